@@ -81,11 +81,20 @@ class ByHand:
 
 
 def history(bundles: Path) -> list[AliasChange]:
-    """Read every change of an alias, oldest first; a line torn by a kill is left out."""
+    """Read every change of an alias, oldest first; a line torn by a kill is left out.
+
+    Raises:
+        ValueError: A line of it is no change of an alias.
+    """
     path = bundles / HISTORY
     if not path.exists():
         return []
-    return [AliasChange(**event) for _, event in read_lines(path)]
+    try:
+        return [AliasChange(**event) for _, event in read_lines(path)]
+    except TypeError as error:
+        raise ValueError(
+            f"a line of {path} is no change of an alias ({error}); remove it or restore a copy"
+        ) from None
 
 
 def champions(bundles: Path) -> list[str]:
@@ -97,6 +106,12 @@ def champions(bundles: Path) -> list[str]:
         goes_back = change.action in ("rollback", "found")
         stack = _moved(stack, change.version, goes_back=goes_back)
     return stack
+
+
+def champions_served(bundles: Path) -> list[str]:
+    """List the champions as a rollback sees them: the last is served, whoever moved ``current``."""
+    stack, served = champions(bundles), served_version(bundles)
+    return stack if served is None else _moved(stack, served, goes_back=True)
 
 
 def _moved(stack: list[str], version: str, *, goes_back: bool) -> list[str]:
@@ -264,9 +279,7 @@ def rollback(
     Raises:
         ValueError: If there was none before, or its bundle is gone or altered.
     """
-    stack = champions(bundles)
-    if (served := served_version(bundles)) is not None:
-        stack = _moved(stack, served, goes_back=True)
+    stack = champions_served(bundles)
     if len(stack) < 2:
         now = f"{stack[0]} is the first champion" if stack else "there was no champion yet"
         raise ValueError(f"nothing to go back to in {bundles}: {now}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
+from pipelines.dashboard.releases.page import ENTRY as RELEASES
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
     RUNS,
+    RELEASES,
 )

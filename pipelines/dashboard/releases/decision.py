@@ -1,0 +1,215 @@
+"""Decisions as tables and words: all of them, and one whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipelines.dashboard.document import (
+    Block,
+    Cell,
+    Column,
+    Link,
+    LinkedCell,
+    Origin,
+    Section,
+    Table,
+    Words,
+)
+from pipelines.dashboard.releases.folders import Folder
+from pipelines.dashboard.releases.record import ALTERED, SIGNATURES, Decided, Record
+from pipelines.publishing.decisions import Decision
+from pipelines.publishing.explain import advice_for, found_in
+
+AGAINST = "against"
+"""In the names of checks that hold a version against its champion."""
+
+
+def link_to(folder: Folder, version: str, label: str = "") -> Link:
+    """Link to the decision on a version."""
+    values = {"bundles": folder.key, "version": version}
+    return Link(label=label or version, page="releases", parameters=values)
+
+
+def verdicts_of(decision: Decision) -> list[Mapping[str, Any]]:
+    """List the verdicts that are whole; who wrote them by hand may have left something out."""
+    return [one for one in decision.verdicts if isinstance(one, dict) and "name" in one]
+
+
+def why(decided: Decided) -> str:
+    """Say in a line why it was decided so."""
+    if decided.state == ALTERED:
+        return decided.fault
+    failed = [str(one["name"]) for one in verdicts_of(decided.decision) if not one.get("passed")]
+    if failed:
+        return "failed: " + ", ".join(failed)
+    return str(decided.decision.words[-1]) if decided.decision.words else ""
+
+
+def by_whom(decided: Decided) -> str:
+    """Say what took the decision: the gate of a run, or a person."""
+    if decided.decision.outcome in ("promoted", "rolled back"):
+        return "a person"
+    if decided.decision.outcome == "kept as challenger" and not verdicts_of(decided.decision):
+        return "a person"
+    return "the gate, overridden by a person" if decided.decision.forced else "the gate of a run"
+
+
+def decisions_table(record: Record, folder: Folder) -> Table:
+    """List every decision, the newest first."""
+    rows: list[list[Cell | LinkedCell]] = []
+    for one in reversed(record.decisions):
+        decision, verdicts = one.decision, verdicts_of(one.decision)
+        time = one.time
+        version = str(decision.challenger)
+        rows.append(
+            [
+                None if time is None else f"{time:%Y-%m-%dT%H:%M:%SZ}",
+                LinkedCell(text=version, link=link_to(folder, version)),
+                f"{decision.outcome}{' (forced)' if decision.forced else ''}",
+                by_whom(one),
+                SIGNATURES[one.state],
+                len(verdicts) or None,
+                sum(not verdict.get("passed") for verdict in verdicts) if verdicts else None,
+                str(decision.champion) if decision.champion else None,
+                why(one),
+            ]
+        )
+    return Table(
+        key="decisions",
+        title="Decisions",
+        note="Every release, refusal, promotion and rollback, the newest first. Each is a file "
+        "that is signed where RECSYS_SIGNING_KEY is set and names the one before it. A version "
+        "leads to its decision.",
+        columns=(
+            Column(label="time (UTC)", format="time"),
+            Column(label="version"),
+            Column(label="outcome"),
+            Column(label="decided by"),
+            Column(label="signature", note="NOT VALID: the file is not what was signed."),
+            Column(label="checks", numeric=True, format="count"),
+            Column(label="failed", numeric=True, format="count"),
+            Column(label="champion before"),
+            Column(label="why"),
+        ),
+        rows=rows,
+        origins=folder.origins,
+    )
+
+
+def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided]) -> Section:
+    """Lay one decision out whole.
+
+    Args:
+        earlier: Other decisions on the same version.
+    """
+    decision = decided.decision
+    blocks: list[Block] = [_head(decided, folder)]
+    if decided.state != ALTERED:
+        if decision.words:
+            blocks.append(Words(lines=[str(line) for line in decision.words]))
+        blocks += _power(decision)
+        blocks += _next_steps(decision)
+        verdicts = verdicts_of(decision)
+        if verdicts:
+            against = [one for one in verdicts if AGAINST in str(one["name"])]
+            if against and decision.champion:
+                title = f"Held against the champion {decision.champion}"
+                note = "On the same queries, and by slice where a slice has enough users."
+                blocks.append(_verdicts("against", title, note, against, folder.origins))
+            note = "What the gate measured, what it allows, and why; failed checks first."
+            blocks.append(_verdicts("verdicts", "All checks", note, verdicts, folder.origins))
+    if earlier:
+        lines = [
+            f"{one.time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
+            for one in earlier
+            if one.time is not None
+        ]
+        blocks.append(Words(lines=["Earlier decisions on this version:", *lines]))
+    title = f"Decision on {decision.challenger}: {decision.outcome}"
+    return Section(key="decision", title=title, blocks=blocks)
+
+
+def _head(decided: Decided, folder: Folder) -> Words:
+    decision = decided.decision
+    lines = [
+        f"Taken at {decision.time or 'an unknown time'} by {by_whom(decided)}; champion before "
+        f"it: {decision.champion or 'none'}.",
+        f"File {decided.name}; signature: {SIGNATURES[decided.state]}.",
+    ]
+    tone = "plain"
+    if decided.state == ALTERED:
+        tone = "bad"
+        lines.append(
+            f"What it says cannot be trusted, so only its outcome is shown: {decided.fault}"
+        )
+    elif decision.outcome == "refused":
+        tone = "bad"
+    links = []
+    if isinstance(decision.champion, str):
+        links.append(link_to(folder, decision.champion, f"decision on {decision.champion}"))
+    return Words(lines=lines, tone="bad" if tone == "bad" else "plain", links=links)
+
+
+def _power(decision: Decision) -> Iterator[Words]:
+    power = decision.power if isinstance(decision.power, dict) else {}
+    found = power.get("found_in_4_of_5_cases")
+    if isinstance(found, float):
+        yield Words(
+            lines=[
+                f"With {power.get('users')} users a difference of {abs(found):.1%} in "
+                f"{power.get('metric')} is found in 4 of 5 cases; smaller ones may go unseen."
+            ],
+            tone="note",
+        )
+
+
+def _next_steps(decision: Decision) -> Iterator[Words]:
+    failed = [str(one["name"]) for one in verdicts_of(decision) if not one.get("passed")]
+    if failed:
+        lines = [f"{name}: {advice_for(name)}." for name in failed]
+        yield Words(lines=["What to do next:", *lines], tone="note")
+
+
+def _verdicts(
+    key: str,
+    title: str,
+    note: str,
+    verdicts: Sequence[Mapping[str, Any]],
+    origins: Sequence[Origin],
+) -> Table:
+    ordered = sorted(verdicts, key=lambda one: bool(one.get("passed")))
+    rows = [
+        [
+            str(one["name"]),
+            "passed" if one.get("passed") else "FAILED",
+            _number(one.get("value")),
+            _number(one.get("bound")),
+            ""
+            if one.get("passed")
+            else found_in(_number(one.get("value")), _number(one.get("bound"))),
+            str(one.get("reason", "")),
+        ]
+        for one in ordered
+    ]
+    return Table(
+        key=key,
+        title=title,
+        note=note,
+        columns=(
+            Column(label="check"),
+            Column(label="result"),
+            Column(label="value", numeric=True, format="metric"),
+            Column(label="bound", numeric=True, format="metric"),
+            Column(label="found", note="What is wrong with a failed one."),
+            Column(label="reason"),
+        ),
+        rows=rows,
+        page_length=50,
+        origins=origins,
+    )
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]

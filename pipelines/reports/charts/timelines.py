@@ -1,0 +1,158 @@
+"""Charts over moments of UTC: lines, stacked bars, spans, with marks for what happened then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from pipelines.reports.charts.style import (
+    INK,
+    LINES_HEIGHT,
+    QUIET,
+    colored,
+    spec_of,
+    values,
+)
+
+ROW_HEIGHT = 24
+"""Of one row of spans, in pixels."""
+X_TITLE = "time (UTC)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimePoint:
+    """A value at a moment."""
+
+    at: str
+    """ISO 8601 with its zone, such as 2026-11-22T17:15:05+00:00."""
+    y: float
+    series: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of the bar of a stretch of time."""
+
+    at: str
+    until: str
+    y: float
+    series: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """From one moment to another, on the row of its label."""
+
+    label: str
+    series: str
+    at: str
+    until: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something that happened at a moment; on a row where it has a label."""
+
+    at: str
+    note: str
+    label: str = ""
+    series: str = ""
+
+
+def time_lines(
+    points: Sequence[TimePoint],
+    colors: Mapping[str, str],
+    *,
+    y_title: str,
+    y_format: str = "",
+    marks: Sequence[Mark] = (),
+) -> dict[str, Any]:
+    """Draw a line over time for each series, and a dashed line at each mark."""
+    y = alt.Y(
+        "y:Q",
+        title=y_title,
+        scale=alt.Scale(zero=True, nice=True),
+        axis=alt.Axis(tickCount=5, titlePadding=8, format=y_format),
+    )
+    base = alt.Chart(values(points)).encode(x=_x("at:T"), y=y, color=colored(colors))
+    layers = [
+        *_rules(marks),
+        base.mark_line(strokeWidth=2),
+        base.mark_point(filled=True, size=24, opacity=1).encode(tooltip=alt.Tooltip("note:N")),
+    ]
+    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def time_bars(
+    parts: Sequence[Part],
+    colors: Mapping[str, str],
+    *,
+    y_title: str,
+    y_format: str = "",
+    marks: Sequence[Mark] = (),
+) -> dict[str, Any]:
+    """Draw a bar for each stretch of time, of parts stacked on each other."""
+    order = {series: place for place, series in enumerate(colors)}
+    rows = [{**vars(part), "order": order[part.series]} for part in parts]
+    axis = alt.Axis(tickCount=5, titlePadding=8, format=y_format)
+    bars = alt.Chart({"values": rows}).encode(
+        x=_x("at:T"),
+        x2="until:T",
+        y=alt.Y("y:Q", title=y_title, stack="zero", axis=axis),
+        color=colored(colors),
+        order=alt.Order("order:Q"),
+        tooltip=alt.Tooltip("note:N"),
+    )
+    layers = [bars.mark_bar(), *_rules(marks)]
+    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
+
+
+def spans_chart(
+    spans: Sequence[Span],
+    colors: Mapping[str, str],
+    *,
+    labels: Sequence[str],
+    marks: Sequence[Mark] = (),
+) -> dict[str, Any]:
+    """Draw spans on the rows of their labels, and marks on theirs.
+
+    Args:
+        colors: By series, of spans and of marks.
+        labels: Rows from top to bottom.
+    """
+    y = alt.Y("label:N", title=None, scale=alt.Scale(domain=list(labels)))
+    bars = alt.Chart(values(spans)).encode(
+        x=_x("at:T"), x2="until:T", y=y, color=colored(colors), tooltip=alt.Tooltip("note:N")
+    )
+    # Round ends, so that a span of no length shows as a dot.
+    layers = [bars.mark_rule(strokeWidth=9, strokeCap="round")]
+    if marks:
+        dots = alt.Chart(values(marks)).encode(
+            x=_x("at:T"), y=y, color=colored(colors), tooltip=alt.Tooltip("note:N")
+        )
+        layers.append(dots.mark_point(shape="cross", filled=True, size=110, angle=45, opacity=1))
+    height = alt.Step(ROW_HEIGHT)
+    return spec_of(alt.layer(*layers).properties(height=height))
+
+
+def _x(field: str) -> Any:
+    axis = alt.Axis(grid=False, labelOverlap=True)
+    return alt.X(field, title=X_TITLE, scale=alt.Scale(type="utc"), axis=axis)
+
+
+def _rules(marks: Sequence[Mark]) -> list[Any]:
+    if not marks:
+        return []
+    rules = alt.Chart(values(marks)).encode(x=_x("at:T"), tooltip=alt.Tooltip("note:N"))
+    return [
+        rules.mark_rule(color=QUIET, strokeDash=[4, 3]),
+        rules.mark_point(color=INK, shape="triangle-down", filled=True, size=50, opacity=1).encode(
+            y=alt.value(4)
+        ),
+    ]

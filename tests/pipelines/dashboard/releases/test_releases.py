@@ -1,0 +1,324 @@
+"""The page of releases: what it says of a folder, and what its actions change."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Action, Chart, Page, Section, Table, Tiles, Words
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.releases.page import ENTRY, build
+from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.engine.bundles_lock import publishing
+from pipelines.engine.history import CommandRun, append, read_history
+from pipelines.publishing.decisions import Decision, read_decisions, write_decision
+from pipelines.publishing.promotion import note_alias, note_release, served_version
+from serving.bundle.manifest import read_manifest
+from tests.serving.synthetic_bundle import write_synthetic_bundle
+from tests.serving.writable import writable
+
+KEY = b"0123456789abcdef-operators"
+HOSTILE = "<img src=x onerror=alert(1)> \u202eright \U0001f9ea"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workspace with v1 served before v2, v3 waiting, v4 refused; v1's decision is altered."""
+    monkeypatch.setenv("RECSYS_SIGNING_KEY", KEY.decode())
+    folder = tmp_path / "shop"
+    bundles = folder / "bundles"
+    bundles.mkdir(parents=True)
+    (folder / "config.toml").write_text("[tracking]\nenabled = false\n")
+    (folder / "lock").touch()
+    for version, outcome in (
+        ("v1", "released"),
+        ("v2", "released"),
+        ("v3", "kept as challenger"),
+    ):
+        directory = write_synthetic_bundle(bundles, version)
+        note_release(bundles, version, promoted=version != "v3")
+        decided(bundles, version, outcome, read_manifest(directory)[1], [checked("index recall")])
+    failed = checked("size", passed=False, reason=HOSTILE)
+    decided(bundles, "v4", "refused", None, [checked("index recall"), failed])
+    altered = next((bundles / "decisions").glob("*-v1.json"))
+    altered.chmod(0o644)
+    altered.write_text(altered.read_text().replace("All 1 checks", "All 2 checks"))
+    append(
+        folder,
+        CommandRun(
+            time="2026-11-20T03:00:00+00:00",
+            command="update",
+            seconds=2.5,
+            exit_code=74,
+            outcome="failed",
+            reasons=["the disk is full", HOSTILE],
+        ),
+    )
+    with (folder / "history.jsonl").open("a") as file:
+        file.write('{"time": "2026-11-2')
+    return folder
+
+
+def checked(name: str, *, passed: bool = True, reason: str = "share of items") -> dict:
+    return {"name": name, "value": 0.5, "bound": 0.25, "passed": passed, "reason": reason}
+
+
+def decided(bundles: Path, version: str, outcome: str, digest: str | None, verdicts: list) -> None:
+    failed = sum(not one["passed"] for one in verdicts)
+    words = [f"Refused: {failed} failed." if failed else f"All {len(verdicts)} checks passed."]
+    champion = served_version(bundles)
+    decision = Decision(
+        outcome=outcome,
+        challenger=version,
+        champion=None if champion == version else champion,
+        challenger_digest=digest,
+        verdicts=verdicts,
+        words=words,
+    )
+    write_decision(bundles, decision, KEY)
+
+
+def context_of(root: Path, key: str | None = "k") -> Context:
+    return Context(stores=Stores(Places(roots=[root])), key=key)
+
+
+def page_of(workspace: Path, **values: str) -> Page:
+    return build(context_of(workspace.parent), Query.of(**values))
+
+
+def block(page: Page, kind: type, key: str | None = None):
+    found = [
+        one
+        for one in page.blocks
+        if isinstance(one, kind) and (key is None or getattr(one, "key", None) == key)
+    ]
+    assert len(found) == 1, [getattr(one, "key", one.kind) for one in page.blocks]
+    return found[0]
+
+
+def actions_of(page: Page) -> dict[str, Action]:
+    section = block(page, Section, "actions")
+    return {one.key: one for one in section.blocks if isinstance(one, Action)}
+
+
+def sent(action: Action, **changes: str) -> dict[str, str]:
+    return {**action.values, "reason": "better", "confirm": action.values["version"], **changes}
+
+
+def texts(value) -> list[str]:
+    """All texts of a document."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for one in value.values() for text in texts(one)]
+    if isinstance(value, (list, tuple)):
+        return [text for one in value for text in texts(one)]
+    return texts(vars(value)) if hasattr(value, "__dict__") else []
+
+
+def test_it_says_what_is_served_and_what_waits(workspace: Path):
+    page = page_of(workspace)
+    assert page.lead.startswith("v2 is served since 20")
+    assert page.lead.endswith("; v3 waits as challenger.")
+    tiles = {tile.label: tile for tile in block(page, Tiles).tiles}
+    assert (tiles["Champion"].value, tiles["Challenger"].value) == ("v2", "v3")
+    assert (tiles["Decisions"].value, tiles["Decisions"].note) == ("4", "1 refused")
+    assert (tiles["Signatures"].value, tiles["Signatures"].tone) == ("1 NOT VALID, 3 valid", "bad")
+    assert tiles["Trained until"].value == "not known"
+
+
+def test_a_decision_that_was_altered_is_named_and_not_believed(workspace: Path):
+    page = page_of(workspace)
+    assert any("v1.json was altered after it was signed" in one for one in page.notices)
+    table = block(page, Table, "decisions")
+    rows = {row[1].text: row for row in table.rows}
+    assert [row[1].text for row in table.rows] == ["v4", "v3", "v2", "v1"]
+    assert [rows[name][4] for name in ("v1", "v2", "v4")] == ["NOT VALID", "valid", "valid"]
+    assert (rows["v4"][2], rows["v4"][5], rows["v4"][6]) == ("refused", 2, 1)
+    assert rows["v4"][8] == "failed: size"
+    assert rows["v4"][7] == "v2"
+    section = block(page_of(workspace, version="v1"), Section, "decision")
+    assert [one.kind for one in section.blocks] == ["words"]
+    assert section.blocks[0].tone == "bad"
+    assert "cannot be trusted" in section.blocks[0].lines[2]
+
+
+def test_without_the_key_signatures_are_not_verified(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RECSYS_SIGNING_KEY")
+    page = page_of(workspace)
+    assert "RECSYS_SIGNING_KEY is not set here, so no signature is verified" in page.notices
+    states = {row[4] for row in block(page, Table, "decisions").rows}
+    assert states == {"signed, not verified"}
+
+
+def test_a_refusal_is_shown_whole_with_what_to_do(workspace: Path):
+    section = block(page_of(workspace, version="v4"), Section, "decision")
+    (verdicts,) = (one for one in section.blocks if isinstance(one, Table))
+    assert [row[:4] for row in verdicts.rows] == [
+        ["size", "FAILED", 0.5, 0.25],
+        ["index recall", "passed", 0.5, 0.25],
+    ]
+    assert verdicts.rows[0][4] == "0.5000 is above 0.2500"
+    assert verdicts.rows[0][5] == HOSTILE
+    words = [line for one in section.blocks if isinstance(one, Words) for line in one.lines]
+    assert "size: find the part that grew, or raise release.gate.max_size_ratio." in words
+    with pytest.raises(NotFoundError, match="no bundle and no decision of 'v9'"):
+        page_of(workspace, version="v9")
+
+
+def test_the_timeline_has_champions_the_challenger_and_marks(workspace: Path):
+    bundles = workspace / "bundles"
+    note_alias(bundles, "champion", "v1", "rollback")
+    chart = block(page_of(workspace), Chart, "timeline")
+    assert [(row[0], row[1]) for row in chart.rows] == [
+        ("v1", "champion"),
+        ("v2", "champion"),
+        ("v1", "champion"),
+        ("v3", "challenger"),
+        ("v1", "rolled back"),
+        ("v4", "refused"),
+    ]
+    assert list(chart.legend) == ["champion", "challenger", "rolled back", "refused"]
+    json.dumps(chart.spec)
+
+
+def test_commands_that_failed_are_listed_with_their_reasons(workspace: Path):
+    table = block(page_of(workspace), Table, "commands")
+    assert table.rows[0][:5] == ("2026-11-20T03:00:00Z", "update", "FAILED", 74, 2.5)
+    assert table.rows[0][5] == f"the disk is full; {HOSTILE}"
+    assert "1 commands, 1 failed, 0 refused" in table.note
+
+
+def test_hostile_texts_stay_texts(workspace: Path):
+    found = [text for text in texts(page_of(workspace, version="v4")) if "onerror" in text]
+    assert found
+    assert all(HOSTILE in text for text in found)
+
+
+def test_a_promotion_changes_what_servers_load_and_is_written_down(workspace: Path):
+    context, bundles = context_of(workspace.parent), workspace / "bundles"
+    offered = actions_of(page_of(workspace, version="v3"))
+    assert list(offered) == ["promote", "challenger", "rollback"]
+    done = ENTRY.actions["promote"](context, sent(offered["promote"], reason=HOSTILE))
+    assert done.startswith("champion is v3, before it was v2.")
+    assert read_manifest((bundles / "current").resolve())[0].version == "v3"
+    found, _ = read_decisions(bundles, KEY)
+    assert (found[-1].decision.outcome, found[-1].state) == ("promoted", "signed")
+    assert found[-1].decision.words[-1] == f"Reason given: {HOSTILE} (from the dashboard)"
+    last = read_history(workspace)[-1]
+    assert (last.command, last.outcome, last.details) == ("promote", "done", {"champion": "v3"})
+    back = actions_of(page_of(workspace))["rollback"]
+    assert back.title == "Roll back to v2"
+    assert "champion is v2" in ENTRY.actions["rollback"](context, sent(back))
+    assert served_version(bundles) == "v2"
+
+
+def test_another_version_is_kept_as_challenger(workspace: Path):
+    context = context_of(workspace.parent)
+    offered = actions_of(page_of(workspace, version="v3"))["challenger"]
+    write_synthetic_bundle(workspace / "bundles", "v5")
+    decided(workspace / "bundles", "v5", "released", None, [])
+    done = ENTRY.actions["challenger"](context, sent(offered, version="v5", confirm="v5"))
+    assert done.startswith("challenger is v5, before it was v3.")
+    assert page_of(workspace).lead.endswith("v5 waits as challenger.")
+    assert served_version(workspace / "bundles") == "v2"
+
+
+def test_what_is_not_confirmed_explained_or_allowed_changes_nothing(workspace: Path):
+    bundles = workspace / "bundles"
+    action = actions_of(page_of(workspace, version="v3"))["promote"]
+    before = sorted((bundles / "decisions").iterdir()), (bundles / "aliases.jsonl").read_text()
+    promote = ENTRY.actions["promote"]
+    for key, changes, message in (
+        (None, {}, "started without a key"),
+        ("k", {"confirm": ""}, "to confirm, write v3"),
+        ("k", {"confirm": "v2"}, "to confirm, write v3"),
+        ("k", {"reason": " \n"}, "give a reason"),
+        ("k", {"reason": "x" * 501}, "500 are allowed"),
+        ("k", {"version": "v4", "confirm": "v4"}, "nothing was changed: no bundle 'v4'"),
+        ("k", {"version": "../v3", "confirm": "../v3"}, "nothing was changed: no bundle"),
+        ("k", {"served": "v1"}, "v2 is served by now, not v1"),
+    ):
+        with pytest.raises(QueryError, match=message.replace(".", r"\.")):
+            promote(context_of(workspace.parent, key), sent(action, **changes))
+    with pytest.raises(NotFoundError, match="no folder of bundles 'x'"):
+        promote(context_of(workspace.parent), sent(action, bundles="x"))
+    after = sorted((bundles / "decisions").iterdir()), (bundles / "aliases.jsonl").read_text()
+    assert after == before
+    assert served_version(bundles) == "v2"
+    (words,) = block(
+        build(context_of(workspace.parent, None), Query.of(version="v3")), Section, "actions"
+    ).blocks
+    assert "started without a key" in words.lines[0]
+
+
+def test_a_corrupt_bundle_is_refused(workspace: Path):
+    action = actions_of(page_of(workspace, version="v3"))["promote"]
+    path = next(writable(workspace / "bundles" / "bundle-v3").rglob("*.safetensors"))
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(QueryError, match="nothing was changed"):
+        ENTRY.actions["promote"](context_of(workspace.parent), sent(action))
+    assert served_version(workspace / "bundles") == "v2"
+    assert read_history(workspace)[-1].outcome == "failed"
+
+
+def test_of_two_at_once_one_wins_and_the_other_is_told(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pipelines.dashboard.releases.actions.PATIENCE_SECONDS", 0.05)
+    context = context_of(workspace.parent)
+    first = actions_of(page_of(workspace, version="v3"))["promote"]
+    ENTRY.actions["promote"](context, sent(first))
+    action = actions_of(page_of(workspace))["rollback"]
+    with (
+        publishing(workspace / "bundles"),
+        pytest.raises(QueryError, match=f"in use by .*{os.getpid()}"),
+    ):
+        ENTRY.actions["rollback"](context, sent(action))
+    assert served_version(workspace / "bundles") == "v3"
+    ENTRY.actions["rollback"](context, sent(action))
+    with pytest.raises(QueryError, match="a rollback would not serve v2 any more"):
+        ENTRY.actions["rollback"](context, sent(action))
+    assert served_version(workspace / "bundles") == "v2"
+
+
+def test_a_rollback_to_a_version_whose_decision_was_altered_is_refused(workspace: Path):
+    action = actions_of(page_of(workspace))["rollback"]
+    with pytest.raises(QueryError, match=r"v1 is not served: .* was altered after it was signed"):
+        ENTRY.actions["rollback"](context_of(workspace.parent), sent(action))
+    assert served_version(workspace / "bundles") == "v2"
+
+
+def test_nothing_released_and_a_bundle_that_is_gone_are_said(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    page = build(context_of(tmp_path / "empty"), Query.of())
+    assert "Nothing was released yet" in page.blocks[0].lines[0]
+    write_synthetic_bundle(tmp_path, "v1")
+    (tmp_path / "current").symlink_to("bundle-v2")
+    page = build(context_of(tmp_path), Query.of(version="v1"))
+    assert "v2 is to be served, but its bundle is not in" in page.notices[0]
+    assert {tile.label: tile.tone for tile in block(page, Tiles).tiles}["Champion"] == "bad"
+
+
+def test_half_written_files_are_said_and_the_rest_is_shown(workspace: Path):
+    bundles = workspace / "bundles"
+    (bundles / "decisions" / "20991231T000000.000000Z-v9.json").write_text('{"outcome": "rel')
+    with (bundles / "aliases.jsonl").open("a") as file:
+        file.write('{"alias": "champion"}\n')
+    page = page_of(workspace)
+    assert any("v9.json is not a decision" in one for one in page.notices)
+    assert any("aliases.jsonl is no change of an alias" in one for one in page.notices)
+    row = block(page, Table, "decisions").rows[0]
+    assert (row[1].text, row[2], row[4]) == ("v9", "unreadable", "NOT VALID")
+
+
+def test_an_exported_page_offers_nothing_to_do(workspace: Path):
+    context = Context(stores=Stores(Places(roots=[workspace.parent])), key="k", exported=True)
+    page = build(context, Query.of())
+    assert not page.controls
+    assert not [one for one in page.blocks if getattr(one, "key", "") == "actions"]
