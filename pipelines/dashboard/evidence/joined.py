@@ -193,7 +193,7 @@ def _laid_out(
     return Joined(
         sides=sides,
         user_rows=user_rows,
-        item_rows=frame["item_row"].to_numpy(),
+        item_rows=frame["item_row"].to_numpy(writable=True),
         places=before,
         times=None
         if features is None

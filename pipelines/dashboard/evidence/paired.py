@@ -118,29 +118,35 @@ class Pairs:
             slicing: Of the queries.
             metric: Such as ndcg@10; at most `DEPTH` places.
         """
-        num_slices = len(slicing.names)
-        if self.one_each:
-            key = (first, second, slicing.group)
-            if key not in self._kept:
-                self._kept[key] = self._counted(first, second, slicing)
-            found = self._kept[key]
-            assert isinstance(found, Counts)
+        key = (first, second, slicing.group) if self.one_each else slicing.group
+        if key not in self._kept:
+            self._kept[key] = self._summed(first, second, slicing)
+        return self._valued(first, second, self._kept[key], len(slicing.names), metric)
+
+    def uncounted(self, first: int, second: int, slicing: Slicing, metric: str) -> Values:
+        """Compute a metric by slices that are not kept, such as what is left of others."""
+        found = self._summed(first, second, slicing)
+        return self._valued(first, second, found, len(slicing.names), metric)
+
+    def _summed(self, first: int, second: int, slicing: Slicing) -> Counts | Groups:
+        return self._counted(first, second, slicing) if self.one_each else self._grouped(slicing)
+
+    def _valued(
+        self, first: int, second: int, found: Counts | Groups, num_slices: int, metric: str
+    ) -> Values:
+        if isinstance(found, Counts):
             gains = self._gains_of(metric)
             return Values(
                 found.codes, gains[found.first], gains[found.second], found.counts, num_slices
             )
-        if slicing.group not in self._kept:
-            self._kept[slicing.group] = self._grouped(slicing)
-        groups = self._kept[slicing.group]
-        assert isinstance(groups, Groups)
-        offsets = torch.from_numpy(groups.offsets)
+        offsets = torch.from_numpy(found.offsets)
         before, after = (
             per_user_metric(
-                Jagged(torch.from_numpy(ranks[groups.order].astype(np.int64)), offsets), metric
+                Jagged(torch.from_numpy(ranks[found.order].astype(np.int64)), offsets), metric
             ).numpy()
             for ranks in (self.known.ranks[first], self.known.ranks[second])
         )
-        return Values(groups.codes, before, after, np.ones(len(groups.codes)), num_slices)
+        return Values(found.codes, before, after, np.ones(len(found.codes)), num_slices)
 
     def _gains_of(self, metric: str) -> Floats:
         """Compute a metric of a user with one held-out item by its rank, [DEPTH + 1]."""

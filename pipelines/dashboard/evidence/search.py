@@ -1,0 +1,213 @@
+"""Search all slices of a pair for losses and gains that are shown.
+
+Every single attribute and the crossed pairs of `slicings.CROSSED` are searched. A loss counts if
+more than a margin of the first side's value is shown to be lost, a gain if more than nothing is;
+Holm's levels over all slices keep the chance of a single false loss (or gain) below
+`SearchConfig.error`. Slices overlap, so one cause shows in many of them: the clearest slice is
+named and its queries are set aside, and another is named only if what is left of it still shows.
+
+Axes: C slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.dashboard.evidence.paired import (
+    Floats,
+    Moments,
+    Pairs,
+    Values,
+    chance_of_no_loss,
+    interval,
+    moments_of,
+)
+from pipelines.dashboard.evidence.slicings import Slicing, label_of
+from recsys.evaluation.significance import holm
+
+Kind = Literal["lost", "gained"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """What counts as a loss or gain of a slice."""
+
+    metric: str = "ndcg@50"
+    """As the release gate compares by: differences show with half as many users as at 10."""
+    margin: float = 0.1
+    """Relative loss that is tolerated in a slice."""
+    error: float = 0.01
+    """Chance of naming any slice that lost no more, and of naming any that gained nothing."""
+    confidence: float = 0.95
+    """Of the intervals that are shown; they are not adjusted."""
+    min_users: int = 100
+    """Slices with fewer users are not searched."""
+    min_changed: int = 20
+    """Nor are those where fewer users' values differ: too few for the normal's tail."""
+    most: int = 3
+    """Slices that are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceShift:
+    """A slice whose difference is shown."""
+
+    key: str
+    """``<group>/<name>``."""
+    num_users: int
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    """Adjusted over all slices."""
+
+    @property
+    def label(self) -> str:
+        return label_of(self.key)
+
+    @property
+    def relative(self) -> float:
+        """Difference as a share of the first side's value; infinite where that is 0."""
+        return self.difference / self.first if self.first > 0 else np.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What came out."""
+
+    lost: tuple[SliceShift, ...]
+    """The clearest first."""
+    gained: tuple[SliceShift, ...]
+    num_searched: int
+    num_too_small: int
+    """Slices with too few users, or too few that differ, to show anything."""
+
+
+class _Candidate(NamedTuple):
+    slicing: Slicing
+    code: int
+    p_value: float
+    adjusted: float
+
+
+def search(pairs: Pairs, first: int, second: int, config: SearchConfig | None = None) -> Search:
+    """Search the slices of two sides.
+
+    Args:
+        pairs: Of the joined queries.
+        first: Place of the side that is served, or comes first.
+        second: Place of the other.
+        config: Margin and error.
+    """
+    config = config or SearchConfig()
+    tests: dict[Kind, list[tuple[Slicing, int, float]]] = {"lost": [], "gained": []}
+    total = searched = 0
+    for slicing in pairs.slicings.searched:
+        values = pairs.values(first, second, slicing, config.metric)
+        found = moments_of(values)
+        enough = _enough(found, config)
+        total += int((found.num_users > 0).sum())
+        searched += int(enough.sum())
+        chances = {"lost": _chances(values, "lost", config)}
+        chances["gained"] = _chances(values, "gained", config)
+        for kind, p_values in chances.items():
+            for code in np.flatnonzero(enough).tolist():
+                tests["lost" if kind == "lost" else "gained"].append(
+                    (slicing, code, float(p_values[code]))
+                )
+    named = {
+        kind: tuple(_named(pairs, (first, second), kind, tests[kind], config)) for kind in tests
+    }
+    return Search(
+        lost=named["lost"],
+        gained=named["gained"],
+        num_searched=searched,
+        num_too_small=total - searched,
+    )
+
+
+def _enough(found: Moments, config: SearchConfig) -> NDArray[np.bool_]:
+    enough: NDArray[np.bool_] = (found.num_users >= config.min_users) & (
+        found.num_changed >= config.min_changed
+    )
+    return enough
+
+
+def _chances(values: Values, kind: Kind, config: SearchConfig) -> Floats:
+    if kind == "lost":
+        return chance_of_no_loss(values, config.margin)
+    swapped = values._replace(first=values.second, second=values.first)
+    return chance_of_no_loss(swapped, 0.0)
+
+
+def _named(
+    pairs: Pairs,
+    sides: tuple[int, int],
+    kind: Kind,
+    tests: list[tuple[Slicing, int, float]],
+    config: SearchConfig,
+) -> Iterator[SliceShift]:
+    """Name the clearest slice, then what the named ones do not explain."""
+    if not tests:
+        return
+    adjusted = holm(np.array([p_value for _, _, p_value in tests]))
+    shown = [
+        _Candidate(slicing, code, p_value, float(after))
+        for (slicing, code, p_value), after in zip(tests, adjusted, strict=True)
+        if after <= config.error
+    ]
+    left = np.ones(len(pairs.known), np.bool_)
+    for _ in range(config.most):
+        best = min(shown, key=lambda one: one.p_value, default=None)
+        if best is None:
+            return
+        yield _shift(pairs, sides, best, config)
+        left[best.slicing.queries[best.slicing.codes == best.code]] = False
+        shown = list(_unexplained(pairs, sides, kind, shown, left, config))
+
+
+def _unexplained(
+    pairs: Pairs,
+    sides: tuple[int, int],
+    kind: Kind,
+    shown: list[_Candidate],
+    left: NDArray[np.bool_],
+    config: SearchConfig,
+) -> Iterator[_Candidate]:
+    """Test the shown slices by the queries that are left."""
+    by_group = {one.slicing.group: one.slicing for one in shown}
+    for slicing in by_group.values():
+        kept = left[slicing.queries]
+        rest = Slicing(
+            f"{slicing.group}, the rest", slicing.names, slicing.codes[kept], slicing.queries[kept]
+        )
+        values = pairs.uncounted(*sides, rest, config.metric)
+        enough, chances = _enough(moments_of(values), config), _chances(values, kind, config)
+        for one in shown:
+            if one.slicing is slicing and enough[one.code] and chances[one.code] <= config.error:
+                # It is named by what is left, so that the next is the clearest of these.
+                yield one._replace(p_value=float(chances[one.code]))
+
+
+def _shift(
+    pairs: Pairs, sides: tuple[int, int], one: _Candidate, config: SearchConfig
+) -> SliceShift:
+    found = pairs.moments(*sides, one.slicing, config.metric)
+    low, high = interval(found, config.confidence)
+    return SliceShift(
+        key=one.slicing.keys[one.code],
+        num_users=int(found.num_users[one.code]),
+        first=float(found.first[one.code]),
+        second=float(found.second[one.code]),
+        difference=float(found.difference[one.code]),
+        low=float(low[one.code]),
+        high=float(high[one.code]),
+        p_value=one.adjusted,
+    )
