@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pipelines.dashboard.compare.page import ENTRY as COMPARE
+from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
+    SUMMARY,
     RUNS,
+    COMPARE,
     RELEASES,
 )

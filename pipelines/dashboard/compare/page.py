@@ -1,0 +1,416 @@
+"""Page ``compare``: two to five runs on the same queries, by metric, k, slice and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+
+from pipelines.dashboard.compare.blocks import (
+    LETTERS,
+    colors,
+    difference_chart,
+    measures_table,
+    origins,
+    warnings,
+)
+from pipelines.dashboard.compare.choices import controls, name_of, sides_of, suggest_runs
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.document import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Control,
+    Link,
+    LinkedCell,
+    Option,
+    Page,
+    Section,
+    Table,
+    Words,
+)
+from pipelines.dashboard.evidence.joined import DEPTH
+from pipelines.dashboard.evidence.measures import measures_of
+from pipelines.dashboard.evidence.paired import (
+    Moments,
+    Pairs,
+    interval,
+    moments_of,
+    p_values,
+    pairs_of,
+)
+from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split
+from pipelines.dashboard.evidence.slicings import (
+    CROSS,
+    CROSSED,
+    LABELS,
+    Slicing,
+    blocks_of,
+    everything,
+)
+from pipelines.dashboard.evidence.verdict import p_words
+from pipelines.dashboard.query import Query
+from pipelines.reports.charts.shapes import Dot, Point, SeriesBand, banded_lines, line_chart
+from pipelines.reports.wording import METRICS, metric_label, metric_meaning
+from recsys.evaluation.significance import holm
+
+KS = (1, 2, 3, 5, 10, 20, 50, 100)
+FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
+CONFIDENCE = 0.95
+LEVEL = 0.05
+NUM_PERIODS = 12
+MIN_USERS = 20
+"""Slices with fewer users are listed without an interval in the chart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the page is about."""
+
+    pairs: Pairs
+    sides: Sequence[Side]
+    names: Sequence[str]
+    metric: str
+    """Without its k, such as ndcg."""
+    k: int
+    group: str
+    """Of the slices."""
+
+    @property
+    def named(self) -> str:
+        return f"{self.metric}@{self.k}"
+
+
+def build(context: Context, query: Query) -> Page:
+    """Make the page."""
+    split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
+    sides = sides_of(context, query, split)
+    pairs = pairs_of(context, sides, split)
+    names = [name_of(one, sides) for one in sides]
+    groups = [*pairs.slicings.groups, *(CROSS.join(pair) for pair in CROSSED)]
+    groups = [group for group in groups if pairs.slicings.get(group) is not None]
+    shown = Shown(
+        pairs=pairs,
+        sides=sides,
+        names=names,
+        metric=query.choice("metric", METRICS, "ndcg"),
+        k=query.number("k", 10, least=1, most=DEPTH),
+        group=query.choice("group", groups, groups[0]) if groups else "",
+    )
+    if not len(pairs.known):
+        return Page(
+            title="Compare",
+            lead="These runs have no query in common, so nothing can be compared.",
+            blocks=[Words(lines=warnings(pairs.known, names), tone="bad")],
+            controls=controls(context, sides, split),
+        )
+    measures = [measures_of(context, one, split) for one in sides]
+    return Page(
+        title="Compare " + " and ".join(names),
+        lead=f"{len(pairs.known):,} queries of {pairs.known.num_users:,} users that all of them "
+        f"answered, split {split}. Differences are from {names[0]}.",
+        blocks=[
+            *metrics_blocks(shown),
+            Section(key="by-k", title="By list length", blocks=[k_chart(shown)]),
+            *slice_sections(shown),
+            *time_sections(shown),
+            Section(
+                key="beside",
+                title="Beside accuracy",
+                blocks=[measures_table(measures, names, sides)],
+            ),
+            Words(lines=["Where to look next:"], links=links(shown)),
+        ],
+        controls=[*controls(context, sides, split), *own_controls(shown, groups, split)],
+        notices=warnings(pairs.known, names),
+    )
+
+
+def own_controls(shown: Shown, groups: Sequence[str], split: Split) -> list[Control]:
+    """Let metric, list length, slices and split be chosen."""
+    metrics = [Option(value=name, label=METRICS[name][0].format(k="k")) for name in METRICS]
+    found = [
+        Control(name="metric", label="Metric", kind="select", value=shown.metric, options=metrics),
+        Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=DEPTH),
+    ]
+    if groups:
+        options = [Option(value=group, label=group_label(group)) for group in groups]
+        found.append(
+            Control(name="group", label="Slices", kind="select", value=shown.group, options=options)
+        )
+    splits = [Option(value=name, label=name) for name in SPLITS]
+    return [
+        *found,
+        Control(name="split", label="Split", kind="select", value=split, options=splits),
+    ]
+
+
+def group_label(group: str) -> str:
+    """Say a slicing in words."""
+    parts = [LABELS.get(one, one.replace("_", " ")) for one in group.split(CROSS)]
+    return "By " + " and ".join(parts)
+
+
+def metrics_blocks(shown: Shown) -> list[Block]:
+    """Compare by a family of metrics, corrected together; a chart and a table."""
+    whole = everything(len(shown.pairs.known))
+    metrics = list(dict.fromkeys((shown.named, *FAMILY)))
+    tests: list[tuple[str, int, Moments]] = [
+        (metric, place, shown.pairs.moments(0, place, whole, metric))
+        for metric in metrics
+        for place in range(1, len(shown.sides))
+    ]
+    adjusted = holm(np.array([p_values(found)[0] for _, _, found in tests]))
+    rows: list[list[Cell | LinkedCell]] = []
+    dots = []
+    for (metric, place, found), p_value in zip(tests, adjusted, strict=True):
+        low, high = (float(end[0]) for end in interval(found, CONFIDENCE))
+        first, second = float(found.first[0]), float(found.second[0])
+        differs = p_value <= LEVEL
+        verdict = "no difference shown"
+        if differs:
+            verdict = "better" if second > first else "worse"
+        row: list[Cell | LinkedCell] = [
+            metric_label(metric), shown.names[place], first, second, second - first,
+            f"{low:+.4f} to {high:+.4f}", p_words(float(p_value)), verdict, metric_meaning(metric),
+        ]  # fmt: skip
+        rows.append(row)
+        if first > 0:
+            dots.append(dot(metric_label(metric), shown.names[place], found, 0))
+    table = Table(
+        key="metrics",
+        title="Metrics on the same queries",
+        note=f"Means over users. Intervals hold the true difference in {CONFIDENCE:.0%} of samples "
+        f"of such users, each by itself. p is corrected for all {len(tests)} tests of this table "
+        f"(Holm): if none of the sides differed, one or more would be called different in at most "
+        f"{LEVEL:.0%} of cases.",
+        columns=[
+            Column(label="metric"),
+            Column(label="side"),
+            Column(label=shown.names[0], numeric=True, format="metric"),
+            Column(label="side's mean", numeric=True, format="metric"),
+            Column(label="difference", numeric=True, format="signed"),
+            Column(label="interval", note=f"{CONFIDENCE:.0%}, of the difference"),
+            Column(label="adjusted p", note="Holm, over the whole table"),
+            Column(label="in words"),
+            Column(label="what it says"),
+        ],
+        rows=rows,
+        origins=origins(shown.sides),
+    )
+    chart = difference_chart(
+        "differences",
+        f"Differences from {shown.names[0]}",
+        "Each dot is a difference as a share of the first side's mean, each line its 95% "
+        "interval. A line that does not touch 0 shows a difference, before correction.",
+        dots,
+        shown.sides,
+    )
+    return [chart, table]
+
+
+def dot(label: str, series: str, found: Moments, code: int) -> Dot:
+    """Mark a relative difference, in percent."""
+    low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
+    first, difference = float(found.first[code]), float(found.difference[code])
+    mean, low, high = (round(100 * value / first, 3) for value in (difference, low, high))
+    return Dot(
+        label=label,
+        series=series,
+        mean=mean,
+        low=low,
+        high=high,
+        note=f"{label}, {series}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), "
+        f"{int(found.num_users[code]):,} users",
+    )
+
+
+def k_chart(shown: Shown) -> Chart:
+    """Draw the metric of each side by the length of the list."""
+    whole = everything(len(shown.pairs.known))
+    points = []
+    for k in KS:
+        for place, name in enumerate(shown.names):
+            found = shown.pairs.moments(0, place, whole, f"{shown.metric}@{k}")
+            value = round(float(found.second[0]), 5)
+            note = f"{name}: {metric_label(f'{shown.metric}@{k}')} {value:.4f}"
+            points.append(Point(x=k, y=value, series=name, note=note))
+    palette = colors(shown.names)
+    label = METRICS[shown.metric][0].format(k="k")
+    return Chart(
+        key="k",
+        title=f"{label} by list length",
+        note="Where the lines part says how far down the list the sides differ: at the left, in "
+        "the first places; only at the right, further down than most users look.",
+        description=f"{label} of {len(shown.names)} sides at {len(KS)} list lengths.",
+        spec=line_chart(
+            points, palette, x_title="k, places of the list", y_title=label, x_values=KS
+        ),
+        columns=("k", "side", label),
+        rows=[(point.x, point.series, point.y) for point in points],
+        legend=palette,
+        origins=origins(shown.sides),
+    )
+
+
+def slice_sections(shown: Shown) -> list[Section]:
+    """Compare by slice of the chosen slicing."""
+    slicing = shown.pairs.slicings.get(shown.group) if shown.group else None
+    if slicing is None:
+        return []
+    rows, dots = slice_rows(shown, slicing)
+    label = metric_label(shown.named)
+    blocks: list[Block] = []
+    if dots:
+        chart = difference_chart(
+            "slices",
+            f"{label} by slice: differences from {shown.names[0]}",
+            f"Slices with at least {MIN_USERS} users. A slice whose line lies left of 0 is served "
+            "worse; the table has the corrected p-values.",
+            dots,
+            shown.sides,
+        )
+        blocks.append(chart)
+    blocks.append(
+        Table(
+            key="slice-table",
+            title=f"{label} by slice",
+            note="p is corrected for all rows of this table (Holm). A user counts in a slice by "
+            "the held-out items that are in it.",
+            columns=[
+                Column(label="slice"),
+                Column(label="side"),
+                Column(label="users", numeric=True, format="count"),
+                Column(label=shown.names[0], numeric=True, format="metric"),
+                Column(label="side's mean", numeric=True, format="metric"),
+                Column(label="difference", numeric=True, format="signed"),
+                Column(label="interval"),
+                Column(label="adjusted p"),
+            ],
+            rows=rows,
+            origins=origins(shown.sides),
+        )
+    )
+    return [Section(key="slices-section", title=group_label(shown.group), blocks=blocks)]
+
+
+def slice_rows(shown: Shown, slicing: Slicing) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
+    """Test each slice of each side."""
+    found = [
+        shown.pairs.moments(0, place, slicing, shown.named) for place in range(1, len(shown.sides))
+    ]
+    tests = [
+        (place, code)
+        for code in range(len(slicing.names))
+        for place, one in enumerate(found)
+        if one.num_users[code] > 0
+    ]
+    by_side = [p_values(one) for one in found]
+    ends = [interval(one, CONFIDENCE) for one in found]
+    adjusted = holm(np.array([by_side[place][code] for place, code in tests]))
+    rows: list[list[Cell | LinkedCell]] = []
+    dots = []
+    for (place, code), p_value in zip(tests, adjusted, strict=True):
+        one, name = found[place], shown.names[place + 1]
+        low, high = (float(end[code]) for end in ends[place])
+        row: list[Cell | LinkedCell] = [
+            slicing.names[code], name, int(one.num_users[code]), float(one.first[code]),
+            float(one.second[code]), float(one.difference[code]), f"{low:+.4f} to {high:+.4f}",
+            p_words(float(p_value)),
+        ]  # fmt: skip
+        rows.append(row)
+        if one.num_users[code] >= MIN_USERS and one.first[code] > 0:
+            dots.append(dot(slicing.names[code], name, one, code))
+    return rows, dots
+
+
+def time_sections(shown: Shown) -> list[Section]:
+    """Draw differences over the time of the queries, where there are times."""
+    known = shown.pairs.known
+    blocks = blocks_of(known, NUM_PERIODS)
+    if blocks is None or known.times is None:
+        words = "These queries have no times, or not all of them, so nothing is drawn over time."
+        return [Section(key="time", title="Over time", blocks=[Words(lines=[words])])]
+    middles = [
+        datetime.fromtimestamp(int(np.median(known.times[blocks.codes == code])), UTC)
+        for code in range(len(blocks.names))
+        if (blocks.codes == code).any()
+    ]
+    codes = [code for code in range(len(blocks.names)) if (blocks.codes == code).any()]
+    bands = []
+    for place in range(1, len(shown.sides)):
+        found = moments_of(shown.pairs.values(0, place, blocks, shown.named))
+        low, high = interval(found, CONFIDENCE)
+        name = shown.names[place]
+        for middle, code in zip(middles, codes, strict=True):
+            mean = round(float(found.difference[code]), 5)
+            ends = [round(float(end[code]), 5) for end in (low, high)]
+            note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({ends[0]:+.4f} to {ends[1]:+.4f})"
+            bands.append(
+                SeriesBand(
+                    day=middle.isoformat(), mean=mean, low=ends[0], high=ends[1], note=note,
+                    series=name,
+                )
+            )  # fmt: skip
+    palette = {name: colors(shown.names)[name] for name in shown.names[1:]}
+    label = metric_label(shown.named)
+    chart = Chart(
+        key="over-time",
+        title=f"Difference in {label} over the time of the query",
+        note=f"{len(codes)} blocks of equally many queries, with 95% intervals over users. A line "
+        "that keeps to one side of 0 says that the difference is no matter of one week.",
+        description=f"{len(bands)} differences over time.",
+        spec=banded_lines(
+            bands,
+            palette,
+            x_title="time of the query (UTC)",
+            y_title="difference (above 0: better)",
+        ),
+        columns=("time", "side", "difference", "low", "high"),
+        rows=[(one.day, one.series, one.mean, one.low, one.high) for one in bands],
+        legend=palette,
+        origins=origins(shown.sides),
+    )
+    return [Section(key="time", title="Over time", blocks=[chart])]
+
+
+def links(shown: Shown) -> list[Link]:
+    """Lead to the pages that explain a difference."""
+    first, second = shown.sides[0], shown.sides[1]
+    runs = tuple(dict.fromkeys(one.run.key for one in (first, second)))
+    return [
+        Link(
+            label=f"{LETTERS[0]} or {LETTERS[1]}: which to release, and why",
+            page="summary",
+            parameters=pair_parameters(first, second),
+        ),
+        Link(
+            label="Users won and lost between the first two",
+            page="why",
+            parameters={"runs": runs, "first": first.model, "second": second.model},
+        ),
+        Link(label="Differences of their settings", page="differences", parameters={"runs": runs}),
+    ]
+
+
+def pair_parameters(first: Side, second: Side) -> dict[str, str | tuple[str, ...]]:
+    """Name two sides as the address of a page does."""
+    if first.run.key == second.run.key:
+        return {"run": first.run.key, "first": first.model, "second": second.model}
+    return {
+        "runs": (first.run.key, second.run.key),
+        "model1": first.model,
+        "model2": second.model,
+    }
+
+
+ENTRY = PageEntry(
+    name="compare",
+    title="Compare",
+    build=build,
+    suggest={"runs": suggest_runs},
+    keeps=("runs",),
+)

@@ -1,0 +1,459 @@
+"""Page ``summary``: which of two bundles to release, and why, in one sentence and its reasons."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.dashboard.compare.blocks import (
+    difference_chart,
+    measures_table,
+    origins,
+    warnings,
+)
+from pipelines.dashboard.compare.choices import (
+    controls,
+    default_pair,
+    name_of,
+    sides_of,
+    suggest_runs,
+)
+from pipelines.dashboard.compare.gate import gate_section
+from pipelines.dashboard.compare.page import pair_parameters
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.document import (
+    Block,
+    Cell,
+    Column,
+    Link,
+    LinkedCell,
+    Page,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Tone,
+    Words,
+)
+from pipelines.dashboard.evidence.measures import Measures, measures_of
+from pipelines.dashboard.evidence.paired import Pairs, interval, pairs_of
+from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, answers
+from pipelines.dashboard.evidence.search import SliceShift
+from pipelines.dashboard.evidence.slicings import LABELS, everything, label_of
+from pipelines.dashboard.evidence.verdict import (
+    Answer,
+    Reason,
+    Verdict,
+    VerdictConfig,
+    difference_words,
+    judge,
+)
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.reports.charts.shapes import Dot
+from pipelines.reports.wording import metric_label, model_label
+from recsys.evaluation.paired import Decision, Paired
+
+CONFIG = VerdictConfig()
+MIN_USERS = 20
+"""Of a slice that is drawn."""
+DECISION_TONES: dict[Decision, Tone] = {
+    "better": "good",
+    "worse": "bad",
+    "not enough evidence": "plain",
+}
+TONES: dict[Answer, Tone] = {"second": "good", "first": "bad", "no evidence": "note"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What the page is about: A is what is served, or comes first; B would take its place."""
+
+    sides: tuple[Side, Side]
+    names: tuple[str, str]
+    pairs: Pairs
+    measures: tuple[Measures, Measures]
+    verdict: Verdict
+
+
+def build(context: Context, query: Query) -> Page:
+    """Make the page; without a pair it says how to get one."""
+    split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
+    if not query.several("runs", at_most=2) and not query.text("first"):
+        try:
+            default_pair(context, split)
+        except NotFoundError as error:
+            return without_pair(context, str(error))
+    found = sides_of(context, query, split, at_most=2)
+    pair = pair_of(context, (found[0], found[1]), split)
+    names = [f"{letter}, {name}" for letter, name in zip("AB", pair.names, strict=True)]
+    answer = sentence(pair)
+    blocks: list[Block] = [
+        Words(lines=[answer], tone=TONES[pair.verdict.answer]),
+        Words(lines=[about(letter, side) for letter, side in zip("AB", pair.sides, strict=True)]),
+        *reason_blocks(pair.verdict),
+        Tiles(tiles=tiles(pair)),
+        Words(lines=["What to look at next:"], links=links(pair)),
+    ]
+    if pair.verdict.overall:
+        blocks += [overall_section(pair, names), slices_section(pair)]
+    blocks += [
+        Section(
+            key="beside",
+            title="Beside accuracy",
+            blocks=[measures_table(pair.measures, names, pair.sides)],
+        ),
+        gate_section(context, pair.sides),
+        Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(pair.verdict))]),
+    ]
+    return Page(
+        title="Which to release, and why",
+        lead=answer,
+        blocks=blocks,
+        controls=controls(context, pair.sides, split, at_most=2),
+        notices=warnings(pair.pairs.known, names),
+    )
+
+
+def pair_of(context: Context, sides: tuple[Side, Side], split: Split) -> Pair:
+    """Judge two sides; kept until their files change."""
+    pairs = pairs_of(context, sides, split)
+    measures = (measures_of(context, sides[0], split), measures_of(context, sides[1], split))
+    files = [path for one in sides for path in answers(one.run, split).files]
+    key = ("verdict", split, *((one.run.key, one.model) for one in sides), repr(measures))
+    verdict = context.cache.get(key, files, lambda: judge(pairs, 0, 1, measures, CONFIG))
+    return Pair(
+        sides=sides,
+        names=(name_of(sides[0], sides), name_of(sides[1], sides)),
+        pairs=pairs,
+        measures=measures,
+        verdict=verdict,
+    )
+
+
+def without_pair(context: Context, why: str) -> Page:
+    """Say what to do where there is nothing to choose between."""
+    runs = context.stores.runs()
+    blocks: list[Block] = [Words(lines=[why], tone="note")]
+    served = next((run for run in runs if "served" in run.tags), None)
+    if runs:
+        newest = served or runs[0]
+        blocks.append(
+            Words(
+                lines=["What there is:"],
+                links=[
+                    Link(label=f"Run {newest.name}", page="run", parameters={"run": newest.key}),
+                    Link(label="All runs", page="runs"),
+                ],
+            )
+        )
+        if newest.kind != "mlflow" and newest.path is not None:
+            blocks.append(gate_section(context, [Side(run=newest, model=newest.served or "")]))
+    return Page(
+        title="Which to release, and why", lead="There is no pair to choose from.", blocks=blocks
+    )
+
+
+def sentence(pair: Pair) -> str:
+    """Answer in one sentence."""
+    verdict, (a, b) = pair.verdict, (f"A ({pair.names[0]})", f"B ({pair.names[1]})")
+    if verdict.answer == "no evidence":
+        if not verdict.overall:
+            return f"No evidence: too few common queries to choose between {a} and {b}."
+        deep = verdict.overall[CONFIG.deep]
+        kept = (
+            f"a loss of more than {CONFIG.margin:.0%} with B is excluded"
+            if verdict.not_worse
+            else f"a difference of {deep.relative_detectable:.1%} would have been found in 4 of 5 "
+            "cases"
+        )
+        return f"No evidence that {a} or {b} is better; {kept}."
+    release = f"Release {b}" if verdict.answer == "second" else f"Keep {a}"
+    return f"{release}: {because(verdict)}."
+
+
+def because(verdict: Verdict) -> str:
+    """Give the decisive reasons in a clause."""
+    worse = verdict.answer == "first"
+    clauses = []
+    kinds = [one.kind for one in verdict.decisive]
+    if "overall" in kinds:
+        clauses.append("B is worse over all queries" if worse else "B is better over all queries")
+    slices = [label_of(one.slice) for one in verdict.decisive if one.slice][:2]
+    if slices:
+        change = "loses in" if worse else "gains in"
+        clauses.append(f"B {change} the slice {' and the slice '.join(slices)}")
+    if "coverage" in kinds:
+        clauses.append(
+            "B's lists collapse onto a small part of the catalogue"
+            if worse
+            else "B's lists cover much more of the catalogue"
+        )
+    if not clauses and "cost" in kinds:
+        clauses.append(
+            "B costs more and nothing is shown to be gained"
+            if worse
+            else "B costs less and is shown to lose no more than the margin"
+        )
+    against = [one.kind for one in verdict.against]
+    if worse and "overall" in against:
+        clauses.append("though it is better over all queries")
+    elif worse and "overall" not in kinds and clauses and "cost" not in kinds:
+        clauses.append("and nothing is shown to be gained over all queries")
+    return ", ".join(clauses)
+
+
+def about(letter: str, side: Side) -> str:
+    """Say what a side is."""
+    run = side.run
+    time = "" if run.time is None else f" of {run.time:%Y-%m-%d %H:%M} UTC"
+    state = "".join(f", {run.tags[tag]}" for tag in ("decision",) if tag in run.tags)
+    served = ", served now" if "served" in run.tags else ""
+    return f"{letter} is {run.kind} {run.name}{time}, {model_label(side.model)}{state}{served}."
+
+
+def reason_blocks(verdict: Verdict) -> list[Block]:
+    """List the reasons, those against apart."""
+    decisive, against = verdict.decisive, verdict.against
+    found: list[Block] = []
+    if decisive:
+        found.append(Section(key="why", title="Why", blocks=[Words(lines=words(decisive))]))
+    if against:
+        title = "What speaks for the other side" if decisive else "What was seen"
+        found.append(Section(key="against", title=title, blocks=[Words(lines=words(against))]))
+    return found
+
+
+def words(reasons: Sequence[Reason]) -> list[str]:
+    """Take the words of reasons."""
+    return [one.words for one in reasons]
+
+
+def tiles(pair: Pair) -> list[Tile]:
+    """Give the numbers that are read first."""
+    found = []
+    for metric, one in pair.verdict.overall.items():
+        tone = DECISION_TONES[one.decision]
+        low, high = one.relative_interval
+        found.append(
+            Tile(
+                label=f"{metric_label(metric)}, A to B",
+                value=f"{one.champion:.4f} to {one.challenger:.4f}",
+                note=f"{one.relative:+.1%} ({low:+.1%} to {high:+.1%}); {detectable(one)}",
+                tone=tone,
+            )
+        )
+    known = pair.pairs.known
+    found.append(
+        Tile(label="Users compared", value=f"{known.num_users:,}", note="same held-out items")
+    )
+    if pair.verdict.search is not None:
+        number = pair.verdict.search.num_searched
+        lost = len(pair.verdict.search.lost)
+        found.append(
+            Tile(
+                label="Slices searched",
+                value=f"{number:,}",
+                note=f"{lost} shown to lose; {pair.verdict.search.num_too_small:,} with too few "
+                "users to show anything",
+                tone="bad" if lost else "plain",
+            )
+        )
+    return found
+
+
+def detectable(found: Paired) -> str:
+    """Say what would have been found."""
+    if not math.isfinite(found.relative_detectable):
+        return "what would be found cannot be said"
+    return f"{found.relative_detectable:.1%} would be found in 4 of 5 cases"
+
+
+def links(pair: Pair) -> list[Link]:
+    """Lead to what explains the answer."""
+    first, second = pair.sides
+    parameters = pair_parameters(first, second)
+    found = [
+        Link(label="All metrics, list lengths and slices", page="compare", parameters=parameters)
+    ]
+    search = pair.verdict.search
+    for one in (*search.lost, *search.gained)[:3] if search else ():
+        group = one.key.partition("/")[0]
+        found.append(
+            Link(
+                label=f"Slice {one.label}",
+                page="compare",
+                parameters={**parameters, "group": group, "metric": "ndcg", "k": "50"},
+            )
+        )
+    found.append(
+        Link(label="Users won and lost, with their items", page="why", parameters=parameters)
+    )
+    found.append(Link(label="Releases and what decided them", page="releases"))
+    if first.run.key != second.run.key:
+        both = (first.run.key, second.run.key)
+        settings = Link(
+            label="Differences of their settings", page="differences", parameters={"runs": both}
+        )
+        found.append(settings)
+    return found
+
+
+def overall_section(pair: Pair, names: Sequence[str]) -> Section:
+    """Show the difference over all queries by a few metrics."""
+    whole = everything(len(pair.pairs.known))
+    rows: list[list[Cell | LinkedCell]] = []
+    dots = []
+    for metric in ("ndcg@10", "recall@10", "ndcg@50", "recall@50"):
+        found = pair.pairs.moments(0, 1, whole, metric)
+        first, second = float(found.first[0]), float(found.second[0])
+        low, high = (float(end[0]) for end in interval(found, CONFIG.confidence))
+        label = metric_label(metric)
+        judged = pair.verdict.overall.get(metric)
+        decides = "yes: " + judged.decision if judged else "no"
+        rows.append([label, first, second, second - first, f"{low:+.4f} to {high:+.4f}", decides])
+        if first > 0:
+            mean, low, high = (round(100 * one / first, 3) for one in (second - first, low, high))
+            note = f"{label}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%)"
+            dots.append(Dot(label=label, series="B", mean=mean, low=low, high=high, note=note))
+    chart = difference_chart(
+        "overall",
+        "B against A over all queries",
+        "Each line is where the true difference may lie; one that does not touch 0 shows it. "
+        "At 50 places a difference shows with fewer users than at 10.",
+        dots,
+        pair.sides,
+    )
+    table = Table(
+        key="overall-table",
+        title="Over all queries",
+        note=f"Intervals over users at {CONFIG.confidence:.0%}. What decides must hold over blocks "
+        "of time as well, where there are times.",
+        columns=[
+            Column(label="metric"),
+            Column(label=names[0], numeric=True, format="metric"),
+            Column(label=names[1], numeric=True, format="metric"),
+            Column(label="difference", numeric=True, format="signed"),
+            Column(label="interval"),
+            Column(label="decides"),
+        ],
+        rows=rows,
+        origins=origins(pair.sides),
+    )
+    return Section(key="overall-section", title="Over all queries", blocks=[chart, table])
+
+
+def slices_section(pair: Pair) -> Section:
+    """Show every single slice and those that the search named."""
+    metric = CONFIG.slices.metric
+    rows: list[list[Cell | LinkedCell]] = []
+    dots = []
+    named = {one.key for one in _named(pair.verdict)}
+    crossed = {key.partition("/")[0] for key in named} - set(pair.pairs.slicings.groups)
+    for group in (*pair.pairs.slicings.groups, *sorted(crossed)):
+        slicing = pair.pairs.slicings.get(group)
+        if slicing is None:
+            continue
+        found = pair.pairs.moments(0, 1, slicing, metric)
+        ends = interval(found, CONFIG.slices.confidence)
+        for code, key in enumerate(slicing.keys):
+            if not found.num_users[code] or (group in crossed and key not in named):
+                continue
+            first, second = float(found.first[code]), float(found.second[code])
+            low, high = (float(end[code]) for end in ends)
+            users = int(found.num_users[code])
+            mark = shown_as(pair.verdict, key)
+            row: list[Cell | LinkedCell] = [
+                label_of(key), users, first, second, second - first,
+                f"{low:+.4f} to {high:+.4f}", mark,
+            ]  # fmt: skip
+            rows.append(row)
+            drawn = key in named or group in ("user_activity", "item_popularity", "domain")
+            if drawn and users >= MIN_USERS and first > 0:
+                mean, low, high = (round(100 * x / first, 3) for x in (second - first, low, high))
+                note = (
+                    f"{label_of(key)}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), {users:,} users"
+                )
+                dots.append(
+                    Dot(label=label_of(key), series="B", mean=mean, low=low, high=high, note=note)
+                )
+    label = metric_label(metric)
+    chart = difference_chart(
+        "slices",
+        f"B against A by slice, {label}",
+        f"Users by activity, items by popularity and domain, and what the search named. A slice "
+        f"vetoes B where a loss of more than {CONFIG.slices.margin:.0%} is shown.",
+        dots,
+        pair.sides,
+    )
+    table = Table(
+        key="slices-table",
+        title=f"Slices, {label}",
+        note=f"Intervals at {CONFIG.slices.confidence:.0%}, each by itself. The last column is by "
+        "the search, corrected over all slices (Holm); with pairs of attributes it looked at "
+        f"{pair.verdict.search.num_searched if pair.verdict.search else 0:,}.",
+        columns=[
+            Column(label="slice"),
+            Column(label="users", numeric=True, format="count"),
+            Column(label="A", numeric=True, format="metric"),
+            Column(label="B", numeric=True, format="metric"),
+            Column(label="difference", numeric=True, format="signed"),
+            Column(label="interval"),
+            Column(label="named by the search"),
+        ],
+        rows=rows,
+        page_length=10,
+        origins=origins(pair.sides),
+    )
+    groups = ", ".join(LABELS.get(one, one) for one in pair.pairs.slicings.groups)
+    return Section(
+        key="slices-section",
+        title="For whom",
+        note=f"Cut by {groups}, and by pairs of these.",
+        blocks=[chart, table],
+    )
+
+
+def _named(verdict: Verdict) -> list[SliceShift]:
+    return [] if verdict.search is None else [*verdict.search.lost, *verdict.search.gained]
+
+
+def shown_as(verdict: Verdict, key: str) -> str:
+    """Say what the search shows of a slice."""
+    if verdict.search is not None:
+        for kind, found in (("lost", verdict.search.lost), ("gained", verdict.search.gained)):
+            if key in {one.key for one in found}:
+                return kind
+    return ""
+
+
+def rule(verdict: Verdict) -> list[str]:
+    """Say the rule in words."""
+    lines = [
+        f"All queries: {metric_label(CONFIG.primary)} and {metric_label(CONFIG.deep)}, each user "
+        f"compared with themselves. B is better or worse where the interval excludes 0 at "
+        f"{CONFIG.confidence:.0%} for both metrics together, over users and over blocks of time.",
+        f"Slices: B is refused where a slice of at least {CONFIG.slices.min_users} users is shown "
+        f"to lose more than {CONFIG.slices.margin:.0%}; over all slices together a false alarm has "
+        f"a chance of {CONFIG.slices.error:.0%}. Smaller slices can lose unseen.",
+        f"Coverage: a change of the covered catalogue by {CONFIG.coverage:.0%} decides; cost does "
+        f"where nothing else is shown and it differs by a factor of {CONFIG.cost:g}.",
+        "The statistics speak of other users of the same kind: not of another seed, other weeks, "
+        "or of what users would do with the lists. An online experiment does.",
+    ]
+    if verdict.overall:
+        seen = [
+            f"{metric_label(metric)} {difference_words(one)}"
+            for metric, one in verdict.overall.items()
+        ]
+        lines.insert(1, "; ".join(seen) + ".")
+    return lines
+
+
+SUMMARY = PageEntry(
+    name="summary",
+    title="Summary",
+    build=build,
+    suggest={"runs": suggest_runs},
+    keeps=("runs",),
+)

@@ -1,0 +1,177 @@
+"""The pages compare and summary say what is known of planted runs."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.dashboard.compare.page import ENTRY
+from pipelines.dashboard.compare.summary import SUMMARY
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Page
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.runs.stores import Places, Stores
+from recsys.data.batch import Jagged
+from recsys.evaluation.ranking import per_user_metric
+from tests.pipelines.dashboard.pages_read import charts, lines_of, table, words
+from tests.pipelines.dashboard.planted import (
+    Model,
+    log_ranks,
+    world,
+    write_features,
+    write_workspace,
+)
+
+KNOWN = world(21, num_users=1500)
+FIRST_USERS = replace(
+    KNOWN,
+    seed=22,
+    lengths=KNOWN.lengths[:150],
+    item_rows=KNOWN.item_rows[: KNOWN.lengths[:150].sum()],
+    times=KNOWN.times[: KNOWN.lengths[:150].sum()],
+)
+BETTER = Model(seed=2, shift=lambda known: np.full(len(known.lengths), -0.3))
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    root = tmp_path_factory.mktemp("planted")
+    features = tmp_path_factory.mktemp("features") / "features"
+    write_features(KNOWN, features)
+    plain = {"blend": Model(seed=1), "ease": Model(seed=4)}
+    write_workspace(root / "plain", KNOWN, plain, features=features)
+    write_workspace(root / "better", KNOWN, {"blend": BETTER}, features=features)
+    write_workspace(root / "stranger", FIRST_USERS, {"blend": Model(seed=3)})
+    return Context(stores=Stores(Places(roots=[root])))
+
+
+def key(context: Context, name: str) -> str:
+    return next(run.key for run in context.stores.runs() if run.name == name)
+
+
+def compare(context: Context, *names: str, **others: str) -> Page:
+    keys = tuple(key(context, name) for name in names)
+    return ENTRY.build(context, Query.of(runs=keys, **others))
+
+
+def ndcg(model: Model, k: int) -> float:
+    exact = np.ceil(np.exp(log_ranks(KNOWN, model))).clip(1, 299).astype(np.int64)
+    ranks = Jagged.one_each(torch.from_numpy(exact))
+    return float(per_user_metric(ranks, f"ndcg@{k}").mean())
+
+
+def test_compare_has_means_of_both_and_says_which_is_better(context: Context) -> None:
+    page = compare(context, "plain", "better")
+    row = next(row for row in table(page, "metrics").rows if row[0] == "NDCG@10")
+    assert row[2] == pytest.approx(ndcg(Model(seed=1), 10))
+    assert row[3] == pytest.approx(ndcg(BETTER, 10))
+    assert row[7] == "better"
+    assert "1,500 queries of 1,500 users" in page.lead
+
+
+def test_metric_and_list_length_change_what_is_shown(context: Context) -> None:
+    page = compare(context, "plain", "better", metric="recall", k="37")
+    assert table(page, "metrics").rows[0][0] == "Recall@37"
+    assert charts(page)["k"].columns[2] == "Recall@k"
+    assert table(page, "slice-table").title == "Recall@37 by slice"
+
+
+@pytest.mark.parametrize("group", ["category", "item_popularity", "category x user_activity"])
+def test_slices_of_the_chosen_kind_are_shown(context: Context, group: str) -> None:
+    page = compare(context, "plain", "better", group=group)
+    rows = table(page, "slice-table").rows
+    whole = sum(int(str(row[2])) for row in rows if not isinstance(row[2], bool))
+    assert whole == 1500
+    assert "slices" in charts(page)
+
+
+def test_several_sides_are_held_against_the_first(context: Context) -> None:
+    page = compare(context, "plain", "better", "stranger")
+    assert {row[1] for row in table(page, "metrics").rows} == {"better", "stranger"}
+    assert any("stranger was measured on other data" in notice for notice in page.notices)
+    assert any("few" in notice for notice in page.notices)
+
+
+def test_models_of_one_run_are_compared(context: Context) -> None:
+    page = ENTRY.build(context, Query.of(run=key(context, "plain"), first="blend", second="ease"))
+    assert table(page, "metrics").columns[2].label == "blend"
+    assert {row[7] for row in table(page, "metrics").rows} == {"no difference shown"}
+
+
+def test_time_is_drawn_where_there_is_one(context: Context) -> None:
+    found = charts(compare(context, "plain", "better"))["over-time"]
+    assert len(found.rows) == 12
+    assert sum(float(str(row[2])) > 0 for row in found.rows) >= 11
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"k": "0"}, "k is 0; 1 to 100 are allowed"),
+        ({"metric": "auc"}, "metric is 'auc'"),
+        ({"group": "moon"}, "group is 'moon'"),
+    ],
+)
+def test_parameters_that_cannot_be_are_said(
+    context: Context, parameters: dict[str, str], message: str
+) -> None:
+    with pytest.raises(QueryError, match=message):
+        compare(context, "plain", "better", **parameters)
+
+
+def test_a_run_that_is_gone_is_said(context: Context) -> None:
+    with pytest.raises(NotFoundError, match="no run 'gone'"):
+        ENTRY.build(context, Query.of(runs=("gone", key(context, "plain"))))
+
+
+def test_every_chart_has_units_values_and_origins(context: Context) -> None:
+    for page in (compare(context, "plain", "better"), summary(context, "plain", "better")):
+        for chart in charts(page).values():
+            assert chart.note
+            assert chart.description
+            assert chart.rows
+            assert {origin.name for origin in chart.origins} == {"plain", "better"}
+        assert len(json.dumps(asdict(page))) < 250_000
+
+
+def summary(context: Context, *names: str) -> Page:
+    return SUMMARY.build(context, Query.of(runs=tuple(key(context, name) for name in names)))
+
+
+def test_summary_releases_the_better_one_and_says_why(context: Context) -> None:
+    page = summary(context, "plain", "better")
+    assert page.lead.startswith("Release B (better): B is better over all queries")
+    assert "Over all queries B gains NDCG@10" in lines_of(page, "why")
+
+
+def test_summary_keeps_the_better_one(context: Context) -> None:
+    page = summary(context, "better", "plain")
+    assert page.lead.startswith("Keep A (better): B is worse over all queries")
+
+
+def test_summary_chooses_the_two_newest_runs_on_the_same_data(context: Context) -> None:
+    page = SUMMARY.build(context, Query())
+    assert "plain" in words(page)
+    assert "better" in words(page)
+    assert "stranger" not in page.lead
+
+
+def test_summary_of_few_common_users_concludes_nothing(context: Context) -> None:
+    page = summary(context, "plain", "stranger")
+    assert page.lead.startswith("No evidence: too few common queries")
+
+
+def test_without_any_run_the_page_says_what_to_do(tmp_path: Path) -> None:
+    page = SUMMARY.build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    assert "recsys run --config shop.toml" in words(page)
+
+
+def test_one_run_is_compared_by_its_models(tmp_path: Path) -> None:
+    models = {"blend": Model(seed=1), "ease": Model(seed=4)}
+    write_workspace(tmp_path / "only", world(5, num_users=300), models)
+    alone = Context(stores=Stores(Places(roots=[tmp_path])))
+    assert ENTRY.build(alone, Query()).title == "Compare blend and EASE"
+    assert "There is no pair" in SUMMARY.build(alone, Query()).lead
