@@ -55,6 +55,8 @@ from pipelines.reports.wording import metric_label, model_label
 from recsys.evaluation.paired import Decision, Paired
 
 CONFIG = VerdictConfig()
+DRAWN = ("user_activity", "item_popularity", "domain")
+"""Slicings whose slices are drawn, whatever they show."""
 MIN_USERS = 20
 """Of a slice that is drawn."""
 DECISION_TONES: dict[Decision, Tone] = {
@@ -343,9 +345,8 @@ def overall_section(pair: Pair, names: Sequence[str]) -> Section:
     return Section(key="overall-section", title="Over all queries", blocks=[chart, table])
 
 
-def slices_section(pair: Pair) -> Section:
-    """Show every single slice and those that the search named."""
-    metric = CONFIG.slices.metric
+def slice_rows(pair: Pair) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
+    """List single slices and those that the search named; draw the broad ones and the named."""
     rows: list[list[Cell | LinkedCell]] = []
     dots = []
     named = {one.key for one in _named(pair.verdict)}
@@ -354,29 +355,30 @@ def slices_section(pair: Pair) -> Section:
         slicing = pair.pairs.slicings.get(group)
         if slicing is None:
             continue
-        found = pair.pairs.moments(0, 1, slicing, metric)
+        found = pair.pairs.moments(0, 1, slicing, CONFIG.slices.metric)
         ends = interval(found, CONFIG.slices.confidence)
         for code, key in enumerate(slicing.keys):
             if not found.num_users[code] or (group in crossed and key not in named):
                 continue
             first, second = float(found.first[code]), float(found.second[code])
             low, high = (float(end[code]) for end in ends)
-            users = int(found.num_users[code])
-            mark = shown_as(pair.verdict, key)
+            users, name = int(found.num_users[code]), label_of(key)
             row: list[Cell | LinkedCell] = [
-                label_of(key), users, first, second, second - first,
-                f"{low:+.4f} to {high:+.4f}", mark,
+                name, users, first, second, second - first, f"{low:+.4f} to {high:+.4f}",
+                shown_as(pair.verdict, key),
             ]  # fmt: skip
             rows.append(row)
-            drawn = key in named or group in ("user_activity", "item_popularity", "domain")
-            if drawn and users >= MIN_USERS and first > 0:
+            if (key in named or group in DRAWN) and users >= MIN_USERS and first > 0:
                 mean, low, high = (round(100 * x / first, 3) for x in (second - first, low, high))
-                note = (
-                    f"{label_of(key)}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), {users:,} users"
-                )
-                dots.append(
-                    Dot(label=label_of(key), series="B", mean=mean, low=low, high=high, note=note)
-                )
+                note = f"{name}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), {users:,} users"
+                dots.append(Dot(label=name, series="B", mean=mean, low=low, high=high, note=note))
+    return rows, dots
+
+
+def slices_section(pair: Pair) -> Section:
+    """Show for whom B is better or worse."""
+    metric = CONFIG.slices.metric
+    rows, dots = slice_rows(pair)
     label = metric_label(metric)
     chart = difference_chart(
         "slices",
