@@ -5,6 +5,8 @@ from __future__ import annotations
 from pipelines.dashboard.compare.page import ENTRY as COMPARE
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import PageEntry
+from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
+from pipelines.dashboard.inventory.run import ENTRY as RUN
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
 
@@ -12,6 +14,8 @@ PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
     SUMMARY,
     RUNS,
+    RUN,
+    DIFFERENCES,
     COMPARE,
     RELEASES,
 )

@@ -16,13 +16,16 @@ CONFIG = "config.toml"
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
-    """Write nested settings by dotted name; texts as they are, others as JSON."""
+    """Write nested settings by dotted name; texts as they are, others as JSON.
+
+    What has no value is left out, as TOML leaves it out.
+    """
     values: dict[str, str] = {}
     for name, value in table.items():
         key = f"{above}{name}"
         if isinstance(value, Mapping):
             values |= flat(value, f"{key}.")
-        else:
+        elif value is not None:
             text = value if isinstance(value, str) else json.dumps(value, default=str)
             values[intern(key)] = intern(text)
     return values
