@@ -299,31 +299,27 @@ def interval(found: Moments, confidence: float) -> tuple[Floats, Floats]:
 
 def p_values(found: Moments) -> Floats:
     """Two-sided p-value of "no difference" for each slice, [C]; 1 where nothing differs."""
-    sums = found.difference * found.num_users
-    return np.array(
-        [
-            _sign_flip(abs(total), squares, fourths)
-            for total, squares, fourths in zip(sums, found.squares, found.fourths, strict=True)
-        ]
-    )
+    return np.minimum(1.0, 2 * _sign_flips(found, np.abs(found.difference)))
 
 
-def _sign_flip(total: float, squares: float, fourths: float) -> float:
-    if not squares > 0:
-        return 1.0
-    normal = NormalDist()
-    z = total / math.sqrt(squares)
-    # Flipped signs have no skewness, and this excess of kurtosis. As a factor its term keeps the
-    # tail above 0.
-    excess = -2 * fourths / squares**2
-    tail = max(normal.cdf(-z), 1e-300)
-    return min(1.0, 2 * tail * math.exp(normal.pdf(z) * excess / 24 * (z**3 - 3 * z) / tail))
+def gain_p_values(found: Moments) -> Floats:
+    """One-sided p-value of "nothing is gained" for each slice, [C]."""
+    p_values: Floats = _sign_flips(found, found.difference)
+    return p_values
 
 
-def chance_of_no_loss(values: Values, tolerated: float) -> Floats:
-    """One-sided p-value of "no more than the tolerated share is lost" for each slice, [C].
+def loss_p_values(values: Values, tolerated: float) -> tuple[Floats, Floats]:
+    """One-sided p-value of "no more than a share is lost" for each slice, and how clear it is.
 
-    The mean is studentised and freed of its skewness (Hall, 1992).
+    The mean is studentised and freed of its skewness (Hall, 1992); Student's tail has as many
+    degrees of freedom as users differ, by Wallace's transformation to the normal's.
+
+    Args:
+        values: Of both sides.
+        tolerated: The share of the first side's value.
+
+    Returns:
+        P-values, [C]; the statistic, [C]: the lower, the clearer the loss.
     """
     found = moments_of(values, tolerated)
     normal = NormalDist()
@@ -331,10 +327,32 @@ def chance_of_no_loss(values: Values, tolerated: float) -> Floats:
         t = found.difference / found.standard_error
         third = found.skewness / (3 * np.sqrt(found.num_users))
         freed = t + third * t**2 + third**2 * t**3 / 3 + third / 2
+        freedom = np.maximum(found.num_changed - 1, 1)
+        z = np.sign(freed) * np.sqrt(freedom * np.log1p(freed**2 / freedom))
+        z *= (8 * freedom + 1) / (8 * freedom + 3)
     plain = np.where(found.difference < 0, 0.0, 1.0)
-    return np.array(
-        [
-            normal.cdf(value) if math.isfinite(value) else float(other)
-            for value, other in zip(freed, plain, strict=True)
-        ]
-    )
+    tails = [
+        normal.cdf(value) if math.isfinite(value) else float(other)
+        for value, other in zip(z, plain, strict=True)
+    ]
+    return np.array(tails), np.nan_to_num(t)
+
+
+def _sign_flips(found: Moments, differences: Floats) -> Floats:
+    """Tail of the sign-flip test above a difference, [C]; 1 where nothing differs."""
+    rows = zip(differences * found.num_users, found.squares, found.fourths, strict=True)
+    return np.array([_sign_flip(*row) for row in rows])
+
+
+def _sign_flip(total: float, squares: float, fourths: float) -> float:
+    if not squares > 0:
+        return 1.0
+    normal = NormalDist()
+    z = total / math.sqrt(squares)
+    if z < 0:
+        return 1 - _sign_flip(-total, squares, fourths)
+    # Flipped signs have no skewness, and this excess of kurtosis. As a factor its term keeps the
+    # tail above 0.
+    excess = -2 * fourths / squares**2
+    tail = max(normal.cdf(-z), 1e-300)
+    return min(1.0, tail * math.exp(normal.pdf(z) * excess / 24 * (z**3 - 3 * z) / tail))

@@ -23,8 +23,9 @@ from pipelines.dashboard.evidence.paired import (
     Moments,
     Pairs,
     Values,
-    chance_of_no_loss,
+    gain_p_values,
     interval,
+    loss_p_values,
     moments_of,
 )
 from pipelines.dashboard.evidence.slicings import Slicing, label_of
@@ -90,11 +91,12 @@ class Search:
     """Slices with too few users, or too few that differ, to show anything."""
 
 
-class _Candidate(NamedTuple):
+class _Test(NamedTuple):
     slicing: Slicing
     code: int
     p_value: float
-    adjusted: float
+    clearness: float
+    """The statistic: p-values of clear differences are all 0."""
 
 
 def search(pairs: Pairs, first: int, second: int, config: SearchConfig | None = None) -> Search:
@@ -107,7 +109,7 @@ def search(pairs: Pairs, first: int, second: int, config: SearchConfig | None = 
         config: Margin and error.
     """
     config = config or SearchConfig()
-    tests: dict[Kind, list[tuple[Slicing, int, float]]] = {"lost": [], "gained": []}
+    tests: dict[Kind, list[_Test]] = {"lost": [], "gained": []}
     total = searched = 0
     for slicing in pairs.slicings.searched:
         values = pairs.values(first, second, slicing, config.metric)
@@ -115,19 +117,16 @@ def search(pairs: Pairs, first: int, second: int, config: SearchConfig | None = 
         enough = _enough(found, config)
         total += int((found.num_users > 0).sum())
         searched += int(enough.sum())
-        chances = {"lost": _chances(values, "lost", config)}
-        chances["gained"] = _chances(values, "gained", config)
-        for kind, p_values in chances.items():
-            for code in np.flatnonzero(enough).tolist():
-                tests["lost" if kind == "lost" else "gained"].append(
-                    (slicing, code, float(p_values[code]))
-                )
-    named = {
-        kind: tuple(_named(pairs, (first, second), kind, tests[kind], config)) for kind in tests
-    }
+        for kind in tests:
+            p_values, clearness = _tested(values, found, kind, config)
+            tests[kind] += [
+                _Test(slicing, code, float(p_values[code]), float(clearness[code]))
+                for code in np.flatnonzero(enough).tolist()
+            ]
+    sides = (first, second)
     return Search(
-        lost=named["lost"],
-        gained=named["gained"],
+        lost=tuple(_named(pairs, sides, "lost", tests["lost"], config)),
+        gained=tuple(_named(pairs, sides, "gained", tests["gained"], config)),
         num_searched=searched,
         num_too_small=total - searched,
     )
@@ -140,35 +139,40 @@ def _enough(found: Moments, config: SearchConfig) -> NDArray[np.bool_]:
     return enough
 
 
-def _chances(values: Values, kind: Kind, config: SearchConfig) -> Floats:
+def _tested(
+    values: Values, found: Moments, kind: Kind, config: SearchConfig
+) -> tuple[Floats, Floats]:
+    """Test each slice; returns p-values and how clear each is."""
     if kind == "lost":
-        return chance_of_no_loss(values, config.margin)
-    swapped = values._replace(first=values.second, second=values.first)
-    return chance_of_no_loss(swapped, 0.0)
+        p_values, statistic = loss_p_values(values, config.margin)
+        return p_values, -statistic
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = np.nan_to_num(found.difference / found.standard_error)
+    return gain_p_values(found), statistic
 
 
 def _named(
     pairs: Pairs,
     sides: tuple[int, int],
     kind: Kind,
-    tests: list[tuple[Slicing, int, float]],
+    tests: list[_Test],
     config: SearchConfig,
 ) -> Iterator[SliceShift]:
     """Name the clearest slice, then what the named ones do not explain."""
     if not tests:
         return
-    adjusted = holm(np.array([p_value for _, _, p_value in tests]))
+    adjusted = holm(np.array([test.p_value for test in tests]))
     shown = [
-        _Candidate(slicing, code, p_value, float(after))
-        for (slicing, code, p_value), after in zip(tests, adjusted, strict=True)
+        (test, float(after))
+        for test, after in zip(tests, adjusted, strict=True)
         if after <= config.error
     ]
     left = np.ones(len(pairs.known), np.bool_)
     for _ in range(config.most):
-        best = min(shown, key=lambda one: one.p_value, default=None)
-        if best is None:
+        if not shown:
             return
-        yield _shift(pairs, sides, best, config)
+        best, after = max(shown, key=lambda one: one[0].clearness)
+        yield _shift(pairs, sides, best, after, config)
         left[best.slicing.queries[best.slicing.codes == best.code]] = False
         shown = list(_unexplained(pairs, sides, kind, shown, left, config))
 
@@ -177,27 +181,27 @@ def _unexplained(
     pairs: Pairs,
     sides: tuple[int, int],
     kind: Kind,
-    shown: list[_Candidate],
+    shown: list[tuple[_Test, float]],
     left: NDArray[np.bool_],
     config: SearchConfig,
-) -> Iterator[_Candidate]:
+) -> Iterator[tuple[_Test, float]]:
     """Test the shown slices by the queries that are left."""
-    by_group = {one.slicing.group: one.slicing for one in shown}
+    by_group = {test.slicing.group: test.slicing for test, _ in shown}
     for slicing in by_group.values():
         kept = left[slicing.queries]
-        rest = Slicing(
-            f"{slicing.group}, the rest", slicing.names, slicing.codes[kept], slicing.queries[kept]
-        )
+        rest = slicing._replace(codes=slicing.codes[kept], queries=slicing.queries[kept])
         values = pairs.uncounted(*sides, rest, config.metric)
-        enough, chances = _enough(moments_of(values), config), _chances(values, kind, config)
-        for one in shown:
-            if one.slicing is slicing and enough[one.code] and chances[one.code] <= config.error:
-                # It is named by what is left, so that the next is the clearest of these.
-                yield one._replace(p_value=float(chances[one.code]))
+        found = moments_of(values)
+        enough = _enough(found, config)
+        p_values, clearness = _tested(values, found, kind, config)
+        for test, after in shown:
+            code = test.code
+            if test.slicing is slicing and enough[code] and p_values[code] <= config.error:
+                yield test._replace(clearness=float(clearness[code])), after
 
 
 def _shift(
-    pairs: Pairs, sides: tuple[int, int], one: _Candidate, config: SearchConfig
+    pairs: Pairs, sides: tuple[int, int], one: _Test, adjusted: float, config: SearchConfig
 ) -> SliceShift:
     found = pairs.moments(*sides, one.slicing, config.metric)
     low, high = interval(found, config.confidence)
@@ -209,5 +213,5 @@ def _shift(
         difference=float(found.difference[one.code]),
         low=float(low[one.code]),
         high=float(high[one.code]),
-        p_value=one.adjusted,
+        p_value=adjusted,
     )

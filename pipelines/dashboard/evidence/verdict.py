@@ -48,6 +48,8 @@ class VerdictConfig:
     """Relative loss that is tolerated where the second is only to be no worse."""
     coverage: float = 0.3
     """Relative loss of catalogue coverage that is no longer a matter of taste."""
+    evenness: float = 0.5
+    """The same of the evenness of exposure, 1 - Gini."""
     cost: float = 1.5
     """Ratio of costs from which one of two equals is preferred."""
     min_users: int = 200
@@ -221,32 +223,38 @@ def p_words(p_value: float) -> str:
 
 
 def coverage_reasons(measures: tuple[Measures, Measures], config: VerdictConfig) -> list[Reason]:
-    """Say where lists cover much less of the catalogue, or much more."""
+    """Say where lists show much less of the catalogue, or much more, or spread it much less."""
+    before, after = (one.beyond_accuracy for one in measures)
     reasons = []
-    for name, before in measures[0].beyond_accuracy.items():
-        after = measures[1].beyond_accuracy.get(name)
-        if not name.startswith("coverage@") or after is None or max(before, after) <= 0:
+    for name in before:
+        if name not in after or not name.startswith(("coverage@", "gini@")):
             continue
-        collapsed = after < (1 - config.coverage) * before
-        if not collapsed and not before < (1 - config.coverage) * after:
+        # Evenness, 1 - Gini, falls as coverage does.
+        is_gini = name.startswith("gini@")
+        values = [1 - one[name] if is_gini else one[name] for one in (before, after)]
+        kept = 1 - (config.evenness if is_gini else config.coverage)
+        if values[1] < kept * values[0]:
+            speaks_for: Answer = "first"
+        elif values[0] < kept * values[1]:
+            speaks_for = "second"
+        else:
             continue
-        change = "collapses" if collapsed else "grows"
-        others = [
-            f"{metric_label(other)} {value:.3g} to {measures[1].beyond_accuracy[other]:.3g}"
-            for other, value in measures[0].beyond_accuracy.items()
-            if other.startswith(("average_popularity", "gini", "novelty"))
-            and other in measures[1].beyond_accuracy
-        ]
-        more = f" ({'; '.join(others)})" if others else ""
-        reasons.append(
-            Reason(
-                kind="coverage",
-                speaks_for="first" if collapsed else "second",
-                words=f"{metric_label(name)} {change}: the lists show {before:.1%} of the "
-                f"catalogue with A and {after:.1%} with B{more}.",
-            )
+        others = "; ".join(
+            f"{metric_label(other)} {before[other]:.3g} to {after[other]:.3g}"
+            for other in before
+            if other.startswith(("coverage@", "gini@", "average_popularity@", "novelty@"))
+            and other in after
         )
-    return reasons
+        change = (
+            "Popularity collapse: the lists of B show"
+            if speaks_for == "first"
+            else ("Exposure: the lists of B show")
+        )
+        much = "much less" if speaks_for == "first" else "much more"
+        what = "of the catalogue evenly" if is_gini else "of the catalogue"
+        words = f"{change} {much} {what} than those of A ({others})."
+        reasons.append(Reason(kind="coverage", speaks_for=speaks_for, words=words))
+    return reasons[:1]
 
 
 def cost_reasons(measures: tuple[Measures, Measures], config: VerdictConfig) -> list[Reason]:

@@ -9,8 +9,8 @@ import torch
 from pipelines.dashboard.evidence.joined import Joined
 from pipelines.dashboard.evidence.paired import (
     Pairs,
-    chance_of_no_loss,
     interval,
+    loss_p_values,
     moments_of,
     p_values,
 )
@@ -140,9 +140,9 @@ def test_a_loss_beyond_the_margin_is_told_from_one_within_it() -> None:
     pairs = Pairs(joined_of(users, ranks))
     values = pairs.values(0, 1, everything(len(users)), "ndcg@50")
     lost = -moments_of(values).difference[0] / moments_of(values).first[0]
-    assert chance_of_no_loss(values, 0.0)[0] < 1e-6
-    assert chance_of_no_loss(values, lost - 0.08)[0] < 0.01
-    assert chance_of_no_loss(values, lost + 0.08)[0] > 0.99
+    assert loss_p_values(values, 0.0)[0][0] < 1e-6
+    assert loss_p_values(values, lost - 0.08)[0][0] < 0.01
+    assert loss_p_values(values, lost + 0.08)[0][0] > 0.99
 
 
 def test_crossing_gives_each_combination_of_a_query() -> None:
