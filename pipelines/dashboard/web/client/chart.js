@@ -44,7 +44,7 @@ async function draw(view, place, block) {
       defaultStyle: false,
       hover: false,
       logLevel: 1,
-      tooltip: (_, event, __, value) => point(event.clientX, event.clientY, value),
+      tooltip: (_, event, __, value) => point(event?.clientX ?? 0, event?.clientY ?? 0, value),
     });
     view.leaving.push(() => made.finalize());
     place.querySelector("svg")?.setAttribute("aria-hidden", "true");

@@ -1,0 +1,148 @@
+"""A dashboard in headless Chromium: what goes wrong in it, what axe finds, how it is laid out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.web.access import Access
+from pipelines.dashboard.web.app import Site, create_app
+
+SERIOUS = {"serious", "critical"}
+WIDTHS = (390, 1440, 2560)
+HEIGHT = 900
+# Boxes of what a reader would call the parts of a page, in shares of the window's width.
+BOXES = """(selectors) => Object.fromEntries(selectors.map((selector) => [
+  selector,
+  [...document.querySelectorAll(selector)].filter((one) => one.checkVisibility()).slice(0, 4)
+    .map((one) => one.getBoundingClientRect())
+    .map((box) => [box.left / innerWidth, box.width / innerWidth]),
+]))"""
+
+
+@contextmanager
+def served(context: Context, pages: Sequence[PageEntry], key: str | None = None) -> Iterator[str]:
+    """Serve a dashboard on a free port while the block runs; gives its address."""
+    site = Site(context=context, pages=pages, access=Access(key=key))
+    config = uvicorn.Config(
+        create_app(site), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@dataclass(kw_only=True)
+class Window:
+    """A browser's window on a dashboard, or on a file that it exported."""
+
+    page: Any
+    address: str
+    faults: list[str] = field(default_factory=list)
+    """Errors of scripts, lines of the console, requests to anywhere else."""
+
+    def open(self, page: str = "", expected: str = "drawn") -> None:
+        """Open a page such as ``why?run=abc`` and wait until it is drawn."""
+        self.page.goto("about:blank")
+        self.page.goto(f"{self.address}#/{page}")
+        self.settled(expected)
+
+    def settled(self, expected: str = "drawn") -> None:
+        """Wait until the page is drawn, and say where it is not."""
+        state = "document.documentElement.dataset.page"
+        self.until(f"['drawn', 'failed'].includes({state})", 30.0)
+        found = self.page.evaluate(state)
+        assert found == expected, self.page.inner_text("main")
+
+    def until(self, expression: str, seconds: float = 10.0) -> None:
+        """Wait until an expression is true; Playwright's own way evaluates strings in the page."""
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, f"never true: {expression}"
+            self.page.wait_for_timeout(20)
+
+    def see_all(self) -> None:
+        """Scroll through the page, so that every chart is drawn."""
+        undrawn = ".chart:not([data-drawn], .failed)"
+        while self.page.locator(undrawn).count():
+            left = self.page.locator(undrawn).count()
+            self.page.locator(undrawn).first.scroll_into_view_if_needed()
+            self.until(f"document.querySelectorAll('{undrawn}').length < {left}")
+        failed = self.page.locator(".chart.failed").count()
+        if failed:
+            self.faults.append(f"{failed} charts could not be drawn")
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def axe(self) -> list[str]:
+        """List what axe finds serious, each with where it is."""
+        found = Axe().run(self.page).response["violations"]
+        return [
+            f"{one['id']}: {one['help']}: {', '.join(node['html'][:160] for node in one['nodes'])}"
+            for one in found
+            if one["impact"] in SERIOUS
+        ]
+
+    def overflows(self) -> bool:
+        """Whether the page is wider than its window."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+    def boxes(self, selectors: Sequence[str]) -> dict[str, list[list[float]]]:
+        """Measure where parts begin and how wide they are, in shares of the window."""
+        found: dict[str, list[list[float]]] = self.page.evaluate(BOXES, list(selectors))
+        return found
+
+    def screenshot(self, path: Path, most: int = 8_000) -> None:
+        """Photograph the whole page."""
+        size = self.page.viewport_size
+        height = self.page.evaluate("document.documentElement.scrollHeight")
+        self.page.set_viewport_size({"width": size["width"], "height": min(height + 20, most)})
+        self.see_all()
+        self.page.screenshot(path=path)
+        self.page.set_viewport_size(size)
+
+
+@contextmanager
+def windows(browser: Any, address: str) -> Iterator[Callable[..., Window]]:
+    """Open windows on a dashboard; when the block ends nothing may have gone wrong in any."""
+    contexts, opened = [], []
+
+    def new(width: int = 1440, **options: Any) -> Window:
+        context = browser.new_context(viewport={"width": width, "height": HEIGHT}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        made = Window(page=page, address=address)
+        opened.append(made)
+        page.on("pageerror", lambda error: made.faults.append(str(error)))
+        page.on("console", lambda message: made.faults.append(message.text))
+        outside = made.faults.append
+        allowed = (address, "data:", "blob:", "about:")
+        page.on(
+            "request",
+            lambda one: None if one.url.startswith(allowed) else outside(f"request {one.url}"),
+        )
+        return made
+
+    try:
+        yield new
+    finally:
+        for context in contexts:
+            context.close()
+    faults = [fault for window in opened for fault in window.faults]
+    assert not faults, faults
