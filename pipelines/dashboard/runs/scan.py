@@ -13,6 +13,7 @@ from pipelines.dashboard.runs.bundles import bundles_in, completed, read_bundle,
 from pipelines.dashboard.runs.documents import changed_at, key_of
 from pipelines.dashboard.runs.find import BUNDLES, Found, find_below
 from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.runs.tracked import earlier_evaluations
 from pipelines.dashboard.runs.workspaces import WATCHED, read_workspace
 from pipelines.publishing.decisions import FOLDER as DECISIONS
 from serving.bundle.manifest import CURRENT, MANIFEST
@@ -60,6 +61,8 @@ class _Kept:
 
     times: Times
     run: Run
+    store: str | None = None
+    """Address of the MLflow store with what a workspace evaluated before."""
 
 
 class Scan:
@@ -70,6 +73,8 @@ class Scan:
         self._workspaces: dict[Path, _Kept] = {}
         self._bundles: dict[Path, _Kept] = {}
         self._completed: dict[Path, tuple[object, list[Run]]] = {}
+        self.stores: list[str] = []
+        """Addresses of the workspaces' MLflow stores."""
         self.lock = threading.Lock()
         """Held while looking through: one looks at a time."""
 
@@ -90,13 +95,15 @@ class Scan:
             times = times_of(str(path), WATCHED)
             kept = self._workspaces.get(path)
             if kept is None or kept.times != times:
-                kept = workspaces[path] = _Kept(times, _read(path))
+                run = _read(path)
+                kept = workspaces[path] = _Kept(times, run, earlier_evaluations(run))
                 num_read += 1
                 if num_read % SHOWN_EVERY == 0:
                     words = f"{number:,} of about {len(places):,} runs read; the rest follows"
                     show([one.run for one in workspaces.values()], [words, *problems])
             workspaces[path] = kept
         self._workspaces = workspaces
+        self.stores = [one.store for one in workspaces.values() if one.store is not None]
         runs = [one.run for one in workspaces.values()]
         folders = dict.fromkeys(one.path for one in found if not one.is_workspace)
         return [*runs, *self._read_bundles(folders, runs)], problems

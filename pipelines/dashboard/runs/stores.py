@@ -11,6 +11,7 @@ from pathlib import Path
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.scan import Scan, Snapshot
+from pipelines.dashboard.runs.tracked import TrackedRuns
 
 REST = 5.0
 """A watching store rests so many times as long as a look takes, that it costs little."""
@@ -40,6 +41,8 @@ class Stores:
     def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
         self.places = places
         self._scan = Scan(places.roots, places.bundles)
+        self._tracked = TrackedRuns()
+        self._reading: threading.Thread | None = None
         self._snapshot = Snapshot()
         self._watch, self._every = watch, every
         self._started = threading.Lock()
@@ -57,16 +60,32 @@ class Stores:
                 self._thread.start()
         self._queried.set()
         # A few runs are read before the first page is drawn; of many, a page shows what is there.
-        self._looked.wait(0.5)
+        if not self._looked.wait(0.5):
+            self._looked.set()
         return self._snapshot
 
     def refresh(self) -> Snapshot:
         """Look through all places now."""
         with self._scan.lock:
             runs, problems = self._scan.look(self._show)
-            self._show(runs, problems)
+            uris = list(dict.fromkeys([*self.places.mlflow, *self._scan.stores]))
+            stale = self._tracked.stale(uris)
+            if stale and self._watch:
+                self._read_later(stale)
+            elif stale:
+                self._tracked.read(stale)
+            merged = self._tracked.merged(uris, runs)
+            self._show(merged, [*problems, *self._tracked.problems(uris)])
         self._looked.set()
         return self._snapshot
+
+    def _read_later(self, uris: Sequence[str]) -> None:
+        """Read MLflow stores in a thread of their own: that may take minutes."""
+        if self._reading is None or not self._reading.is_alive():
+            self._reading = threading.Thread(
+                target=self._tracked.read, args=(uris,), daemon=True, name="tracked runs"
+            )
+            self._reading.start()
 
     def _show(self, runs: list[Run], problems: list[str]) -> None:
         before = self._snapshot

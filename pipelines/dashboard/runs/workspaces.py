@@ -39,7 +39,15 @@ from pipelines.ranking.artefact import RANKED
 from recsys.data.durable import PARTIAL
 from serving.bundle.manifest import bundle_directory
 
-WATCHED = ("", CONFIG, "lock", "evaluate/metrics.json", "release/release.json", RELEASED)
+WATCHED = (
+    "",
+    CONFIG,
+    "lock",
+    "evaluate/metrics.json",
+    "release/release.json",
+    RELEASED,
+    "tracking/outbox/sent",
+)
 """Whose times of change say whether a workspace must be read anew."""
 
 
