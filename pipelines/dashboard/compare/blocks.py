@@ -47,9 +47,9 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
                 f"{name} was measured on other data than {names[0]}{why}: only the queries that "
                 "both have are compared, and one may have learned from more events."
             )
-        if run.key != first.key and run.config_digest and run.config_digest == first.config_digest:
+        elif run.key != first.key and run.config_digest == first.config_digest is not None:
             found.append(
-                f"{name} has the same settings as {names[0]}; they differ by chance or code."
+                f"{name} has the settings and data of {names[0]}: they differ by chance or code."
             )
     for dropped, name in zip(known.dropped, names, strict=True):
         if dropped.words:

@@ -30,61 +30,76 @@ NO_PAIR = (
 def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOST) -> list[Side]:
     """Read the sides of a page; a pair is chosen where the page names none.
 
+    Two or more ``runs`` are compared by what they serve, or by ``model1``, ``model2``, ...; one run
+    by two of its models, ``first`` and ``second``.
+
     Raises:
         NotFoundError: A run is not there, has no ranks by user, or there is no pair.
-        QueryError: Only one run is named, or too many.
+        QueryError: Too many are named, or one model twice.
     """
     keys = query.several("runs", at_most=at_most)
-    if len(keys) < 2 and query.text("run") and query.text("first"):
-        run = context.stores.run(query.text("run"))
-        models = [query.text("first"), query.text("second")]
-        if not models[1] or models[0] == models[1]:
-            raise QueryError(
-                f"second is {models[1]!r}; it has to be another model than first, {models[0]!r}"
-            )
-        return [side(run, split, model) for model in models]
-    if not keys:
+    if len(keys) >= 2:
+        runs: Sequence[Run] = [context.stores.run(key) for key in keys]
+    else:
+        one = query.text("run") or "".join(keys)
+        models = (query.text("first"), query.text("second"))
+        if one or any(models):
+            run = context.stores.run(one) if one else None
+            return _models_of_one(context, split, run, models)
         try:
-            runs: Sequence[Run] = default_pair(context, split)
+            runs = default_pair(context, split)
         except NotFoundError:
             return _models_of_one(context, split)
-    elif len(keys) == 1:
-        raise QueryError("runs has one value; choose a second run to compare it with")
-    else:
-        runs = [context.stores.run(key) for key in keys]
     return [
         side(run, split, query.text(f"{MODEL}{place}") or None)
         for place, run in enumerate(runs, start=1)
     ]
 
 
-def default_pair(context: Context, split: Split) -> tuple[Run, Run]:
+def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Run]:
     """Choose what is served and its challenger, else the two newest runs on the same data.
+
+    Args:
+        context: Of the dashboard.
+        split: That they were measured on.
+        run: Key of a run that has to be in the pair; any without.
 
     Raises:
         NotFoundError: There are no two runs with ranks by user; says how to make them.
     """
-    measured = [run for run in context.stores.runs()[:LOOKED_AT] if has_ranks(run, split)]
-    pairs = [*_challenged(measured), *_same_data(measured), *_released(measured)]
-    if not pairs:
-        raise NotFoundError(NO_PAIR)
-    return pairs[0]
+    measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one, split)]
+    pairs = (*_challenged(measured), *_same_data(measured), *_released(measured))
+    for pair in pairs:
+        if not run or run in {one.key for one in pair}:
+            return pair
+    raise NotFoundError(NO_PAIR)
 
 
-def _models_of_one(context: Context, split: Split) -> list[Side]:
-    """Take what the newest measured run serves and the best other model of it.
+def _models_of_one(
+    context: Context, split: Split, run: Run | None = None, models: tuple[str, str] = ("", "")
+) -> list[Side]:
+    """Take two models of a run: by default what it serves and the best other one.
 
     Raises:
         NotFoundError: There is no such run.
+        QueryError: Both are one model.
     """
-    for run in context.stores.runs()[:LOOKED_AT]:
-        if run.kind == "workspace" and has_ranks(run, split):
-            models = answers(run, split).models
-            served = side(run, split)
-            others = [name for name in models if name != served.model]
-            if others:
-                gains = {name: run.metrics.get(f"{split}/{name}/ndcg@10", 0.0) for name in others}
-                return [served, side(run, split, max(gains, key=gains.__getitem__))]
+    runs = context.stores.runs()[:LOOKED_AT] if run is None else [run]
+    for one in runs:
+        if run is None and (one.kind != "workspace" or not has_ranks(one, split)):
+            continue
+        first = side(one, split, models[0] or None)
+        others = [name for name in answers(one, split).models if name != first.model]
+        if others:
+            gains = {name: one.metrics.get(f"{split}/{name}/ndcg@10", 0.0) for name in others}
+            second = side(one, split, models[1] or max(gains, key=gains.__getitem__))
+            if second.model == first.model:
+                raise QueryError(f"second is {second.model!r}, as first is; choose another model")
+            return [first, second]
+        if run is not None:
+            raise NotFoundError(
+                f"{one.name} has one model alone, {first.model}; choose a second run to compare"
+            )
     raise NotFoundError(NO_PAIR)
 
 
@@ -144,6 +159,7 @@ def controls(
             options=[option(by_key[key]) for key in offered],
             suggest="runs",
             at_most=at_most,
+            clears=("run", "first", "second", *(f"{MODEL}{place}" for place in range(1, MOST + 1))),
         )
     ]
     alike = len({run.key for run in chosen}) == 1

@@ -46,10 +46,10 @@ from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split
 from pipelines.dashboard.evidence.slicings import (
     CROSS,
     CROSSED,
-    LABELS,
     Slicing,
     blocks_of,
     everything,
+    label_of_group,
 )
 from pipelines.dashboard.evidence.verdict import p_words
 from pipelines.dashboard.query import Query
@@ -125,7 +125,7 @@ def build(context: Context, query: Query) -> Page:
             Words(lines=["Where to look next:"], links=links(shown)),
         ],
         controls=[*controls(context, sides, split), *own_controls(shown, groups, split)],
-        notices=warnings(pairs.known, names),
+        notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
     )
 
 
@@ -149,9 +149,8 @@ def own_controls(shown: Shown, groups: Sequence[str], split: Split) -> list[Cont
 
 
 def group_label(group: str) -> str:
-    """Say a slicing in words."""
-    parts = [LABELS.get(one, one.replace("_", " ")) for one in group.split(CROSS)]
-    return "By " + " and ".join(parts)
+    """Title the slices of a slicing."""
+    return f"By {label_of_group(group)}"
 
 
 def metrics_blocks(shown: Shown) -> list[Block]:
@@ -393,6 +392,7 @@ def links(shown: Shown) -> list[Link]:
             parameters={"runs": runs, "first": first.model, "second": second.model},
         ),
         Link(label="Differences of their settings", page="differences", parameters={"runs": runs}),
+        Link(label="How models age between trainings", page="replay"),
     ]
 
 
@@ -412,5 +412,5 @@ ENTRY = PageEntry(
     title="Compare",
     build=build,
     suggest={"runs": suggest_runs},
-    keeps=("runs",),
+    keeps=("runs", "run", "first", "second"),
 )

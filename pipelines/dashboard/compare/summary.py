@@ -38,9 +38,9 @@ from pipelines.dashboard.document import (
 )
 from pipelines.dashboard.evidence.measures import Measures, measures_of
 from pipelines.dashboard.evidence.paired import Pairs, interval, pairs_of
-from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, answers
+from pipelines.dashboard.evidence.per_user import SERVED, SPLITS, Side, Split, answers
 from pipelines.dashboard.evidence.search import SliceShift
-from pipelines.dashboard.evidence.slicings import LABELS, everything, label_of
+from pipelines.dashboard.evidence.slicings import everything, label_of, label_of_group
 from pipelines.dashboard.evidence.verdict import (
     Answer,
     Reason,
@@ -67,6 +67,13 @@ DECISION_TONES: dict[Decision, Tone] = {
 TONES: dict[Answer, Tone] = {"second": "good", "first": "bad", "no evidence": "note"}
 
 
+TOO_FEW = (
+    "Measure both on the same events: recsys run with the settings of A on the data of B, into a "
+    "folder of its own (-w). Settings that are to serve for long are compared by recsys backtest, "
+    "as time passes; lists that were served, by recsys ope and by an experiment.",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pair:
     """What the page is about: A is what is served, or comes first; B would take its place."""
@@ -81,11 +88,13 @@ class Pair:
 def build(context: Context, query: Query) -> Page:
     """Make the page; without a pair it says how to get one."""
     split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
-    if not query.several("runs", at_most=2) and not query.text("first"):
+    if len(query.several("runs", at_most=2)) < 2 and not query.text("first"):
+        run = query.text("run") or query.text("runs")
         try:
-            default_pair(context, split)
+            runs = default_pair(context, split, run)
         except NotFoundError as error:
             return without_pair(context, str(error))
+        query = Query.of(runs=tuple(one.key for one in runs))
     found = sides_of(context, query, split, at_most=2)
     pair = pair_of(context, (found[0], found[1]), split)
     names = [f"{letter}, {name}" for letter, name in zip("AB", pair.names, strict=True)]
@@ -97,6 +106,8 @@ def build(context: Context, query: Query) -> Page:
         Tiles(tiles=tiles(pair)),
         Words(lines=["What to look at next:"], links=links(pair)),
     ]
+    if not pair.verdict.overall:
+        blocks.append(Words(lines=TOO_FEW, tone="note"))
     if pair.verdict.overall:
         blocks += [overall_section(pair, names), slices_section(pair)]
     blocks += [
@@ -113,7 +124,7 @@ def build(context: Context, query: Query) -> Page:
         lead=answer,
         blocks=blocks,
         controls=controls(context, pair.sides, split, at_most=2),
-        notices=warnings(pair.pairs.known, names),
+        notices=[*warnings(pair.pairs.known, names), *pair.pairs.slicings.problems],
     )
 
 
@@ -211,7 +222,8 @@ def about(letter: str, side: Side) -> str:
     time = "" if run.time is None else f" of {run.time:%Y-%m-%d %H:%M} UTC"
     state = "".join(f", {run.tags[tag]}" for tag in ("decision",) if tag in run.tags)
     served = ", served now" if "served" in run.tags else ""
-    return f"{letter} is {run.kind} {run.name}{time}, {model_label(side.model)}{state}{served}."
+    model = "" if side.model == SERVED else f", {model_label(side.model)}"
+    return f"{letter} is {run.kind} {run.name}{time}{model}{state}{served}."
 
 
 def reason_blocks(verdict: Verdict) -> list[Block]:
@@ -407,7 +419,7 @@ def slices_section(pair: Pair) -> Section:
         page_length=10,
         origins=origins(pair.sides),
     )
-    groups = ", ".join(LABELS.get(one, one) for one in pair.pairs.slicings.groups)
+    groups = ", ".join(label_of_group(one) for one in pair.pairs.slicings.groups)
     return Section(
         key="slices-section",
         title="For whom",

@@ -83,6 +83,11 @@ class Slicing(NamedTuple):
         return [f"{self.group}/{name}" for name in self.names]
 
 
+def label_of_group(group: str) -> str:
+    """Say a slicing in words, such as "category and user activity"."""
+    return " and ".join(LABELS.get(one, one.replace("_", " ")) for one in group.split(CROSS))
+
+
 def label_of(key: str) -> str:
     """Say a slice's key in words, such as "category books, user activity new"."""
     group, _, name = key.partition("/")
@@ -99,6 +104,8 @@ class Slicings:
     def __init__(self, known: Joined) -> None:
         self._known = known
         self._made: dict[str, Slicing | None] = {}
+        self.problems: list[str] = []
+        """Slicings that are left out because a file cannot be read."""
 
     @cached_property
     def groups(self) -> list[str]:
@@ -118,7 +125,11 @@ class Slicings:
     def get(self, group: str) -> Slicing | None:
         """Return a slicing, such as ``category`` or ``category x user_activity``; None without."""
         if group not in self._made:
-            self._made[group] = self._make(group)
+            try:
+                self._made[group] = self._make(group)
+            except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+                self.problems.append(f"Slices by {label_of_group(group)} are left out: {error}")
+                self._made[group] = None
         return self._made[group]
 
     def _make(self, group: str) -> Slicing | None:

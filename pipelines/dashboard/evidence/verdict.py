@@ -115,8 +115,8 @@ def judge(
     num_users = pairs.known.num_users
     if num_users < config.min_users:
         why = (
-            f"Only {num_users:,} users have the same held-out item in both; below "
-            f"{config.min_users} nothing is concluded."
+            f"Users with the same held-out item in both: {num_users:,}. Below {config.min_users} "
+            "nothing is concluded."
         )
         reason = Reason(kind="too few", speaks_for="no evidence", words=why)
         return Verdict(

@@ -162,6 +162,7 @@ def test_summary_chooses_the_two_newest_runs_on_the_same_data(context: Context) 
 def test_summary_of_few_common_users_concludes_nothing(context: Context) -> None:
     page = summary(context, "plain", "stranger")
     assert page.lead.startswith("No evidence: too few common queries")
+    assert "Measure both on the same events" in words(page)
 
 
 def test_without_any_run_the_page_says_what_to_do(tmp_path: Path) -> None:
@@ -175,3 +176,29 @@ def test_one_run_is_compared_by_its_models(tmp_path: Path) -> None:
     alone = Context(stores=Stores(Places(roots=[tmp_path])))
     assert ENTRY.build(alone, Query()).title == "Compare blend and EASE"
     assert "There is no pair" in SUMMARY.build(alone, Query()).lead
+
+
+def test_a_run_alone_is_compared_by_the_models_that_are_chosen(context: Context) -> None:
+    page = ENTRY.build(context, Query.of(runs=(key(context, "plain"),), second="ease"))
+    assert page.title == "Compare blend and EASE"
+    with pytest.raises(QueryError, match="choose another model"):
+        ENTRY.build(context, Query.of(run=key(context, "plain"), first="ease", second="ease"))
+    with pytest.raises(NotFoundError, match="one model alone"):
+        ENTRY.build(context, Query.of(run=key(context, "better")))
+
+
+def test_a_summary_of_a_run_finds_its_counterpart(context: Context) -> None:
+    page = SUMMARY.build(context, Query.of(run=key(context, "better")))
+    assert "plain" in words(page)
+    assert "There is no pair" in SUMMARY.build(context, Query.of(run=key(context, "stranger"))).lead
+
+
+def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> None:
+    known = world(6, num_users=400)
+    for name, seed in (("one", 1), ("two", 2)):
+        write_workspace(tmp_path / name, known, {"blend": Model(seed=seed)})
+        (tmp_path / name / "build_features" / "item_categories" / "values.npy").write_bytes(b"no")
+    broken = Context(stores=Stores(Places(roots=[tmp_path])))
+    page = SUMMARY.build(broken, Query())
+    assert any("Slices by category are left out" in notice for notice in page.notices)
+    assert page.lead.startswith("No evidence")
