@@ -18,6 +18,7 @@ NUM_LOOKED_AT = 200
 MAX_METRICS = 6
 MAX_COMPARED = 5
 PRIMARY = "ndcg@10"
+MLFLOW_TAGS = ("mlflow", "experiment")
 
 
 def by_fame(metrics: Iterable[str]) -> list[str]:
@@ -138,8 +139,9 @@ class RunColumn:
 
 
 def tags_text(run: Run) -> str:
-    """Write a run's tags."""
-    return ", ".join(f"{name}: {value}" for name, value in run.tags.items())
+    """Write a run's tags, without those that name its record in MLflow."""
+    tags = ((name, value) for name, value in run.tags.items() if name not in MLFLOW_TAGS)
+    return ", ".join(f"{name}: {value}" for name, value in tags)
 
 
 def _metric_column(choice: Choice, metric: str) -> RunColumn:

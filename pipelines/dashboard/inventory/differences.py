@@ -127,7 +127,7 @@ def build(context: Context, query: Query) -> Page:
     pair = tuple(context.stores.run(key) for key in keys) if keys else default_pair(context)
     split = query.choice("split", ("test", "validation"), "test")
     controls = _controls(pair, split, context)
-    notices = [*context.stores.problems(), *(word for run in pair for word in run.problems)]
+    notices = [word for run in pair for word in run.problems]
     if len(pair) < 2:
         lines = ["Choose two runs or bundles above, or two on the page Runs."]
         blocks: list[Block] = [

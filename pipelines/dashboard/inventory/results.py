@@ -30,7 +30,7 @@ from pipelines.reports.wording import (
     parted,
 )
 
-MAX_COLUMNS = 6
+MAX_COLUMNS = 4
 MAX_SLICES = 6
 """Charts of groups of slices on a page."""
 
@@ -172,7 +172,12 @@ def _ranker_words(served: bool, reason: str) -> str:
 def interval_table(data: ReportData, split: str, origins: Sequence[Origin]) -> Table:
     """Lay out the metrics of each model with their intervals."""
     measured = data.measured(split).models
-    metrics = by_fame(next(iter(measured.values())).intervals)[:MAX_COLUMNS]
+    means: dict[tuple[float, ...], str] = {}
+    for metric in by_fame(next(iter(measured.values())).intervals):
+        found = [one.intervals[metric].mean for one in measured.values() if metric in one.intervals]
+        # With one held-out item a user the hit rate is the recall, and MAP is MRR.
+        means.setdefault(tuple(found), metric)
+    metrics = list(means.values())[:MAX_COLUMNS]
     columns = [Column(label="Model")]
     for metric in metrics:
         label, note = metric_label(metric), metric_meaning(metric)
@@ -182,10 +187,8 @@ def interval_table(data: ReportData, split: str, origins: Sequence[Origin]) -> T
     for model in data.models:
         row: list[Cell] = [model_label(model)]
         for metric in metrics:
-            found = measured[model].intervals.get(metric)
-            row += (
-                ["", ""] if found is None else [found.mean, f"{found.low:.4f} to {found.high:.4f}"]
-            )
+            one = measured[model].intervals.get(metric)
+            row += ["", ""] if one is None else [one.mean, f"{one.low:.4f} to {one.high:.4f}"]
         rows.append(row)
     users = data.measured(split).num_users
     return Table(

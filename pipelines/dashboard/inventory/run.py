@@ -76,7 +76,7 @@ def build(context: Context, query: Query) -> Page:
     if run is None:
         return nothing_there(context)
     split = query.choice("split", SPLITS, SPLITS[0])
-    notices = [*context.stores.problems(), *run.problems]
+    notices = list(run.problems)
     sections: list[Section] = []
     try:
         reported = read_reported(context, run)
@@ -169,7 +169,11 @@ def duration(seconds: float) -> str:
 
 
 def _words(context: Context, run: Run) -> Words:
-    lines = [f"Tags: {tags_text(run)}."] if run.tags else []
+    tags = tags_text(run)
+    lines = [f"Tags: {tags}."] if tags else []
+    if "mlflow" in run.tags:
+        place = f"experiment {run.tags.get('experiment', '')!r}"
+        lines.append(f"MLflow has it as {run.tags['mlflow']}, {place}.")
     links = []
     if run.kind == "bundle" and run.made_by:
         links.append(

@@ -70,7 +70,6 @@ def nothing_there(context: Context) -> Page:
         title="Runs",
         lead="There is no run yet.",
         blocks=[Words(lines=lines, tone="note")],
-        notices=context.stores.problems(),
     )
 
 
@@ -91,7 +90,6 @@ def build(context: Context, query: Query) -> Page:
         lead=f"{len(snapshot.runs):,} runs and bundles of all workspaces, the newest first.",
         blocks=blocks,
         controls=_controls(snapshot.runs, choice, query, context),
-        notices=snapshot.problems,
     )
 
 

@@ -51,6 +51,9 @@ WATCHED = (
 """Whose times of change say whether a workspace must be read anew."""
 
 
+PLAIN_NAMES = ("run", "runs", "workspace", "output")
+
+
 @dataclass
 class _Reading:
     """What was found so far."""
@@ -102,6 +105,13 @@ class Costs:
         )
 
 
+def name_of(path: Path) -> str:
+    """Name a run by its folder, and by the one above where the name says little."""
+    if path.name == UPDATE:
+        return f"{name_of(path.parent)}/{UPDATE}"
+    return f"{path.parent.name}/{path.name}" if path.name in PLAIN_NAMES else path.name
+
+
 def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
@@ -124,7 +134,7 @@ def read_workspace(path: Path) -> Run:
     reading.problems += none
     return Run(
         key=key_of(str(path.resolve())),
-        name=f"{path.parent.name}/{path.name}" if path.name == UPDATE else path.name,
+        name=name_of(path),
         kind="workspace",
         status=status,
         time=costs.ended or changed_at(path / CONFIG) or changed_at(path),

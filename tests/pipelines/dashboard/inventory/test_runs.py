@@ -130,7 +130,7 @@ def test_without_a_run_the_page_says_what_to_do(tmp_path: Path) -> None:
     page = build(Context(stores=Stores(Places(roots=[tmp_path / "none"]))), Query())
     words = block_of(page, Words)
     assert "recsys demo" in words.lines[1]
-    assert page.notices == (f"{tmp_path / 'none'} cannot be read: No such file or directory",)
+    assert str(tmp_path / "none") in words.lines[0]
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
@@ -162,7 +162,6 @@ def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
     context = Context(stores=stores)
     page = build(context, Query())
     assert page.lead.startswith("100,000 runs")
-    assert page.notices == snapshot.problems
     assert len(block_of(page, Chart).rows) == 500
     window = Window(start=10, length=5, order_by=4, search="embedding_dim=3")
     rows = rows_of(context, Query(), window)
