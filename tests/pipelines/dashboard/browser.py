@@ -56,7 +56,7 @@ class Window:
     page: Any
     address: str
     faults: list[str] = field(default_factory=list)
-    """Errors of scripts, lines of the console, requests to anywhere else."""
+    """Errors of scripts and of the console, requests to anywhere else."""
 
     def open(self, page: str = "", expected: str = "drawn") -> None:
         """Open a page such as ``why?run=abc`` and wait until it is drawn."""
@@ -130,12 +130,12 @@ def windows(browser: Any, address: str) -> Iterator[Callable[..., Window]]:
         made = Window(page=page, address=address)
         opened.append(made)
         page.on("pageerror", lambda error: made.faults.append(str(error)))
-        page.on("console", lambda message: made.faults.append(message.text))
-        outside = made.faults.append
+        wrong = made.faults.append
+        page.on("console", lambda one: wrong(one.text) if one.type == "error" else None)
         allowed = (address, "data:", "blob:", "about:")
         page.on(
             "request",
-            lambda one: None if one.url.startswith(allowed) else outside(f"request {one.url}"),
+            lambda one: None if one.url.startswith(allowed) else wrong(f"request {one.url}"),
         )
         return made
 

@@ -32,13 +32,15 @@ function wordsBlock(view, block) {
   );
 }
 
+const LONG = 11;
+
 function tilesBlock(view, block) {
   const tiles = block.tiles.map((tile) =>
     make(
       "div",
       { class: `tile tone-${tile.tone}` },
       text(tile.label, "dt"),
-      make("dd", {}, linked(view, tile.value, tile.link)),
+      make("dd", { class: tile.value.length > LONG ? "long" : "" }, linked(view, tile.value, tile.link)),
       tile.note ? text(tile.note, "dd") : null,
     ),
   );
@@ -134,12 +136,16 @@ const SIDE_BY_SIDE = new Set(["chart", "action"]);
 export function drawBlocks(view, blocks, level) {
   const made = [];
   let row = null;
+  const add = (drawn) => {
+    row.append(drawn);
+    row.classList.toggle("many", row.children.length > 2 && row.dataset.kind === "chart");
+  };
   for (const block of blocks) {
     const drawn = KINDS[block.kind](view, block, level);
     if (!SIDE_BY_SIDE.has(block.kind)) {
       row = null;
       made.push(drawn);
-    } else if (row?.dataset.kind === block.kind) row.append(drawn);
+    } else if (row?.dataset.kind === block.kind) add(drawn);
     else {
       row = make("div", { class: `row ${block.kind}s`, data: { kind: block.kind } }, drawn);
       made.push(row);

@@ -32,18 +32,23 @@ export function point(x, y, value) {
   bubble.style.top = `${y + 18 + box.height > innerHeight ? y - box.height - 10 : y + 18}px`;
 }
 
+// A chart as high as its rows fits its place in width alone; Vega-Lite warns where that is not said.
+function sized(spec) {
+  const fits = typeof spec.height !== "number" && !spec.autosize;
+  return fits ? { ...spec, autosize: { type: "fit-x", contains: "padding" } } : spec;
+}
+
 async function draw(view, place, block) {
   try {
     const embed = await vegaEmbed();
     if (!place.isConnected) return;
-    const made = await embed(place, block.spec, {
+    const made = await embed(place, sized(block.spec), {
       mode: "vega-lite",
       ast: true,
       renderer: "svg",
       actions: false,
       defaultStyle: false,
       hover: false,
-      logLevel: 1,
       tooltip: (_, event, __, value) => point(event?.clientX ?? 0, event?.clientY ?? 0, value),
     });
     view.leaving.push(() => made.finalize());

@@ -48,14 +48,16 @@ function toggle(view, control, id) {
   return made;
 }
 
-function suggester(view, control, choose) {
+// shown: what the field says of the value that is chosen, which is nothing typed.
+function suggester(view, control, choose, shown = "") {
   return {
-    suggest: async (typed, signal) => {
-      if (control.suggest) {
+    suggest: async (text, signal) => {
+      const typed = text === shown ? "" : text.trim();
+      if (control.suggest && (typed || !control.options.length)) {
         const { source, page, parameters } = view;
-        return source.suggest(page, control.suggest, parameters, typed.trim(), signal);
+        return source.suggest(page, control.suggest, parameters, typed, signal);
       }
-      const wanted = typed.trim().toLowerCase();
+      const wanted = typed.toLowerCase();
       const found = control.options.filter((one) => one.label.toLowerCase().includes(wanted));
       return found.slice(0, 20);
     },
@@ -75,15 +77,17 @@ function searchInput(id, value) {
 }
 
 function search(view, control, id) {
-  const label = control.options.find((one) => one.value === control.value)?.label;
-  const made = searchInput(id, label ?? control.value);
+  const shown = control.options.find((one) => one.value === control.value)?.label ?? control.value;
+  const made = searchInput(id, shown);
   made.disabled = view.source.exported;
+  made.addEventListener("focus", () => made.select());
+  const take = (value) => value !== shown && value !== control.value && changed(view, control, value);
   view.later.push(() => {
-    const options = suggester(view, control, (value) => changed(view, control, value));
+    const options = suggester(view, control, take, shown);
     // A cleared field means no value; text that names nothing is dropped.
     options.leave = () => {
       if (made.value.trim() === "" && control.value) changed(view, control, "");
-      else made.value = label ?? control.value;
+      else made.value = shown;
     };
     new Combobox(made, options);
   });

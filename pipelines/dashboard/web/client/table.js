@@ -50,7 +50,7 @@ function columnOf(view, column, place) {
   return {
     data: place,
     type: "cell",
-    className: column.numeric ? "number" : "",
+    className: `${column.numeric ? "number" : ""} ${column.format}`.trim(),
     orderSequence: column.numeric ? ["desc", "asc", ""] : ["asc", "desc", ""],
     render(cell, kind) {
       if (kind === "display") return cellNode(view, cell, column);
