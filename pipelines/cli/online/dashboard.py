@@ -12,6 +12,7 @@ from pipelines.engine.console import log
 
 if TYPE_CHECKING:
     from pipelines.dashboard.context import Context
+    from pipelines.dashboard.runs.stores import Places
 
 ROOT = Path("runs")
 Roots = Annotated[
@@ -56,7 +57,10 @@ def dashboard(
     ] = False,
     name: Names = None,
     export: Annotated[
-        Path | None, typer.Option(help="Instead: write runs into this HTML file.")
+        Path | None,
+        typer.Option(
+            help="Instead: write runs into this HTML file, or a file each into this folder."
+        ),
     ] = None,
     run: Annotated[
         list[str] | None,
@@ -77,9 +81,13 @@ def dashboard(
 
       recsys dashboard --export shop.html --run runs/shop
     """
-    context = _context(root, bundles, mlflow, server, _key(key_file, key), export is not None)
+    if run and export is None:
+        raise ValueError("--run says what --export writes; a served dashboard shows all runs")
+    places = _places(root, bundles, mlflow, run)
+    context = _context(places, server, _key(key_file, key), exported=export is not None)
     if export is not None:
-        raise ValueError("--export is not there yet")
+        _export(context, export, run or [])
+        return
     from pipelines.dashboard.pages.list import PAGES
     from pipelines.dashboard.web.access import Access
     from pipelines.dashboard.web.run import serve
@@ -94,25 +102,48 @@ def dashboard(
     serve(context, PAGES, access, port)
 
 
-def _context(
+def _places(
     root: list[Path] | None,
     bundles: list[Path] | None,
     mlflow: list[str] | None,
-    server: str | None,
-    key: str | None,
-    exported: bool,
-) -> Context:
-    from pipelines.dashboard.context import Context
-    from pipelines.dashboard.runs.stores import Places, Stores
+    run: list[str] | None,
+) -> Places:
+    """Say where runs are looked for: a run that is exported by its folder needs no root."""
+    from pipelines.dashboard.runs.stores import Places
 
-    roots = [ROOT] if root is None else root
     for given in [*(root or ()), *(bundles or ())]:
         if not given.is_dir():
             raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
-    places = Places(roots=roots, bundles=bundles or (), mlflow=mlflow or ())
-    return Context(
-        stores=Stores(places, watch=not exported), server=server, key=key, exported=exported
-    )
+    folders = [Path(one) for one in run or () if Path(one).is_dir()]
+    if root is None and not (folders and len(folders) == len(run or ())):
+        root = [ROOT]
+    return Places(roots=[*(root or ()), *folders], bundles=bundles or (), mlflow=mlflow or ())
+
+
+def _context(places: Places, server: str | None, key: str | None, *, exported: bool) -> Context:
+    from pipelines.dashboard.context import Context
+    from pipelines.dashboard.runs.stores import Stores
+
+    stores = Stores(places, watch=not exported)
+    return Context(stores=stores, server=server, key=key, exported=exported)
+
+
+def _export(context: Context, path: Path, wanted: list[str]) -> None:
+    """Write one file about runs, or a file a run where no HTML file is named."""
+    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.web.export import find_runs, write
+
+    runs = find_runs(context.stores, wanted)
+    if path.suffix.lower() in {".html", ".htm"}:
+        files = {path: runs}
+    else:
+        files = {path / f"{run.name.replace('/', '-')}-{run.key}.html": [run] for run in runs}
+    for file, of in files.items():
+        left_out = write(context, PAGES, of, file)
+        size = file.stat().st_size / 1e6
+        log.print(f"{file}: {size:.1f} MB", markup=False, soft_wrap=True)
+        for one in left_out:
+            log.print(f"  without {one}", markup=False, soft_wrap=True)
 
 
 def _key(file: Path | None, given: str | None) -> str | None:
@@ -123,6 +154,8 @@ def _key(file: Path | None, given: str | None) -> str | None:
     """
     if file is None:
         return given or None
+    if not file.is_file():
+        raise ValueError(f"{file} is no file; --key-file names one that holds the key")
     key = file.read_text(encoding="utf-8").strip()
     if not key or "\n" in key:
         raise ValueError(f"{file} must hold the key on one line; recsys keys add prints a good one")

@@ -46,11 +46,16 @@ function cellNode(view, cell, column) {
   return text(written(cell, column.format));
 }
 
-function columnOf(view, column, place) {
+const LONG = 28;
+
+function columnOf(view, block, place) {
+  const column = block.columns[place];
+  const long = block.rows.some((row) => written(row[place], column.format).length > LONG);
+  const classes = [column.numeric ? "number" : "", column.format, long ? "long" : ""];
   return {
     data: place,
     type: "cell",
-    className: `${column.numeric ? "number" : ""} ${column.format}`.trim(),
+    className: classes.filter(Boolean).join(" "),
     orderSequence: column.numeric ? ["desc", "asc", ""] : ["asc", "desc", ""],
     render(cell, kind) {
       if (kind === "display") return cellNode(view, cell, column);
@@ -137,7 +142,7 @@ function optionsOf(view, block, windows) {
     : { data: block.rows };
   return {
     ...rows,
-    columns: block.columns.map((column, place) => columnOf(view, column, place)),
+    columns: block.columns.map((_, place) => columnOf(view, block, place)),
     autoWidth: false,
     order: state.order,
     orderMulti: false,

@@ -1,0 +1,182 @@
+"""Runs as one file: what it holds, what is left out, and that it opens without a server."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.document import Page, Section, Table, Words
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.web import export
+from pipelines.dashboard.web.assets import assets
+from pipelines.dashboard.web.encoding import for_script
+from pipelines.dashboard.web.modules import in_order, one_script
+from pipelines.dashboard.web.shell import FIRST, LATER
+from tests.pipelines.dashboard.browser import Window
+from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
+from tests.pipelines.dashboard.web.test_server import OneRun
+
+RUN = Run(
+    key="0123456789ab",
+    name=HOSTILE[1],
+    kind="workspace",
+    status="complete",
+    time=None,
+    path=None,
+)
+
+
+def gone(context: Context, query: Query) -> Page:
+    raise NotFoundError("this run has no ranker")
+
+
+def both_models(context: Context, query: Query) -> list[Query]:
+    run = query.text("run")
+    return [Query.of(run=run), Query.of(run=run, model="2", runs=("0", "1"))]
+
+
+ENTRIES = (replace(PAGES[0], exports=both_models), PageEntry(name="gone", title="Gone", build=gone))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    context = Context(stores=OneRun(folder), exported=True)
+    path = folder / "out" / "run.html"
+    left_out = export.write(context, ENTRIES, [RUN], path)
+    assert left_out == ["Gone: this run has no ranker"]
+    return path
+
+
+def held(path) -> list[dict]:
+    text = path.read_text().split('type="application/json">')[1].split("</script>")[0]
+    return json.loads(text)["exported"]
+
+
+def test_a_file_holds_the_queries_that_a_page_names(exported):
+    documents = held(exported)
+    assert [(one["name"], one["parameters"].get("model")) for one in documents] == [
+        ("every", None),
+        ("every", ["2"]),
+    ]
+    tables = next(one for one in documents[0]["page"]["blocks"] if one.get("key") == "tables")
+    long = tables["blocks"][1]
+    assert len(long["rows"]) == export.MAX_ROWS
+    assert long["source"] is None
+    assert "first 200 of 2,000 rows" in long["note"]
+    assert exported.stat().st_size < 2_000_000
+
+
+def test_the_largest_blocks_are_left_out_and_named():
+    small = Table(key="a", title="Small", note="", columns=[], rows=[["x" * 100]])
+    large = replace(small, key="b", title="Large", rows=[["x" * 10_000]])
+    page = Page(title="p", lead="", blocks=[small, Section(key="s", title="s", blocks=[large])])
+    documents = [export.Document(name="p", parameters={}, page=page)]
+    (kept,) = export.fitted(documents, 2_000)
+    assert kept.page.blocks[0] is small
+    (words,) = kept.page.blocks[1].blocks
+    assert isinstance(words, Words)
+    assert words.lines[0].startswith("Large: left out")
+    assert len(for_script([kept])) <= 2_000
+    assert export.fitted(documents, 20_000)[0].page.blocks[1].blocks[0] is large
+
+
+def test_a_whole_file_is_never_larger_than_it_may_be(exported, tmp_path, monkeypatch):
+    context = Context(stores=OneRun(tmp_path), exported=True)
+    most = exported.stat().st_size - 20_000
+    monkeypatch.setattr(export, "MAX_BYTES", most)
+    export.write(context, ENTRIES, [RUN], tmp_path / "run.html")
+    assert (tmp_path / "run.html").stat().st_size <= most
+    assert "left out, so that this file stays small" in (tmp_path / "run.html").read_text()
+
+
+def test_modules_become_one_script_in_an_order_that_works():
+    ours = {
+        name: found.body.decode()
+        for name, found in assets().items()
+        if name.endswith(".js") and name not in LATER
+    }
+    order = in_order(ours, FIRST)
+    assert set(order) == set(ours)
+    assert order[-1] == FIRST
+    pair = {"a.js": 'import { b } from "./b.js";\nb();\n', "b.js": "export const b = 1;\n"}
+    assert one_script(pair, "a.js") == (
+        "const module_b = (() => {\nconst b = 1;\nreturn { b };\n})();\n"
+        "const module_a = (() => {\nconst { b } = module_b;\nb();\nreturn {  };\n})();\n"
+    )
+    with pytest.raises(AssertionError, match="not known"):
+        one_script({"a.js": "export default 1;\n"}, "a.js")
+    with pytest.raises(AssertionError, match="in a circle"):
+        one_script(
+            {
+                "a.js": 'import { b } from "./b.js";\n',
+                "b.js": 'import { a } from "./a.js";\n',
+            },
+            "a.js",
+        )
+
+
+def test_runs_are_found_by_key_or_folder_and_a_wrong_name_says_which_there_are(tmp_path):
+    class Two(OneRun):
+        def runs(self):
+            return [replace(RUN, name="shop", path=tmp_path), replace(RUN, key="b" * 12)]
+
+    stores = Two(tmp_path)
+    assert [run.name for run in export.find_runs(stores, [])] == ["shop"]
+    assert [run.key for run in export.find_runs(stores, ["b" * 12])] == ["b" * 12]
+    assert [run.name for run in export.find_runs(stores, [str(tmp_path)])] == ["shop"]
+    with pytest.raises(ValueError, match=r"the newest are: 0123456789ab \(shop\)"):
+        export.find_runs(stores, ["nowhere"])
+
+
+@pytest.fixture
+def window(chromium, exported):
+    requests, faults = [], []
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    context.set_offline(True)
+    page = context.new_page()
+    page.on("request", lambda one: requests.append(one.url))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda one: faults.append(one.text) if one.type == "error" else None)
+    yield Window(page=page, address=exported.as_uri())
+    context.close()
+    assert faults == []
+    assert [one for one in requests if not one.startswith((exported.as_uri(), "data:"))] == []
+
+
+@pytest.mark.slow
+def test_a_file_opens_without_a_server_and_asks_for_nothing(window):
+    window.open("every?run=0123456789ab")
+    window.see_all()
+    assert window.axe() == []
+    assert window.page.evaluate("window.broken") is None
+    assert window.page.locator("figure svg").count() == 2
+    assert window.page.inner_text("#long .dt-info") == "1 to 10 of 200"
+    window.page.fill("#search-long", "199 ")
+    window.until("document.querySelector('#long .dt-info').textContent.startsWith('1 to 1 ')")
+
+
+@pytest.mark.slow
+def test_controls_offer_what_the_file_holds(window):
+    window.open("every")
+    page = window.page
+    options = page.locator("#control-model option")
+    enabled = [one.get_attribute("value") for one in options.all() if one.is_enabled()]
+    assert enabled == ["", "2"]
+    assert options.nth(1).inner_text() == "Model 0 (not in this file)"
+    assert page.locator("#control-k").is_disabled()
+    assert page.locator("#control-item").is_disabled()
+    assert page.locator("#act-promote").is_disabled()
+    assert "This file holds some of the values" in page.inner_text(".controls")
+    page.select_option("#control-model", "2")
+    window.until("document.querySelector('.answer').textContent.startsWith('Model 2')")
+    window.settled()
+    assert page.locator(".words a").count() == 0, "a file of a run is not in this file"
+
+
+@pytest.mark.slow
+def test_a_page_that_is_not_in_the_file_is_said(window):
+    window.open("gone", expected="failed")
+    assert "does not hold that page" in window.page.inner_text(".answer")
