@@ -100,9 +100,8 @@ def build(context: Context, query: Query) -> Page:
     names = [f"{letter}, {name}" for letter, name in zip("AB", pair.names, strict=True)]
     answer = sentence(pair)
     blocks: list[Block] = [
-        Words(lines=[answer], tone=TONES[pair.verdict.answer]),
-        Words(lines=[about(letter, side) for letter, side in zip("AB", pair.sides, strict=True)]),
         *reason_blocks(pair.verdict),
+        Words(lines=[about(letter, side) for letter, side in zip("AB", pair.sides, strict=True)]),
         Tiles(tiles=tiles(pair)),
         Words(lines=["What to look at next:"], links=links(pair)),
     ]
@@ -231,7 +230,10 @@ def reason_blocks(verdict: Verdict) -> list[Block]:
     decisive, against = verdict.decisive, verdict.against
     found: list[Block] = []
     if decisive:
-        found.append(Section(key="why", title="Why", blocks=[Words(lines=words(decisive))]))
+        tone = TONES[verdict.answer]
+        found.append(
+            Section(key="why", title="Why", blocks=[Words(lines=words(decisive), tone=tone)])
+        )
     if against:
         title = "What speaks for the other side" if decisive else "What was seen"
         found.append(Section(key="against", title=title, blocks=[Words(lines=words(against))]))
