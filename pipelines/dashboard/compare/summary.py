@@ -210,7 +210,9 @@ def because(verdict: Verdict) -> str:
     against = [one.kind for one in verdict.against]
     if worse and "overall" in against:
         clauses.append("though it is better over all queries")
-    elif worse and "overall" not in kinds and clauses and "cost" not in kinds:
+    elif worse and "slice" in against:
+        clauses.append("though others gain")
+    elif worse and not {"overall", "cost"} & {*kinds}:
         clauses.append("and nothing is shown to be gained over all queries")
     return ", ".join(clauses)
 
