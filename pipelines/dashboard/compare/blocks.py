@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pipelines.dashboard.document import Cell, Chart, Column, LinkedCell, Origin, Table
 from pipelines.dashboard.evidence.joined import Joined
 from pipelines.dashboard.evidence.measures import COSTS, Measures
+from pipelines.dashboard.evidence.paired import Moments, interval
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.evidence.verdict import cost_words
 from pipelines.reports.charts.shapes import Dot, interval_chart
@@ -60,6 +61,28 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
                 f"left out: {dropped.words}.{few}"
             )
     return found
+
+
+def dot(label: str, series: str, found: Moments, code: int, confidence: float) -> Dot:
+    """Mark a slice's relative difference with its interval, in percent."""
+    first = float(found.first[code])
+    ends = (found.difference, *interval(found, confidence))
+    mean, low, high = (round(100 * float(end[code]) / first, 3) for end in ends)
+    return Dot(
+        label=label,
+        series=series,
+        mean=mean,
+        low=low,
+        high=high,
+        note=f"{label}, {series}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), from {first:.4f} to "
+        f"{float(found.second[code]):.4f}, {int(found.num_users[code]):,} users",
+    )
+
+
+def interval_words(found: Moments, code: int, confidence: float) -> str:
+    """Write the interval of a slice's difference."""
+    low, high = (float(end[code]) for end in interval(found, confidence))
+    return f"{low:+.4f} to {high:+.4f}"
 
 
 def difference_chart(

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Control, Option
+from pipelines.dashboard.evidence.one_run import OFFERED, run_option
 from pipelines.dashboard.evidence.per_user import Side, Split, answers, side
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
 from pipelines.reports.wording import model_label
 
 MOST = 5
-OFFERED = 20
-"""Runs that a list of choices holds; a search finds the others."""
 LOOKED_AT = 60
 """Newest runs among which a pair is looked for."""
 CHALLENGER = "kept as challenger"
@@ -148,15 +147,15 @@ def controls(
     if context.exported:
         return []
     chosen = [one.run for one in sides]
-    offered = list(dict.fromkeys(run.key for run in (*chosen, *_offered(context))))
-    by_key = {run.key: run for run in (*context.stores.runs()[:LOOKED_AT], *chosen)}
+    newest = [run for run in context.stores.runs() if run.path is not None][:OFFERED]
+    offered = {run.key: run for run in (*chosen, *newest)}
     found = [
         Control(
             name="runs",
             label="Runs, what is served first",
             kind="several",
             value=tuple(dict.fromkeys(run.key for run in chosen)),
-            options=[option(by_key[key]) for key in offered],
+            options=[run_option(run) for run in offered.values()],
             suggest="runs",
             at_most=at_most,
             clears=("run", "first", "second", *(f"{MODEL}{place}" for place in range(1, MOST + 1))),
@@ -176,27 +175,6 @@ def controls(
                 )
             )
     return found
-
-
-def _offered(context: Context) -> list[Run]:
-    return [run for run in context.stores.runs() if run.kind != "mlflow"][:OFFERED]
-
-
-def suggest_runs(context: Context, query: Query, text: str) -> Sequence[Option]:
-    """Find runs by a part of their name or place."""
-    wanted = text.casefold()
-    found = [
-        run
-        for run in context.stores.runs()
-        if run.kind != "mlflow" and wanted in f"{run.name} {run.path} {run.key}".casefold()
-    ]
-    return [option(run) for run in found[:OFFERED]]
-
-
-def option(run: Run) -> Option:
-    """Offer a run by name, kind and time."""
-    time = "" if run.time is None else f", {run.time:%Y-%m-%d %H:%M}"
-    return Option(value=run.key, label=f"{run.name} ({run.kind}{time})")
 
 
 def name_of(one: Side, sides: Sequence[Side]) -> str:

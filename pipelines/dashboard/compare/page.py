@@ -12,11 +12,13 @@ from pipelines.dashboard.compare.blocks import (
     LETTERS,
     colors,
     difference_chart,
+    dot,
+    interval_words,
     measures_table,
     origins,
     warnings,
 )
-from pipelines.dashboard.compare.choices import controls, name_of, sides_of, suggest_runs
+from pipelines.dashboard.compare.choices import controls, name_of, sides_of
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import (
     Block,
@@ -34,6 +36,7 @@ from pipelines.dashboard.document import (
 )
 from pipelines.dashboard.evidence.joined import DEPTH
 from pipelines.dashboard.evidence.measures import measures_of
+from pipelines.dashboard.evidence.one_run import suggest_runs
 from pipelines.dashboard.evidence.paired import (
     Moments,
     Pairs,
@@ -166,7 +169,6 @@ def metrics_blocks(shown: Shown) -> list[Block]:
     rows: list[list[Cell | LinkedCell]] = []
     dots = []
     for (metric, place, found), p_value in zip(tests, adjusted, strict=True):
-        low, high = (float(end[0]) for end in interval(found, CONFIDENCE))
         first, second = float(found.first[0]), float(found.second[0])
         differs = p_value <= LEVEL
         verdict = "no difference shown"
@@ -174,11 +176,12 @@ def metrics_blocks(shown: Shown) -> list[Block]:
             verdict = "better" if second > first else "worse"
         row: list[Cell | LinkedCell] = [
             metric_label(metric), shown.names[place], first, second, second - first,
-            f"{low:+.4f} to {high:+.4f}", p_words(float(p_value)), verdict, metric_meaning(metric),
+            interval_words(found, 0, CONFIDENCE), p_words(float(p_value)), verdict,
+            metric_meaning(metric),
         ]  # fmt: skip
         rows.append(row)
         if first > 0:
-            dots.append(dot(metric_label(metric), shown.names[place], found, 0))
+            dots.append(dot(metric_label(metric), shown.names[place], found, 0, CONFIDENCE))
     table = Table(
         key="metrics",
         title="Metrics on the same queries",
@@ -209,22 +212,6 @@ def metrics_blocks(shown: Shown) -> list[Block]:
         shown.sides,
     )
     return [chart, table]
-
-
-def dot(label: str, series: str, found: Moments, code: int) -> Dot:
-    """Mark a relative difference, in percent."""
-    low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
-    first, difference = float(found.first[code]), float(found.difference[code])
-    mean, low, high = (round(100 * value / first, 3) for value in (difference, low, high))
-    return Dot(
-        label=label,
-        series=series,
-        mean=mean,
-        low=low,
-        high=high,
-        note=f"{label}, {series}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), "
-        f"{int(found.num_users[code]):,} users",
-    )
 
 
 def k_chart(shown: Shown) -> Chart:
@@ -308,21 +295,19 @@ def slice_rows(shown: Shown, slicing: Slicing) -> tuple[list[list[Cell | LinkedC
         if one.num_users[code] > 0
     ]
     by_side = [p_values(one) for one in found]
-    ends = [interval(one, CONFIDENCE) for one in found]
     adjusted = holm(np.array([by_side[place][code] for place, code in tests]))
     rows: list[list[Cell | LinkedCell]] = []
     dots = []
     for (place, code), p_value in zip(tests, adjusted, strict=True):
         one, name = found[place], shown.names[place + 1]
-        low, high = (float(end[code]) for end in ends[place])
         row: list[Cell | LinkedCell] = [
             slicing.names[code], name, int(one.num_users[code]), float(one.first[code]),
-            float(one.second[code]), float(one.difference[code]), f"{low:+.4f} to {high:+.4f}",
-            p_words(float(p_value)),
+            float(one.second[code]), float(one.difference[code]),
+            interval_words(one, code, CONFIDENCE), p_words(float(p_value)),
         ]  # fmt: skip
         rows.append(row)
         if one.num_users[code] >= MIN_USERS and one.first[code] > 0:
-            dots.append(dot(slicing.names[code], name, one, code))
+            dots.append(dot(slicing.names[code], name, one, code, CONFIDENCE))
     return rows, dots
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from pipelines.dashboard.compare.blocks import (
     difference_chart,
+    dot,
+    interval_words,
     measures_table,
     origins,
     warnings,
@@ -17,7 +19,6 @@ from pipelines.dashboard.compare.choices import (
     default_pair,
     name_of,
     sides_of,
-    suggest_runs,
 )
 from pipelines.dashboard.compare.gate import gate_section
 from pipelines.dashboard.compare.page import pair_parameters
@@ -25,6 +26,7 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import (
     Block,
     Cell,
+    Chart,
     Column,
     Link,
     LinkedCell,
@@ -37,9 +39,9 @@ from pipelines.dashboard.document import (
     Words,
 )
 from pipelines.dashboard.evidence.measures import Measures, measures_of
-from pipelines.dashboard.evidence.paired import Pairs, interval, pairs_of
+from pipelines.dashboard.evidence.one_run import suggest_runs
+from pipelines.dashboard.evidence.paired import Pairs, pairs_of
 from pipelines.dashboard.evidence.per_user import SERVED, SPLITS, Side, Split, answers
-from pipelines.dashboard.evidence.search import SliceShift
 from pipelines.dashboard.evidence.slicings import everything, label_of, label_of_group
 from pipelines.dashboard.evidence.verdict import (
     Answer,
@@ -55,6 +57,8 @@ from pipelines.reports.wording import metric_label, model_label
 from recsys.evaluation.paired import Decision, Paired
 
 CONFIG = VerdictConfig()
+SHOWN = ("ndcg@10", "recall@10", "ndcg@50", "recall@50")
+"""Metrics that are drawn over all queries."""
 DRAWN = ("user_activity", "item_popularity", "domain")
 """Slicings whose slices are drawn, whatever they show."""
 MIN_USERS = 20
@@ -108,14 +112,17 @@ def build(context: Context, query: Query) -> Page:
     if not pair.verdict.overall:
         blocks.append(Words(lines=TOO_FEW, tone="note"))
     if pair.verdict.overall:
-        blocks += [overall_section(pair, names), slices_section(pair)]
+        blocks += [
+            Section(key="overall", title="Over all queries", blocks=[overall_chart(pair)]),
+            slices_section(pair),
+        ]
     blocks += [
         Section(
             key="beside",
             title="Beside accuracy",
             blocks=[measures_table(pair.measures, names, pair.sides)],
         ),
-        gate_section(context, pair.sides),
+        gate_section(pair.sides),
         Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(pair.verdict))]),
     ]
     return Page(
@@ -160,7 +167,7 @@ def without_pair(context: Context, why: str) -> Page:
             )
         )
         if newest.kind != "mlflow" and newest.path is not None:
-            blocks.append(gate_section(context, [Side(run=newest, model=newest.served or "")]))
+            blocks.append(gate_section([Side(run=newest, model="")]))
     return Page(
         title="Which to release, and why", lead="There is no pair to choose from.", blocks=blocks
     )
@@ -317,77 +324,50 @@ def links(pair: Pair) -> list[Link]:
     return found
 
 
-def overall_section(pair: Pair, names: Sequence[str]) -> Section:
+def overall_chart(pair: Pair) -> Chart:
     """Show the difference over all queries by a few metrics."""
     whole = everything(len(pair.pairs.known))
-    rows: list[list[Cell | LinkedCell]] = []
-    dots = []
-    for metric in ("ndcg@10", "recall@10", "ndcg@50", "recall@50"):
-        found = pair.pairs.moments(0, 1, whole, metric)
-        first, second = float(found.first[0]), float(found.second[0])
-        low, high = (float(end[0]) for end in interval(found, CONFIG.confidence))
-        label = metric_label(metric)
-        judged = pair.verdict.overall.get(metric)
-        decides = "yes: " + judged.decision if judged else "no"
-        rows.append([label, first, second, second - first, f"{low:+.4f} to {high:+.4f}", decides])
-        if first > 0:
-            mean, low, high = (round(100 * one / first, 3) for one in (second - first, low, high))
-            note = f"{label}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%)"
-            dots.append(Dot(label=label, series="B", mean=mean, low=low, high=high, note=note))
-    chart = difference_chart(
+    found = {metric: pair.pairs.moments(0, 1, whole, metric) for metric in SHOWN}
+    return difference_chart(
         "overall",
         "B against A over all queries",
         "Each line is where the true difference may lie; one that does not touch 0 shows it. "
-        "At 50 places a difference shows with fewer users than at 10.",
-        dots,
+        f"{metric_label(CONFIG.primary)} and {metric_label(CONFIG.deep)} decide, and have to hold "
+        "over blocks of time as well, where there are times.",
+        [
+            dot(metric_label(metric), "B", one, 0, CONFIG.confidence)
+            for metric, one in found.items()
+            if one.first[0] > 0
+        ],
         pair.sides,
     )
-    table = Table(
-        key="overall-table",
-        title="Over all queries",
-        note=f"Intervals over users at {CONFIG.confidence:.0%}. What decides must hold over blocks "
-        "of time as well, where there are times.",
-        columns=[
-            Column(label="metric"),
-            Column(label=names[0], numeric=True, format="metric"),
-            Column(label=names[1], numeric=True, format="metric"),
-            Column(label="difference", numeric=True, format="signed"),
-            Column(label="interval"),
-            Column(label="decides"),
-        ],
-        rows=rows,
-        origins=origins(pair.sides),
-    )
-    return Section(key="overall-section", title="Over all queries", blocks=[chart, table])
 
 
 def slice_rows(pair: Pair) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
     """List single slices and those that the search named; draw the broad ones and the named."""
     rows: list[list[Cell | LinkedCell]] = []
     dots = []
-    named = {one.key for one in _named(pair.verdict)}
+    search = pair.verdict.search
+    named = {one.key: "lost" for one in search.lost} if search else {}
+    named |= {one.key: "gained" for one in search.gained} if search else {}
     crossed = {key.partition("/")[0] for key in named} - set(pair.pairs.slicings.groups)
     for group in (*pair.pairs.slicings.groups, *sorted(crossed)):
         slicing = pair.pairs.slicings.get(group)
         if slicing is None:
             continue
         found = pair.pairs.moments(0, 1, slicing, CONFIG.slices.metric)
-        ends = interval(found, CONFIG.slices.confidence)
         for code, key in enumerate(slicing.keys):
             if not found.num_users[code] or (group in crossed and key not in named):
                 continue
-            first, second = float(found.first[code]), float(found.second[code])
-            low, high = (float(end[code]) for end in ends)
             users, name = int(found.num_users[code]), label_of(key)
             row: list[Cell | LinkedCell] = [
-                name, users, first, second, second - first, f"{low:+.4f} to {high:+.4f}",
-                shown_as(pair.verdict, key),
+                name, users, float(found.first[code]), float(found.second[code]),
+                float(found.difference[code]),
+                interval_words(found, code, CONFIG.slices.confidence), named.get(key, ""),
             ]  # fmt: skip
             rows.append(row)
-            if (key in named or group in DRAWN) and users >= MIN_USERS and first > 0:
-                mean, low, high = (round(100 * x / first, 3) for x in (second - first, low, high))
-                note = f"{name}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), {users:,} users"
-                dots.append(Dot(label=name, series="B", mean=mean, low=low, high=high, note=note))
+            if (key in named or group in DRAWN) and users >= MIN_USERS and found.first[code] > 0:
+                dots.append(dot(name, "B", found, code, CONFIG.slices.confidence))
     return rows, dots
 
 
@@ -430,19 +410,6 @@ def slices_section(pair: Pair) -> Section:
         note=f"Cut by {groups}, and by pairs of these.",
         blocks=[chart, table],
     )
-
-
-def _named(verdict: Verdict) -> list[SliceShift]:
-    return [] if verdict.search is None else [*verdict.search.lost, *verdict.search.gained]
-
-
-def shown_as(verdict: Verdict, key: str) -> str:
-    """Say what the search shows of a slice."""
-    if verdict.search is not None:
-        for kind, found in (("lost", verdict.search.lost), ("gained", verdict.search.gained)):
-            if key in {one.key for one in found}:
-                return kind
-    return ""
 
 
 def rule(verdict: Verdict) -> list[str]:

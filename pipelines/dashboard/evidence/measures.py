@@ -14,7 +14,7 @@ from pipelines.dashboard.evidence.per_user import Side, Split, answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.run import Run
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
-from pipelines.publishing.decisions import FOLDER
+from pipelines.publishing.decisions import FOLDER, decision_on
 
 LIST_TIME = "time of a list"
 """Name of the gate's verdict that holds the median of making a list, in milliseconds."""
@@ -123,11 +123,13 @@ def _size(bundle: Path) -> int | None:
 
 
 def _list_time(bundle: Path) -> float | None:
-    version = bundle.name.removeprefix("bundle-")
-    for path in sorted((bundle.parent / FOLDER).glob(f"*-{version}.json"), reverse=True):
-        for verdict in _json(path).get("verdicts", []):
-            if verdict.get("name") == LIST_TIME and verdict.get("value") is not None:
-                return float(verdict["value"])
+    try:
+        written = decision_on(bundle.parent, bundle.name.removeprefix("bundle-"), None)
+    except (OSError, ValueError):
+        return None
+    for verdict in () if written is None else written.decision.verdicts:
+        if verdict.get("name") == LIST_TIME and verdict.get("value") is not None:
+            return float(verdict["value"])
     return None
 
 
