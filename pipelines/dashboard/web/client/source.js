@@ -54,6 +54,7 @@ export class Served {
   constructor(settings) {
     this.acts = settings.acts;
     this.exported = false;
+    this.names = new Set(settings.pages.map((page) => page.name));
   }
 
   page(name, parameters, signal) {
@@ -84,8 +85,8 @@ export class Served {
     return posted("/api/enter", {}, key);
   }
 
-  has() {
-    return true;
+  has(name) {
+    return this.names.has(name);
   }
 }
 
