@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
@@ -125,7 +126,8 @@ def sections_of(data: ReportData, run: Run, split: str, *, exported: bool) -> li
     def charts(figures: Sequence[Figure | None]) -> list[Block]:
         return [chart_of(figure, origins) for figure in figures if figure is not None]
 
-    slices = slice_figures(data)
+    measured = data.analysis.orders[data.order]
+    slices = slice_figures(_on_test_alone(data))
     blends = [f"{one.profile}: {one.served} is served; {one.reason}." for one in data.blends]
     ranker = [] if data.ranker is None else [_ranker_words(data.ranker.served, data.ranker.reason)]
     sections = [
@@ -133,8 +135,9 @@ def sections_of(data: ReportData, run: Run, split: str, *, exported: bool) -> li
             key="results",
             title="Results",
             blocks=[
-                *charts([overview(data), cutoffs(data), differences(data)]),
-                interval_table(data, split, origins),
+                *charts([overview(data) if len(measured) > 1 else None]),
+                *charts([cutoffs(data), differences(data)]),
+                *interval_table(data, split, origins),
             ],
         ),
         Section(
@@ -169,8 +172,19 @@ def _ranker_words(served: bool, reason: str) -> str:
     return f"The ranker is {'served' if served else 'not served'}: {reason}."
 
 
-def interval_table(data: ReportData, split: str, origins: Sequence[Origin]) -> Table:
+def _on_test_alone(data: ReportData) -> ReportData:
+    """Let test stand for a validation split that was not measured; figures of slices need one."""
+    measured = data.analysis.orders[data.order]
+    if "validation" in measured:
+        return data
+    orders = {data.order: {**measured, "validation": measured["test"]}}
+    return replace(data, analysis=replace(data.analysis, orders=orders))
+
+
+def interval_table(data: ReportData, split: str, origins: Sequence[Origin]) -> list[Block]:
     """Lay out the metrics of each model with their intervals."""
+    if split not in data.analysis.orders[data.order]:
+        return [Words(lines=[f"Nothing was measured on {split}."], tone="note")]
     measured = data.measured(split).models
     means: dict[tuple[float, ...], str] = {}
     for metric in by_fame(next(iter(measured.values())).intervals):
@@ -191,17 +205,21 @@ def interval_table(data: ReportData, split: str, origins: Sequence[Origin]) -> T
             row += ["", ""] if one is None else [one.mean, f"{one.low:.4f} to {one.high:.4f}"]
         rows.append(row)
     users = data.measured(split).num_users
-    return Table(
-        key="intervals",
-        title=f"Metrics on {split}",
-        note=f"Over {users:,} users, with 95% intervals.",
-        columns=columns,
-        rows=rows,
-        origins=origins,
-    )
+    return [
+        Table(
+            key="intervals",
+            title=f"Metrics on {split}",
+            note=f"Over {users:,} users, with 95% intervals.",
+            columns=columns,
+            rows=rows,
+            origins=origins,
+        )
+    ]
 
 
 def _beyond(data: ReportData, split: str, origins: Sequence[Origin]) -> list[Block]:
+    if split not in data.analysis.orders[data.order]:
+        return []
     measured = data.measured(split).models
     names = list(dict.fromkeys(name for one in measured.values() for name in one.beyond_accuracy))
     if not names:

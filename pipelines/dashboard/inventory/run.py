@@ -87,6 +87,8 @@ def build(context: Context, query: Query) -> Page:
                 evaluated_files(run),
                 lambda: sections_of(reported, run, split, exported=context.exported),
             )
+    except LookupError as error:
+        notices.append(f"its figures lack {error}; metrics are shown without intervals")
     except UnreadableError as error:
         notices.append(f"{error}; metrics are shown without intervals")
     if not sections and (table := plain_table(run, split)):

@@ -59,6 +59,9 @@ def chosen(runs: Sequence[Run], query: Query) -> list[Run]:
 
 def nothing_there(context: Context) -> Page:
     """Say what to do where there is no run."""
+    if context.stores.now().reading:
+        words = Words(lines=["Load this page in a few seconds."], tone="note")
+        return Page(title="Runs", lead="Runs are being read.", blocks=[words])
     roots = ", ".join(str(root) for root in context.stores.places.roots) or "no folder"
     lines = [
         f"No run was found in {roots}.",

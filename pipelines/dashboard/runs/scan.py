@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,8 +19,8 @@ from pipelines.dashboard.runs.workspaces import WATCHED, read_workspace
 from pipelines.publishing.decisions import FOLDER as DECISIONS
 from serving.bundle.manifest import CURRENT, MANIFEST
 
-SHOWN_EVERY = 1000
-"""How many runs are read before those who look see them."""
+SHOWN_AFTER = 0.3
+"""Seconds of reading before others see what is read so far; each time a half longer."""
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 Times = tuple[int, ...]
 
@@ -47,12 +48,17 @@ class Snapshot:
     number: int = 0
     """Grows with each change."""
     by_key: Mapping[str, Run] = field(default_factory=dict)
+    reading: bool = True
+    """Whether there may be more, which are not read yet."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run], problems: Sequence[str], number: int) -> Snapshot:
+    def of(
+        cls, runs: Sequence[Run], problems: Sequence[str], number: int, *, reading: bool = False
+    ) -> Snapshot:
         """Order runs by time."""
         ordered = sorted(runs, key=lambda run: (run.time or EARLIEST, run.name), reverse=True)
-        return cls(tuple(ordered), tuple(problems), number, {run.key: run for run in ordered})
+        by_key = {run.key: run for run in ordered}
+        return cls(tuple(ordered), tuple(problems), number, by_key, reading)
 
 
 @dataclass
@@ -90,17 +96,17 @@ class Scan:
         found, problems = self._find()
         places = [one.path for one in found if one.is_workspace]
         workspaces: dict[Path, _Kept] = {}
-        num_read = 0
+        shown, rest = time.monotonic(), SHOWN_AFTER
         for number, path in enumerate(places, 1):
             times = times_of(str(path), WATCHED)
             kept = self._workspaces.get(path)
             if kept is None or kept.times != times:
                 run = _read(path)
                 kept = workspaces[path] = _Kept(times, run, earlier_evaluations(run))
-                num_read += 1
-                if num_read % SHOWN_EVERY == 0:
+                if time.monotonic() - shown > rest:
                     words = f"{number:,} of about {len(places):,} runs read; the rest follows"
                     show([one.run for one in workspaces.values()], [words, *problems])
+                    shown, rest = time.monotonic(), 1.5 * rest
             workspaces[path] = kept
         self._workspaces = workspaces
         self.stores = [one.store for one in workspaces.values() if one.store is not None]

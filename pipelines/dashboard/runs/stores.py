@@ -67,7 +67,7 @@ class Stores:
     def refresh(self) -> Snapshot:
         """Look through all places now."""
         with self._scan.lock:
-            runs, problems = self._scan.look(self._show)
+            runs, problems = self._scan.look(self._show_part)
             uris = list(dict.fromkeys([*self.places.mlflow, *self._scan.stores]))
             stale = self._tracked.stale(uris)
             if stale and self._watch:
@@ -87,10 +87,19 @@ class Stores:
             )
             self._reading.start()
 
-    def _show(self, runs: list[Run], problems: list[str]) -> None:
+    def _show_part(self, runs: list[Run], problems: list[str]) -> None:
+        """Show what is read so far, where that is more than was known."""
+        if self._snapshot.reading:
+            self._show(runs, problems, reading=True)
+
+    def _show(self, runs: list[Run], problems: list[str], *, reading: bool = False) -> None:
         before = self._snapshot
-        shown = Snapshot.of(runs, problems, before.number + 1)
-        if (shown.runs, shown.problems) != (before.runs, before.problems):
+        shown = Snapshot.of(runs, problems, before.number + 1, reading=reading)
+        if (shown.runs, shown.problems, reading) != (
+            before.runs,
+            before.problems,
+            before.reading,
+        ):
             self._snapshot = shown
 
     def _go_on(self) -> None:
@@ -110,12 +119,15 @@ class Stores:
         Raises:
             NotFoundError: There is none of that key, or it is gone.
         """
-        found = self.now().by_key.get(key)
-        if found is None:
-            raise NotFoundError(
-                f"no run {key!r}: it was never there, or its folder is gone; see the page Runs"
-            )
-        return found
+        snapshot = self.now()
+        if key in snapshot.by_key:
+            return snapshot.by_key[key]
+        if snapshot.reading:
+            so_far = next(iter(snapshot.problems), "runs are being read")
+            raise NotFoundError(f"run {key!r} is not there, or not yet: {so_far}. Try it later")
+        raise NotFoundError(
+            f"no run {key!r}: it was never there, or its folder is gone; see the page Runs"
+        )
 
     def workspaces(self) -> Sequence[Run]:
         """Return the runs that are workspaces, the newest first."""

@@ -40,6 +40,8 @@ DOMAINS = ("home", "outlet")
 START = 1_700_000_000
 DAY = 86_400
 LISTED = 20
+CHUNK = 50_000
+"""Users whose lists are drawn together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -207,11 +209,14 @@ def result_of(known: World, model: Model, config: RankingConfig) -> RankingResul
     num_users, num_items = len(known.lengths), len(known.popularity)
     exact = np.clip(np.ceil(np.exp(log_ranks(known, model))), 1, num_items - 1).astype(np.int64)
     rng = np.random.default_rng([known.seed, 3, model.seed])
-    taste = np.log(known.popularity) + model.spread * rng.gumbel(size=(num_users, num_items))
-    taste[np.arange(num_users), known.targets - 1] = -np.inf
-    lists = 1 + np.argpartition(-taste, LISTED, axis=1)[:, :LISTED]
-    order = np.argsort(-np.take_along_axis(taste, lists - 1, axis=1), axis=1)
-    lists = np.take_along_axis(lists, order, axis=1)
+    lists = np.empty((num_users, LISTED), np.int64)
+    for start in range(0, num_users, CHUNK):
+        users = np.arange(start, min(start + CHUNK, num_users))
+        taste = np.log(known.popularity) + model.spread * rng.gumbel(size=(len(users), num_items))
+        taste[np.arange(len(users)), known.targets[users] - 1] = -np.inf
+        best = np.argpartition(-taste, LISTED, axis=1)[:, :LISTED]
+        order = np.argsort(-np.take_along_axis(taste, best, axis=1), axis=1)
+        lists[users] = 1 + np.take_along_axis(best, order, axis=1)
     found = np.flatnonzero(exact <= LISTED)
     lists[found, exact[found] - 1] = known.targets[found]
     ranks = Jagged.one_each(torch.from_numpy(exact))

@@ -12,6 +12,7 @@ from pipelines.dashboard.inventory.run import build, duration
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.stores import Places, Stores
 from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, texts
+from tests.pipelines.dashboard.planted import Model, world, write_workspace
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_bundle, write_json, write_run
 
 
@@ -107,6 +108,21 @@ def test_a_damaged_analysis_is_said_and_the_rest_shown(tmp_path: Path, text: str
     page = build(context, Query())
     assert "metrics are shown without intervals" in page.notices[0]
     assert block_of(page, Table, "metrics").rows
+
+
+def test_a_run_measured_on_test_alone_has_its_figures(tmp_path: Path) -> None:
+    known = world(3, num_users=200, num_items=60)
+    models = {"popularity": Model(seed=1), "blend": Model(seed=2)}
+    write_workspace(tmp_path / "run", known, models)
+    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    page = build(context, Query())
+    keys = [chart.key for chart in blocks_of(page.blocks, Chart)]
+    assert "overview" not in keys
+    assert "slices-user_activity" in keys
+    assert block_of(page, Table, "intervals").rows
+    other = build(context, Query.of(split="validation"))
+    words = [line for block in blocks_of(other.blocks, Words) for line in block.lines]
+    assert "Nothing was measured on validation." in words
 
 
 def test_a_run_half_written_says_what_is_missing(tmp_path: Path) -> None:

@@ -144,20 +144,22 @@ def test_a_watching_store_replies_with_what_is_there_while_it_reads(
     resume = []
 
     def slow(path: Path) -> Run:
-        while path.name > "run-2" and not resume:
+        while path.name > "run-1" and not resume:
             time.sleep(0.01)
         return Run(
             key=path.name, name=path.name, kind="workspace", status="complete", time=None, path=path
         )
 
     monkeypatch.setattr(scan, "read_workspace", slow)
-    monkeypatch.setattr(scan, "SHOWN_EVERY", 2)
+    monkeypatch.setattr(scan, "SHOWN_AFTER", 0.0)
     monkeypatch.setattr(scan, "find_below", lambda root: sorted(find_below(root)))
     stores = Stores(Places(roots=[tmp_path]), watch=True, every=0.01)
     try:
         shown = stores.now()
         assert [run.name for run in shown.runs] == ["run-1", "run-0"]
         assert shown.problems == ("2 of about 5 runs read; the rest follows",)
+        with pytest.raises(NotFoundError, match="not there, or not yet: 2 of about 5"):
+            stores.run("run-4")
     finally:
         resume.append(True)
     deadline = time.monotonic() + 30
