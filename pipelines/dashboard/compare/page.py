@@ -50,7 +50,6 @@ from pipelines.dashboard.evidence.slicings import (
     CROSS,
     CROSSED,
     Slicing,
-    blocks_of,
     everything,
     label_of_group,
 )
@@ -93,8 +92,8 @@ def build(context: Context, query: Query) -> Page:
     sides = sides_of(context, query, split)
     pairs = pairs_of(context, sides, split)
     names = [name_of(one, sides) for one in sides]
-    groups = [*pairs.slicings.groups, *(CROSS.join(pair) for pair in CROSSED)]
-    groups = [group for group in groups if pairs.slicings.get(group) is not None]
+    single = pairs.slicings.groups
+    groups = [*single, *(CROSS.join(pair) for pair in CROSSED if {*pair} <= {*single})]
     shown = Shown(
         pairs=pairs,
         sides=sides,
@@ -313,23 +312,17 @@ def slice_rows(shown: Shown, slicing: Slicing) -> tuple[list[list[Cell | LinkedC
 
 def time_sections(shown: Shown) -> list[Section]:
     """Draw differences over the time of the queries, where there are times."""
-    known = shown.pairs.known
-    blocks = blocks_of(known, NUM_PERIODS)
-    if blocks is None or known.times is None:
+    blocks = shown.pairs.slicings.blocks(NUM_PERIODS)
+    if blocks is None:
         words = "These queries have no times, or not all of them, so nothing is drawn over time."
         return [Section(key="time", title="Over time", blocks=[Words(lines=[words])])]
-    middles = [
-        datetime.fromtimestamp(int(np.median(known.times[blocks.codes == code])), UTC)
-        for code in range(len(blocks.names))
-        if (blocks.codes == code).any()
-    ]
-    codes = [code for code in range(len(blocks.names)) if (blocks.codes == code).any()]
+    middles = [datetime.fromtimestamp(int(name), UTC) for name in blocks.names]
     bands = []
     for place in range(1, len(shown.sides)):
         found = moments_of(shown.pairs.values(0, place, blocks, shown.named))
         low, high = interval(found, CONFIDENCE)
         name = shown.names[place]
-        for middle, code in zip(middles, codes, strict=True):
+        for code, middle in enumerate(middles):
             mean = round(float(found.difference[code]), 5)
             ends = [round(float(end[code]), 5) for end in (low, high)]
             note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({ends[0]:+.4f} to {ends[1]:+.4f})"
@@ -344,8 +337,8 @@ def time_sections(shown: Shown) -> list[Section]:
     chart = Chart(
         key="over-time",
         title=f"Difference in {label} over the time of the query",
-        note=f"{len(codes)} blocks of equally many queries, with 95% intervals over users. A line "
-        "that keeps to one side of 0 says that the difference is no matter of one week.",
+        note=f"{len(middles)} blocks of equally many queries, with 95% intervals over users. A "
+        "line that keeps to one side of 0 says that the difference is no matter of one week.",
         description=f"{len(bands)} differences over time.",
         spec=banded_lines(
             bands,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +85,17 @@ class Joined:
     def __len__(self) -> int:
         return len(self.user_rows)
 
+    @cached_property
+    def starts(self) -> Rows:
+        """Place of each user's first query, [U]."""
+        changes = np.flatnonzero(np.diff(self.user_rows)) + 1
+        starts: Rows = np.concatenate([[0], changes]) if len(self) else changes
+        return starts
+
     @property
     def num_users(self) -> int:
         """Different users."""
-        return len(np.unique(self.user_rows))
+        return len(self.starts)
 
 
 def joined(context: Context, sides: Sequence[Side], split: Split) -> Joined:
@@ -186,9 +194,10 @@ def _laid_out(
     if "user_row" not in frame.columns:
         frame = _numbered(frame, features)
     elif reference is not None:
-        known = places(reference, split).select("user_row", "place")
-        frame = frame.join(known, on="user_row", how="left", maintain_order="left")
-    frame = frame.sort("user_row", "item_row")
+        known = places(reference, split)["place"].to_numpy()
+        frame = frame.with_columns(place=known[frame["user_row"].to_numpy()])
+    if not frame["user_row"].is_sorted():
+        frame = frame.sort("user_row", "item_row")
     user_rows, before = frame["user_row"].to_numpy(), frame["place"].to_numpy()
     return Joined(
         sides=sides,

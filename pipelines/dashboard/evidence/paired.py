@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.evidence.joined import DEPTH, Joined, join
 from pipelines.dashboard.evidence.per_user import Side, Split, answers
-from pipelines.dashboard.evidence.slicings import Slicing, Slicings, blocks_of, everything
+from pipelines.dashboard.evidence.slicings import Slicing, Slicings, everything
 from recsys.data.batch import Jagged
 from recsys.evaluation.paired import (
     MIN_BLOCKS,
@@ -197,7 +197,7 @@ class Pairs:
         error, mean = float(found.standard_error[0]), float(found.difference[0])
         time_low = time_high = None
         smallest = detectable(error, config)
-        blocks = blocks_of(known, NUM_BLOCKS)
+        blocks = self.slicings.blocks(NUM_BLOCKS)
         if blocks is not None:
             of_block = self._by_block(first, second, blocks, metric, mean)
             freedom = len(of_block) - 1

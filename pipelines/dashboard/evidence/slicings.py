@@ -24,7 +24,6 @@ from pipelines.evaluation.analyse import category_names, item_domains
 from pipelines.inputs.tensors import load_catalogue
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences, concatenated_ranges
-from recsys.evaluation.beyond_accuracy import item_popularity
 from recsys.evaluation.paired import time_blocks
 from recsys.evaluation.slices import (
     Slice,
@@ -61,6 +60,7 @@ LABELS = {
     "recency": "last event before the query",
 }
 CROSS = " x "
+BLOCKS = "blocks "
 USER = "user "
 """Begins the name of a slicing by a feature of users."""
 
@@ -132,6 +132,19 @@ class Slicings:
                 self._made[group] = None
         return self._made[group]
 
+    def blocks(self, num_blocks: int) -> Slicing | None:
+        """Cut by time into blocks of equally many queries, named by their middle (Unix seconds)."""
+        return self.get(f"{BLOCKS}{num_blocks}")
+
+    def _blocks(self, group: str) -> Slicing | None:
+        times = self._known.times
+        blocks = None if times is None else time_blocks(times, int(group.removeprefix(BLOCKS)))
+        if times is None or blocks is None:
+            return None
+        sums, counts = np.bincount(blocks, weights=times), np.bincount(blocks)
+        names = tuple(str(int(total / count)) for total, count in zip(sums, counts, strict=True))
+        return Slicing(group, names, blocks.astype(np.int32), _every(len(times)))
+
     def _make(self, group: str) -> Slicing | None:
         first, _, second = group.partition(CROSS)
         if second:
@@ -150,6 +163,8 @@ class Slicings:
             return None
         if group.startswith(USER):
             return self._user_feature(group)
+        if group.startswith(BLOCKS):
+            return self._blocks(group)
         return makers[group]() if group in makers else None
 
     @cached_property
@@ -160,9 +175,9 @@ class Slicings:
     @cached_property
     def _users(self) -> tuple[Rows, Jagged]:
         """Different users, and their held-out items."""
-        rows, starts = np.unique(self._known.user_rows, return_index=True)
-        ends = torch.from_numpy(np.append(starts, len(self._known)))
-        return rows, Jagged(torch.from_numpy(self._known.item_rows), ends)
+        known = self._known
+        ends = torch.from_numpy(np.append(known.starts, len(known)))
+        return known.user_rows[known.starts], Jagged(torch.from_numpy(known.item_rows), ends)
 
     def _activity(self) -> Slicing | None:
         rows, targets = self._users
@@ -192,9 +207,8 @@ class Slicings:
         known = self._sequences
         if known is None:
             return None
-        histories = known.histories(known.train_end)
         num_items = 1 + int(known.item_rows.max()) if known.num_events else 1
-        popularity = item_popularity(histories, num_items)
+        popularity = known.item_counts(known.train_end, num_items)
         return of_masks(item_popularity_slices(self._users[1], popularity))
 
     def _history_length(self) -> Slicing | None:
@@ -307,15 +321,6 @@ def crossed(first: Slicing, second: Slicing) -> Slicing:
 def everything(num_queries: int) -> Slicing:
     """All queries as one slice."""
     return Slicing("all", ("all",), np.zeros(num_queries, np.int32), _every(num_queries))
-
-
-def blocks_of(known: Joined, num_blocks: int) -> Slicing | None:
-    """Cut by time into blocks of equally many queries; None where there are no times."""
-    blocks = None if known.times is None else time_blocks(known.times, num_blocks)
-    if blocks is None:
-        return None
-    names = tuple(str(one) for one in range(int(blocks.max()) + 1))
-    return Slicing("block", names, blocks.astype(np.int32), _every(len(blocks)))
 
 
 def _every(num_queries: int) -> Codes:
