@@ -261,6 +261,8 @@ class Page:
     controls: Sequence[Control] = ()
     notices: Sequence[str] = ()
     """What the reader should know first: a store that is gone, a run half written."""
+    refresh_seconds: float | None = None
+    """After so long the page is made anew while it is looked at; None leaves it as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)

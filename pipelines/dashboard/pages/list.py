@@ -9,6 +9,7 @@ from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
 from pipelines.dashboard.inventory.run import ENTRY as RUN
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
+from pipelines.dashboard.service.page import ENTRY as SERVING
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
@@ -18,4 +19,5 @@ PAGES: tuple[PageEntry, ...] = (
     DIFFERENCES,
     COMPARE,
     RELEASES,
+    SERVING,
 )

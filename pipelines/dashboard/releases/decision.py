@@ -205,7 +205,7 @@ def _verdicts(
             Column(label="reason"),
         ),
         rows=rows,
-        page_length=50,
+        page_length=10,
         origins=origins,
     )
 

@@ -103,5 +103,6 @@ def chosen(context: Context, folder: Folder) -> Control:
         label="Workspace",
         kind="select",
         value=folder.key,
+        clears=("version", "run"),
         options=options or [Option(value=folder.key, label=folder.name)],
     )

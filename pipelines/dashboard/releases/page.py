@@ -84,7 +84,7 @@ def build(context: Context, query: Query) -> Page:
         lead=_lead(record),
         blocks=blocks,
         controls=() if context.exported else _controls(context, folder, record, there, version),
-        notices=[*context.stores.problems(), *record.faults],
+        notices=record.faults,
     )
 
 
@@ -212,6 +212,7 @@ def _commands(record: Record, folder: Folder) -> Iterator[Table]:
             Column(label="reasons"),
         ),
         rows=rows,
+        page_length=10,
         origins=folder.origins,
     )
 
@@ -250,6 +251,7 @@ def _bundles(context: Context, folder: Folder, record: Record, there: Sequence[s
             Column(label="why it is there"),
         ),
         rows=rows,
+        page_length=10,
         origins=folder.origins,
     )
 
@@ -282,6 +284,7 @@ ENTRY = PageEntry(
     name="releases",
     title=TITLE,
     build=build,
+    keeps=("run",),
     actions={
         "promote": promote_version,
         "challenger": keep_as_challenger,

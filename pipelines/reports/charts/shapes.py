@@ -216,20 +216,26 @@ def watched_chart(
     )
     axis = alt.Axis(tickCount=5, titlePadding=8, format=y_format)
     scale = alt.Scale(zero=False, nice=True)
-    expected = base.transform_filter("datum.high != null")
-    alarms = base.transform_filter("datum.alarm")
     layers = [
-        expected.mark_area(color=SHARED, opacity=0.25).encode(y=alt.Y("low:Q"), y2="high:Q"),
         base.mark_line(color=SECOND, strokeWidth=1.5).encode(
             y=alt.Y("value:Q", title=y_title, scale=scale, axis=axis)
         ),
         base.mark_point(color=SECOND, filled=True, size=14, opacity=1).encode(
             y="value:Q", tooltip=alt.Tooltip("note:N")
         ),
-        alarms.mark_point(color=INK, size=160, strokeWidth=2).encode(
-            y="value:Q", tooltip=alt.Tooltip("note:N")
-        ),
     ]
+    # A layer without values would have an axis without ends.
+    if any(day.high is not None for day in days):
+        expected = base.transform_filter("datum.high != null")
+        band = expected.mark_area(color=SHARED, opacity=0.25)
+        layers.insert(0, band.encode(y=alt.Y("low:Q"), y2="high:Q"))
+    if any(day.alarm for day in days):
+        alarms = base.transform_filter("datum.alarm")
+        layers.append(
+            alarms.mark_point(color=INK, size=160, strokeWidth=2).encode(
+                y="value:Q", tooltip=alt.Tooltip("note:N")
+            )
+        )
     return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 

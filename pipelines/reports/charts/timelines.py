@@ -20,6 +20,15 @@ from pipelines.reports.charts.style import (
 ROW_HEIGHT = 24
 """Of one row of spans, in pixels."""
 X_TITLE = "time (UTC)"
+TIME_FORMAT = {
+    **dict.fromkeys(("hours", "minutes"), "%H:%M"),
+    **dict.fromkeys(("seconds", "milliseconds"), "%H:%M:%S"),
+    **dict.fromkeys(("date", "day", "week"), "%b %d"),
+    "month": "%b %Y",
+    "quarter": "%b %Y",
+    "year": "%Y",
+}
+"""By the unit of a tick."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +48,8 @@ class Part:
 
     at: str
     until: str
-    y: float
+    low: float
+    high: float
     series: str
     note: str
 
@@ -97,19 +107,18 @@ def time_bars(
     y_format: str = "",
     marks: Sequence[Mark] = (),
 ) -> dict[str, Any]:
-    """Draw a bar for each stretch of time, of parts stacked on each other."""
-    order = {series: place for place, series in enumerate(colors)}
-    rows = [{**vars(part), "order": order[part.series]} for part in parts]
+    """Draw a bar for each stretch of time, of parts that lie on each other."""
     axis = alt.Axis(tickCount=5, titlePadding=8, format=y_format)
-    bars = alt.Chart({"values": rows}).encode(
+    bars = alt.Chart(values(parts)).encode(
         x=_x("at:T"),
         x2="until:T",
-        y=alt.Y("y:Q", title=y_title, stack="zero", axis=axis),
+        y=alt.Y("low:Q", title=y_title, axis=axis, scale=alt.Scale(zero=True, nice=True)),
+        y2="high:Q",
         color=colored(colors),
-        order=alt.Order("order:Q"),
         tooltip=alt.Tooltip("note:N"),
     )
-    layers = [bars.mark_bar(), *_rules(marks)]
+    # A rectangle: Vega-Lite takes a bar with two ends in time for a horizontal one.
+    layers = [bars.mark_rect(), *_rules(marks)]
     return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 
@@ -142,7 +151,7 @@ def spans_chart(
 
 
 def _x(field: str) -> Any:
-    axis = alt.Axis(grid=False, labelOverlap=True)
+    axis = alt.Axis(grid=False, labelOverlap=True, format=TIME_FORMAT)
     return alt.X(field, title=X_TITLE, scale=alt.Scale(type="utc"), axis=axis)
 
 

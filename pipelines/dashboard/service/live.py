@@ -1,0 +1,299 @@
+"""A live server: its metrics, read by this process, with a short memory so that rates are drawn."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Block, Chart, Column, Section, Table, Tile, Tiles, Words
+from pipelines.dashboard.service.view import clock, iso
+from pipelines.reports.charts.style import color_of
+from pipelines.reports.charts.timelines import TimePoint, time_lines
+from serving.metrics import STAGES
+
+TIMEOUT_SECONDS = 1.0
+LEAST_SECONDS = 1.0
+"""Between two readings, however often the page is looked at."""
+KEPT = 720
+MAX_BYTES = 4 << 20
+Labels = tuple[tuple[str, str], ...]
+NO_SERVER = (
+    "No server was named. Start the dashboard with --server http://127.0.0.1:8000 to see the "
+    "metrics of a running recsys serve: requests, refusals by overload, queue, memory."
+)
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The metrics at a moment: value by name and labels."""
+
+    time_ms: int
+    values: Mapping[str, Mapping[Labels, float]]
+
+    def total(self, name: str, **labels: str) -> float:
+        """Add up the series of a metric that have these labels."""
+        wanted = set(labels.items())
+        return sum(
+            value for have, value in self.values.get(name, {}).items() if wanted <= set(have)
+        )
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """Add up the series of a metric by the value of a label."""
+        found: dict[str, float] = {}
+        for labels, value in self.values.get(name, {}).items():
+            key = dict(labels).get(label, "")
+            found[key] = found.get(key, 0.0) + value
+        return found
+
+    def buckets(self, name: str, **labels: str) -> dict[float, float]:
+        """Read a histogram: how many observations are at most each bound."""
+        wanted = set(labels.items())
+        found: dict[float, float] = {}
+        for have, value in self.values.get(f"{name}_bucket", {}).items():
+            if wanted <= set(have):
+                bound = float(dict(have)["le"])
+                found[bound] = found.get(bound, 0.0) + value
+        return dict(sorted(found.items()))
+
+
+@dataclass
+class Ring:
+    """The latest samples of one server."""
+
+    address: str
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=KEPT))
+    fault: str = ""
+    """Why the last reading failed, in words."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _looked: float = -math.inf
+
+    def look(self) -> None:
+        """Read the metrics, unless that was just done."""
+        with self._lock:
+            if time.monotonic() - self._looked < LEAST_SECONDS:
+                return
+            self._looked = time.monotonic()
+            try:
+                text = fetched(self.address)
+                self.samples.append(sample_of(text, now_ms()))
+                self.fault = ""
+            except (OSError, ValueError) as error:
+                self.fault = _words(self.address, error)
+
+
+def now_ms() -> int:
+    """Read the clock in unix milliseconds."""
+    return int(1_000 * time.time())
+
+
+def fetched(address: str) -> str:
+    """Read ``/metrics`` of a server; no redirect is followed.
+
+    Raises:
+        OSError: It does not answer in time.
+        ValueError: It is no address of a server, or what it sends is no text.
+    """
+    if not address.startswith(("http://", "https://")):
+        raise ValueError(f"{address!r} is no address; write http://HOST:PORT")
+    request = Request(f"{address.rstrip('/')}/metrics", headers={"accept": "text/plain"})
+    with build_opener(_NoRedirects).open(request, timeout=TIMEOUT_SECONDS) as reply:
+        data: bytes = reply.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it sent more than {MAX_BYTES} bytes")
+    return data.decode()
+
+
+def sample_of(text: str, time_ms: int) -> Sample:
+    """Parse metrics.
+
+    Raises:
+        ValueError: They are not in the text format of Prometheus.
+    """
+    values: dict[str, dict[Labels, float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for one in family.samples:
+                values.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
+    except Exception as error:
+        raise ValueError(f"its metrics cannot be read: {error}") from error
+    if "recsys_replies_total" not in values:
+        raise ValueError("its metrics are not those of recsys serve")
+    return Sample(time_ms, values)
+
+
+def quantile_of(buckets: Mapping[float, float], q: float) -> float | None:
+    """Estimate a quantile of a histogram, linear within its bucket; None without observations."""
+    total = max(buckets.values(), default=0.0)
+    if total <= 0:
+        return None
+    low, below = 0.0, 0.0
+    for bound, count in buckets.items():
+        if count >= q * total:
+            if math.isinf(bound):
+                return low
+            share = (q * total - below) / (count - below) if count > below else 1.0
+            return low + share * (bound - low)
+        low, below = bound, count
+    return low
+
+
+def live_section(context: Context) -> tuple[Section, list[str]]:
+    """Draw a live server; with what is wrong, in words."""
+    title = "Live server"
+    if context.server is None or context.exported:
+        return Section(key="live", title=title, blocks=[Words(lines=[NO_SERVER])]), []
+    address = context.server
+    ring = context.cache.get(("live server", address), (), lambda: Ring(address))
+    ring.look()
+    notices = [ring.fault] if ring.fault else []
+    samples = list(ring.samples)
+    if not samples:
+        words = f"Nothing was read from {address} yet. {ring.fault}"
+        return Section(key="live", title=title, blocks=[Words(lines=[words], tone="bad")]), notices
+    blocks: list[Block] = [_tiles(samples), _refusals(samples[-1])]
+    if len(samples) > 1:
+        blocks += _charts(samples)
+    else:
+        blocks.append(Words(lines=["Refresh the page: rates are drawn from two readings on."]))
+    note = f"Metrics of {address}, as of {clock(samples[-1].time_ms)} UTC."
+    return Section(key="live", title=title, blocks=blocks, note=note), notices
+
+
+def _words(address: str, error: Exception) -> str:
+    why = str(error)
+    if isinstance(error, HTTPError):
+        needs = {401, 403}
+        key = "; its metrics need a key, which the dashboard has not" if error.code in needs else ""
+        why = f"it answered {error.code}{key}"
+    elif isinstance(error, URLError):
+        why = str(error.reason)
+    return f"the server {address} cannot be read: {why}"
+
+
+def _tiles(samples: Sequence[Sample]) -> Tiles:
+    now = samples[-1]
+    ready, wanted = now.total("recsys_workers_ready"), now.total("recsys_workers_wanted")
+    version = next(iter(now.by("recsys_bundle_info", "version")), "none")
+    refused = now.total("recsys_refused_total")
+    p95 = quantile_of(now.buckets("recsys_request_seconds", route="/v1/recommend"), 0.95)
+    memory = now.total("process_resident_memory_bytes") / (1 << 20)
+    return Tiles(
+        tiles=(
+            Tile(
+                label="Bundle",
+                value=version,
+                note=f"released {now.total('recsys_bundle_age_seconds') / 3_600:.1f} h ago",
+                tone="bad" if now.total("recsys_bundle_refused") else "plain",
+            ),
+            Tile(
+                label="Workers",
+                value=f"{ready:g} of {wanted:g}",
+                note="that answer",
+                tone="bad" if ready < wanted else "plain",
+            ),
+            Tile(label="Lists made", value=f"{now.total('recsys_replies_total'):,.0f}"),
+            Tile(
+                label="Request, p95",
+                value="-" if p95 is None else f"{1_000 * p95:.1f} ms",
+                note="of /v1/recommend since the start, with the wait for a worker",
+            ),
+            Tile(
+                label="Refused",
+                value=f"{refused:,.0f}",
+                note="requests before any model work",
+                tone="bad" if refused else "plain",
+            ),
+            Tile(label="Queue", value=f"{now.total('recsys_queue_depth'):g}", note="requests wait"),
+            Tile(label="Memory of the front", value=f"{memory:,.0f} MiB"),
+        )
+    )
+
+
+def _refusals(now: Sample) -> Table:
+    rows = [
+        (kind, name, int(count))
+        for kind, metric, label in (
+            ("refused", "recsys_refused_total", "reason"),
+            ("degraded", "recsys_degraded_total", "code"),
+            ("fallback", "recsys_fallbacks_total", "source"),
+            ("worker replaced", "recsys_worker_restarts_total", "reason"),
+            ("record of a list", "recsys_lists_logged_total", "result"),
+            ("status", "recsys_requests_total", "status"),
+        )
+        for name, count in now.by(metric, label).items()
+        if count
+    ]
+    return Table(
+        key="counters",
+        title="Counts since the server began",
+        note="queue_full and deadline are overload.",
+        columns=(Column(label="what"), Column(label="which"), Column(label="count", numeric=True)),
+        rows=rows,
+    )
+
+
+def _charts(samples: Sequence[Sample]) -> Iterator[Chart]:
+    rates: list[TimePoint] = []
+    times: list[TimePoint] = []
+    for before, now in pairwise(samples):
+        seconds = (now.time_ms - before.time_ms) / 1_000
+        for name, metric in (
+            ("lists", "recsys_replies_total"),
+            ("refused", "recsys_refused_total"),
+        ):
+            grown = now.total(metric) - before.total(metric)
+            # A server that began anew counts from 0.
+            if grown >= 0 and seconds > 0:
+                rates.append(_point(now, grown / seconds, name, "per second"))
+        for stage in STAGES:
+            grown_buckets = _grown(before, now, stage)
+            p95 = quantile_of(grown_buckets, 0.95)
+            if p95 is not None:
+                times.append(_point(now, 1_000 * p95, stage, "ms"))
+    lists = {"lists": color_of(0), "refused": color_of(5)}
+    yield _chart("rates", "Lists and refusals per second", "per second", rates, lists)
+    if times:
+        colors = {stage: color_of(place) for place, stage in enumerate(STAGES)}
+        yield _chart("live-stages", "p95 by stage, estimated", "milliseconds", times, colors)
+
+
+def _grown(before: Sample, now: Sample, stage: str) -> dict[float, float]:
+    old = before.buckets("recsys_stage_seconds", stage=stage)
+    new = now.buckets("recsys_stage_seconds", stage=stage)
+    grown = {bound: count - old.get(bound, 0.0) for bound, count in new.items()}
+    return grown if min(grown.values(), default=0.0) >= 0 else {}
+
+
+def _point(now: Sample, value: float, series: str, unit: str) -> TimePoint:
+    note = f"{clock(now.time_ms)}: {series} {value:.2f} {unit}"
+    return TimePoint(at=iso(now.time_ms), y=value, series=series, note=note)
+
+
+def _chart(
+    key: str, title: str, unit: str, points: Sequence[TimePoint], colors: Mapping[str, str]
+) -> Chart:
+    return Chart(
+        key=key,
+        title=title,
+        note="Between each two readings of this page; it remembers the last 720.",
+        description=f"{title} over the readings of this page.",
+        spec=time_lines(points, colors, y_title=unit),
+        legend=colors,
+        columns=("time (UTC)", "series", unit),
+        rows=[(point.at, point.series, round(point.y, 4)) for point in points],
+    )

@@ -1,0 +1,208 @@
+"""The lists of a range of time that a page is about, and the stretches they are counted in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+
+import polars as pl
+
+from pipelines.dashboard.document import Control, Option, Origin
+from pipelines.dashboard.query import Query
+from pipelines.dashboard.service.columns import CODES, MINUTE_MS, has_code
+from pipelines.dashboard.service.request_log import Logged
+from pipelines.reports.charts.timelines import Mark
+from serving.metrics import STAGES
+
+MINUTES_A_HOUR, MINUTES_A_DAY = 60, 1_440
+RANGES = {
+    "1h": ("last hour", MINUTES_A_HOUR),
+    "6h": ("last 6 hours", 6 * MINUTES_A_HOUR),
+    "24h": ("last 24 hours", MINUTES_A_DAY),
+    "7d": ("last 7 days", 7 * MINUTES_A_DAY),
+    "all": ("all that is kept", 0),
+}
+STEPS = {
+    "minute": 1,
+    "5 minutes": 5,
+    "10 minutes": 10,
+    "30 minutes": 30,
+    "hour": 60,
+    "6 hours": 360,
+    "day": 1_440,
+}
+"""Length of a stretch in minutes."""
+MAX_STEPS, FEW_STEPS = 400, 60
+MAX_TIMED = 200_000
+"""Of more lists every second, third and so on is taken for quantiles: they hardly differ."""
+ALL = "all surfaces"
+FAILED = ("late_source", "failed_source", "late_stage", "failed_stage", "failed_store")
+"""Something was late or broke; every other code says what was not known, or not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What was chosen of a log."""
+
+    lists: pl.DataFrame
+    """`LISTS` with ``step_ms``, the begin of its stretch."""
+    sources: pl.DataFrame
+    """`SOURCES` with ``step_ms``."""
+    range: str
+    step: str
+    stage: str
+    surface: str
+    surfaces: Sequence[str]
+    """Of the whole log."""
+    begin_ms: int
+    end_ms: int
+    origins: Sequence[Origin]
+    notices: Sequence[str] = ()
+
+    @cached_property
+    def timed(self) -> pl.DataFrame:
+        """Lists whose times were kept, at most so many, evenly over the range."""
+        timed = self.lists.filter(pl.col("total_ms").is_not_null())
+        return timed.gather_every(self.every) if self.every > 1 else timed
+
+    @cached_property
+    def every(self) -> int:
+        """Each so many-th list is taken for quantiles."""
+        return max(1, -(-self.lists.height // MAX_TIMED))
+
+    @cached_property
+    def counts(self) -> pl.DataFrame:
+        """Lists by stretch, bundle and surface, and how many of them had each code."""
+        return self.lists.group_by("step_ms", "bundle", "surface").agg(
+            pl.len().cast(pl.Int64).alias("lists"),
+            pl.col("time_ms").min().alias("first_ms"),
+            has_code(*FAILED).sum().alias("late or failed part"),
+            pl.col("fallback").is_not_null().sum().alias("fallback"),
+            (~pl.col("named_user")).sum().alias("no user"),
+            *(has_code(code).sum().alias(code) for code in CODES),
+        )
+
+    def share(self, name: str) -> float:
+        """Give the share of lists that one of the counts is of."""
+        return float(self.counts[name].sum()) / max(1, self.lists.height)
+
+    @cached_property
+    def swaps(self) -> Sequence[Mark]:
+        """When another bundle took over."""
+        return swaps_of(self)
+
+    @property
+    def minutes(self) -> int:
+        """Length of a stretch."""
+        return STEPS[self.step]
+
+    def until(self, step_ms: int) -> int:
+        """End of a stretch."""
+        return step_ms + self.minutes * MINUTE_MS
+
+
+def view_of(logged: Logged, query: Query, origins: Sequence[Origin]) -> View:
+    """Choose by the parameters ``range``, ``step``, ``stage`` and ``surface``.
+
+    Raises:
+        QueryError: One of them is none that is allowed.
+    """
+    lists, sources = logged.columns.lists, logged.columns.sources
+    surfaces = sorted(lists["surface"].cast(pl.String).unique().to_list())
+    surface = query.choice("surface", [ALL, *surfaces], ALL)
+    chosen = query.choice("range", RANGES, "24h")
+    times = lists["time_ms"]
+    newest = 0 if times.is_empty() else int(times.max())  # type: ignore[arg-type]
+    oldest = 0 if times.is_empty() else int(times.min())  # type: ignore[arg-type]
+    minutes = RANGES[chosen][1]
+    begin_ms = max(oldest, newest + 1 - minutes * MINUTE_MS) if minutes else oldest
+    step, notices = _step(query, newest - begin_ms)
+    length = STEPS[step] * MINUTE_MS
+    if surface != ALL:
+        lists = lists.filter(pl.col("surface") == surface)
+        sources = sources.filter(pl.col("surface") == surface)
+    return View(
+        lists=lists.filter(pl.col("time_ms") >= begin_ms).with_columns(
+            (pl.col("time_ms") // length * length).alias("step_ms")
+        ),
+        sources=sources.filter(pl.col("minute_ms") >= begin_ms - MINUTE_MS + 1).with_columns(
+            (pl.col("minute_ms") // length * length).alias("step_ms")
+        ),
+        range=chosen,
+        step=step,
+        stage=query.choice("stage", STAGES, "total"),
+        surface=surface,
+        surfaces=surfaces,
+        begin_ms=begin_ms,
+        end_ms=newest,
+        origins=origins,
+        notices=notices,
+    )
+
+
+def _step(query: Query, span_ms: int) -> tuple[str, list[str]]:
+    chosen = query.choice("step", ["auto", *STEPS], "auto")
+    fitting = [
+        name for name, minutes in STEPS.items() if span_ms <= FEW_STEPS * minutes * MINUTE_MS
+    ]
+    finest = fitting[0] if fitting else "day"
+    if chosen == "auto":
+        return finest, []
+    if span_ms > MAX_STEPS * STEPS[chosen] * MINUTE_MS:
+        return finest, [f"by {chosen} there would be too many points; they are shown by {finest}"]
+    return chosen, []
+
+
+def controls_of(view: View) -> Sequence[Control]:
+    """Offer ranges, stretches, stages and surfaces."""
+    return (
+        select("range", "Time", view.range, {name: label for name, (label, _) in RANGES.items()}),
+        select("step", "By", view.step, {"auto": "automatic", **{name: name for name in STEPS}}),
+        select("stage", "Stage", view.stage, {name: name for name in STAGES}),
+        select("surface", "Surface", view.surface, {one: one for one in (ALL, *view.surfaces)}),
+    )
+
+
+def select(name: str, label: str, value: str, options: Mapping[str, str]) -> Control:
+    """Offer a few values, each with its label."""
+    found = [Option(value=one, label=words) for one, words in options.items()]
+    return Control(name=name, label=label, kind="select", value=value, options=found)
+
+
+def swaps_of(view: View) -> list[Mark]:
+    """Find when another bundle took over: when most lists of a stretch began to be its own."""
+    counted = (
+        view.counts.group_by("step_ms", "bundle")
+        .agg(pl.col("lists").sum(), pl.col("first_ms").min())
+        .with_columns(pl.col("bundle").cast(pl.String))
+        .sort("step_ms", "lists", "bundle", descending=[False, True, False])
+    )
+    most = counted.group_by("step_ms", maintain_order=True).first()
+    marks, before = [], None
+    for step_ms, bundle in zip(most["step_ms"], most["bundle"], strict=True):
+        if before is not None and bundle != before[1]:
+            own = counted.filter(
+                (pl.col("bundle") == bundle) & pl.col("step_ms").is_in([before[0], step_ms])
+            )
+            first = int(own["first_ms"].min())  # type: ignore[arg-type]
+            words = f"{bundle} took over from {before[1]} at {clock(first)}"
+            marks.append(Mark(at=iso(first), note=words, label=bundle))
+        before = (step_ms, bundle)
+    return marks
+
+
+def iso(time_ms: int) -> str:
+    """Write a moment as charts take it."""
+    return f"{at(time_ms):%Y-%m-%dT%H:%M:%S}.{time_ms % 1_000:03d}Z"
+
+
+def clock(time_ms: int) -> str:
+    """Write a moment for people."""
+    return f"{at(time_ms):%Y-%m-%d %H:%M:%S}"
+
+
+def at(time_ms: int) -> datetime:
+    """Give the time of unix milliseconds (UTC)."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
