@@ -41,7 +41,12 @@ function viewOf({ page, parameters }) {
     announce,
     reload: () => show(addressed()),
     say: (words) => said = words,
-    go: (name, given) => location.hash = hrefOf(name, given),
+    go(name, given) {
+      const before = location.hash;
+      location.hash = hrefOf(name, given);
+      // The event that shows it comes later.
+      if (location.hash !== before) root.dataset.page = "loading";
+    },
     // Note how a table was left, without a step in the history.
     keep(name, value) {
       this.parameters = listed({ ...this.parameters, [name]: value });

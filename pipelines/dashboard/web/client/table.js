@@ -46,13 +46,18 @@ function cellNode(view, cell, column) {
   return text(written(cell, column.format));
 }
 
-const LONG = 28;
+const [SHORT, LONG] = [20, 40];
+
+// Short texts stay on a line, long ones get room; where that is too wide the table scrolls.
+function sizeOf(words) {
+  return words.length <= SHORT ? "short" : words.length <= LONG ? "middle" : "long";
+}
 
 function columnOf(view, block, place) {
   const column = block.columns[place];
-  const long = block.rows.some((row) => written(row[place], column.format).length > LONG);
-  const classes = [column.numeric ? "number" : "", column.format, long ? "long" : ""];
+  const classes = [column.numeric ? "number" : "", column.format];
   return {
+    createdCell: (cell, value) => cell.classList.add(sizeOf(written(value, column.format))),
     data: place,
     type: "cell",
     className: classes.filter(Boolean).join(" "),
