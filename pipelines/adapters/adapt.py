@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.adapters.gate import harm_verdicts, metrics_of, refuse_harm
+from pipelines.adapters.gate import Judgement, judgement_of, refuse_harm
 from pipelines.adapters.inputs import load_inputs, require_run
 from pipelines.adapters.ranker import RankerAdaptation
 from pipelines.adapters.retriever import RetrieverAdaptation
@@ -17,7 +16,7 @@ from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.workspace import Workspace, bundles_dir
 from serving.bundle.adapters import BaseName, publish_adapter, write_adapter
 from serving.bundle.delta import Link, chain_of
-from serving.bundle.manifest import CURRENT, Verdict
+from serving.bundle.manifest import CURRENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,7 @@ class Adapted:
     """A domain's registered adapter."""
 
     directory: Path
-    metrics: Mapping[str, Mapping[str, float]]
-    verdicts: list[Verdict]
+    judgement: Judgement
     num_labels: int
     """Of the domain, that it was trained on."""
     num_steps: int
@@ -71,10 +69,8 @@ def adapt_to(
         show_progress=show_progress,
     )
     adaptation = (RankerAdaptation if base == "ranker" else RetrieverAdaptation)(task, released)
-    judged = adaptation.judge()
-    verdicts = harm_verdicts(judged, config.adapter)
-    metrics = metrics_of(judged, config.adapter.metric)
-    refuse_harm(config, domain, verdicts, metrics)
+    judgement = judgement_of(adaptation.judge(), config.adapter)
+    refuse_harm(config, domain, judgement)
     trained = adaptation.final()
     with publishing(bundles_dir(config)):
         directory = write_adapter(
@@ -83,15 +79,14 @@ def adapt_to(
             domain=domain,
             base=base,
             base_version=released.manifest.version,
-            metrics=metrics,
-            verdicts=verdicts,
+            metrics=judgement.metrics,
+            verdicts=judgement.verdicts,
         )
         if publish:
             publish_adapter(directory)
     return Adapted(
         directory=directory,
-        metrics=metrics,
-        verdicts=verdicts,
+        judgement=judgement,
         num_labels=trained.num_labels,
         num_steps=trained.num_steps,
         share=trained.adapter.share,

@@ -9,6 +9,9 @@ only what the adapter adds to that is its gain.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +36,44 @@ UNCHANGED = 1.0
 """Share of other domains' lists that must stay the same."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What an adapter changes for some held-out users, over the domain's items alone."""
+
+    name: str
+    """"domain books", or a protected slice such as "user_activity new"."""
+    num_users: int
+    before: float
+    """The base's metric."""
+    difference: float
+    low: float
+    """Of the paired interval over users."""
+    high: float
+
+
+def changes_of(judged: Judged, config: AdapterConfig) -> list[Change]:
+    """Measure the whole domain and each protected slice."""
+    before, after = (
+        result.per_user(config.metric) for result in (judged.base_within, judged.adapted_within)
+    )
+    everyone = torch.ones(len(before), dtype=torch.bool)
+    parts = [(f"domain {judged.queries.domain_name}", everyone), *_protected(judged, config)]
+    changes = []
+    for name, inside in parts:
+        found = paired(before[inside], after[inside])
+        changes.append(
+            Change(
+                name=name,
+                num_users=found.num_users,
+                before=found.champion,
+                difference=found.difference,
+                low=found.low,
+                high=found.high,
+            )
+        )
+    return changes
+
+
 def harm_verdicts(judged: Judged, config: AdapterConfig) -> list[Verdict]:
     """Compare an adapter with its base, both over the domain's items alone.
 
@@ -43,21 +84,27 @@ def harm_verdicts(judged: Judged, config: AdapterConfig) -> list[Verdict]:
     before, after = (
         result.per_user(config.metric) for result in (judged.base_within, judged.adapted_within)
     )
-    own = torch.from_numpy(queries.domain_of_query == queries.domain)
     verdicts = [_gain(judged, before, after, config)]
-    targets = judged.base_within.targets
-    owners = targets.segments()
-    for part in protected_slices(queries.only_domain(), targets):
-        inside = torch.zeros(int(own.sum()), dtype=torch.bool)
-        inside[owners[part.targets]] = True
-        if int(inside.sum()) >= config.min_slice_users:
-            name = f"{part.group} {part.name}"
-            verdicts.append(_no_harm(before[inside], after[inside], name, config))
+    verdicts += [
+        _no_harm(before[inside], after[inside], name, config)
+        for name, inside in _protected(judged, config)
+    ]
     for number, name in enumerate(queries.names):
         other = torch.from_numpy(queries.domain_of_query == number)
         if number != queries.domain and int(other.sum()):
             verdicts.append(_unchanged(judged.base, judged.adapted, other, name))
     return verdicts
+
+
+def _protected(judged: Judged, config: AdapterConfig) -> Iterator[tuple[str, Tensor]]:
+    """Name the protected slices that are large enough, and their users, [U] bool."""
+    targets = judged.base_within.targets
+    owners = targets.segments()
+    for part in protected_slices(judged.queries.only_domain(), targets):
+        inside = torch.zeros(targets.batch_size, dtype=torch.bool)
+        inside[owners[part.targets]] = True
+        if int(inside.sum()) >= config.min_slice_users:
+            yield f"{part.group} {part.name}", inside
 
 
 def protected_slices(queries: DomainQueries, targets: Jagged) -> list[Slice]:
@@ -125,30 +172,51 @@ def metrics_of(judged: Judged, metric: str) -> Metrics:
     return {name: {metric: float(one.mean())} for name, one in values.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the gate found."""
+
+    verdicts: list[Verdict]
+    metrics: Metrics
+    """As of `metrics_of`."""
+    changes: list[Change]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "verdicts": [verdict.model_dump() for verdict in self.verdicts],
+            "metrics": self.metrics,
+            "changes": [asdict(change) for change in self.changes],
+        }
+
+
+def judgement_of(judged: Judged, config: AdapterConfig) -> Judgement:
+    """Judge an adapter."""
+    return Judgement(
+        verdicts=harm_verdicts(judged, config),
+        metrics=metrics_of(judged, config.metric),
+        changes=changes_of(judged, config),
+    )
+
+
 class RefusedAdapterError(RefusedError):
     """The gate refused an adapter."""
 
-    def __init__(self, message: str, metrics: Metrics) -> None:
+    def __init__(self, message: str, judgement: Judgement) -> None:
         super().__init__(message)
-        self.metrics = metrics
-        """As of `metrics_of`."""
+        self.judgement = judgement
 
 
-def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict], metrics: Metrics) -> None:
+def refuse_harm(config: RunConfig, domain: str, judgement: Judgement) -> None:
     """Write the verdicts and stop if one of them failed.
 
     Raises:
         RefusedAdapterError: One failed; names each such check with its value and bound.
     """
+    verdicts = judgement.verdicts
     if all(verdict.passed for verdict in verdicts):
         return
     path = config.workspace / "refused-adapter.json"
-    document = {
-        "domain": domain,
-        "verdicts": [verdict.model_dump() for verdict in verdicts],
-        "metrics": metrics,
-    }
-    write_durably(path, to_json(document))
+    write_durably(path, to_json({"domain": domain, **judgement.as_json()}))
     failed = [
         f"  {one.name}: {one.value:.4f} against a bound of {one.bound:.4f} ({one.reason})"
         for one in verdicts
@@ -158,5 +226,5 @@ def refuse_harm(config: RunConfig, domain: str, verdicts: list[Verdict], metrics
         f"the adapter of domain {domain!r} is refused and was not registered; the domain is "
         "answered as before.\n" + "\n".join(failed) + f"\nAll verdicts: {path}. The bounds are "
         "in [adapter].",
-        metrics,
+        judgement,
     )

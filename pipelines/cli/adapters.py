@@ -55,7 +55,7 @@ def adapt(
     from pipelines.adapters.adapt import adapt as run_adapt
 
     found = run_adapt(settings, domain, publish=publish, show_progress=not quiet)
-    out.print(verdict_table(found.verdicts))
+    out.print(verdict_table(found.judgement.verdicts))
     log.print(
         f"{domain}: {found.num_labels:,} labels, {found.num_steps} steps, "
         f"{found.share:.1%} of the base's parameters, {found.seconds:.1f} s",

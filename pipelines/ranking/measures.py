@@ -30,6 +30,12 @@ MAX_QUERIES = 500
 NUM_BINS = 10
 MAX_CATEGORIES = 8
 TIERS = ("long tail", "middle", "popular")
+HISTORIES = (0, 5, 20)
+"""Most events of a history of each group of users; the last group has more."""
+MIN_VISITS = 20
+"""Of an item, below which the share of an expert says little."""
+TOP_ITEMS = 5
+"""Items named of each expert."""
 
 
 class Grouping(NamedTuple):
@@ -138,12 +144,13 @@ def routing_of(
     rows = examples.candidates.item_rows[chosen]
     rows = rows[rows > 0]
     use = expert_use(experts, num_experts)
+    parted = [(one.name, one.groups, one.of_item[rows]) for one in groupings]
+    parted.append(by_activity(examples, chosen))
     by = []
-    for grouping in groupings:
-        group = grouping.of_item[rows]
+    for name, groups, group in parted:
         known = group >= 0
-        load = load_by_group(experts[known], group[known], num_experts, len(grouping.groups))
-        by.append({"name": grouping.name, "groups": grouping.groups, "load": load.tolist()})
+        load = load_by_group(experts[known], group[known], num_experts, len(groups))
+        by.append({"name": name, "groups": groups, "load": load.tolist()})
     return {
         "num_experts": num_experts,
         "top_k": model.config.top_k,
@@ -153,4 +160,41 @@ def routing_of(
         "max_violation": use.max_violation,
         "dead_experts": use.dead_experts,
         "by": by,
+        "items": top_items(experts, rows, num_experts),
     }
+
+
+def by_activity(examples: RankingExamples, chosen: Tensor) -> tuple[str, tuple[str, ...], Tensor]:
+    """Group candidates by the length of their user's history, [M]."""
+    lengths = examples.queries["history"].lengths()[chosen]
+    group = torch.bucketize(lengths, torch.tensor(HISTORIES))
+    bounds = [*zip((0, *(most + 1 for most in HISTORIES)), HISTORIES, strict=False)]
+    names = [f"{least} to {most}" if least != most else str(most) for least, most in bounds]
+    each = (examples.candidates.item_rows[chosen] > 0).sum(1)
+    return "activity", (*names, f"over {HISTORIES[-1]}"), group.repeat_interleave(each)
+
+
+def top_items(experts: Tensor, rows: Tensor, num_experts: int) -> list[list[dict[str, Any]]]:
+    """Name the items that go most to each expert, by item row.
+
+    Args:
+        experts: Of each candidate, [M, K].
+        rows: Item row of each candidate, [M].
+    """
+    items, place = torch.unique(rows, return_inverse=True)
+    share = load_by_group(experts, place, num_experts, len(items))
+    visits = torch.bincount(place)
+    share[visits < MIN_VISITS] = 0
+    found = []
+    for expert in range(num_experts):
+        # Equal shares by visits.
+        worth = share[:, expert].double() + visits.double() / (1 + visits.sum())
+        best = worth.argsort(descending=True, stable=True)[:TOP_ITEMS].tolist()
+        found.append(
+            [
+                {"item_row": int(items[one]), "share": float(share[one, expert])}
+                for one in best
+                if float(share[one, expert]) > 0
+            ]
+        )
+    return found

@@ -13,6 +13,7 @@ GROUPINGS = {
     "domain": "domain of the item",
     "popularity": "popularity of the item",
     "category": "first category of the item",
+    "activity": "events in the user's history",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ class Routing:
     dead_experts: int
     by: list[Mapping[str, Any]]
     """Load of each expert by group of candidates, for each grouping."""
+    items: list[list[Mapping[str, Any]]] = field(default_factory=list)
+    """Of each expert, the items that go most to it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,18 +45,14 @@ def adapt_domains(context: StageContext) -> StageRows:
         except RefusedAdapterError as error:
             # Equal runs write equal bytes, wherever they lie.
             reason = str(error).replace(f"{context.workspace.path}/", "")
-            refused = {"refused": reason, "metrics": error.metrics}
-            outcomes.append({"domain": domain, "adapter": None, **refused})
-            continue
-        outcomes.append(
-            {
-                "domain": domain,
+            made = {"adapter": None, "refused": reason, **error.judgement.as_json()}
+        else:
+            made = {
                 "adapter": found.directory.name,
                 "refused": None,
-                "metrics": found.metrics,
-                "verdicts": [verdict.model_dump() for verdict in found.verdicts],
+                **found.judgement.as_json(),
             }
-        )
+        outcomes.append({"domain": domain, **made})
     (context.output / "adapters.json").write_text(to_json(outcomes))
     num_served = sum(one["adapter"] is not None for one in outcomes)
     return StageRows(rows_in=len(outcomes), rows_out=num_served)

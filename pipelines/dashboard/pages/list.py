@@ -5,10 +5,12 @@ from __future__ import annotations
 from pipelines.dashboard.compare.page import ENTRY as COMPARE
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import PageEntry
+from pipelines.dashboard.experts.page import ENTRY as EXPERTS
 from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
 from pipelines.dashboard.inventory.run import ENTRY as RUN
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
+from pipelines.dashboard.semantic_ids.page import ENTRY as SEMANTIC_IDS
 from pipelines.dashboard.service.page import ENTRY as SERVING
 
 PAGES: tuple[PageEntry, ...] = (
@@ -19,5 +21,7 @@ PAGES: tuple[PageEntry, ...] = (
     DIFFERENCES,
     COMPARE,
     RELEASES,
+    SEMANTIC_IDS,
+    EXPERTS,
     SERVING,
 )

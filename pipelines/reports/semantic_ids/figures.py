@@ -37,12 +37,14 @@ def content_levels(report: SemanticIdReport) -> tuple[LevelQuality, ...]:
     return report.quality.published[: report.num_content_levels]
 
 
+def level_color(level: int) -> str:
+    """Name a level's colour."""
+    return color_of(LEVEL_COLORS[level % len(LEVEL_COLORS)])
+
+
 def level_colors(report: SemanticIdReport) -> dict[str, str]:
     """Give each level of the quantiser a colour."""
-    return {
-        level_name(level): color_of(LEVEL_COLORS[level % len(LEVEL_COLORS)])
-        for level in range(report.num_content_levels)
-    }
+    return {level_name(level): level_color(level) for level in range(report.num_content_levels)}
 
 
 def usage_title(report: SemanticIdReport) -> str:

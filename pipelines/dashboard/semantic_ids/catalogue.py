@@ -1,0 +1,158 @@
+"""The items of a run that semantic IDs are shown with, of a workspace or a bundle.
+
+Axes: N item rows (row 0 is padding), M categories of all items together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from recsys.semantic_ids.purity import MOST_ITEMS, NO_CATEGORY
+
+Rows = NDArray[np.int64]
+MAX_TITLE = 160
+"""Characters of a title that are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """Items by item row."""
+
+    item_ids: pl.Series
+    """[N]."""
+    titles: pl.Series
+    """[N]; the item's id where it has no title."""
+    categories: Rows
+    """Number of each item's main category, [N]; -1 for none."""
+    names: Sequence[str]
+    """Of the categories."""
+    popularity: NDArray[np.float64]
+    """[N]; zeros where nothing is known."""
+    counted: str
+    """What popularity counts, in words."""
+
+    def title(self, row: int) -> str:
+        return str(self.titles[row])[:MAX_TITLE]
+
+    def category(self, row: int) -> str:
+        number = int(self.categories[row])
+        return "" if number == NO_CATEGORY else self.names[number]
+
+    def row_of(self, item_id: str) -> int | None:
+        """Find an item; None where there is none."""
+        found = (self.item_ids == item_id).arg_max() if item_id else None
+        return found if found and self.item_ids[found] == item_id else None
+
+
+def items_of(
+    item_ids: Sequence[str] | pl.Series, titles: Sequence[str] | pl.Series
+) -> pl.DataFrame:
+    """Lay ids and titles out by item row, the padding's first."""
+    frame = pl.DataFrame({"item_id": item_ids, "title": titles})
+    title = pl.when(pl.col("title").fill_null("") == "").then("item_id").otherwise("title")
+    return frame.with_columns(title.alias("title"))
+
+
+def main_categories_of(values: Rows, offsets: Rows, names: Sequence[str]) -> tuple[Rows, list[str]]:
+    """Choose the commonest category of each item, as recsys.semantic_ids.purity does.
+
+    Args:
+        values: Category rows, [M]; 0 is none.
+        offsets: Where each item's begin, [N + 1].
+        names: Of category rows, [C]; the first is of none.
+
+    Returns:
+        The number of each item's category, [N], -1 without one, and the names by number.
+    """
+    num_items = len(offsets) - 1
+    owners = np.repeat(np.arange(num_items), np.diff(offsets))
+    known = values > 0
+    # Sorting is five times as fast as np.unique, which hashes.
+    cells = np.sort(owners[known] * len(names) + values[known])
+    cells = cells[np.diff(cells, prepend=-1) > 0]
+    owners, values = cells // len(names), cells % len(names)
+    counts = np.bincount(values, minlength=len(names))
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    most = MOST_ITEMS * len(starts)
+    used = np.flatnonzero(counts).tolist()
+    order = sorted(used, key=lambda row: (counts[row] > most, -counts[row], names[row]))
+    place = np.zeros(len(names), np.int64)
+    place[order] = np.arange(len(order))
+    found = np.full(num_items, NO_CATEGORY, np.int64)
+    if len(starts):
+        found[owners[starts]] = np.minimum.reduceat(place[values], starts)
+    return found, [names[row] for row in order]
+
+
+def workspace_items(features: Path) -> Items:
+    """Read those of a build_features artefact."""
+    table = pl.read_parquet(
+        features / "items.parquet", columns=["item_row", "item_id", "display_text"]
+    ).sort("item_row")
+    frame = items_of(
+        pl.concat([pl.Series([""]), table["item_id"]]),
+        pl.concat([pl.Series([""]), table["display_text"]]),
+    )
+    values = np.load(features / "item_categories" / "values.npy", allow_pickle=False)
+    offsets = np.load(features / "item_categories" / "offsets.npy", allow_pickle=False)
+    known = features / "vocabularies" / "categories.parquet"
+    names = [""]
+    if known.exists():
+        names += pl.read_parquet(known).sort("row")["id"].to_list()
+    categories, used = main_categories_of(values, offsets, names)
+    return Items(
+        item_ids=frame["item_id"],
+        titles=frame["title"],
+        categories=categories,
+        names=used,
+        popularity=_event_counts(features, len(frame)),
+        counted="events of the log",
+    )
+
+
+def _event_counts(features: Path, num_item_rows: int) -> NDArray[np.float64]:
+    orders = sorted(path for path in (features / "sequences").iterdir() if path.is_dir())
+    given = features / "sequences" / "given"
+    rows = np.load((given if given in orders else orders[0]) / "item_rows.npy", mmap_mode="r")
+    counts = np.bincount(rows, minlength=num_item_rows)[:num_item_rows]
+    counts[0] = 0
+    return counts.astype(np.float64)
+
+
+def bundle_items(bundle: Path) -> Items:
+    """Read those of a bundle, or of a delta with the bundle that it stands on.
+
+    Raises:
+        ValueError: A part is missing or of another version.
+    """
+    from safetensors.numpy import load_file
+
+    from serving.bundle.catalogue import Catalogue
+    from serving.bundle.delta import Delta, chain_of
+
+    first, *deltas = chain_of(bundle)
+    catalogue = Catalogue.load(first.directory)
+    for link in deltas:
+        catalogue = Delta.load(link).extend(catalogue)
+    names = list(catalogue.category_names)
+    categories, used = main_categories_of(
+        np.asarray(catalogue.category_values), np.asarray(catalogue.category_offsets), names
+    )
+    frame = items_of(list(catalogue.item_ids), list(catalogue.display_texts))
+    scores = load_file(first.directory / "popularity" / "popularity.safetensors")["item_scores"]
+    popularity = np.zeros(len(frame))
+    popularity[: len(scores)] = np.maximum(scores, 0)
+    return Items(
+        item_ids=frame["item_id"],
+        titles=frame["title"],
+        categories=categories,
+        names=used,
+        popularity=popularity,
+        counted="events up to the release, old ones counted less",
+    )

@@ -1,0 +1,130 @@
+"""A run with a dead expert, a harmful adapter and a registered one."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.runs.stores import Places, Stores
+from tests.pipelines.dashboard.synthetic_runs import write_json, write_run
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+TASK = {"auc": 0.8, "predicted": 0.1, "observed": 0.1, "calibration_error": 0.01}
+ROUTING: dict[str, Any] = {
+    "num_experts": 4,
+    "top_k": 1,
+    "num_candidates": 1000,
+    "load": [0.5, 0.3, 0.2, 0.0],
+    "entropy": 0.743,
+    "max_violation": 1.0,
+    "dead_experts": 1,
+    "by": [
+        {
+            "name": "domain",
+            "groups": ["books", "films"],
+            "load": [[0.8, 0.1, 0.1, 0.0], [0.2, 0.5, 0.3, 0.0]],
+        },
+        {"name": "activity", "groups": ["0", "over 20"], "load": [[0.5, 0.3, 0.2, 0.0], [0.0] * 4]},
+    ],
+    "items": [[{"item_row": 2, "share": 0.9}], [], [], []],
+}
+VERDICTS = [
+    {"name": "ndcg@10 of domain books", "value": 0.30, "bound": 0.25, "passed": True, "reason": ""},
+    {
+        "name": "ndcg@10 of user_activity new",
+        "value": -0.08,
+        "bound": -0.02,
+        "passed": False,
+        "reason": "change over 40 held-out users from 0.2000",
+    },
+    {"name": "lists of domain films unchanged", "value": 1.0, "bound": 1.0, "passed": True},
+]
+CHANGES = [
+    {
+        "name": "domain books",
+        "num_users": 200,
+        "before": 0.25,
+        "difference": 0.05,
+        "low": 0.01,
+        "high": 0.09,
+    },
+    {
+        "name": "user_activity new",
+        "num_users": 40,
+        "before": 0.2,
+        "difference": -0.08,
+        "low": -0.12,
+        "high": -0.04,
+    },
+]
+METRICS = {
+    "base": {"ndcg@10": 0.1},
+    "base_within_domain": {"ndcg@10": 0.25},
+    "adapter_within_domain": {"ndcg@10": 0.30},
+    "adapter": {"ndcg@10": 0.29},
+}
+
+
+def write_ranker(stage: Path, routing: dict[str, Any] | None) -> None:
+    """Write the measurements of a ranker with, or without, a router."""
+    row = {
+        "trunk": "sparse" if routing else "dense",
+        "flops": 1000,
+        "validation": 0.15,
+        "ahead": 0.0,
+        "standard_error": 0.0,
+        "tasks": {"next": TASK},
+        "routing": routing,
+    }
+    write_json(stage / "trunks.json", {"trunks": [row]})
+    decision = {
+        "num_candidates": 200,
+        "served": True,
+        "reason": "against the blend's order the ranker has +0.0100 ndcg@10",
+        "metric": "ndcg@10",
+        "tasks": ["next"],
+        "tasks_reason": "events have no values",
+    }
+    write_json(stage / "ranker.json", decision)
+
+
+def write_registered(folder: Path, version: str, base_version: str, *, rank: int) -> None:
+    """Write a registered adapter of books."""
+    place = folder / "adapters" / "domain-books" / f"adapter-{version}"
+    document = {
+        "version": version,
+        "domain": "books",
+        "base": "sequence",
+        "base_version": base_version,
+        "num_parameters": 4096,
+        "share": 0.03,
+        "metrics": METRICS,
+        "verdicts": VERDICTS[:1],
+    }
+    write_json(place / "adapter.json", document)
+    write_json(place / "adapter_config.json", {"r": rank})
+
+
+@pytest.fixture
+def experts_workspace(tmp_path: Path) -> Path:
+    """A run whose adapter of books is refused; an earlier one stays registered."""
+    workspace = write_run(tmp_path / "run")
+    write_ranker(workspace / "train_ranker" / "given", ROUTING)
+    (workspace / "build_features").mkdir(exist_ok=True)
+    items = pl.DataFrame({"item_row": [1, 2], "display_text": ["one", HOSTILE]})
+    items.write_parquet(workspace / "build_features" / "items.parquet")
+    refused = {"domain": "books", "adapter": None, "refused": "it harms new users"}
+    outcome = refused | {"metrics": METRICS, "verdicts": VERDICTS, "changes": CHANGES}
+    write_json(workspace / "adapt_domains" / "adapters.json", [outcome])
+    bundles = workspace / "bundles"
+    write_registered(bundles, "a" * 12, "v1", rank=8)
+    (bundles / "adapters" / "domain-books" / "current").symlink_to(f"adapter-{'a' * 12}")
+    return workspace
+
+
+@pytest.fixture
+def experts_context(experts_workspace: Path) -> Context:
+    """A dashboard of it."""
+    return Context(stores=Stores(Places(roots=[experts_workspace.parent])))

@@ -1,0 +1,162 @@
+"""The page of experts and adapters as a document."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Chart, Page, Section, Table, Tiles
+from pipelines.dashboard.experts.page import build
+from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.web.encoding import encoded
+from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker, write_registered
+from tests.pipelines.dashboard.synthetic_runs import write_json
+
+
+def section(page: Page, key: str) -> Section:
+    return next(one for one in page.blocks if isinstance(one, Section) and one.key == key)
+
+
+def block(page: Page, key: str) -> Any:
+    found = (
+        one
+        for part in page.blocks
+        if isinstance(part, Section)
+        for one in part.blocks
+        if getattr(one, "key", "") == key
+    )
+    return next(found)
+
+
+def test_a_dead_expert_is_said_first(experts_context: Context) -> None:
+    page = build(experts_context, Query.of())
+    assert page.lead == (
+        "3 of 4 experts are used; the busiest has 50.0% of the visits, 2.00 times the mean."
+    )
+    tiles = section(page, "mixture-sparse").blocks[0]
+    assert isinstance(tiles, Tiles)
+    dead = next(tile for tile in tiles.tiles if tile.label == "dead experts")
+    assert (dead.value, dead.tone) == ("1", "bad")
+    load: Chart = block(page, "load-sparse")
+    assert load.title == "1 of 4 experts are dead"
+    assert load.rows[0] == ("expert 1", "50.0%", "2.00")
+    assert load.rows[3] == ("expert 4", "0.0%", "0.00")
+
+
+def test_the_heat_map_has_every_group_with_visits(experts_context: Context) -> None:
+    heat: Chart = block(build(experts_context, Query.of()), "heat-sparse")
+    assert ("domain: books", "expert 1", "80.0%", "1.60") in heat.rows
+    assert ("domain: films", "expert 2", "50.0%", "1.67") in heat.rows
+    # Nobody has more than 20 events, and the dead expert divides nothing by zero.
+    assert {row[0] for row in heat.rows} == {"domain: books", "domain: films", "activity: 0"}
+    assert ("domain: books", "expert 4", "0.0%", "0.00") in heat.rows
+
+
+def test_experts_are_named_by_their_groups_and_items(experts_context: Context) -> None:
+    table: Table = block(build(experts_context, Query.of()), "experts-sparse")
+    assert table.rows[0] == ("expert 1", 0.5, "books (1.6 times)", f"{HOSTILE} (90%)")
+    assert table.rows[1][2] == "films (1.7 times)"
+    assert table.rows[3] == ("expert 4", 0.0, "none", "")
+
+
+def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(experts_context: Context) -> None:
+    page = build(experts_context, Query.of())
+    assert "Refused; the base answers the domain" in str(section(page, "adapter-books").blocks[0])
+    chart: Chart = block(page, "changes-books")
+    assert chart.title == "books: +0.0500 over the base; the gate refuses user activity new"
+    assert list(chart.rows) == [
+        ("domain books", "200", "+0.0500", "+0.0100 to +0.0900", "allowed"),
+        ("user activity new", "40", "-0.0800", "-0.1200 to -0.0400", "refused"),
+    ]
+    verdicts: Table = block(page, "verdicts-books")
+    assert [row[3] for row in verdicts.rows] == ["yes", "no", "yes"]
+    values: Table = block(page, "values-books")
+    assert values.rows[0] == ("base, the domain's items alone", 0.25)
+
+
+def test_registered_adapters_say_whether_they_are_served(
+    experts_context: Context, experts_workspace: Path
+) -> None:
+    bundles = experts_workspace / "bundles"
+    (bundles / "bundle-v1").mkdir()
+    (bundles / "current").symlink_to("bundle-v1")
+    write_registered(bundles, "b" * 12, "v0", rank=4)
+    table: Table = block(build(experts_context, Query.of()), "registered")
+    states = {row[1]: (row[2], row[5]) for row in table.rows}
+    assert states == {"a" * 12: ("served", 8), "b" * 12: ("registered", 4)}
+    assert all(row[8] == pytest.approx(0.05) for row in table.rows)
+    (bundles / "current").unlink()
+    (bundles / "bundle-v2").mkdir()
+    (bundles / "current").symlink_to("bundle-v2")
+    table = block(build(experts_context, Query.of()), "registered")
+    assert "of another base: not served" in [row[2] for row in table.rows]
+
+
+def test_outcomes_of_before_intervals_were_stored_are_shown(
+    experts_context: Context, experts_workspace: Path
+) -> None:
+    reason = (
+        "200 held-out users; over the domain's items alone the base has 0.2500, the adapter adds "
+        "+0.0500 (-0.0286 to +0.0447: not enough evidence); over the whole catalogue"
+    )
+    gain = {"name": "ndcg@10 of domain books", "value": 0.3, "bound": 0.25, "passed": True}
+    slices = {"name": "ndcg@10 of item_popularity head", "value": 0.02, "bound": -0.1}
+    outcome = {
+        "domain": "books",
+        "adapter": "adapter-1",
+        "refused": None,
+        "metrics": {"base": {"ndcg@10": 0.1}, "adapter": {"ndcg@10": 0.3}},
+        "verdicts": [gain | {"reason": reason}, slices | {"passed": True}],
+    }
+    write_json(experts_workspace / "adapt_domains" / "adapters.json", [outcome])
+    page = build(experts_context, Query.of())
+    rows = block(page, "changes-books").rows
+    assert rows[0] == ("domain books", "", "+0.0500", "-0.0286 to +0.0447", "allowed")
+    assert rows[1] == ("item popularity head", "", "+0.0200", "no interval stored", "allowed")
+    # A base over the whole catalogue is no fair comparison.
+    assert "like with like" in str(section(page, "adapter-books").blocks[2])
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"domain": 1, "verdicts": [{}]}]'])
+def test_half_written_outcomes_are_noticed(
+    experts_context: Context, experts_workspace: Path, text: str
+) -> None:
+    (experts_workspace / "adapt_domains" / "adapters.json").write_text(text)
+    page = build(experts_context, Query.of())
+    assert page.notices
+    assert section(page, "mixture-sparse")
+
+
+def test_a_dense_ranker_says_what_to_configure(
+    experts_context: Context, experts_workspace: Path
+) -> None:
+    write_ranker(experts_workspace / "train_ranker" / "given", None)
+    page = build(experts_context, Query.of())
+    assert page.lead == "The ranker has no experts."
+    assert 'trunk = "sparse"' in str(section(page, "ranker"))
+
+
+def test_without_ranker_and_adapters_the_page_says_what_to_configure(tmp_path: Path) -> None:
+    page = build(Context(stores=Stores(Places(roots=[tmp_path]))), Query.of())
+    assert "[ranker_training] enabled = true" in page.lead
+    assert "[adapter] domains" in str(page.blocks)
+
+
+def test_an_unknown_run_is_refused(experts_context: Context) -> None:
+    with pytest.raises(NotFoundError, match="no run 'zz'"):
+        build(experts_context, Query.of(run="zz"))
+
+
+def test_a_real_run_and_its_bundle_show_the_same_experts(context: Context) -> None:
+    assert any(page.name == "experts" for page in PAGES)
+    runs = {run.kind: run for run in reversed(context.stores.runs())}
+    loads = []
+    for kind in ("workspace", "bundle"):
+        page = build(context, Query.of(run=runs[kind].key))
+        loads.append([row[:2] for row in block(page, "load-sparse").rows])
+        assert len(encoded(page)) < 250_000
+        assert block(page, "experts-sparse").rows
+    assert len(loads[0]) == 2

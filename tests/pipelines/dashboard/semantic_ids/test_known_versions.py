@@ -1,0 +1,163 @@
+"""Numbers of two versions whose codes are written by hand."""
+
+import numpy as np
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.query import QueryError
+from pipelines.dashboard.semantic_ids.catalogue import Items, main_categories_of
+from pipelines.dashboard.semantic_ids.collisions import _grouped
+from pipelines.dashboard.semantic_ids.drift import compare
+from pipelines.dashboard.semantic_ids.measures import measure
+from pipelines.dashboard.semantic_ids.tree import children_of, path_to
+from pipelines.dashboard.semantic_ids.versions import (
+    IdTable,
+    Source,
+    read_ids,
+    read_items,
+    source_of,
+)
+from recsys.semantic_ids.purity import main_categories
+
+
+@pytest.fixture
+def source(ids_context: Context) -> Source:
+    return source_of(ids_context, ids_context.stores.runs()[0])
+
+
+@pytest.fixture
+def items(ids_context: Context, source: Source) -> Items:
+    return read_items(ids_context, source)
+
+
+@pytest.fixture
+def tables(ids_context: Context, source: Source) -> tuple[IdTable, IdTable]:
+    before, after = (read_ids(ids_context, source, one) for one in reversed(source.versions))
+    return before, after
+
+
+def test_the_own_version_comes_before_the_one_it_follows(source: Source) -> None:
+    assert source.own == source.versions[0] == source.published[0]
+    assert len(source.versions) == 2
+
+
+def test_children_are_sorted_by_size_with_their_purity(
+    tables: tuple[IdTable, IdTable], items: Items
+) -> None:
+    children = children_of(tables[1], items, ())
+    # Equal sizes by code: 0 and 1 have three items each.
+    assert [(child.text, child.num_items) for child in children] == [("0", 3), ("1", 3), ("3", 1)]
+    first, second, _ = children
+    assert (first.category, first.purity) == ("d", pytest.approx(2 / 3))
+    assert first.share == pytest.approx(3 / 7)
+    # The most popular first, then by row.
+    assert second.titles == ("three", "four", "five")
+
+
+def test_a_path_narrows_down_to_one_item(tables: tuple[IdTable, IdTable], items: Items) -> None:
+    first, whole = path_to(tables[1], items, (0, 3))
+    assert (first.num_items, whole.num_items, whole.titles) == (3, 1, ("six",))
+    assert whole.share == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("text", ["4", "0-0-0", "x", "0-", "-1"])
+def test_a_prefix_that_cannot_be_is_refused(tables: tuple[IdTable, IdTable], text: str) -> None:
+    with pytest.raises(QueryError, match="0 to 3, 0 to 3"):
+        tables[1].prefix_of(text)
+
+
+def test_an_empty_prefix_has_no_children(tables: tuple[IdTable, IdTable], items: Items) -> None:
+    assert children_of(tables[1], items, (2,)) == []
+
+
+def test_usage_counts_codes_by_level(
+    tables: tuple[IdTable, IdTable], items: Items, source: Source
+) -> None:
+    report = measure(tables[1], items, source).report
+    first, second = report.quality.published
+    assert (first.num_used, first.utilisation, first.num_prefixes) == (3, 0.75, 3)
+    assert (second.num_used, second.num_prefixes) == (4, 7)
+    # Shares 3/7, 3/7, 1/7.
+    assert first.entropy_bits == pytest.approx(1.4488, abs=1e-4)
+    assert report.usage == [[3, 3, 1, 0], [3, 2, 1, 1]]
+    # Codes 0 (d, d, c), 1 (d, c, d) and 3 (c).
+    assert first.purity == pytest.approx(5 / 7)
+    assert (report.counts.num_with_id, report.counts.num_without_id) == (7, 1)
+
+
+def test_tiers_say_which_codes_popular_items_have(
+    tables: tuple[IdTable, IdTable], items: Items, source: Source
+) -> None:
+    tiers = {tier.name: tier for tier in measure(tables[1], items, source).tiers}
+    # Item 1 has 9 of 14 events; the others with one event tie.
+    assert tiers["head"].num_items == 1
+    assert tiers["head"].codes_used == (0.25, 0.25)
+    assert tiers["head"].alone == (0.0, 1.0)
+    assert (tiers["cold"].num_items, tiers["cold"].num_with_id) == (2, 1)
+    assert tiers["cold"].alone == (1.0, 1.0)
+
+
+def test_drift_counts_kept_moved_added_and_changed_codes(
+    tables: tuple[IdTable, IdTable], items: Items
+) -> None:
+    drift = compare(*tables, items)
+    assert drift is not None
+    assert drift.everyone.num_items == 6
+    assert drift.everyone.full == pytest.approx(4 / 6)
+    # Item 3 keeps its second code without its first.
+    assert drift.everyone.per_level == pytest.approx((4 / 6, 5 / 6))
+    assert drift.everyone.per_prefix == pytest.approx((4 / 6, 4 / 6))
+    assert (drift.num_added, drift.num_removed) == (1, 0)
+    assert [(one.before.text, one.overlap) for one in drift.codes] == [
+        ("2", 0.0),
+        ("0", 0.5),
+        ("1", pytest.approx(2 / 3)),
+    ]
+    assert drift.num_changed == 1
+    assert [(move.before, move.after, move.titles) for move in drift.moves] == [
+        (0, 1, ("three",)),
+        (2, 0, ("six",)),
+    ]
+    first = drift.vocabularies[0]
+    assert (first.used_before, first.used_after, first.appended, first.gone) == (3, 3, 1, 1)
+
+
+def test_drift_is_split_by_popularity(tables: tuple[IdTable, IdTable], items: Items) -> None:
+    drift = compare(*tables, items)
+    assert drift is not None
+    kept = {part.name: (part.kept.num_items, part.kept.full) for part in drift.parts}
+    assert kept["head"] == (1, 1.0)
+    assert sum(count for count, _ in kept.values()) == 6
+
+
+def test_versions_of_other_levels_are_not_compared(
+    tables: tuple[IdTable, IdTable], items: Items
+) -> None:
+    before, after = tables
+    other = IdTable(**(vars(before) | {"level_sizes": (8, 4)}))
+    assert compare(other, after, items) is None
+
+
+def test_groups_of_equal_codes_are_found_largest_first() -> None:
+    codes = np.array([[-1, -1], [0, 1], [2, 2], [0, 1], [2, 2], [0, 1], [3, 0]], np.int32)
+    found = _grouped(codes, (4, 4), "")
+    assert [(one.codes, one.rows) for one in found.groups] == [("0-1", (1, 3, 5)), ("2-2", (2, 4))]
+    assert (found.num_groups, found.num_items) == (2, 5)
+
+
+def test_main_categories_are_those_of_the_report() -> None:
+    rng = np.random.default_rng(1)
+    names = ["", "b", "a", "common", "rare"]
+    lists = [[]] + [
+        [
+            names[row]
+            for row in rng.choice(5, size=rng.integers(0, 4), p=[0.1, 0.2, 0.2, 0.45, 0.05])
+        ]
+        for _ in range(300)
+    ]
+    values = np.array([names.index(name) for own in lists for name in own])
+    offsets = np.cumsum([0, *(len(own) for own in lists)])
+    numbers, used = main_categories_of(values, offsets, names)
+    wanted, known = main_categories([[name for name in own if name] for own in lists])
+    assert used == known
+    assert numbers.tolist() == wanted.tolist()
