@@ -61,7 +61,7 @@ def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Ru
     Args:
         context: Of the dashboard.
         split: That they were measured on.
-        run: Key of a run that has to be in the pair; any without.
+        run: Key of a run that has to be in the pair, or has made one of it; any without.
 
     Raises:
         NotFoundError: There are no two runs with ranks by user; says how to make them.
@@ -69,7 +69,7 @@ def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Ru
     measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one, split)]
     pairs = (*_challenged(measured), *_same_data(measured), *_released(measured))
     for pair in pairs:
-        if not run or run in {one.key for one in pair}:
+        if not run or run in {key for one in pair for key in (one.key, one.made_by)}:
             return pair
     raise NotFoundError(NO_PAIR)
 
