@@ -33,7 +33,7 @@ class Origin:
     """What the numbers of a block were computed from."""
 
     run: str
-    """Key of the run."""
+    """Key of the run; "" where the numbers are of none that is known, such as a backtest alone."""
     name: str
     config_digest: str | None
     data_digest: str | None

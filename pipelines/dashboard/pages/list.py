@@ -10,6 +10,7 @@ from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
 from pipelines.dashboard.inventory.run import ENTRY as RUN
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
+from pipelines.dashboard.replay.page import ENTRY as REPLAY
 from pipelines.dashboard.semantic_ids.page import ENTRY as SEMANTIC_IDS
 from pipelines.dashboard.service.page import ENTRY as SERVING
 
@@ -20,6 +21,7 @@ PAGES: tuple[PageEntry, ...] = (
     RUN,
     DIFFERENCES,
     COMPARE,
+    REPLAY,
     RELEASES,
     SEMANTIC_IDS,
     EXPERTS,

@@ -35,7 +35,7 @@ export function originLine(view, origins) {
       one.data_digest ? `data ${one.data_digest.slice(0, SHORT)}` : null,
     ].filter(Boolean);
     const said = digests.length ? make("span", {}, ` ${digests.join(", ")}`) : null;
-    const link = { page: "run", parameters: { run: one.run } };
+    const link = one.run ? { page: "run", parameters: { run: one.run } } : null;
     return make("span", { class: "origin" }, linked(view, one.name, link), said);
   });
   return make("p", { class: "origins" }, "From ", parts);

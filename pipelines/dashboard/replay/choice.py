@@ -1,0 +1,178 @@
+"""What of which backtests is shown: the page's parameters and the controls that change them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Control, Option
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.replay.read import ALL, Backtest, Found, read
+from pipelines.reports.backtest.words import POLICY_NAMES, SERVED
+from pipelines.reports.charts.style import color_of
+from pipelines.reports.wording import metric_label, model_label
+
+MOST = 4
+OFFERED = 40
+LOOKED_AT = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What is shown."""
+
+    shown: tuple[Backtest, ...]
+    """Comparable ones; the first decides what can be chosen."""
+    left_out: tuple[Found, ...]
+    """Chosen ones that are of other data or another time, or cannot be read."""
+    problems: tuple[str, ...]
+    """Why some cannot be read."""
+    metric: str
+    policy: str
+    row: str
+    slice: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing can be shown yet."""
+        return not self.first.has_numbers
+
+    @property
+    def first(self) -> Backtest:
+        return self.shown[0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all that were chosen."""
+        return (*(one.key for one in self.shown), *(one.key for one in self.left_out))
+
+    @property
+    def is_sliced(self) -> bool:
+        return self.slice != ALL
+
+    @property
+    def list_name(self) -> str:
+        """The list that is shown, with the slice."""
+        name = "served list" if self.row == SERVED else model_label(self.row)
+        return f"{name} ({self.slice})" if self.is_sliced else name
+
+    def name(self, backtest: Backtest, part: str) -> str:
+        """Name a line of a chart: by its part alone where there is one backtest."""
+        return part if len(self.shown) == 1 else f"{backtest.name} \u00b7 {part}"
+
+    def colors(self) -> dict[str, str]:
+        """Colour every policy of every backtest, the same in all charts."""
+        names = [self.name(one, policy) for one in self.shown for policy in one.policies]
+        return {name: color_of(place) for place, name in enumerate(names)}
+
+
+def choice_of(context: Context, query: Query, known: Sequence[Found]) -> Choice:
+    """Read the parameters; the newest finished backtest is shown where none is named.
+
+    Args:
+        known: At least one.
+
+    Raises:
+        NotFoundError: A backtest is not there.
+        QueryError: A value is none of those allowed.
+    """
+    by_key = {one.key: one for one in known}
+    keys = query.several("replays", at_most=MOST)
+    for key in keys:
+        if key not in by_key:
+            raise NotFoundError(f"no backtest {key!r}: its folder is gone, or never was")
+    chosen = [read(context, by_key[key]) for key in keys] or [_newest(context, known)]
+    first = next((one for one in chosen if one.has_numbers), chosen[0])
+    shown = [first]
+    shown += [
+        one
+        for one in chosen
+        if one is not first and one.has_numbers and one.found.is_comparable(first.found)
+    ]
+    problems = tuple(one.problem for one in chosen if one.problem)
+    left_out = tuple(one.found for one in chosen if one not in shown)
+    metric = policy = slice_ = ""
+    row = SERVED
+    if first.has_numbers:
+        policy = query.choice("policy", first.policies, first.policies[0])
+        # Lists of later steps are blended last, so an unfinished one may have no served ones.
+        rows = first.rows(policy) or first.rows(first.policies[0]) or (SERVED,)
+        row = query.choice("model", rows, rows[0])
+        metric = query.choice("metric", first.metrics, first.document["metric"])
+        slice_ = query.choice("slice", (ALL, *first.slices), ALL)
+    return Choice(
+        shown=tuple(shown),
+        left_out=left_out,
+        problems=problems,
+        metric=metric,
+        policy=policy,
+        row=row,
+        slice=slice_,
+    )
+
+
+def _newest(context: Context, known: Sequence[Found]) -> Backtest:
+    """Read the newest one that has numbers, a finished one first."""
+    ordered = sorted(known, key=lambda one: not one.finished)[:LOOKED_AT]
+    tried = []
+    for found in ordered:
+        tried.append(read(context, found))
+        if tried[-1].has_numbers:
+            return tried[-1]
+    return tried[0]
+
+
+def controls_of(context: Context, choice: Choice, known: Sequence[Found]) -> list[Control]:
+    """Offer other backtests, metrics, policies, lists and slices."""
+    first = choice.first
+    several = Control(
+        name="replays",
+        label="Backtests",
+        kind="several",
+        value=choice.keys,
+        options=[Option(value=one.key, label=one.name) for one in _offered(choice, known)],
+        at_most=MOST,
+        clears=("metric", "policy", "model", "slice"),
+    )
+    if choice.is_empty:
+        return [] if context.exported else [several]
+    found = [] if context.exported else [several]
+    found += [
+        _select(
+            "metric", "Metric", choice.metric, {one: metric_label(one) for one in first.metrics}
+        ),
+        _select(
+            "policy",
+            "Policy of the sources",
+            choice.policy,
+            {one: f"{one}: {POLICY_NAMES[one]}" for one in first.policies},
+        ),
+        _select(
+            "model",
+            "List",
+            choice.row,
+            {one: model_label(one) for one in first.rows(choice.policy) or (choice.row,)},
+        ),
+    ]
+    if first.slices:
+        slices = {ALL: "all queries", **{one: one for one in first.slices}}
+        found.append(_select("slice", "Queries", choice.slice, slices))
+    return found
+
+
+def _offered(choice: Choice, known: Sequence[Found]) -> list[Found]:
+    """Put those that are comparable with what is shown first."""
+    first, keys = choice.first.found, choice.keys
+    ordered = sorted(known, key=lambda one: (one.key not in keys, not one.is_comparable(first)))
+    return ordered[:OFFERED]
+
+
+def _select(name: str, label: str, value: str, options: dict[str, str]) -> Control:
+    return Control(
+        name=name,
+        label=label,
+        kind="select",
+        value=value,
+        options=[Option(value=one, label=text) for one, text in options.items()],
+    )

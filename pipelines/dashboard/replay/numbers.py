@@ -1,0 +1,189 @@
+"""What backtests earned: quality beside cost, the lead over peers and over the best source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.replay.choice import Choice
+from pipelines.dashboard.replay.freshness import STALE
+from pipelines.dashboard.replay.read import At, Backtest, mean_of
+from pipelines.reports.backtest.words import PEER, SERVED, fit_seconds
+from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
+
+NUM_RESAMPLES = 1_000
+HOUR = 3_600.0
+
+
+class Earned(NamedTuple):
+    """What a policy earned, and what it took."""
+
+    name: str
+    policy: str
+    value: float
+    low: float
+    high: float
+    seconds: float
+    """Of training behind the first step, which all policies share."""
+    relative: float | None
+    """Of the most expensive policy's quality."""
+    cost: float | None
+    """Of its cost."""
+    per_hour: float | None
+    """Quality gained over models that are never retrained, by hour of training."""
+
+
+class PeerGap(NamedTuple):
+    """How far the served list is ahead of a peer."""
+
+    peer: str
+    value: float
+    difference: float
+    low: float
+    high: float
+    num_steps: int
+
+
+class LeadAt(NamedTuple):
+    """How far the served list is ahead of the best source of a step."""
+
+    step: int
+    begin: str
+    member: str
+    difference: float
+    error: float
+
+
+class Lead(NamedTuple):
+    """How far the served list is ahead of the source that is best over all steps."""
+
+    member: str
+    difference: float
+    error: float
+    steps: tuple[LeadAt, ...]
+
+
+def over_steps(values: Sequence[float]) -> Interval:
+    """Average steps, with the interval that other steps would give."""
+    found = bootstrap_intervals(
+        {"steps": np.array(values)}, BootstrapConfig(num_resamples=NUM_RESAMPLES)
+    )
+    return found["steps"]
+
+
+def earned(context: Context, choice: Choice) -> list[Earned]:
+    """List policies by their cost, those of every backtest."""
+    key = ("earned", key_of(choice), choice.metric, choice.row, choice.slice)
+    return context.cache.get(key, (), lambda: _earned(choice))
+
+
+def _earned(choice: Choice) -> list[Earned]:
+    found = []
+    for backtest in choice.shown:
+        lines = {
+            policy: backtest.line(policy, choice.row, choice.metric, choice.slice)
+            for policy in backtest.policies
+        }
+        lines = {policy: line for policy, line in lines.items() if line}
+        means = {name: mean_of(line, by_queries=choice.is_sliced) for name, line in lines.items()}
+        seconds = {policy: fit_seconds(backtest.document, policy) for policy in lines}
+        if not lines:
+            continue
+        most = max(seconds, key=lambda policy: seconds[policy])
+        for policy, line in lines.items():
+            value, never = means[policy] or 0.0, means.get(STALE)
+            spread = over_steps([at.value for at in line])
+            gain = None if never is None or policy == STALE else value - never
+            whole = means[most]
+            found.append(
+                Earned(
+                    name=choice.name(backtest, policy),
+                    policy=policy,
+                    value=value,
+                    low=value + spread.low - spread.mean,
+                    high=value + spread.high - spread.mean,
+                    seconds=seconds[policy],
+                    relative=value / whole if whole else None,
+                    cost=seconds[policy] / seconds[most] if seconds[most] else None,
+                    per_hour=gain / (seconds[policy] / HOUR)
+                    if gain is not None and seconds[policy]
+                    else None,
+                )
+            )
+    return sorted(found, key=lambda one: -one.seconds)
+
+
+def peer_gaps(context: Context, choice: Choice) -> list[PeerGap]:
+    """Compare the served list of the chosen policy with peers on the same queries, best first."""
+    key = ("peers", key_of(choice), choice.metric, choice.policy, choice.slice)
+    return context.cache.get(key, (), lambda: _peer_gaps(choice))
+
+
+def _peer_gaps(choice: Choice) -> list[PeerGap]:
+    first = choice.first
+    served = _by_step(first.line(choice.policy, SERVED, choice.metric, choice.slice))
+    found = []
+    for peer in first.rows(PEER):
+        line = first.line(PEER, peer, choice.metric, choice.slice)
+        both = [(served[at.step].value, at.value) for at in line if at.step in served]
+        if not both:
+            continue
+        gap = over_steps([ours - theirs for ours, theirs in both])
+        value = float(np.mean([theirs for _, theirs in both]))
+        found.append(PeerGap(peer, value, gap.mean, gap.low, gap.high, len(both)))
+    return sorted(found, key=lambda one: -one.value)
+
+
+def _by_step(line: Sequence[At]) -> Mapping[int, At]:
+    return {at.step: at for at in line}
+
+
+def lead_of(choice: Choice) -> Lead | None:
+    """Read how far the served list of the chosen policy is ahead of its best source."""
+    begins = {one["number"]: one["begin"] for one in choice.first.document["steps"]}
+    for one in choice.first.document["leads"]:
+        if one["policy"] != choice.policy:
+            continue
+        steps = tuple(
+            LeadAt(
+                step=at["step"],
+                begin=begins[at["step"]],
+                member=at["member"],
+                difference=at["difference"],
+                error=at["standard_error"],
+            )
+            for at in one["steps"]
+            if at["step"] in begins
+        )
+        return Lead(one["member"], one["difference"], one["standard_error"], steps)
+    return None
+
+
+def by_slice(backtest: Backtest, row: str, metric: str) -> dict[str, dict[str, float]]:
+    """Average a list over the queries of each slice, by slice and policy."""
+    found: dict[str, dict[str, float]] = {}
+    for slice_ in backtest.slices:
+        for policy in backtest.policies:
+            mean = mean_of(backtest.line(policy, row, metric, slice_), by_queries=True)
+            if mean is not None:
+                found.setdefault(slice_, {})[policy] = mean
+    return found
+
+
+def failures(backtest: Backtest) -> list[tuple[str, int, str]]:
+    """Collect why peers have no lists: peer, number of steps, first line of the reason."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in backtest.document["rows"]:
+        if "error" in one:
+            lines: list[Any] = str(one["error"]).strip().splitlines() or [""]
+            pair = (str(one["row"]), str(lines[-1])[:200])
+            counts[pair] = counts.get(pair, 0) + 1
+    return [(row, number, text) for (row, text), number in counts.items()]
+
+
+def key_of(choice: Choice) -> tuple[object, ...]:
+    """Name what is shown: a backtest that goes on is another."""
+    return tuple((one.key, str(one.found.time), len(one.document["rows"])) for one in choice.shown)
