@@ -12,7 +12,7 @@ from pipelines.dashboard.replay.read import ALL, At, Backtest
 from pipelines.reports.backtest.words import TWO_SIDED
 from pipelines.reports.charts.replays import Aged, Cost, ageing_chart, cost_chart
 from pipelines.reports.charts.shapes import Dot, SeriesBand, banded_lines, interval_chart
-from pipelines.reports.charts.style import SECOND, color_of
+from pipelines.reports.charts.style import color_of
 from pipelines.reports.figure import written
 from pipelines.reports.wording import metric_label, metric_meaning, model_label
 
@@ -99,34 +99,6 @@ def newcomers(choice: Choice) -> Iterator[Chart]:
             NEWCOMERS[key],
             [first],
         )
-
-
-def arrivals(backtest: Backtest) -> Chart | None:
-    """Draw how much of each step is new."""
-    rows, bands = [], []
-    for step in backtest.document["steps"]:
-        if "num_new_users" not in step:
-            return None
-        users, new = step["num_users"], step["num_new_users"]
-        share, items = new / max(1, users), step.get("num_new_items")
-        rows.append((step["number"], step["begin"], users, new, share, items))
-        note = f"{step['begin'][:10]}: {new:,} of {users:,} users are new, {items or 0:,} items"
-        bands.append(
-            SeriesBand(
-                day=_day(step["begin"]), mean=share, low=share, high=share, note=note, series="new"
-            )
-        )
-    return Chart(
-        key="arrivals",
-        title="Share of users who are new",
-        note="Of the users with events in a step, those without any before it. A model that was "
-        "trained before cannot know them.",
-        description=f"Share of new users on {len(rows)} steps.",
-        spec=banded_lines(bands, {"new": SECOND}, x_title=X_TIME, y_title="share of the users"),
-        columns=("step", "begin (UTC)", "users", "new users", "share", "new items"),
-        rows=rows,
-        origins=[backtest.origin],
-    )
 
 
 def freshness(choice: Choice, found: Mapping[str, Ageing]) -> Chart:

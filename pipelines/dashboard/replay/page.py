@@ -9,7 +9,7 @@ from pipelines.dashboard.document import Block, Cell, Column, Page, Section, Tab
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.replay import figures
 from pipelines.dashboard.replay.choice import Choice, choice_of, controls_of
-from pipelines.dashboard.replay.freshness import Ageing, ageing_of, losses, words_of
+from pipelines.dashboard.replay.freshness import Ageing, ageing_of, words_of
 from pipelines.dashboard.replay.numbers import (
     Earned,
     by_slice,
@@ -152,29 +152,10 @@ def _freshness(choice: Choice, ageings: dict[str, Ageing]) -> Section:
         for name, ageing in ageings.items()
         for line in words_of(ageing)
     ]
-    table = Table(
-        key="staleness",
-        title="What an age costs",
-        note="Share of fresh models' quality that is lost by models of an age, interpolated "
-        "between the ages that were measured.",
-        columns=(
-            Column(label="backtest"),
-            Column(label="age"),
-            Column(label="days", numeric=True, format="count"),
-            Column(label="quality lost", numeric=True, format="percent"),
-        ),
-        rows=[
-            (name, span, days, share)
-            for name, ageing in ageings.items()
-            for span, days, share in losses(ageing)
-        ],
-        origins=figures.origins_of(choice.shown),
-    )
-    blocks: list[Block] = [Words(lines=lines), figures.freshness(choice, ageings)]
     return Section(
         key="freshness",
         title="Freshness",
-        blocks=[*blocks, table] if table.rows else blocks,
+        blocks=[Words(lines=lines), figures.freshness(choice, ageings)],
     )
 
 
@@ -229,9 +210,6 @@ def _costs(choice: Choice, found: Sequence[Earned]) -> Section:
 def _slices(choice: Choice) -> Section:
     first = choice.first
     blocks: list[Block] = [*figures.newcomers(choice)]
-    arriving = figures.arrivals(first)
-    if arriving is not None:
-        blocks.append(arriving)
     values = by_slice(first, choice.row, choice.metric)
     if values:
         rows: list[Sequence[Cell]] = [
@@ -271,27 +249,6 @@ def _peers(context: Context, choice: Choice) -> Section:
             f"(95% interval {best.low:+.4f} to {best.high:+.4f}, {best.num_steps} steps)."
         ]
         blocks += [Words(lines=lines), figures.peers(choice, gaps)]
-        label = metric_label(choice.metric)
-        blocks.append(
-            Table(
-                key="peer-table",
-                title="Peers",
-                note=f"Of the policy {choice.policy}. A peer of fewer steps is compared on those.",
-                columns=(
-                    Column(label="peer"),
-                    Column(label=label, numeric=True, format="metric"),
-                    Column(label="served list minus peer", numeric=True, format="signed"),
-                    Column(label="low", numeric=True, format="signed"),
-                    Column(label="high", numeric=True, format="signed"),
-                    Column(label="steps", numeric=True, format="count"),
-                ),
-                rows=[
-                    (one.peer, one.value, one.difference, one.low, one.high, one.num_steps)
-                    for one in gaps
-                ],
-                origins=[first.origin],
-            )
-        )
     failed = [
         f"{row}, {number} step{'s' * (number > 1)}: {text}" for row, number, text in failures(first)
     ]
