@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipelines.dashboard.ask.page import ENTRY as ASK
 from pipelines.dashboard.compare.page import ENTRY as COMPARE
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import PageEntry
@@ -26,4 +27,5 @@ PAGES: tuple[PageEntry, ...] = (
     SEMANTIC_IDS,
     EXPERTS,
     SERVING,
+    ASK,
 )
