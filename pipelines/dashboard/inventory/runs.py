@@ -34,7 +34,7 @@ from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
 from pipelines.reports.wording import metric_label, metric_meaning
 
-MAX_DRAWN = 500
+MAX_DRAWN = 250
 MAX_EXPORTED = 200
 MAX_SERIES = 8
 OTHERS = "other data"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -26,12 +27,47 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             values |= flat(value, f"{key}.")
         elif value is not None:
-            text = value if isinstance(value, str) else json.dumps(value, default=str)
-            values[intern(key)] = intern(text)
+            values[intern(key)] = intern(_text(value))
     return values
 
 
-def read_settings(workspace: Path) -> dict[str, Any] | None:
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return json.dumps(value, default=str)
+    return repr(value)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The configuration of a run; runs of equal files share it."""
+
+    table: Mapping[str, Any] = field(default_factory=dict)
+    flat: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def digest(self) -> str | None:
+        """The digest that a release would have; None where it is of another version."""
+        return digest_of_text(self.text) if self.table else None
+
+
+@lru_cache(512)
+def parsed(text: str) -> Settings:
+    """Parse a configuration.
+
+    Raises:
+        UnreadableError: It is no TOML.
+    """
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UnreadableError(f"{CONFIG} is no TOML: {error}") from error
+    return Settings(table, flat(table), text)
+
+
+def read_settings(workspace: Path) -> Settings | None:
     """Read a run's resolved configuration; None where there is none.
 
     Raises:
@@ -43,10 +79,7 @@ def read_settings(workspace: Path) -> dict[str, Any] | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"{CONFIG} cannot be read: {error}") from error
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UnreadableError(f"{CONFIG} is no TOML: {error}") from error
+    return parsed(text)
 
 
 @cache
@@ -58,12 +91,13 @@ def _config_type() -> Any:
     return TypeAdapter(RunConfig)
 
 
-def digest_of_settings(table: Mapping[str, Any]) -> str | None:
+@lru_cache(512)
+def digest_of_text(text: str) -> str | None:
     """Hash settings as a release does; None where they are of another version."""
     from pipelines.engine.workspace import digest_of_config
 
     try:
-        encoded = json.dumps(table, default=str)
+        encoded = json.dumps(parsed(text).table, default=str)
         return digest_of_config(_config_type().validate_json(encoded, strict=True))
     except (ValueError, TypeError):
         return None

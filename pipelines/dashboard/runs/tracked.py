@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pipelines.dashboard.runs.documents import (
     UnreadableError,
@@ -20,9 +19,8 @@ from pipelines.dashboard.runs.documents import (
 )
 from pipelines.dashboard.runs.run import Run, Status
 from pipelines.dashboard.runs.settings import (
+    Settings,
     dataset_of,
-    digest_of_settings,
-    flat,
     read_settings,
 )
 from pipelines.publishing.checks import served_row
@@ -155,7 +153,7 @@ def _run_of(tracked: TrackedRun, uri: str) -> Run:
     metrics, problems = _metrics(tracked, ours)
     settings, said = _settings(tracked)
     problems += said
-    config = flat(settings) if settings else dict(tracked.params)
+    config = settings.flat or dict(tracked.params)
     status: Status = "complete" if tracked.status == FINISHED else "unfinished"
     if status == "unfinished":
         why = f": {tracked.tags['error']}" if "error" in tracked.tags else ""
@@ -177,7 +175,7 @@ def _run_of(tracked: TrackedRun, uri: str) -> Run:
         path=None,
         metrics=metrics,
         config=config,
-        config_digest=digest_of_settings(settings) if settings else None,
+        config_digest=settings.digest,
         data_digest=tracked.tags.get("data.build_features"),
         dataset=dataset_of(config) if ours else None,
         tags=tags,
@@ -200,14 +198,14 @@ def _metrics(tracked: TrackedRun, ours: bool) -> tuple[dict[str, float], list[st
     )
 
 
-def _settings(tracked: TrackedRun) -> tuple[Mapping[str, object], list[str]]:
+def _settings(tracked: TrackedRun) -> tuple[Settings, list[str]]:
     """Read the configuration that the run logged as a file, where its files are on this machine."""
     if tracked.artifacts is None:
-        return {}, []
+        return Settings(), []
     try:
-        return read_settings(Path(tracked.artifacts)) or {}, []
+        return read_settings(tracked.artifacts) or Settings(), []
     except UnreadableError as error:
-        return {}, [str(error)]
+        return Settings(), [str(error)]
 
 
 def _served(metrics: Mapping[str, float]) -> str | None:

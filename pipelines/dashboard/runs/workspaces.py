@@ -27,9 +27,8 @@ from pipelines.dashboard.runs.find import RELEASED, UPDATE
 from pipelines.dashboard.runs.run import Run, Status
 from pipelines.dashboard.runs.settings import (
     CONFIG,
+    Settings,
     dataset_of,
-    digest_of_settings,
-    flat,
     read_settings,
 )
 from pipelines.engine.artifacts import FORMAT, MANIFEST, RUN, Manifest, digest_of_json
@@ -71,16 +70,16 @@ class _Reading:
             self.unreadable = self.unreadable or name.startswith("evaluate/")
             return {}
 
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Settings:
         """Read the configuration likewise."""
         try:
             found = read_settings(self.path)
         except UnreadableError as error:
             self.problems.append(str(error))
-            return {}
+            return Settings()
         if found is None:
             self.problems.append(f"{CONFIG} is missing, so its settings are not known")
-        return found or {}
+        return found or Settings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +120,6 @@ def read_workspace(path: Path) -> Run:
     reading = _Reading(path)
     names = set(names_in(path))
     settings = reading.settings()
-    config = flat(settings)
     measured = reading.table("evaluate/metrics.json")
     order = released_order(measured) if measured else None
     metrics, none = finite(named_values(measured[order] if order else {}))
@@ -140,10 +138,10 @@ def read_workspace(path: Path) -> Run:
         time=costs.ended or changed_at(path / CONFIG) or changed_at(path),
         path=path,
         metrics=metrics,
-        config=config,
+        config=settings.flat,
         config_digest=_config_digest(path, release, manifest, settings),
         data_digest=digest_of_json(features.files) if features else None,
-        dataset=dataset_of(config),
+        dataset=dataset_of(settings.flat),
         seconds=costs.seconds,
         peak_memory=costs.peak_memory,
         tags={"tie order": order} if order and len(measured) > 1 else {},
@@ -201,12 +199,12 @@ def _config_digest(
     path: Path,
     release: Mapping[str, Any],
     evaluated: Manifest | None,
-    settings: Mapping[str, Any],
+    settings: Settings,
 ) -> str | None:
     """Take the digest from the bundle that this very evaluation released, or compute it."""
     try:
         made = read_table(path / "release" / MANIFEST) or {}
-        folder = settings.get("release", {}).get("bundles") or path / "bundles"
+        folder = settings.flat.get("release.bundles") or path / "bundles"
         is_of_this = evaluated and made.get("inputs", {}).get("evaluate") == evaluated.output
         if is_of_this and "version" in release:
             directory = bundle_directory(Path(folder), str(release["version"]))
@@ -214,7 +212,7 @@ def _config_digest(
                 return str(digest)
     except (UnreadableError, AttributeError):
         pass
-    return digest_of_settings(settings) if settings else None
+    return settings.digest
 
 
 def _served(reading: _Reading, order: str | None, metrics: Mapping[str, float]) -> str | None:

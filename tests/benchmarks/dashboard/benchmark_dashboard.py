@@ -105,7 +105,8 @@ def addresses(folder: Path, only: Sequence[str]) -> dict[str, str]:
 
     keys = [key_of(str((folder / f"large-{one}").resolve())) for one in "ab"]
     both = f"runs={keys[0]}&runs={keys[1]}"
-    about = {"compare": both, "differences": both, "run": f"run={keys[1]}", "why": f"run={keys[1]}"}
+    pairs = dict.fromkeys(("summary", "compare", "differences"), both)
+    about = {**pairs, **dict.fromkeys(("run", "why", "items"), f"run={keys[1]}")}
     names = [page.name for page in PAGES if not only or page.name in only]
     return {name: f"{name}?{about[name]}" if name in about else name for name in names}
 
@@ -118,11 +119,9 @@ def rows_of_pages(browser: Any, address: str, pages: dict[str, str], repeats: in
         window.goto(f"{address}#/nowhere")
         window.wait_for_selector("html[data-page=failed]")
         reader = Reader(window, address, repeats)
-        try:
-            found = reader.visit(page)
-        except AssertionError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            found = {}
+        found = reader.visit(page)
+        for failure in reader.failures:
+            print(f"{name}: {failure}", file=sys.stderr)
         for kind, taken in found.items():
             print(f"{name}: {kind} {taken:.0f} ms", flush=True)
             row = Row(name=f"{name}: {kind}", value=taken, unit="ms", at_most=INTERACTION_MS)

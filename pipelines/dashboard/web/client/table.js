@@ -5,7 +5,7 @@ import { button, make, saveCsv, text } from "./element.js";
 import { written } from "./format.js";
 import { linked, originLine } from "./links.js";
 
-const TYPING_MS = 200;
+const TYPING_MS = 100;
 let library = null;
 
 // Numbers by size, texts by their letters, nothing last in either direction.

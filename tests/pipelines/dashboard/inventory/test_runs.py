@@ -162,7 +162,7 @@ def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
     context = Context(stores=stores)
     page = build(context, Query())
     assert page.lead.startswith("100,000 runs")
-    assert len(block_of(page, Chart).rows) == 500
+    assert len(block_of(page, Chart).rows) == 250
     window = Window(start=10, length=5, order_by=4, search="embedding_dim=3")
     rows = rows_of(context, Query(), window)
     assert (rows.total, rows.found) == (100_000, 14_286)
