@@ -82,6 +82,9 @@ def choice_of(context: Context, query: Query, known: Sequence[Found]) -> Choice:
     for key in keys:
         if key not in by_key:
             raise NotFoundError(f"no backtest {key!r}: its folder is gone, or never was")
+    if run := query.text("run"):
+        # A run without a backtest of its own leaves the choice open.
+        keys = keys or tuple(one.key for one in known if one.run == run)[:1]
     chosen = [read(context, by_key[key]) for key in keys] or [_newest(context, known)]
     first = next((one for one in chosen if one.has_numbers), chosen[0])
     shown = [first]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import Block, Cell, Column, Page, Section, Table, Words
-from pipelines.dashboard.query import Query
+from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.replay import figures
 from pipelines.dashboard.replay.choice import Choice, choice_of, controls_of
 from pipelines.dashboard.replay.freshness import Ageing, ageing_of, words_of
@@ -298,4 +298,17 @@ def _about(first: Backtest) -> Section:
     return Section(key="about", title="How it was measured", blocks=[Words(lines=lines)])
 
 
-ENTRY = PageEntry(name="replay", title=TITLE, build=build)
+def exports(context: Context, query: Query) -> list[Query]:
+    """Name the backtest of the run that a file is about.
+
+    Raises:
+        NotFoundError: It has none.
+    """
+    run = query.text("run")
+    found = [one for one in backtests(context) if one.run == run]
+    if not found:
+        raise NotFoundError("the run has no backtest; recsys backtest makes one")
+    return [Query.of(run=run, replays=found[0].key)]
+
+
+ENTRY = PageEntry(name="replay", title=TITLE, build=build, exports=exports, keeps=("run",))

@@ -17,7 +17,14 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Origin
 from pipelines.dashboard.replay.find import backtests_of
 from pipelines.dashboard.replay.unfinished import measured_so_far
-from pipelines.dashboard.runs.documents import UnreadableError, changed_at, key_of, read_table
+from pipelines.dashboard.runs.documents import (
+    UnreadableError,
+    changed_at,
+    key_of,
+    names_in,
+    read_table,
+)
+from pipelines.dashboard.runs.find import is_workspace
 from pipelines.reports.backtest.words import SERVED
 from recsys.replay.run import DESCRIPTION
 from recsys.replay.steps import POLICIES
@@ -47,6 +54,8 @@ class Found:
     key: str
     name: str
     path: Path
+    run: str
+    """Key of the run whose workspace it lies in; "" of one that lies elsewhere."""
     time: datetime | None
     """When it last got on."""
     finished: bool
@@ -89,9 +98,8 @@ class Backtest:
     @property
     def origin(self) -> Origin:
         """What its numbers are of: the run whose workspace it lies in."""
-        path = self.found.path
         return Origin(
-            run=key_of(str(path.parent.resolve())) if path.name == FOLDER else "",
+            run=self.found.run,
             name=self.name,
             config_digest=self.document.get("config_digest"),
             data_digest=self.document.get("data_digest"),
@@ -184,6 +192,7 @@ def _found(path: Path) -> Found:
         key=key_of(str(whole)),
         name=f"{whole.parent.name}/{whole.name}" if whole.name == FOLDER else whole.name,
         path=path,
+        run=key_of(str(whole.parent)) if is_workspace(set(names_in(whole.parent))) else "",
         time=changed_at(path / DOCUMENT) or changed_at(path / "steps"),
         finished=(path / DOCUMENT).exists(),
         judged=judged,

@@ -14,7 +14,7 @@ from pipelines.dashboard.document import Chart, Table, Words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.replay.freshness import ageing_of, falling, losses
 from pipelines.dashboard.replay.numbers import earned, peer_gaps
-from pipelines.dashboard.replay.page import build
+from pipelines.dashboard.replay.page import build, exports
 from pipelines.dashboard.replay.read import ALL, backtests, mean_of, read
 from pipelines.dashboard.runs.stores import Places, Stores
 from recsys.replay.folder import ReplayFolder, save_arrays, save_lists, write_json
@@ -292,6 +292,21 @@ def test_unknown_values_are_refused_with_what_is_allowed(tmp_path: Path) -> None
         build(context, Query.of(metric="mrr@5"))
     with pytest.raises(QueryError, match="new users"):
         build(context, Query.of(slice="old users"))
+
+
+def test_a_run_shows_its_own_backtest(tmp_path: Path) -> None:
+    put(tmp_path / "other", handmade())
+    put(tmp_path / "run" / "backtest", handmade())
+    (tmp_path / "run" / "evaluate").mkdir()
+    context = dashboard(tmp_path)
+    (run,) = context.stores.runs()
+    page = build(context, Query.of(run=run.key))
+    assert control_of(page, "replays").value == (
+        exports(context, Query.of(run=run.key))[0].text("replays"),
+    )
+    assert block_of(page, Chart, "policies").origins[0].run == run.key
+    with pytest.raises(NotFoundError, match="recsys backtest"):
+        exports(context, Query.of(run="another"))
 
 
 def test_hidden_folders_and_partitions_are_not_searched(tmp_path: Path) -> None:
