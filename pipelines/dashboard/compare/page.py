@@ -18,7 +18,7 @@ from pipelines.dashboard.compare.blocks import (
     origins,
     warnings,
 )
-from pipelines.dashboard.compare.choices import controls, name_of, sides_of
+from pipelines.dashboard.compare.choices import controls, default_pair, name_of, sides_of
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import (
     Block,
@@ -45,7 +45,7 @@ from pipelines.dashboard.evidence.paired import (
     p_values,
     pairs_of,
 )
-from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split
+from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, side
 from pipelines.dashboard.evidence.slicings import (
     CROSS,
     CROSSED,
@@ -54,7 +54,7 @@ from pipelines.dashboard.evidence.slicings import (
     label_of_group,
 )
 from pipelines.dashboard.evidence.verdict import p_words
-from pipelines.dashboard.query import Query
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.reports.charts.shapes import Dot, Point, SeriesBand, banded_lines, line_chart
 from pipelines.reports.wording import METRICS, metric_label, metric_meaning
 from recsys.evaluation.significance import holm
@@ -64,6 +64,7 @@ FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
 CONFIDENCE = 0.95
 LEVEL = 0.05
 NUM_PERIODS = 12
+EXPORTED_GROUPS = ("item_popularity", "category", "domain")
 MIN_USERS = 20
 """Slices with fewer users are listed without an interval in the chart."""
 
@@ -385,10 +386,30 @@ def pair_parameters(first: Side, second: Side) -> dict[str, str | tuple[str, ...
     }
 
 
+def exports(context: Context, query: Query) -> list[Query]:
+    """Let a file hold the models of its run, and its pair by a few slicings and metrics."""
+    found = [query]
+    try:
+        runs = query.several("runs", at_most=2)
+        pair = [context.stores.run(key) for key in runs]
+        if len(pair) < 2:
+            pair = [*default_pair(context, "test", query.text("run"))]
+        sides = [side(run, "test") for run in pair]
+        groups = pairs_of(context, sides, "test").slicings.groups
+    except (NotFoundError, QueryError):
+        return found
+    base = Query.of(**pair_parameters(*sides))
+    chosen = [{"group": group} for group in EXPORTED_GROUPS if group in groups]
+    variants: list[dict[str, str]] = [{}, *chosen, {"metric": "recall"}, {"metric": "mrr"}]
+    values = [{name: (value,) for name, value in variant.items()} for variant in variants]
+    return [*found, *(Query({**base.values, **one}) for one in values)]
+
+
 ENTRY = PageEntry(
     name="compare",
     title="Compare",
     build=build,
     suggest={"runs": suggest_runs},
+    exports=exports,
     keeps=("runs", "run", "first", "second"),
 )

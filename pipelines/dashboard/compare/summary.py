@@ -107,7 +107,7 @@ def build(context: Context, query: Query) -> Page:
         *reason_blocks(pair.verdict),
         Words(lines=[about(letter, side) for letter, side in zip("AB", pair.sides, strict=True)]),
         Tiles(tiles=tiles(pair)),
-        Words(lines=["What to look at next:"], links=links(pair)),
+        Words(lines=["What to look at next:"], links=links(pair, exported=context.exported)),
     ]
     if not pair.verdict.overall:
         blocks.append(Words(lines=TOO_FEW, tone="note"))
@@ -294,14 +294,14 @@ def detectable(found: Paired) -> str:
     return f"{found.relative_detectable:.1%} would be found in 4 of 5 cases"
 
 
-def links(pair: Pair) -> list[Link]:
+def links(pair: Pair, *, exported: bool) -> list[Link]:
     """Lead to what explains the answer."""
     first, second = pair.sides
     parameters = pair_parameters(first, second)
     found = [
         Link(label="All metrics, list lengths and slices", page="compare", parameters=parameters)
     ]
-    search = pair.verdict.search
+    search = None if exported else pair.verdict.search
     for one in (*search.lost, *search.gained)[:3] if search else ():
         group = one.key.partition("/")[0]
         found.append(

@@ -5,6 +5,7 @@ import pytest
 from pipelines.dashboard.compare.page import ENTRY
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Words
 from pipelines.dashboard.query import Query
 from pipelines.evaluation.analysis import Analysis
 from tests.pipelines.dashboard.pages_read import charts, lines_of, table, words
@@ -59,3 +60,24 @@ def test_a_file_holds_no_choice_of_other_runs(context: Context) -> None:
     page = SUMMARY.build(exported, Query.of(run=context.stores.workspaces()[0].key))
     assert [control.name for control in page.controls] == []
     assert "overall" in charts(page)
+
+
+def test_a_file_holds_the_pair_of_its_run(context: Context) -> None:
+    exported = Context(stores=context.stores, exported=True)
+    run = Query.of(run=context.stores.workspaces()[0].key)
+    assert ENTRY.exports is not None
+    queries = ENTRY.exports(exported, run)
+    linked = SUMMARY.build(exported, run)
+    addresses = [dict(query.values) for query in queries]
+    to_compare = [
+        Query.of(**link.parameters).values
+        for block in linked.blocks
+        if isinstance(block, Words)
+        for link in block.links
+        if link.page == "compare"
+    ]
+    assert len(to_compare) == 1
+    assert dict(to_compare[0]) in addresses
+    pages = [ENTRY.build(exported, query) for query in queries]
+    assert len({(page.title, len(charts(page))) for page in pages}) >= 2
+    assert len(pages) >= 5
