@@ -27,7 +27,7 @@ from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 OUTCOMES = "adapt_domains/adapters.json"
 PASSED, FAILED = "allowed", "refused"
-COLORS = {PASSED: color_of(2), FAILED: color_of(1)}
+COLORS = {PASSED: color_of(2), FAILED: color_of(5)}
 NO_ADAPTERS = (
     "There are no domain adapters. Items or events need a column domain; then [adapter] "
     'domains = ["books"] adapts the released model in every run, and recsys adapt --config '
@@ -197,6 +197,7 @@ def change_figure(domain: str, changes: Sequence[Measured]) -> Figure:
         )
         users = "" if one.num_users is None else f"{one.num_users:,}"
         rows.append((one.name, users, f"{one.difference:+.4f}", interval, series))
+    colors = {name: color for name, color in COLORS.items() if name in {dot.series for dot in dots}}
     harmed = [one.name for one in changes if not one.passed]
     gained = f"{changes[0].difference:+.4f}"
     title = f"{domain}: {gained} over the base"
@@ -209,12 +210,12 @@ def change_figure(domain: str, changes: Sequence[Measured]) -> Figure:
         description=f"Change that the adapter of {domain} makes for the domain and its slices.",
         spec=interval_chart(
             dots,
-            COLORS,
+            colors,
             x_title="change of the metric",
             labels=[dot.label for dot in dots],
             rule_at=0,
         ),
-        legend=COLORS,
+        legend=colors,
         columns=("users", "count", "change", "interval", "gate"),
         rows=rows,
     )

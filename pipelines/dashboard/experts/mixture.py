@@ -128,11 +128,11 @@ def _ranker_section(report: RankerReport, origins: Sequence[Origin]) -> Section:
             (
                 TRUNK_NAMES.get(one.trunk, one.trunk),
                 one.validation,
-                one.ahead,
-                one.standard_error,
+                one.ahead if place else None,
+                one.standard_error if place else None,
                 one.flops,
             )
-            for one in report.trunks
+            for place, one in enumerate(report.trunks)
         ],
         origins=origins,
     )
@@ -195,10 +195,10 @@ def load_figure(routing: Routing) -> Figure:
     names = [expert_name(place) for place in range(routing.num_experts)]
     cells = [
         Cell(
-            row="all candidates",
+            row="times even",
             column=name.removeprefix("expert "),
             value=share,
-            text=percent(share),
+            text=f"{share / even:.2f}",
             note=f"{name}: {percent(share)}, even is {percent(even)}",
         )
         for name, share in zip(names, routing.load, strict=True)
@@ -207,12 +207,12 @@ def load_figure(routing: Routing) -> Figure:
     return Figure(
         key=f"load-{routing.trunk}",
         title=dead if routing.dead_experts else f"Even would be {percent(even)} of the visits each",
-        note="Share of all visits of candidates that each expert gets.",
+        note="Visits that each expert gets, over what it would get if all got the same.",
         description="Share of visits of each expert.",
         spec=heat_chart(
             cells,
             color_of(2),
-            rows=["all candidates"],
+            rows=["times even"],
             columns=[cell.column for cell in cells],
             x_title="expert",
         ),

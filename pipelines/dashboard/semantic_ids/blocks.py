@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.dashboard.document import Block, LinkedCell, Section, Table, Tile, Tiles, Words
+from pipelines.dashboard.document import (
+    Block,
+    Column,
+    LinkedCell,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Words,
+)
 from pipelines.dashboard.evidence.columns import counts, shares, texts
 from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.semantic_ids.collisions import Collisions
@@ -76,7 +85,9 @@ def usage_section(shown: Shown, measured: Measured) -> Section:
             *texts("level"),
             *counts("codes", "used"),
             *shares("share used"),
-            *counts("perplexity", "entropy (bits)", "items of the largest code", "prefixes"),
+            *counts("perplexity"),
+            Column(label="entropy (bits)", numeric=True),
+            *counts("items of the largest code", "prefixes"),
             *shares("purity"),
         ],
         rows=[
@@ -177,7 +188,7 @@ def popularity_section(shown: Shown, measured: Measured) -> Section:
         title="Share of codes that popular and rare items use",
         note="Of all codes of a level, those that at least one item of the group has. A code that "
         "no head item has is learned from rare items alone. Head: the most popular items with "
-        f"half of the events; torso: the next 40%; tail: the rest. {shown.items.counted}.",
+        f"half of the events; torso: the next 40%; tail: the rest. Counted: {shown.items.counted}.",
         description="Share of each level's codes used by head, torso, tail and cold items.",
         spec=gap_chart(
             dots,

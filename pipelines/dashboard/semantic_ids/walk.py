@@ -256,5 +256,5 @@ def item_section(shown: Shown, row: int) -> Section:
     return Section(
         key="item",
         title=items.title(row),
-        blocks=[Tiles(tiles=tiles), Words(lines=[], links=[shown.item_link(row)])],
+        blocks=[Tiles(tiles=tiles), Words(lines=["Its page:"], links=[shown.item_link(row)])],
     )
