@@ -5,7 +5,7 @@ five kinds of equal pairs (`tests.pipelines.dashboard.known_pairs`) are written 
 two workspaces; the page is built and read. "Right" is the answer and the planted reason; an equal
 pair is right where the answer is "no evidence".
 
-    python -m tests.benchmarks.dashboard.benchmark_usefulness            # six minutes
+    python -m tests.benchmarks.dashboard.benchmark_usefulness            # eight minutes
 """
 
 from __future__ import annotations
@@ -29,26 +29,33 @@ def wilson(right: int, draws: int) -> tuple[float, float]:
     return 100 * (centre - reach), 100 * (centre + reach)
 
 
-def measured(kinds: tuple[Kind, ...], draws: int, num_users: int, folder: Path) -> list[Row]:
+SETTINGS = ((NUM_USERS, 1.0), (NUM_USERS, 0.5), (FEWER_USERS, 1.0))
+"""Users of a world, and the share of the planted differences that is there."""
+
+
+def measured(
+    kinds: tuple[Kind, ...], draws: int, setting: tuple[int, float], folder: Path
+) -> list[Row]:
     """Draw pairs of each kind."""
+    num_users, strength = setting
+    what = f"right, {num_users:,} users" + (", half as strong" if strength < 1 else "")
     rows, all_right, all_answers = [], 0, 0
     for place, kind in enumerate(kinds):
         right = answers = 0
         for draw in range(draws):
             seed = FIRST_SEED + 1_000 * place + draw
-            found = look_at(kind, seed, folder, num_users=num_users)
+            found = look_at(kind, seed, folder, num_users=num_users, strength=strength)
             answers += found.answer == kind.right
             right += found.answer == kind.right and found.is_named
             if found.answer != kind.right or not found.is_named:
-                print(kind.name, seed, num_users, found.lead, found.reasons, flush=True)
-        rows.append(Row(name=f"{kind.name}: right, {num_users:,} users", value=right))
+                print(kind.name, seed, setting, found.lead, found.reasons, flush=True)
+        rows.append(Row(name=f"{kind.name}: {what}", value=right))
         all_right, all_answers = all_right + right, all_answers + answers
     total = draws * len(kinds)
     low, high = wilson(all_right, total)
     name = "all equal pairs" if kinds is EQUAL else "all known pairs"
     share = f"{100 * all_right / total:.1f}% ({low:.1f} to {high:.1f}); answer {all_answers}"
-    where = f"{name}: right, {num_users:,} users"
-    return [*rows, Row(name=where, value=all_right, peer=f"of {total}, {share}")]
+    return [*rows, Row(name=f"{name}: {what}", value=all_right, peer=f"of {total}, {share}")]
 
 
 def main() -> None:
@@ -58,10 +65,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as made:
-        for num_users in (NUM_USERS, FEWER_USERS):
+        for setting in SETTINGS:
             folder = Path(made) / "pair"
-            rows += measured(KINDS, arguments.draws, num_users, folder)
-            rows += measured(EQUAL, arguments.equal, num_users, folder)
+            rows += measured(KINDS, arguments.draws, setting, folder)
+            if setting[1] == 1:
+                rows += measured(EQUAL, arguments.equal, setting, folder)
     write_results(
         "usefulness",
         rows,

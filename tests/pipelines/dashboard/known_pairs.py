@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -268,15 +268,16 @@ class Found(NamedTuple):
     reasons: str
 
 
-def look_at(kind: Kind, seed: int, folder: Path, *, num_users: int = NUM_USERS) -> Found:
+def look_at(
+    kind: Kind, seed: int, folder: Path, *, num_users: int = NUM_USERS, strength: float = 1.0
+) -> Found:
     """Write a pair, build its page, and read the answer and the reasons."""
     shutil.rmtree(folder, ignore_errors=True)
     known = world(seed, num_users=num_users)
     write_features(known, folder / "features")
-    for name, model in (("first", kind.first(10 * seed)), ("second", kind.second(10 * seed))):
-        write_workspace(
-            folder / "runs" / name, known, {"blend": model}, features=folder / "features"
-        )
+    for name, made in (("first", kind.first(10 * seed)), ("second", kind.second(10 * seed))):
+        models = {"blend": replace(made, strength=strength)}
+        write_workspace(folder / "runs" / name, known, models, features=folder / "features")
     context = Context(stores=Stores(Places(roots=[folder / "runs"])))
     keys = {run.name: run.key for run in context.stores.runs()}
     page = SUMMARY.build(context, Query.of(runs=(keys["first"], keys["second"])))

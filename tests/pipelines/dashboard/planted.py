@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,7 +28,6 @@ from pipelines.evaluation.analysis import Analysis
 from pipelines.inputs.tensors import read_inputs
 from pipelines.stages.evaluate import per_user_table
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Sequences
 from recsys.data.durable import digest_of_file
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingConfig, RankingResult, mean_metrics
@@ -178,20 +177,13 @@ class Model:
     """Added to each query's log-rank, [U]; above 0 is worse."""
     moved: Callable[[Floats], Floats] | None = None
     """Replaces log-ranks, [U]."""
+    strength: float = 1.0
+    """Share of what is planted by `shift` and `moved` that is there."""
     own_noise: float = 0.5
     spread: float = 1.0
     """Of the lists over the catalogue; near 0 all lists are the same."""
     seconds: float = 600.0
     """Of its training."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """Two workspaces of one world."""
-
-    first: Path
-    second: Path
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 def log_ranks(known: World, model: Model) -> Floats:
@@ -200,8 +192,10 @@ def log_ranks(known: World, model: Model) -> Floats:
     own = np.random.default_rng([known.seed, 2, model.seed]).normal(0, 1, len(known.lengths))
     drawn = 4.4 - 2.2 * known.target_share + shared + model.own_noise * own
     if model.shift is not None:
-        drawn = drawn + model.shift(known)
-    return drawn if model.moved is None else model.moved(drawn)
+        drawn = drawn + model.strength * model.shift(known)
+    if model.moved is not None:
+        drawn = drawn + model.strength * (model.moved(drawn) - drawn)
+    return drawn
 
 
 def result_of(known: World, model: Model, config: RankingConfig) -> RankingResult:
@@ -295,8 +289,3 @@ def write_manifest(folder: Path, inputs: Mapping[str, str], *, seconds: float = 
     }
     (folder / "run.json").write_text(json.dumps(run))
     (folder / "manifest.json").write_text(manifest.to_json())
-
-
-def sequences_of(workspace: Path) -> Sequences:
-    """Read the log of a workspace."""
-    return Sequences.load(workspace / "build_features" / "sequences" / "given")
