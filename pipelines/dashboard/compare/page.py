@@ -358,21 +358,19 @@ def time_sections(shown: Shown) -> list[Section]:
 def links(shown: Shown) -> list[Link]:
     """Lead to the pages that explain a difference."""
     first, second = shown.sides[0], shown.sides[1]
-    runs = tuple(dict.fromkeys(one.run.key for one in (first, second)))
-    return [
-        Link(
-            label=f"{LETTERS[0]} or {LETTERS[1]}: which to release, and why",
-            page="summary",
-            parameters=pair_parameters(first, second),
-        ),
-        Link(
-            label="Users won and lost between the first two",
-            page="why",
-            parameters={"runs": runs, "first": first.model, "second": second.model},
-        ),
-        Link(label="Differences of their settings", page="differences", parameters={"runs": runs}),
+    pair = pair_parameters(first, second)
+    label = f"{LETTERS[0]} or {LETTERS[1]}: which to release, and why"
+    found = [
+        Link(label=label, page="summary", parameters=pair),
+        Link(label="Users won and lost between the first two", page="why", parameters=pair),
         Link(label="How models age between trainings", page="replay"),
     ]
+    if "runs" in pair:
+        runs = {"runs": pair["runs"]}
+        found.append(
+            Link(label="Differences of their settings", page="differences", parameters=runs)
+        )
+    return found
 
 
 def pair_parameters(first: Side, second: Side) -> dict[str, str | tuple[str, ...]]:

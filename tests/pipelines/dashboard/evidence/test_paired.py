@@ -189,3 +189,37 @@ def test_slicings_are_those_of_the_log(tmp_path: Path) -> None:
     )
     assert set(found.groups) >= {"item_popularity", "domain", "period", "recency", "history_length"}
     assert all(len(one.codes) == len(one.queries) for one in found.searched)
+
+
+def test_slicings_of_users_with_several_items_are_by_item_and_by_user(tmp_path: Path) -> None:
+    known = world(4, num_users=60)
+    write_features(known, tmp_path)
+    users = np.repeat(np.arange(1, 61), 2)
+    items = np.stack([known.targets, known.targets % 299 + 1], axis=1).reshape(-1)
+    found = Pairs(
+        Joined(
+            sides=(),
+            user_rows=users,
+            item_rows=items,
+            places=np.repeat(known.lengths - 1, 2),
+            times=None,
+            ranks=(np.ones(120, np.uint8), np.full(120, 3, np.uint8)),
+            features=tmp_path,
+            order="given",
+            dropped=(),
+        )
+    )
+    assert not found.one_each
+    activity, category = (found.slicings.get(name) for name in ("user_activity", "category"))
+    assert activity is not None
+    assert category is not None
+    assert activity.codes[::2].tolist() == activity.codes[1::2].tolist()
+    assert len(category.codes) == 120
+    by_user = found.moments(0, 1, activity, "mrr@10")
+    assert by_user.num_users.sum() == 60
+    assert by_user.second[by_user.num_users > 0] == pytest.approx(1 / 3)
+    # A user with items of two categories counts in both.
+    pairs = {
+        (user, code) for user, code in zip(users[category.queries], category.codes, strict=True)
+    }
+    assert found.moments(0, 1, category, "mrr@10").num_users.sum() == len(pairs)
