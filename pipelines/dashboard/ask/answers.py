@@ -13,6 +13,7 @@ from pipelines.dashboard.ask.lists import kendall, overlap
 from pipelines.dashboard.ask.loading import Loading
 from pipelines.dashboard.ask.question import Question
 from pipelines.dashboard.runs.run import Run
+from pipelines.reports.wording import model_label
 from serving.recommend import Made, Recommender
 from serving.schemas import RecommendedItem
 
@@ -144,7 +145,7 @@ def differences(first: Answer, second: Answer, k: int) -> list[str]:
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.most_common())
+    return ", ".join(f"{number} {model_label(name)}" for name, number in counts.most_common())
 
 
 def _by_category(first: Answer, second: Answer) -> list[str]:

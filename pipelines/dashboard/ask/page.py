@@ -38,11 +38,14 @@ from pipelines.dashboard.document import (
     Words,
 )
 from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.reports.wording import model_label
 from serving.recommend import Recommender
 from serving.web.lookup import past_items
 
 TITLE = "Try"
-SHOWN_PAST = 20
+SHOWN_PAST = 10
+NUM_SHARES = 3
+CLICK = "Choose an item in a list to add it to the session; the lists are then made anew."
 REFRESH = 1.0
 
 
@@ -129,6 +132,8 @@ def _blocks(context: Context, question: Question, answers: Sequence[Answer]) -> 
             _tiles(first, answers[1], question.k),
             Words(lines=differences(first, answers[1], question.k)),
         ]
+    if not context.exported:
+        blocks.append(Words(lines=[CLICK], tone="note"))
     blocks.append(_lists(context, question, answers, found))
     if any(one.ids for one in answers):
         blocks.append(_items(context, question, answers, found))
@@ -233,7 +238,7 @@ def _entry(
         mark, moved = "seen", f"seen before{', ' if moved else ''}{moved}"
     parts = [
         moved,
-        f"{item.source.replace('_', ' ')} {item.score:.3g}",
+        f"{model_label(item.source)} {item.score:.3g}",
         item.reason or "",
         f"ID {item.semantic_id}" if item.semantic_id else "",
     ]
@@ -260,8 +265,8 @@ def _items(
         row: list[Cell | LinkedCell] = [LinkedCell(text=any_.title or any_.item_id, link=link)]
         row += [place.first, place.second, place.moved] if len(answers) == 2 else [place.first]
         for item in items:
-            shares = (item.contributions or {}) if item else {}
-            row.append(", ".join(f"{name} {share:.0%}" for name, share in shares.items()) or None)
+            shares = list(((item.contributions or {}) if item else {}).items())[:NUM_SHARES]
+            row.append(", ".join(f"{model_label(name)} {share:.0%}" for name, share in shares))
         row.append(any_.reason)
         row += [item.semantic_id if item else None for item in items]
         if has_why:
@@ -273,7 +278,7 @@ def _items(
     return Table(
         key="items",
         title="Every item",
-        note="Places in both lists, the sources' shares of the score, and the reason.",
+        note="Places in both lists, the largest shares of the score by source, and the reason.",
         columns=(
             Column(label="item"),
             *(Column(label=f"place, {name}", numeric=True, format="count") for name in names),

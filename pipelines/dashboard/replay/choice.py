@@ -134,7 +134,7 @@ def controls_of(context: Context, choice: Choice, known: Sequence[Found]) -> lis
         label="Backtests",
         kind="several",
         value=choice.keys,
-        options=[Option(value=one.key, label=one.name) for one in _offered(choice, known)],
+        options=_offered(choice, known),
         at_most=MOST,
         clears=("metric", "policy", "model", "slice"),
     )
@@ -164,11 +164,17 @@ def controls_of(context: Context, choice: Choice, known: Sequence[Found]) -> lis
     return found
 
 
-def _offered(choice: Choice, known: Sequence[Found]) -> list[Found]:
+def _offered(choice: Choice, known: Sequence[Found]) -> list[Option]:
     """Put those that are comparable with what is shown first."""
     first, keys = choice.first.found, choice.keys
     ordered = sorted(known, key=lambda one: (one.key not in keys, not one.is_comparable(first)))
-    return ordered[:OFFERED]
+    return [
+        Option(
+            value=one.key,
+            label=one.name if one.is_comparable(first) else f"{one.name} (other data or time)",
+        )
+        for one in ordered[:OFFERED]
+    ]
 
 
 def _select(name: str, label: str, value: str, options: dict[str, str]) -> Control:

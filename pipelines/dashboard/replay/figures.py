@@ -184,7 +184,7 @@ def peers(choice: Choice, gaps: Sequence[PeerGap]) -> Chart:
     ]
     return Chart(
         key="peers",
-        title="The served list against peers",
+        title=f"The served list against peers, policy {choice.policy}",
         note=f"Differences of {label} on the same queries, paired by step; to the right of 0 the "
         "served list is better. Lines are 95% intervals over steps.",
         description=f"Difference to {len(gaps)} peers in {label}.",

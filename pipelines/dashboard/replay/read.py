@@ -207,7 +207,7 @@ def read(context: Context, found: Found) -> Backtest:
     path, name = found.path, found.name
     try:
         if found.finished:
-            return context.tables.get(
+            return context.cache.get(
                 ("numbers of a backtest", str(path)),
                 (path / DOCUMENT,),
                 lambda: Backtest(found=found, document=_checked(read_table(path / DOCUMENT) or {})),

@@ -84,8 +84,12 @@ def cost_chart(
         base.mark_point(filled=True, size=80, opacity=1).encode(
             y="value:Q", tooltip=alt.Tooltip("note:N")
         ),
-        base.mark_text(dy=-14, color=INK, fontSize=12).encode(
-            y="value:Q", text="label:N", color=alt.value(INK)
-        ),
+    ]
+    # Labels stand on the side where there is room.
+    middle = max((one.seconds for one in costs), default=0.0) / 2
+    left = base.transform_filter(f"datum.seconds <= {middle}").mark_text(align="left", dx=10)
+    right = base.transform_filter(f"datum.seconds > {middle}").mark_text(align="right", dx=-10)
+    layers += [
+        text.encode(y="value:Q", text="label:N", color=alt.value(INK)) for text in (left, right)
     ]
     return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
