@@ -14,7 +14,7 @@ from pipelines.dashboard.web.encoding import for_script
 SHELL = CLIENT / "shell.html"
 FIRST = "main.js"
 LATER = {"vega.js", "datatables.js"}
-"""Modules that are loaded where a page has a chart or a table."""
+"""Modules that run where a page has a chart or a table; they are fetched while it is made."""
 
 
 def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
@@ -38,7 +38,7 @@ def filled(path: Path, **parts: str) -> str:
 def served_shell(pages: Sequence[PageEntry], access: Access) -> str:
     """Write the shell that loads its assets from the server."""
     folder = f"/assets/{version()}"
-    modules = [name for name in assets() if name.endswith(".js") and name not in LATER]
+    modules = sorted((name for name in assets() if name.endswith(".js")), key=LATER.__contains__)
     head = [f'<link rel="stylesheet" href="{folder}/{name}">' for name in STYLES]
     head += [f'<link rel="modulepreload" href="{folder}/{name}">' for name in modules]
     settings = {"pages": navigation(pages), "acts": access.key is not None, "exported": None}
