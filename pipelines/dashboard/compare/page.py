@@ -18,7 +18,6 @@ from pipelines.dashboard.compare.blocks import (
     origins,
     warnings,
 )
-from pipelines.dashboard.compare.choices import controls, default_pair, name_of, sides_of
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import (
     Block,
@@ -34,6 +33,7 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
+from pipelines.dashboard.evidence.choices import controls, default_pair, name_of, sides_of
 from pipelines.dashboard.evidence.joined import DEPTH
 from pipelines.dashboard.evidence.measures import measures_of
 from pipelines.dashboard.evidence.one_run import suggest_runs

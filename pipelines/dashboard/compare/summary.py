@@ -14,12 +14,6 @@ from pipelines.dashboard.compare.blocks import (
     origins,
     warnings,
 )
-from pipelines.dashboard.compare.choices import (
-    controls,
-    default_pair,
-    name_of,
-    sides_of,
-)
 from pipelines.dashboard.compare.gate import gate_section
 from pipelines.dashboard.compare.page import pair_parameters
 from pipelines.dashboard.context import Context, PageEntry
@@ -37,6 +31,12 @@ from pipelines.dashboard.document import (
     Tiles,
     Tone,
     Words,
+)
+from pipelines.dashboard.evidence.choices import (
+    controls,
+    default_pair,
+    name_of,
+    sides_of,
 )
 from pipelines.dashboard.evidence.measures import Measures, measures_of
 from pipelines.dashboard.evidence.one_run import suggest_runs

@@ -14,6 +14,7 @@ from pipelines.dashboard.releases.page import ENTRY as RELEASES
 from pipelines.dashboard.replay.page import ENTRY as REPLAY
 from pipelines.dashboard.semantic_ids.page import ENTRY as SEMANTIC_IDS
 from pipelines.dashboard.service.page import ENTRY as SERVING
+from pipelines.dashboard.why.page import ENTRY as WHY
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
@@ -22,6 +23,7 @@ PAGES: tuple[PageEntry, ...] = (
     RUN,
     DIFFERENCES,
     COMPARE,
+    WHY,
     REPLAY,
     RELEASES,
     SEMANTIC_IDS,

@@ -1,0 +1,175 @@
+"""Who won between two models, where what the served list misses was lost, and what wins share.
+
+Axes: M queries, S sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.evidence.joined import DEPTH, Joined
+from pipelines.dashboard.evidence.per_user import SERVED, Side, Split, answers
+from pipelines.dashboard.evidence.slicings import Slicing, Slicings
+from pipelines.ranking.artefact import RANKED
+from pipelines.reports.wins import RANK
+from recsys.evaluation.significance import holm
+
+OUTCOMES = ("both", "first", "second", "neither")
+Codes = NDArray[np.int8]
+COMBINED = (BLEND, BLEND_FAST, RANKED, SERVED)
+"""Lists that are made of other lists."""
+MIN_CHANGED = 20
+"""Queries that only one side found, below which a slice has no line."""
+Z95 = 1.959964
+
+
+def outcome_of(known: Joined, k: int) -> Codes:
+    """Say of each query who found the item among the first k: a position in `OUTCOMES`, [M]."""
+    first, second = ((ranks > 0) & (ranks <= k) for ranks in known.ranks[:2])
+    return np.select([first & second, first, second], [0, 1, 2], default=3).astype(np.int8)
+
+
+def gain(known: Joined) -> NDArray[np.float32]:
+    """How much more the second side's list is worth, by the discount of NDCG@100, [M]."""
+    ranks = np.arange(DEPTH + 1, dtype=np.float32)
+    worth = np.concatenate([[0], 1 / np.log2(1 + ranks[1:])]).astype(np.float32)
+    found: NDArray[np.float32] = worth[known.ranks[1]] - worth[known.ranks[0]]
+    return found
+
+
+class Lost(NamedTuple):
+    """A step on which held-out items are lost."""
+
+    words: str
+    queries: int
+    meaning: str
+
+
+def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]:
+    """Count where the items are lost that a combined list misses, from the sources to the list.
+
+    Args:
+        context: Keeps the counts.
+        side: Whose list.
+        split: Of its queries.
+        k: Places of the list.
+
+    Returns:
+        Nothing where the list is of one model, so that there are no sources to look at.
+    """
+    found = answers(side.run, split)
+    sources = [name for name in found.models if name not in COMBINED]
+    if side.model not in COMBINED or not sources or found.features is None:
+        return []
+    if side.model in (BLEND_FAST, RANKED):
+        sources = [name for name in sources if name != "generative"]
+    blend = BLEND_FAST if side.model == RANKED and BLEND_FAST in found.models else None
+    key = ("lost", side.run.key, side.model, split, k)
+    return context.cache.get(
+        key, found.files, lambda: _lost(found.table, side.model, blend, sources, k)
+    )
+
+
+def _lost(
+    table: object, served: str, blend: str | None, sources: Sequence[str], k: int
+) -> list[Lost]:
+    def rank(name: str) -> pl.Expr:
+        return pl.col(f"{RANK}{name}").fill_null(1 << 40)
+
+    best = pl.min_horizontal(rank(name) for name in sources)
+    missed = rank(served) > k
+    kept = (rank(blend) <= k) if blend else pl.lit(value=False)
+    step = (
+        pl.when(kept)
+        .then(3)
+        .when(best <= k)
+        .then(2)
+        .when(best <= DEPTH)
+        .then(1)
+        .otherwise(0)
+        .alias("step")
+    )
+    frame = pl.scan_parquet(str(table)).filter(missed).group_by(step).len().collect()
+    counts = dict(frame.iter_rows())
+    steps = [
+        ("no source finds it", f"in no source's first {DEPTH}: other sources or data could help"),
+        (
+            "every source ranks it low",
+            f"in a source's first {DEPTH}, in none's first {k}: better sources could help",
+        ),
+        (
+            "the blend drops it",
+            f"in a source's first {k}, not in the blend's: other weights could help",
+        ),
+        ("the ranker drops it", f"in the blend's first {k}, not behind the ranker's"),
+    ]
+    return [
+        Lost(words, int(counts.get(place, 0)), meaning)
+        for place, (words, meaning) in enumerate(steps)
+        if place < 3 or blend
+    ]
+
+
+class Pattern(NamedTuple):
+    """A slice among the queries that only one of two sides found."""
+
+    group: str
+    name: str
+    lost: int
+    """Only the first side found the item."""
+    won: int
+    """Only the second side did."""
+    lift: float
+    """How much likelier a win is of this slice than a loss is; 1 for as likely."""
+    low: float
+    """95% interval of the lift."""
+    high: float
+    p_value: float
+    """Adjusted for all slices (Holm)."""
+
+
+def patterns(outcomes: Codes, slicings: Slicings) -> list[Pattern]:
+    """Find what won queries have that lost ones lack, clearest first.
+
+    Each slice's share of the wins is held against its share of the losses; the interval is that of
+    the logarithm of a ratio of two shares (Katz et al., 1978).
+    """
+    won, lost = outcomes == 2, outcomes == 1
+    totals = int(lost.sum()), int(won.sum())
+    found = []
+    for group in slicings.groups:
+        slicing = slicings.get(group)
+        if slicing is not None and min(totals) > 0:
+            found += _of_slicing(slicing, lost, won, totals)
+    adjusted = holm(np.array([one.p_value for one in found], np.float64))
+    tested = [one._replace(p_value=float(p)) for one, p in zip(found, adjusted, strict=True)]
+    return sorted(tested, key=lambda one: (one.p_value, -abs(math.log(one.lift))))
+
+
+def _of_slicing(
+    slicing: Slicing, lost: NDArray[np.bool_], won: NDArray[np.bool_], totals: tuple[int, int]
+) -> list[Pattern]:
+    counts = [
+        np.bincount(slicing.codes[mark[slicing.queries]], minlength=len(slicing.names))
+        for mark in (lost, won)
+    ]
+    found = []
+    for name, losses, wins in zip(slicing.names, *(one.tolist() for one in counts), strict=True):
+        # A half is added, so that a slice without a loss has a ratio.
+        if losses + wins < MIN_CHANGED or losses + wins == sum(totals):
+            continue
+        shares = (losses + 0.5) / (totals[0] + 1), (wins + 0.5) / (totals[1] + 1)
+        lift = shares[1] / shares[0]
+        error = math.sqrt(sum((1 - s) / (s * (n + 1)) for s, n in zip(shares, totals, strict=True)))
+        p_value = math.erfc(abs(math.log(lift)) / error / math.sqrt(2))
+        low, high = (lift * math.exp(sign * Z95 * error) for sign in (-1, 1))
+        found.append(Pattern(slicing.group, name, losses, wins, lift, low, high, p_value))
+    return found
