@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.stages import release as stage
+from recsys.evaluation.slices import UserActivitySlices
 from serving.recommend import Recommender
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.pipelines.publishing.gate import planted
@@ -70,7 +71,11 @@ min_compared = 40
 [tracking]
 enabled = false
 """
-DAYS, USERS, ITEMS, EVENTS = 28, 400, 160, 400
+DAYS, ITEMS, USERS = 28, 160, 400
+MANY_USERS = 2_400
+"""Of the shop in which many users are new, as is a quarter of the held-out items."""
+EVENTS = {USERS: 400, MANY_USERS: 640}
+"""A day."""
 Change = Callable[[Path], None]
 MAX_REFUSED = 1
 OTHER_SEED = ("seed=7",)
@@ -89,22 +94,39 @@ class Case:
     """Changes the parts of the bundle."""
     around: Callable[[], Any] | None = None
     """Context manager around the run."""
+    num_users: int = USERS
+    """Which shop it is planted into."""
 
     @property
     def release_alone(self) -> bool:
         """Whether it takes a challenger that was trained already, from another seed."""
-        return self.defect and self.files in (None, differing_parity) and not self.settings
+        alone = (None, differing_parity, champion_of_new_items)
+        return self.defect and self.files in alone and not self.settings
 
 
-def write_files(folder: Path) -> None:
-    """Write the raw files of the shop."""
-    days = list(World(WorldConfig(days=DAYS, users=USERS, items=ITEMS, events=EVENTS)).days())
+def write_files(folder: Path, num_users: int = USERS) -> None:
+    """Write the raw files of a shop."""
+    days = list(
+        World(WorldConfig(days=DAYS, users=num_users, items=ITEMS, events=EVENTS[num_users])).days()
+    )
     events = pl.concat([day.events for day in days]).drop("session_id")
-    write_events(folder, events)
     items = days[-1].items.with_columns(pl.col("categories").list.join("|"))
+    if num_users == MANY_USERS:
+        events, items = with_new_items(events, items)
+    write_events(folder, events)
     items.drop("available_from").write_csv(folder / "items.csv")
     days[-1].users.write_csv(folder / "users.csv")
     (folder / "shop.toml").write_text(SETTINGS)
+
+
+def with_new_items(events: pl.DataFrame, items: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Let every fourth user's last event be on a new item, described as the one it replaces."""
+    events = events.sort("event_time")
+    is_last = pl.int_range(pl.len()).over("user_id") == pl.len().over("user_id") - 1
+    is_chosen = pl.col("user_id").hash(seed=0) % 4 == 0
+    new = pl.when(is_last & is_chosen).then("new-" + pl.col("item_id")).otherwise("item_id")
+    twins = items.with_columns(item_id="new-" + pl.col("item_id"))
+    return events.with_columns(item_id=new), pl.concat([items, twins])
 
 
 def write_events(folder: Path, events: pl.DataFrame) -> None:
@@ -163,18 +185,30 @@ def lost(kind: str) -> Callable[[], Any]:
 
         def answers(context: Any, metrics: Any, inputs: Any) -> pl.DataFrame | None:
             found = sound(context, metrics, inputs)
-            counts = inputs.item_counts("train")
-            order = counts[1:].argsort(descending=True) + 1
-            share = counts[order].cumsum(0) / counts.sum()
-            rows = order[share >= 0.5] if kind == "tail" else order[share < 0.5]
             assert found is not None
-            inside = pl.col("item_row").is_in(rows.tolist())
+            inside = in_slice(kind, inputs.item_counts("train"))
             return found.with_columns(rank=pl.when(inside).then(None).otherwise(pl.col("rank")))
 
         with mock.patch.object(stage, "answers", answers):
             yield
 
     return losing
+
+
+def in_slice(kind: str, counts: Any) -> pl.Expr:
+    """Select the answers of a slice, by the events of each item row."""
+    if kind == "new users":
+        return pl.col("place") <= UserActivitySlices().new_max_events
+    order = counts[1:].argsort(descending=True) + 1
+    share = counts[order].cumsum(0) / counts.sum()
+    known = counts[order] > 0
+    rows = {
+        "head": order[share < 0.5],
+        "torso and tail": order[share >= 0.5],
+        "tail": order[(share >= 0.9) & known],
+        "cold items": order[~known],
+    }[kind]
+    return pl.col("item_row").is_in(rows.tolist())
 
 
 @contextmanager
@@ -216,6 +250,16 @@ def differing_parity(folder: Path) -> None:
     path.write_text(json.dumps({**document, "differences": [{"feature": "context.hour"}]}))
 
 
+def champion_of_new_items(folder: Path) -> None:
+    """Let the champion have found half of the new items, of which this shop's models find none."""
+    path = next((folder / "run/bundles").glob("answers-*.parquet"))
+    found = pl.read_parquet(path)
+    is_new = pl.col("item_id").str.starts_with("new-")
+    rank = (1 + pl.col("user_id").hash(seed=1) % 100).cast(found.schema["rank"])
+    path.unlink()
+    found.with_columns(rank=pl.when(is_new).then(rank).otherwise("rank")).write_parquet(path)
+
+
 def shuffled(events: pl.DataFrame) -> pl.DataFrame:
     return events.with_columns(pl.col("item_id").shuffle(seed=1))
 
@@ -237,7 +281,9 @@ def more_events(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def one_more_day(events: pl.DataFrame) -> pl.DataFrame:
-    days = list(World(WorldConfig(days=DAYS + 1, users=USERS, items=ITEMS, events=EVENTS)).days())
+    days = list(
+        World(WorldConfig(days=DAYS + 1, users=USERS, items=ITEMS, events=EVENTS[USERS])).days()
+    )
     new = days[-1].events.select(events.columns)
     known = new.filter(pl.col("item_id").is_in(events["item_id"].unique().to_list()))
     return pl.concat([events, known.cast(events.schema)])
@@ -269,8 +315,19 @@ CASES = [
     Case(name="swapped columns", defect=True, settings=SWAPPED),
     Case(name="time-zone error", defect=True, files=on_events(moved(8))),
     Case(name="duplicated day", defect=True, files=on_events(copied_day)),
-    Case(name="torso and tail lost", defect=True, around=lost("tail")),
+    Case(name="torso and tail lost", defect=True, around=lost("torso and tail")),
     Case(name="head lost", defect=True, around=lost("head")),
+    *(
+        Case(name=f"{kind} lost", defect=True, around=lost(kind), num_users=MANY_USERS)
+        for kind in ("new users", "tail")
+    ),
+    Case(
+        name="cold items lost",
+        defect=True,
+        files=champion_of_new_items,
+        around=lost("cold items"),
+        num_users=MANY_USERS,
+    ),
     Case(name="domain lost", defect=True, around=domain_lost),
     Case(name="slow bundle", defect=True, around=slow),
     Case(name="serving differs from training", defect=True, files=differing_parity),
@@ -384,26 +441,33 @@ def main() -> None:
 
 
 def judge_all(waiting: list[Case], done: dict[str, list[str]], outcomes: Path | None) -> None:
-    """Train champion and challenger once, then run the cases; keep each outcome."""
-    with tempfile.TemporaryDirectory() as scratch:
-        base = Path(scratch) / "base"
-        base.mkdir()
-        write_files(base)
-        begin = time.perf_counter()
-        trained = Path(scratch) / "trained"
-        code, output = run(base)
-        shutil.copytree(base, trained, symlinks=True)
-        if code or run(trained, (*OTHER_SEED, "--until", "build_index"))[0]:
-            raise SystemExit(output)
-        print(f"champion and challenger: {time.perf_counter() - begin:.0f} s", flush=True)
-        for case in waiting:
-            begin = time.perf_counter()
-            was_refused, names = judged(case, trained if case.release_alone else base)
-            done[case.name] = names if was_refused else []
-            if outcomes is not None:
-                outcomes.write_text(json.dumps(done, indent=1))
-            seconds = time.perf_counter() - begin
-            print(f"{case.name}: {outcome_of(done[case.name])} ({seconds:.0f} s)", flush=True)
+    """Train champion and challenger of a shop once, then run its cases; keep each outcome."""
+    for num_users in sorted({case.num_users for case in waiting}):
+        with tempfile.TemporaryDirectory() as scratch:
+            base, trained = Path(scratch) / "base", Path(scratch) / "trained"
+            train(base, trained, num_users)
+            for case in waiting:
+                if case.num_users != num_users:
+                    continue
+                begin = time.perf_counter()
+                was_refused, names = judged(case, trained if case.release_alone else base)
+                done[case.name] = names if was_refused else []
+                if outcomes is not None:
+                    outcomes.write_text(json.dumps(done, indent=1))
+                seconds = time.perf_counter() - begin
+                print(f"{case.name}: {outcome_of(done[case.name])} ({seconds:.0f} s)", flush=True)
+
+
+def train(base: Path, trained: Path, num_users: int) -> None:
+    """Release a champion, and train a challenger from another seed up to its release."""
+    base.mkdir()
+    write_files(base, num_users)
+    begin = time.perf_counter()
+    code, output = run(base)
+    shutil.copytree(base, trained, symlinks=True)
+    if code or run(trained, (*OTHER_SEED, "--until", "build_index"))[0]:
+        raise SystemExit(output)
+    print(f"champion and challenger: {time.perf_counter() - begin:.0f} s", flush=True)
 
 
 def outcome_of(names: list[str]) -> str:
