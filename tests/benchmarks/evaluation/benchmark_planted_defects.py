@@ -72,9 +72,9 @@ min_compared = 40
 enabled = false
 """
 DAYS, ITEMS, USERS = 28, 160, 400
-MANY_USERS = 2_400
+MANY_USERS = 3_600
 """Of the shop in which many users are new, as is a quarter of the held-out items."""
-EVENTS = {USERS: 400, MANY_USERS: 640}
+EVENTS = {USERS: 400, MANY_USERS: 960}
 """A day."""
 Change = Callable[[Path], None]
 MAX_REFUSED = 1
