@@ -5,6 +5,10 @@
 Each day's increment sees the events up to that day and no later one. Days that were run already
 change nothing and take seconds, so a run that was stopped is started as it was. A day whose
 release is refused is noted, and the days go on; the task fails at its end.
+
+One task goes through the days, not a mapped one for each: with `max_active_tis_per_dagrun=1` mapped
+tasks start in order, but while a day waits to be tried once more (exit code 75) Airflow starts the
+next, which would be trained before the one that it continues.
 """
 
 from datetime import date, timedelta

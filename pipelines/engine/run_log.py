@@ -31,6 +31,9 @@ class RunLog:
     ) -> None:
         """Enter a bundle into the model registry: its place, not its bytes."""
 
+    def companions(self, model: str, bundles: Path, *, version: str, digest: str) -> None:
+        """Upload what lies beside a registered bundle: decision, adapters, semantic IDs."""
+
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         """Point an alias at a registered bundle, or at none."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import KEY, TamperedError, signing_key
 from pipelines.publishing.decisions import (
     GOOD,
     Decision,
@@ -15,7 +16,6 @@ from pipelines.publishing.decisions import (
     decision_on,
     write_decision,
 )
-from pipelines.publishing.signing import KEY, TamperedError, signing_key
 from serving.bundle.manifest import bundle_directory, read_manifest
 
 REFUSED_BUNDLES = "refused"

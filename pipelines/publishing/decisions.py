@@ -1,6 +1,7 @@
 """The decisions on releases, one JSON file each, signed where a key is set.
 
     <bundles>/decisions/<time>-<challenger>.json
+    <bundles>/decisions/fetched/    those that came with bundles from a registry
 
 A file is written for each release, refusal, promotion and rollback, and never changed; each names
 the digest of the one before it, so that one that was taken away leaves a gap.
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.engine.artifacts import to_json
-from pipelines.publishing.signing import SIGNATURE, TamperedError, check_signature, signed
+from pipelines.engine.signing import SIGNATURE, TamperedError, check_signature, signed
+from pipelines.tracking.companions import DECISIONS as FOLDER
+from pipelines.tracking.companions import FETCHED, decisions_on
 from recsys.data.durable import write_durably
 
-FOLDER = "decisions"
 FORMAT = 1
 Outcome = Literal["released", "kept as challenger", "refused", "promoted", "rolled back"]
 GOOD: tuple[Outcome, ...] = ("released", "kept as challenger", "promoted", "rolled back")
@@ -135,13 +137,9 @@ def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | Non
     Raises:
         TamperedError: That file is not what was signed.
     """
-    base = version.partition("+")[0]
-    paths = [
-        path
-        for path in sorted((bundles / FOLDER).glob("*.json"))
-        if path.stem.partition("-")[2] in (version, base)
-    ]
-    return read_decision(paths[-1], key) if paths else None
+    folders = (bundles / FOLDER, bundles / FOLDER / FETCHED)
+    paths = [path for folder in folders for path in decisions_on(folder, version)]
+    return read_decision(max(paths, key=lambda path: path.name), key) if paths else None
 
 
 def _digest(path: Path) -> str:

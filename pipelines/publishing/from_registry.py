@@ -25,7 +25,9 @@ from pipelines.tracking.entries import CHALLENGER, CHAMPION
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.registry import Fetched, RegisteredBundle, fetch, look_up
 from pipelines.tracking.tracking import store_uri
+from serving.bundle.adapters import publish_adapter
 from serving.bundle.manifest import CURRENT, read_manifest
+from serving.bundle.published import ADAPTERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,7 @@ def publish_fetched(
         check_approved(bundles, bundle.version, action="registry", force=False)
         was_challenger = challenger(bundles) == bundle.version
         note_champion(bundles, bundle.version, "registry")
+        serve_adapters(bundles, fetched)
     outbox.note_alias(store_uri(config, outbox), config.model, CHAMPION, bundle.number)
     if was_challenger and config.enabled:
         run = outbox.new_file("registry")
@@ -143,6 +146,12 @@ def publish_fetched(
         run.end("FINISHED")
     words = f"moved in the registry, {fetched_words(fetched)}"
     return Followed(version=bundle.version, moved=True, words=words)
+
+
+def serve_adapters(bundles: Path, fetched: Fetched) -> None:
+    """Serve the adapters that came with a bundle."""
+    for name in fetched.adapters:
+        publish_adapter(bundles / ADAPTERS / name)
 
 
 def fetched_words(fetched: Fetched) -> str:
@@ -162,15 +171,18 @@ def fetch_bundle(
 
     Returns:
         What was fetched, and whether it is served now.
+
+    Raises:
+        RefusedError: A key is set, and no signed decision on it came along.
     """
     uri = store_uri(config, outbox)
     fetched = fetch(uri, config, name, bundles)
-    if (bundles / CURRENT).exists():
-        return fetched, False
     with publishing(bundles):
+        check_approved(bundles, fetched.bundle.version, action="registry", force=False)
         if (bundles / CURRENT).exists():
             return fetched, False
         note_champion(bundles, fetched.bundle.version, "registry")
+        serve_adapters(bundles, fetched)
     if name == CHAMPION:
         outbox.note_alias(uri, config.model, CHAMPION, fetched.bundle.number)
     return fetched, True

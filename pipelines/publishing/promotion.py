@@ -346,7 +346,8 @@ def record_champion(
 
 def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> None:
     """Log a bundle for the registry, and what it was appended to."""
-    for link in chain_of(bundle_directory(bundles, version)):
+    links = chain_of(bundle_directory(bundles, version))
+    for link in links:
         manifest = link.manifest
         run.register(
             model,
@@ -355,6 +356,7 @@ def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> N
             digest=link.digest,
             tags=registry_tags(bundles, manifest),
         )
+    run.companions(model, bundles, version=version, digest=links[-1].digest)
 
 
 def registry_tags(bundles: Path, manifest: BundleManifest) -> dict[str, str]:

@@ -24,6 +24,7 @@ from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import signing_key
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config
 from pipelines.inputs.tensors import read_inputs, released_order
@@ -48,7 +49,6 @@ from pipelines.publishing.same_queries import (
     standard_error,
     write_answers,
 )
-from pipelines.publishing.signing import signing_key
 from pipelines.publishing.write_release import (
     WrittenRelease,
     is_release_of,

@@ -138,6 +138,10 @@ class OutboxRun(RunLog):
             "register", model=model, bundle=place, version=version, digest=digest, tags=dict(tags)
         )
 
+    def companions(self, model: str, bundles: Path, *, version: str, digest: str) -> None:
+        place = str(bundles.absolute())
+        self.append("companions", model=model, bundles=place, version=version, digest=digest)
+
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.append("alias", model=model, alias=name, version=version, action=action, when=when)

@@ -17,7 +17,7 @@ from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
 from pipelines.tracking.entries import CHAMPION, release_tags
 from pipelines.tracking.outbox import Outbox
-from serving.bundle.manifest import CURRENT, bundle_directory
+from serving.bundle.manifest import CURRENT, bundle_directory, read_manifest
 
 
 def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
@@ -61,11 +61,19 @@ def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> No
         digest=document["digest"],
         tags=release_tags(bundles, document),
     )
+    run.companions(model, bundles, version=version, digest=document["digest"])
     served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
     if document["alias"] == CHAMPION and served.partition("+")[0] == version:
         # Deltas of the very same bundle go on being served.
         version = served
     run.alias(model, document["alias"], version, action="release")
+
+
+def record_adapters(run: RunLog, bundles: Path, model: str) -> None:
+    """Send the adapters with the bundle that is served, for which they were made."""
+    if (bundles / CURRENT).exists():
+        manifest, digest = read_manifest((bundles / CURRENT).resolve())
+        run.companions(model, bundles, version=manifest.version, digest=digest)
 
 
 def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
@@ -134,6 +142,8 @@ def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, mode
         record_release(run, artefact, bundles, model)
         if (report := report_of(artefact)) is not None:
             run.artifact(report, "reports")
+    if stage == "adapt_domains":
+        record_adapters(run, bundles, model)
     run.artifact(artefact / MANIFEST)
     for report in sorted(artefact.rglob("*.html")):
         run.artifact(report, "reports")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,9 @@ class Fetched:
     num_files: int
     """Files that were fetched; 0 where everything was there."""
     num_bytes: int
+    adapters: Sequence[str] = ()
+    """Those that are served where it was made, as domain-<name>/adapter-<version>; they lie beside
+    the bundles and are not served here yet."""
 
 
 def look_up(uri: str, config: TrackingConfig, name: str, served_digest: str | None) -> LookedUp:

@@ -46,8 +46,8 @@ def bundles_in(path: Path) -> Path:
 
 def decisions_in(bundles: Path) -> tuple[list[Written], list[str]]:
     """Read and verify the decisions; say where no key verifies them."""
+    from pipelines.engine.signing import KEY, signing_key
     from pipelines.publishing.decisions import read_decisions
-    from pipelines.publishing.signing import KEY, signing_key
 
     key = signing_key()
     found, faults = read_decisions(bundles, key)

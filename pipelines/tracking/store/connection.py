@@ -108,12 +108,15 @@ def has_files(version: Any) -> bool:
 def stored_name(name: str, digest: str) -> str:
     """Name a bundle's file in a store.
 
-    Names that a URL would have to quote, as of a property ``discount %``, become their digests.
+    Names that a URL would have to quote, as of a property ``discount %``, become their digests;
+    folders that it would, as of a domain, are left out.
     """
     path = PurePosixPath(name)
-    if re.fullmatch(r"[\w./+-]+", name, flags=re.ASCII):
+    plain = re.compile(r"[\w./+-]+", flags=re.ASCII)
+    if plain.fullmatch(name):
         return name
-    return str(path.with_name(digest + path.suffix))
+    folder = path.parent if plain.fullmatch(str(path.parent)) else PurePosixPath()
+    return str(folder / (digest + path.suffix))
 
 
 def sizes_in_store(repository: Any, folders: set[str], above: str = "") -> dict[str, int]:

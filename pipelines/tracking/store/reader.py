@@ -18,6 +18,7 @@ from typing import Any
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.tracking.registry import RegisteredBundle
+from pipelines.tracking.store.companions import Companions
 from pipelines.tracking.store.connection import (
     DIGEST_TAG,
     GONE,
@@ -103,7 +104,7 @@ class Registry:
         """Fetch a bundle and what it stands on, the oldest first into its place."""
         bundles.mkdir(parents=True, exist_ok=True)
         with locked(bundles / LOCK):
-            found = self.version_named(name)
+            named = found = self.version_named(name)
             wanted = self.bundle_of(found)
             chain: list[Download] = []
             while True:
@@ -123,10 +124,12 @@ class Registry:
             Download.sweep(bundles, chain)
             for one in reversed(chain):
                 one.fetch()
+            adapters = Companions(self.client, self.uri, named, wanted).fetch(bundles)
         return {
             "bundle": asdict(wanted),
             "num_files": sum(one.num_files for one in chain),
             "num_bytes": sum(one.num_bytes for one in chain),
+            "adapters": adapters,
         }
 
     def parent_of(self, bundle: RegisteredBundle, version: str, digest: str) -> Any:

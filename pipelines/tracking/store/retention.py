@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipelines.tracking.store.companions import COMPANIONS_TAG, folder_of, place_of
 from pipelines.tracking.store.connection import (
     PARENT_TAG,
     REMOVED_TAG,
@@ -58,3 +59,6 @@ def remove_superseded(client: Any, uri: str, model: str, keep: int) -> None:
         if one.source == f"{place}/{folder}":
             client.set_model_version_tag(model, one.version, REMOVED_TAG, "removed")
             repository_of(uri, place).delete_artifacts(folder)
+            if found := place_of(one.tags.get(COMPANIONS_TAG)):
+                place = client.get_run(found[0]).info.artifact_uri
+                repository_of(uri, place).delete_artifacts(folder_of(one.tags[VERSION_TAG]))

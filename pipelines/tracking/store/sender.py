@@ -24,6 +24,7 @@ from typing import Any
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.tracking.outbox import REFUSED, Outbox, read_lines, store_name
+from pipelines.tracking.store.companions import COMPANIONS_TAG, send_companions
 from pipelines.tracking.store.connection import (
     DIGEST_TAG,
     GONE,
@@ -117,6 +118,7 @@ class Sender:
             "artifact": self.artifact,
             "register": self.register,
             "alias": self.alias,
+            "companions": self.companions,
             "end": self.end,
         }
         try:
@@ -224,24 +226,40 @@ class Sender:
         # A server refuses file: sources outside its own artefacts.
         return f"{'bundle' if is_server(self.uri) else 'file'}://{bundle}"
 
-    def upload(self, event: Event) -> str:
-        """Upload a bundle's files into the store of the run; return their address.
-
-        A bundle that is registered outside of a stage's run gets a run of its own.
-        """
+    def begin_run(self, event: Event) -> None:
+        """Give what is sent outside of a stage's run a run of its own."""
         if self.state["run_id"] is None:
             stage = self.path.stem.partition("Z-")[2]
             self.start({"stage": stage, "time": event["time"], "tags": {}, "params": {}})
             self.save_state()
-        upload = Upload(
+
+    def upload(self, event: Event) -> str:
+        """Upload a bundle's files into the store of the run; return their address."""
+        self.begin_run(event)
+        bundle = Path(event["bundle"])
+        return self.store_of_run().send(bundle, event["digest"], f"bundle-{event['version']}")
+
+    def store_of_run(self) -> Upload:
+        """Open the store of the run for sending."""
+        return Upload(
             uri=self.uri,
             artifact_uri=self.client.get_run(self.state["run_id"]).info.artifact_uri,
             sent=self.state.setdefault("sent", {}),
             save=self.save_state,
             deadline=self.deadline,
         )
-        bundle = Path(event["bundle"])
-        return upload.send(bundle, event["digest"], f"bundle-{event['version']}")
+
+    def companions(self, event: Event) -> None:
+        """Upload what lies beside a bundle that has its files in the store."""
+        model, version, digest = event["model"], event["version"], event["digest"]
+        there = registered(self.client, model, **{VERSION_TAG: version, DIGEST_TAG: digest})
+        if not self.uploads or not there:
+            return
+        self.begin_run(event)
+        bundles, run_id = Path(event["bundles"]), self.state["run_id"]
+        tag = send_companions(self.store_of_run(), bundles, version, digest, run_id)
+        for one in there if tag else ():
+            self.client.set_model_version_tag(model, str(one.version), COMPANIONS_TAG, tag)
 
     def alias(self, event: Event) -> None:
         model, alias, version = event["model"], event["alias"], event["version"]

@@ -70,9 +70,14 @@ class Upload:
             AlteredError: The bundle, or a file of it, is not what was registered.
             OutOfTime: The deadline passed; what was sent is kept.
         """
-        files = files_of(directory, digest)
+        self.send_files(directory, files_of(directory, digest), folder)
+        return f"{self.artifact_uri.rstrip('/')}/{folder}"
+
+    def send_files(self, directory: Path, files: dict[str, FileEntry], folder: str) -> None:
+        """Send files below a folder, in their order; errors as of ``send``."""
         repository = repository_of(self.uri, self.artifact_uri)
-        above = {Path(name).parent.as_posix().removeprefix(".") for name in files}
+        named = [stored_name(name, entry.sha256) for name, entry in files.items()]
+        above = {Path(name).parent.as_posix().removeprefix(".") for name in named}
         there = sizes_in_store(repository, above, folder)
         for number, (name, entry) in enumerate(files.items()):
             if time.monotonic() > self.deadline:
@@ -87,7 +92,6 @@ class Upload:
                 self.send_file(repository, directory / name, entry, path)
             self.sent[path] = entry.sha256
             self.save()
-        return f"{self.artifact_uri.rstrip('/')}/{folder}"
 
     def send_file(self, repository: Any, source: Path, entry: FileEntry, path: str) -> None:
         """Send one file under its name in the store."""

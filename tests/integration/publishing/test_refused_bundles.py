@@ -1,7 +1,6 @@
 """A defective challenger is refused by `recsys run`; nothing is published, the reason is kept."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,18 +20,6 @@ from tests.pipelines.publishing.gate.planted import (
 
 Recsys = Callable[..., Result]
 QUICK = ("-q", "--set", "generative_training.enabled=false")
-
-
-@pytest.fixture
-def released(shop: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """The TOML of a released workspace's files, and the workspace, both to be changed."""
-    files, workspace = tmp_path / "files", tmp_path / "run"
-    files.mkdir()
-    for path in shop.parent.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, files / path.name)
-    shutil.copytree(shop, workspace, symlinks=True)
-    return files / "shop.toml", workspace
 
 
 def planted_by(monkeypatch: pytest.MonkeyPatch, plant: Plant, scratch: Path) -> None:

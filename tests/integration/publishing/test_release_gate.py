@@ -1,7 +1,6 @@
 """Champion and challenger answer the same queries before one is published."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,18 +18,6 @@ from tests.recsys.testing.synthetic import World
 Recsys = Callable[..., Result]
 FEW = ("--set", "release.min_compared=20")
 QUICK = ("--set", "generative_training.enabled=false")
-
-
-@pytest.fixture
-def released(shop: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A released workspace and the TOML of its files, both to be changed."""
-    files, workspace = tmp_path / "files", tmp_path / "run"
-    files.mkdir()
-    for path in shop.parent.iterdir():
-        if path.is_file():
-            shutil.copyfile(path, files / path.name)
-    shutil.copytree(shop, workspace, symlinks=True)
-    return files / "shop.toml", workspace
 
 
 def verdict_on_same_queries(workspace: Path) -> dict[str, object]:

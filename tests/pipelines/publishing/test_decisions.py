@@ -7,6 +7,7 @@ import pytest
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import TamperedError, key_name, signing_key
 from pipelines.publishing.approval import keep_refused
 from pipelines.publishing.decisions import (
     Decision,
@@ -15,7 +16,6 @@ from pipelines.publishing.decisions import (
     write_decision,
 )
 from pipelines.publishing.promotion import champions, promote, rollback
-from pipelines.publishing.signing import TamperedError, key_name, signing_key
 from serving.bundle.manifest import read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 

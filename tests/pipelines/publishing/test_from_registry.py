@@ -20,23 +20,8 @@ from pipelines.tracking.registry import RegistryUnreachableError
 from pipelines.tracking.tracking import outbox_of, sync_outbox
 from serving.bundle.manifest import publish, read_manifest
 from tests.pipelines.tracking.mlflow_server import client
-from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of, write_bundles
+from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of
 from tests.serving.writable import writable
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundles(tmp_path_factory.mktemp("made") / "bundles")
-
-
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-
-
-@pytest.fixture
-def shop(tmp_path: Path, made: Path, uri: str, request: pytest.FixtureRequest) -> Shop:
-    return shop_of(tmp_path, made, uri, request.node.name[:60])
 
 
 def follow(shop: Shop) -> Followed:

@@ -18,24 +18,9 @@ from pipelines.tracking.tracking import sync_outbox
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.mlflow_server import client
-from tests.pipelines.tracking.registries import Shop, bytes_of, child, shop_of, write_bundles
+from tests.pipelines.tracking.registries import Shop, bytes_of, child
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_bundles(tmp_path_factory.mktemp("made") / "bundles")
-
-
-@pytest.fixture(scope="module")
-def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-
-
-@pytest.fixture
-def shop(tmp_path: Path, made: Path, uri: str, request: pytest.FixtureRequest) -> Shop:
-    return shop_of(tmp_path, made, uri, request.node.name[:60])
 
 
 def visible(bundles: Path) -> list[str]:
@@ -300,6 +285,7 @@ def test_a_store_that_is_not_there_is_unreachable(shop: Shop, tmp_path: Path):
     [
         ("two_tower/model.safetensors", "two_tower/model.safetensors"),
         ("properties/discount %.values.npy", "properties/d1.npy"),
+        ("adapters/domain-a%20b/x.json", "d1.json"),
         ("properties/caf\u00e9?.values.npy", "properties/d1.npy"),
     ],
 )
