@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.signing import SIGNATURE, TamperedError, check_signature, signed
-from pipelines.tracking.companions import DECISIONS as FOLDER
-from pipelines.tracking.companions import FETCHED, decisions_on
+from pipelines.tracking.companions import DECISIONS, FETCHED, decisions_on
 from recsys.data.durable import write_durably
 
+FOLDER = DECISIONS
 FORMAT = 1
 Outcome = Literal["released", "kept as challenger", "refused", "promoted", "rolled back"]
 GOOD: tuple[Outcome, ...] = ("released", "kept as challenger", "promoted", "rolled back")
