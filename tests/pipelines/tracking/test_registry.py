@@ -260,7 +260,7 @@ def test_time_that_runs_out_keeps_what_was_sent(shop: Shop):
     assert reply["problem"].startswith(
         "not done in 120 s (5 of 20 files of bundle-v1 are uploaded); `recsys sync --seconds"
     )
-    assert reply["waiting"] == 3
+    assert reply["waiting"] == 4
 
 
 def test_two_bundles_of_one_name_are_not_mixed(shop: Shop, tmp_path: Path):
