@@ -12,6 +12,7 @@ from pipelines.dashboard.releases.folders import Folder
 from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table, time_of
 from pipelines.engine.history import HISTORY as COMMANDS
 from pipelines.engine.history import CommandRun, read_history
+from pipelines.engine.signing import KEY, key_name, signing_key
 from pipelines.publishing.decisions import FOLDER, Decision, Written, read_decision, read_decisions
 from pipelines.publishing.promotion import (
     HISTORY,
@@ -20,7 +21,6 @@ from pipelines.publishing.promotion import (
     history,
     served_version,
 )
-from pipelines.publishing.signing import KEY, key_name, signing_key
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
 ALTERED = "altered"
