@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Answer:
     def ids(self) -> list[str]:
         return [item.item_id for item in self.items]
 
-    @property
+    @cached_property
     def seen(self) -> set[str]:
         """Items of the history."""
         if self.made is None:

@@ -12,14 +12,12 @@ from pipelines.dashboard.ask.question import (
     MOST_K,
     Question,
     bundles_of,
-    typical_users,
 )
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Control, Option
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
 from serving.recommend import Recommender
-from serving.web.lookup import category_sizes
 
 FOUND = 20
 
@@ -28,9 +26,7 @@ def controls_of(context: Context, question: Question, states: Sequence[Loading])
     """Offer bundles, who or what is meant, and the settings that the bundles have."""
     state = states[0] if states else None
     if context.exported:
-        return (
-            [replace(_users(question, state.recommender("fast")), kind="select")] if state else []
-        )
+        return [replace(_users(question, state), kind="select")] if state else []
     chosen = tuple(one.key for one in question.bundles)
     known = [one for one in context.stores.bundles() if one.status == "complete"]
     offered = {one.key: one for one in (*question.bundles, *known[:FOUND])}
@@ -47,7 +43,6 @@ def controls_of(context: Context, question: Question, states: Sequence[Loading])
     ]
     if state is None:
         return found
-    recommender = state.recommender("fast")
     kinds = [Option(value=name, label=label) for name, label in KINDS.items()]
     found.append(
         Control(
@@ -59,7 +54,7 @@ def controls_of(context: Context, question: Question, states: Sequence[Loading])
             clears=("user", "session", "item", "text"),
         )
     )
-    found += _meant(question, recommender)
+    found += _meant(question, state)
     found.append(
         Control(name="k", label="Items", kind="number", value=str(question.k), least=1, most=MOST_K)
     )
@@ -79,8 +74,7 @@ def controls_of(context: Context, question: Question, states: Sequence[Loading])
         )
     domains = sorted({name for one in states for name in one.recommender("fast").adapters.versions})
     found += _limit("domain", "Domain", question.domain, domains)
-    categories = [one.name for one in category_sizes(recommender.bundle)]
-    return [*found, *_limit("category", "Category", question.category, categories)]
+    return [*found, *_limit("category", "Category", question.category, state.categories)]
 
 
 def _limit(name: str, label: str, value: str, known: Sequence[str]) -> list[Control]:
@@ -90,8 +84,9 @@ def _limit(name: str, label: str, value: str, known: Sequence[str]) -> list[Cont
     return [Control(name=name, label=label, kind="select", value=value, options=options)]
 
 
-def _meant(question: Question, recommender: Recommender) -> list[Control]:
+def _meant(question: Question, state: Loading) -> list[Control]:
     """Offer the user, the session, the item or the text, as what is meant needs."""
+    recommender = state.recommender("fast")
     if question.kind == "text":
         typed = [Option(value=question.text, label=question.text)] if question.text else []
         return [
@@ -124,11 +119,12 @@ def _meant(question: Question, recommender: Recommender) -> list[Control]:
         suggest="items",
         at_most=MAX_SESSION,
     )
-    return [session] if question.kind == "session" else [_users(question, recommender), session]
+    return [session] if question.kind == "session" else [_users(question, state), session]
 
 
-def _users(question: Question, recommender: Recommender) -> Control:
-    users = dict.fromkeys((question.user, *typical_users(recommender.bundle)))
+def _users(question: Question, state: Loading) -> Control:
+    recommender = state.recommender("fast")
+    users = dict.fromkeys((question.user, *state.typical))
     return Control(
         name="user",
         label="User",
@@ -186,7 +182,7 @@ def suggest_users(context: Context, query: Query, text: str) -> Sequence[Option]
     if found is None:
         return []
     state, recommender = found
-    users = state.users.beginning_with(text, FOUND) if text else typical_users(recommender.bundle)
+    users = state.users.beginning_with(text, FOUND) if text else state.typical
     return [user_option(recommender, user) for user in users]
 
 

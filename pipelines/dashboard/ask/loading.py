@@ -8,17 +8,22 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.runs.run import Run
+from serving.bundle.load import Bundle
 from serving.bundle.manifest import MANIFEST, Profile
 from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.settings import ServingOptions
-from serving.web.lookup import UserIndex
+from serving.web.lookup import UserIndex, category_sizes
 
 log = logging.getLogger("recsys.dashboard")
 AT_ONCE = 0.5
 """Seconds that a page waits for a bundle before it says that it loads."""
+TYPICAL = (0.5, 0.1, 0.9)
+"""Quantiles of the lengths of histories at which users are named."""
 ONCE_MORE = 60.0
 """Seconds behind a failure after which a bundle is tried once more."""
 
@@ -31,6 +36,10 @@ class Loading:
         self.path = path
         self.error = ""
         """Why it cannot be loaded, in words."""
+        self.typical: tuple[str, ...] = ()
+        """A few users, for a reader who knows none."""
+        self.categories: list[str] = []
+        """The largest ones, by name."""
         self._profiles: dict[Profile, Recommender] = {}
         self._users: UserIndex | None = None
         self._lock = threading.Lock()
@@ -48,6 +57,8 @@ class Loading:
             # What is searched for is the same in both, and is indexed before anyone types.
             full.titles = made.titles
             self._users = UserIndex(made.bundle.users.user_ids)
+            self.typical = typical_users(made.bundle)
+            self.categories = [one.name for one in category_sizes(made.bundle)]
             self._profiles = {"fast": made, full.profile: full if full.profile == "full" else made}
         except Exception as error:
             # Whatever is wrong with a bundle, the page says it and shows the other one.
@@ -85,3 +96,15 @@ def loading_of(context: Context, bundle: Run) -> Loading:
     assert bundle.path is not None
     path = bundle.path.resolve()
     return context.tables.get(("bundle", path), (path / MANIFEST,), partial(Loading, path))
+
+
+def typical_users(bundle: Bundle) -> tuple[str, ...]:
+    """Name users with a middling, a short and a long history."""
+    lengths = np.diff(np.asarray(bundle.users.offsets))
+    rows = np.flatnonzero(lengths > 0)
+    rows = rows[rows > 0]
+    if not len(rows):
+        return ()
+    ordered = rows[np.argsort(lengths[rows], kind="stable")]
+    found = ordered[(np.array(TYPICAL) * (len(ordered) - 1)).astype(int)]
+    return tuple(bundle.users.user_ids[int(row)] for row in dict.fromkeys(found.tolist()))

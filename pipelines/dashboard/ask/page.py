@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pipelines.dashboard.ask.answers import Answer, answers_of, differences
 from pipelines.dashboard.ask.controls import (
@@ -17,9 +18,9 @@ from pipelines.dashboard.ask.loading import AT_ONCE, Loading, loading_of
 from pipelines.dashboard.ask.question import (
     NO_BUNDLES,
     Question,
+    bundle_of,
     bundles_of,
     loaded,
-    typical_users,
 )
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import (
@@ -106,8 +107,7 @@ def _with_somebody(question: Question, state: Loading) -> Question:
     """Take a typical user where nobody is named."""
     if question.kind != "user" or question.user:
         return question
-    users = typical_users(state.recommender("fast").bundle)
-    return Question(**{**vars(question), "user": users[0] if users else ""})
+    return replace(question, user=next(iter(state.typical), ""))
 
 
 def _lead(question: Question, answers: Sequence[Answer]) -> str:
@@ -307,16 +307,21 @@ def _timings(answers: Sequence[Answer]) -> Table:
 
 
 def exports(context: Context, query: Query) -> list[Query]:
-    """Name the lists of a few typical users, which a file holds."""
+    """Name the lists of a few typical users, which a file holds.
+
+    Raises:
+        NotFoundError: The run has no bundle, or it cannot be loaded.
+    """
     keys = query.values.get("runs", ())[:2]
+    if not keys:
+        bundle_of(context, context.stores.run(query.text("run")))
     bundles = bundles_of(context, Query.of(run=query.text("run"), runs=keys))
     state = loading_of(context, bundles[0])
     state.wait(None)
     if state.error:
         raise NotFoundError(f"{bundles[0].name} cannot be loaded: {state.error}")
-    keys = tuple(one.key for one in bundles)
-    users = typical_users(state.recommender("fast").bundle)
-    return [Query.of(runs=keys, user=user) for user in users]
+    chosen = tuple(one.key for one in bundles)
+    return [Query.of(runs=chosen, user=user) for user in state.typical]
 
 
 ENTRY = PageEntry(
@@ -330,4 +335,5 @@ ENTRY = PageEntry(
         "texts": suggest_texts,
     },
     exports=exports,
+    keeps=("run",),
 )

@@ -13,7 +13,6 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Link
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
-from serving.bundle.load import Bundle
 from serving.bundle.manifest import Profile
 from serving.schemas import Context as RequestContext
 from serving.schemas import Filter, Request
@@ -27,7 +26,6 @@ KINDS: Mapping[Kind, str] = {
 }
 MOST_K, K = 50, 20
 MAX_SESSION = 50
-TYPICAL = 3
 CHALLENGER = "kept as challenger"
 NO_BUNDLES = (
     "There is no bundle below the dashboard's folders. A run releases one: recsys run --config "
@@ -141,19 +139,30 @@ class Question:
 def bundles_of(context: Context, query: Query) -> tuple[Run, ...]:
     """Take the bundles that are named, or what is served and its challenger.
 
+    A run that is named alone stands beside what is served; one without a bundle leaves the choice
+    open.
+
     Raises:
         NotFoundError: A bundle is not there, or there is none.
     """
-    keys = query.several("runs", at_most=2) or query.several("run", at_most=1)
-    if keys:
-        named = [_bundle_of(context, context.stores.run(key)) for key in keys]
+    if keys := query.several("runs", at_most=2):
+        named = [bundle_of(context, context.stores.run(key)) for key in keys]
         return tuple({one.key: one for one in named}.values())
     known = [one for one in context.stores.bundles() if one.status == "complete"]
     if not known:
         raise NotFoundError(NO_BUNDLES)
-    served = next((one for one in known if "served" in one.tags), known[0])
-    near = [one for one in known if _folder(one) == _folder(served) and one is not served]
+    about = None
+    if run := query.text("run"):
+        try:
+            about = bundle_of(context, context.stores.run(run))
+        except NotFoundError:
+            about = None
+    near = [one for one in known if about is None or _folder(one) == _folder(about)]
+    served = next((one for one in near if "served" in one.tags), about or known[0])
+    near = [one for one in near if _folder(one) == _folder(served) and one.key != served.key]
     waiting = [one for one in near if one.tags.get("decision") == CHALLENGER]
+    if about is not None and about.key != served.key:
+        waiting = [about]
     return (served, *[*waiting, *near][:1])
 
 
@@ -161,7 +170,7 @@ def _folder(bundle: Run) -> object:
     return None if bundle.path is None else bundle.path.parent
 
 
-def _bundle_of(context: Context, run: Run) -> Run:
+def bundle_of(context: Context, run: Run) -> Run:
     """Take a bundle, or the newest one that a run released.
 
     Raises:
@@ -176,21 +185,6 @@ def _bundle_of(context: Context, run: Run) -> Run:
         f"{run.name} has released no bundle that is still there, so nothing can be requested of "
         "it; choose another one"
     )
-
-
-def typical_users(bundle: Bundle) -> list[str]:
-    """Name a few users with a short, a middling and a long history."""
-    import numpy as np
-
-    lengths = np.diff(np.asarray(bundle.users.offsets))
-    rows = np.flatnonzero(lengths > 0)
-    rows = rows[rows > 0]
-    if not len(rows):
-        return []
-    ordered = rows[np.argsort(lengths[rows], kind="stable")]
-    shares = np.array([0.5, 0.1, 0.9])[:TYPICAL]
-    found = ordered[(shares * (len(ordered) - 1)).astype(int)]
-    return [bundle.users.user_ids[int(row)] for row in dict.fromkeys(found.tolist())]
 
 
 def loaded(states: Sequence[Loading]) -> list[Loading]:

@@ -152,6 +152,15 @@ def test_one_bundle_alone_has_no_marks(tried: Context):
     assert not list(blocks_of(page.blocks, Tiles))
 
 
+def test_a_run_stands_beside_what_is_served(tried: Context):
+    (run,) = tried.stores.workspaces()
+    served = next(one for one in tried.stores.bundles() if "served" in one.tags)
+    other = next(one for one in tried.stores.bundles() if one is not served)
+    for about in (run, served, other):
+        page = build(tried, Query.of(run=about.key))
+        assert control_of(page, "runs").value == (served.key, other.key)
+
+
 def test_refused_values_say_what_is_allowed(tried: Context):
     with pytest.raises(QueryError, match="1 to 50"):
         build(tried, Query.of(k="0"))
