@@ -7,7 +7,6 @@ from dataclasses import replace
 from pipelines.dashboard.document import (
     Block,
     Column,
-    LinkedCell,
     Section,
     Table,
     Tile,
@@ -321,7 +320,7 @@ def _changed_tables(shown: Shown, drift: Drift) -> list[Block]:
         ],
         rows=[
             (
-                LinkedCell(text=one.after.text, link=shown.link(one.after.text)),
+                shown.cell(one.after.text),
                 one.overlap,
                 one.before.num_items,
                 one.after.num_items,

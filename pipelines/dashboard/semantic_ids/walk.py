@@ -49,11 +49,18 @@ class Shown:
     def origins(self) -> list[Origin]:
         return [self.source.run.origin]
 
-    def link(self, prefix: str) -> Link:
-        """Open a prefix."""
+    def link(self, prefix: str) -> Link | None:
+        """Open a prefix; a file has no other than its own."""
+        if self.context.exported:
+            return None
         parameters = {"run": self.source.run.key, "version": self.table.version[:12]}
         label = prefix or "all items"
         return Link(label=label, page=PAGE, parameters=parameters | {"prefix": prefix})
+
+    def cell(self, prefix: str) -> Cell | LinkedCell:
+        """Name a prefix in a table."""
+        link = self.link(prefix)
+        return prefix if link is None else LinkedCell(text=prefix, link=link)
 
     def item_link(self, row: int) -> Link:
         """Open an item's own page."""
@@ -108,8 +115,8 @@ def _tree(shown: Shown, prefix: Prefix, below: Sequence[Group]) -> Tree:
     for group in reversed(path_to(shown.table, shown.items, prefix)):
         nodes = [_node(shown, group, nodes=nodes)]
     total = len(shown.table.rows)
-    link = None if shown.context.exported else shown.link("")
-    root = Node(label="all", note=f"{total:,} items with an ID", link=link, children=nodes)
+    note = f"{total:,} items with an ID"
+    root = Node(label="all", note=note, link=shown.link(""), children=nodes)
     left = len(below) - len(below[: EXPORTED_TOP if shown.context.exported else SHOWN])
     more = f" The {left:,} smaller ones are in the table below." if left else ""
     if shown.context.exported:
@@ -130,7 +137,7 @@ def _node(
     return Node(
         label=group.text,
         note=words_of(group),
-        link=None if shown.context.exported else shown.link(group.text),
+        link=shown.link(group.text),
         children=[*nodes, *(_node(shown, one) for one in below)],
     )
 
@@ -150,7 +157,7 @@ def _children_table(shown: Shown, prefix: Prefix, below: Sequence[Group]) -> Tab
         ],
         rows=[
             (
-                LinkedCell(text=group.text, link=shown.link(group.text), sort=group.prefix[-1]),
+                shown.cell(group.text),
                 group.num_items,
                 group.share,
                 group.category,
@@ -224,7 +231,7 @@ def _member(shown: Shown, row: int) -> tuple[Cell | LinkedCell, ...]:
     items = shown.items
     link = shown.item_link(row)
     return (
-        LinkedCell(text=link.label, link=link),
+        link.label if shown.context.exported else LinkedCell(text=link.label, link=link),
         items.title(row),
         shown.table.text(row),
         items.category(row),
@@ -251,7 +258,7 @@ def item_section(shown: Shown, row: int) -> Section:
     for prefix in prefixes[:-1]:
         low, high = shown.table.bounds(shown.table.prefix_of(prefix))
         count = high - low - 1
-        link = None if shown.context.exported else shown.link(prefix)
+        link = shown.link(prefix)
         tiles.append(Tile(label=f"others with {prefix}", value=f"{count:,}", link=link))
     return Section(
         key="item",
