@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -86,10 +87,16 @@ def answers(run: Run, split: Split) -> Answers:
         )
     order = tables[0].stem.removeprefix("per_user_").removesuffix(f"_{split}")
     try:
-        models = models_of(list(pl.read_parquet_schema(tables[0])))
+        models = _models(tables[0], tables[0].stat().st_mtime_ns)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(f"{tables[0]} cannot be read: {error}") from error
     return Answers(tables[0], models, run.path / "build_features", order)
+
+
+@lru_cache(4096)
+def _models(table: Path, changed: int) -> tuple[str, ...]:
+    """Read which models a table has; kept until it changes."""
+    return models_of(list(pl.read_parquet_schema(table)))
 
 
 def served_model(run: Run, models: Sequence[str]) -> str:
