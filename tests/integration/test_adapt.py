@@ -200,6 +200,10 @@ def test_a_run_adapts_to_the_domains_that_are_named_and_skips_them_the_next_time
     (told,) = json.loads((workspace / "adapt_domains/adapters.json").read_text())
     assert told["adapter"] is None
     assert f"ndcg@10 of domain {TOYS}" in told["refused"]
+    assert not all(one["passed"] for one in told["verdicts"])
+    whole = told["changes"][0]
+    assert whole["name"] == f"domain {TOYS}"
+    assert whole["low"] <= whole["difference"] <= whole["high"]
 
 
 @pytest.mark.parametrize(
