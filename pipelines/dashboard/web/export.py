@@ -63,13 +63,37 @@ def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
     return found
 
 
-def queries_of(entry: PageEntry, context: Context, runs: Sequence[Run]) -> Sequence[Query]:
+def queries_of(entry: PageEntry, context: Context, keys: Sequence[str]) -> Sequence[Query]:
     """Name the queries of a page that a file about runs holds."""
-    keys = tuple(run.key for run in runs)
-    together = Query.of(run=keys[0], runs=keys if len(keys) > 1 else None)
+    together = Query.of(run=keys[0], runs=tuple(keys) if len(keys) > 1 else None)
     if entry.exports is not None:
         return entry.exports(context, together)
     return [together, *(Query.of(run=key) for key in keys if len(keys) > 1)]
+
+
+def pages_of(entry: PageEntry, context: Context, keys: Sequence[str]) -> list[Document]:
+    """Make a page for the runs of a file; of a page that takes two, the first with each other.
+
+    Raises:
+        QueryError: The page cannot be of these runs.
+        NotFoundError: They do not have what it shows.
+    """
+    try:
+        return [document(entry, context, one) for one in queries_of(entry, context, keys)]
+    except QueryError:
+        if len(keys) <= 2:
+            raise
+    pairs = [(keys[0], other) for other in keys[1:]]
+    return [one for pair in pairs for one in pages_of(entry, context, pair)]
+
+
+def document(entry: PageEntry, context: Context, query: Query) -> Document:
+    """Make a page as the file holds it."""
+    page = built(context, entry, query)
+    blocks = [with_rows(entry, context, query, one) for one in page.blocks]
+    return Document(
+        name=entry.name, parameters=dict(query.values), page=replace(page, blocks=blocks)
+    )
 
 
 def with_rows(entry: PageEntry, context: Context, query: Query, block: Block) -> Block:
@@ -90,22 +114,13 @@ def documents_of(
     context: Context, pages: Sequence[PageEntry], runs: Sequence[Run]
 ) -> tuple[list[Document], list[str]]:
     """Make all pages of runs; what cannot be shown of them is said in words instead."""
-    documents, left_out = [], []
+    documents: list[Document] = []
+    left_out = []
     for entry in pages:
         try:
-            queries = queries_of(entry, context, runs)
+            documents += pages_of(entry, context, [run.key for run in runs])
         except (QueryError, NotFoundError) as error:
             left_out.append(f"{entry.title}: {error}")
-            continue
-        for query in queries:
-            try:
-                page = built(context, entry, query)
-                blocks = [with_rows(entry, context, query, one) for one in page.blocks]
-            except (QueryError, NotFoundError) as error:
-                left_out.append(f"{entry.title}: {error}")
-                continue
-            made = replace(page, blocks=blocks)
-            documents.append(Document(name=entry.name, parameters=dict(query.values), page=made))
     return documents, left_out
 
 
