@@ -179,10 +179,9 @@ def controls(
 
 def name_of(one: Side, sides: Sequence[Side]) -> str:
     """Name a side: its run, and its model where that is needed to tell it from the others."""
-    runs = [other.run.name for other in sides]
+    alike = len({other.run.key for other in sides if other.run.name == one.run.name}) > 1
+    run = f"{one.run.name} ({one.run.key[:4]})" if alike else one.run.name
     label = model_label(one.model)
     if len({other.model for other in sides}) > 1:
-        return f"{one.run.name}, {label}" if len(set(runs)) > 1 else label
-    if runs.count(one.run.name) > 1:
-        return f"{one.run.name} ({one.run.key[:4]})"
-    return one.run.name
+        return f"{run}, {label}" if len({other.run.key for other in sides}) > 1 else label
+    return run

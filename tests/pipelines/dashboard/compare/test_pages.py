@@ -12,6 +12,8 @@ from pipelines.dashboard.compare.page import ENTRY
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Page
+from pipelines.dashboard.evidence.choices import name_of
+from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
 from recsys.data.batch import Jagged
@@ -202,3 +204,14 @@ def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> 
     page = SUMMARY.build(broken, Query())
     assert any("Slices by category are left out" in notice for notice in page.notices)
     assert page.lead.startswith("No evidence")
+
+
+def test_runs_of_one_name_are_told_apart(context: Context) -> None:
+    run = context.stores.run(key(context, "plain"))
+    other = replace(run, key="abcd12345678")
+    sides = [Side(run=run, model="blend"), Side(run=other, model="blend")]
+    sides.append(Side(run=other, model="ease"))
+    names = [name_of(one, sides) for one in sides]
+    assert len(set(names)) == 3
+    assert names[1] == "plain (abcd), blend"
+    assert name_of(sides[0], sides[:1]) == "plain"
