@@ -66,12 +66,17 @@ class Lead(NamedTuple):
     steps: tuple[LeadAt, ...]
 
 
-def over_steps(values: Sequence[float]) -> Interval:
-    """Average steps, with the interval that other steps would give."""
-    found = bootstrap_intervals(
-        {"steps": np.array(values)}, BootstrapConfig(num_resamples=NUM_RESAMPLES)
-    )
-    return found["steps"]
+def over_steps(values: Mapping[str, Mapping[int, float]]) -> dict[str, Interval]:
+    """Average values by step, with the intervals that other steps would give.
+
+    Args:
+        values: By name and step; a name may lack steps, but not all.
+    """
+    steps = sorted({step for line in values.values() for step in line})
+    table = {
+        name: np.array([line.get(step, np.nan) for step in steps]) for name, line in values.items()
+    }
+    return bootstrap_intervals(table, BootstrapConfig(num_resamples=NUM_RESAMPLES))
 
 
 def earned(context: Context, choice: Choice) -> list[Earned]:
@@ -92,10 +97,11 @@ def _earned(choice: Choice) -> list[Earned]:
         seconds = {policy: fit_seconds(backtest.document, policy) for policy in lines}
         if not lines:
             continue
+        spreads = over_steps({name: _values(line) for name, line in lines.items()})
         most = max(seconds, key=lambda policy: seconds[policy])
-        for policy, line in lines.items():
+        for policy in lines:
             value, never = means[policy] or 0.0, means.get(STALE)
-            spread = over_steps([at.value for at in line])
+            spread = spreads[policy]
             gain = None if never is None or policy == STALE else value - never
             whole = means[most]
             found.append(
@@ -124,21 +130,25 @@ def peer_gaps(context: Context, choice: Choice) -> list[PeerGap]:
 
 def _peer_gaps(choice: Choice) -> list[PeerGap]:
     first = choice.first
-    served = _by_step(first.line(choice.policy, SERVED, choice.metric, choice.slice))
+    served = _values(first.line(choice.policy, SERVED, choice.metric, choice.slice))
+    lines = {
+        peer: _values(first.line(PEER, peer, choice.metric, choice.slice))
+        for peer in first.rows(PEER)
+    }
+    gaps = {
+        peer: {step: served[step] - value for step, value in line.items() if step in served}
+        for peer, line in lines.items()
+    }
+    gaps = {peer: line for peer, line in gaps.items() if line}
     found = []
-    for peer in first.rows(PEER):
-        line = first.line(PEER, peer, choice.metric, choice.slice)
-        both = [(served[at.step].value, at.value) for at in line if at.step in served]
-        if not both:
-            continue
-        gap = over_steps([ours - theirs for ours, theirs in both])
-        value = float(np.mean([theirs for _, theirs in both]))
-        found.append(PeerGap(peer, value, gap.mean, gap.low, gap.high, len(both)))
+    for peer, gap in over_steps(gaps).items() if gaps else ():
+        value = float(np.mean([lines[peer][step] for step in gaps[peer]]))
+        found.append(PeerGap(peer, value, gap.mean, gap.low, gap.high, len(gaps[peer])))
     return sorted(found, key=lambda one: -one.value)
 
 
-def _by_step(line: Sequence[At]) -> Mapping[int, At]:
-    return {at.step: at for at in line}
+def _values(line: Sequence[At]) -> dict[int, float]:
+    return {at.step: at.value for at in line}
 
 
 def lead_of(choice: Choice) -> Lead | None:
