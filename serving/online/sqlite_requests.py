@@ -87,7 +87,7 @@ class DailyRequests:
         found: list[RequestRecord] = []
         bounds = (max(_first_id(since_ms), after_id), after_id, _first_id(before_ms))
         for file in self._existing(since_ms):
-            if len(found) >= limit or file.path.name > _name(_day(before_ms)):
+            if len(found) >= limit or file.path.name > _name(_day(before_ms - 1)):
                 break
             rows = file.rows(
                 f"SELECT {_COLUMNS} FROM requests WHERE request_id >= ? AND request_id > ? "

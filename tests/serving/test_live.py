@@ -198,6 +198,7 @@ def test_a_record_makes_the_same_list_again(recommender, store, bundle):
     record = orjson.loads(recommender.record(made))
     assert record["request"] == {"user_id": "user-2", "k": 7, "session": ["item-5"]}
     assert record["digest"] == bundle.digest
+    assert record["timings_ms"] == made.reply.timings_ms
     assert [item["item_id"] for item in record["items"]] == [
         item.item_id for item in made.reply.items
     ]

@@ -93,6 +93,7 @@ def decisions_table(record: Record, folder: Folder) -> Table:
             Column(label="why"),
         ),
         rows=rows,
+        page_length=10,
         origins=folder.origins,
     )
 
@@ -108,17 +109,7 @@ def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided
     if decided.state != ALTERED:
         if decision.words:
             blocks.append(Words(lines=[str(line) for line in decision.words]))
-        blocks += _power(decision)
-        blocks += _next_steps(decision)
-        verdicts = verdicts_of(decision)
-        if verdicts:
-            against = [one for one in verdicts if AGAINST in str(one["name"])]
-            if against and decision.champion:
-                title = f"Held against the champion {decision.champion}"
-                note = "On the same queries, and by slice where a slice has enough users."
-                blocks.append(_verdicts("against", title, note, against, folder.origins))
-            note = "What the gate measured, what it allows, and why; failed checks first."
-            blocks.append(_verdicts("verdicts", "All checks", note, verdicts, folder.origins))
+        blocks += _gate(decided, folder, earlier)
     if earlier:
         lines = [
             f"{one.time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
@@ -128,6 +119,27 @@ def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided
         blocks.append(Words(lines=["Earlier decisions on this version:", *lines]))
     title = f"Decision on {decision.challenger}: {decision.outcome}"
     return Section(key="decision", title=title, blocks=blocks)
+
+
+def _gate(decided: Decided, folder: Folder, earlier: Sequence[Decided]) -> Iterator[Block]:
+    """Show what the gate measured; for a promotion by hand, when it released the version."""
+    one = next(
+        (one for one in (decided, *earlier) if one.written and verdicts_of(one.decision)), None
+    )
+    if one is None:
+        return
+    decision, verdicts = one.decision, verdicts_of(one.decision)
+    if one is not decided:
+        yield Words(lines=[f"The gate judged it at {decision.time}: {decision.outcome}."])
+    yield from _power(decision)
+    yield from _next_steps(decision)
+    against = [verdict for verdict in verdicts if AGAINST in str(verdict["name"])]
+    if against and decision.champion:
+        title = f"Held against the champion {decision.champion}"
+        note = "On the same queries, and by slice where a slice has enough users."
+        yield _verdicts("against", title, note, against, folder.origins)
+    note = "What the gate measured, what it allows, and why; failed checks first."
+    yield _verdicts("verdicts", "All checks", note, verdicts, folder.origins)
 
 
 def _head(decided: Decided, folder: Folder) -> Words:

@@ -14,6 +14,10 @@ from serving.online.store import RequestRecord
 
 CODES = (*DEGRADED_CODES, "other")
 """Each is a bit of the column ``codes``, in this order."""
+FAILED = ("late_source", "failed_source", "late_stage", "failed_stage", "failed_store")
+"""Something was late or broke; every other code says what was not known, or not there."""
+GROUPS = ("bundle", "surface")
+COUNTS = ("lists", "late or failed part", "fallback", "no user", *CODES)
 STAGE_COLUMNS = tuple(f"{stage}_ms" for stage in STAGES)
 LISTS = pl.Schema(
     {
@@ -63,7 +67,7 @@ class Columns(NamedTuple):
     sources: pl.DataFrame
     """`SOURCES`."""
     arms: pl.DataFrame
-    """Lists of experiments, as `pipelines.experiments` reads them."""
+    """Lists of experiments, as `pipelines.experiments` reads them; users by hashes of their ids."""
     num_unreadable: int = 0
 
 
@@ -101,7 +105,9 @@ def columns_of(records: Sequence[RequestRecord]) -> Columns:
     )
     arms = documents.filter(pl.col("experiment").is_not_null()).select(
         "request_id",
-        "user_id",
+        pl.when(pl.col("user_id").is_not_null())
+        .then(pl.col("user_id").hash().cast(pl.String))
+        .alias("user_id"),
         pl.col("experiment").struct.field("name").alias("experiment"),
         pl.col("experiment").struct.field("arm").alias("arm"),
         pl.col("unix_ms").alias("served_ms"),
@@ -117,6 +123,22 @@ def joined(parts: Sequence[Columns]) -> Columns:
         pl.concat([part.sources for part in parts]),
         pl.concat([part.arms for part in parts]),
         sum(part.num_unreadable for part in parts),
+    )
+
+
+def counts_of(lists: pl.DataFrame) -> pl.DataFrame:
+    """Count lists by minute, bundle and surface, and how many of them had each code."""
+    return (
+        lists.group_by((pl.col("time_ms") // MINUTE_MS * MINUTE_MS).alias("minute_ms"), *GROUPS)
+        .agg(
+            pl.len().cast(pl.Int64).alias("lists"),
+            pl.col("time_ms").min().alias("first_ms"),
+            has_code(*FAILED).sum().alias("late or failed part"),
+            pl.col("fallback").is_not_null().sum().alias("fallback"),
+            (~pl.col("named_user")).sum().alias("no user"),
+            *(has_code(code).sum().alias(code) for code in CODES),
+        )
+        .sort("minute_ms")
     )
 
 

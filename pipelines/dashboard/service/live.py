@@ -265,7 +265,7 @@ def _charts(samples: Sequence[Sample]) -> Iterator[Chart]:
             p95 = quantile_of(grown_buckets, 0.95)
             if p95 is not None:
                 times.append(_point(now, 1_000 * p95, stage, "ms"))
-    lists = {"lists": color_of(0), "refused": color_of(5)}
+    lists = {"lists": color_of(0), "refused": color_of(3)}
     yield _chart("rates", "Lists and refusals per second", "per second", rates, lists)
     if times:
         colors = {stage: color_of(place) for place, stage in enumerate(STAGES)}

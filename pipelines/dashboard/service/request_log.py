@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import polars as pl
@@ -17,12 +19,12 @@ import polars as pl
 from pipelines.dashboard.cache import Stamp, stamp_of
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.runs.documents import names_in
-from pipelines.dashboard.service.columns import EMPTY, Columns, columns_of, joined
+from pipelines.dashboard.service.columns import EMPTY, Columns, columns_of, counts_of, joined
 from pipelines.experiments.collected import EVENTS as CLICKS
 from pipelines.inputs.online_events import SETTLED_MS
 from pipelines.inputs.opened_store import opened
 from serving.online.opening import SQLITE
-from serving.online.store import OnlineStore, RequestRecord
+from serving.online.store import OnlineStore, RequestRecord, StoreError
 
 EVENTS_FILE = "events.db"
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -45,11 +47,17 @@ class Logged:
     number: int = 0
     """Grows with each change."""
     is_reading: bool = False
+    """Whether older lists are missing, because they are being read."""
     since_ms: int | None = None
     """Time of the oldest that is read; while more are being read, some before it are missing."""
     fault: str = ""
     """Why the rest cannot be read, in words."""
     as_of_ms: int = 0
+
+    @cached_property
+    def counts(self) -> pl.DataFrame:
+        """Lists by minute, see `counts_of`."""
+        return counts_of(self.columns.lists)
 
 
 @dataclass
@@ -86,6 +94,7 @@ class RequestLog:
         self._place = 0
         self._events_stamp: Stamp | None = None
         self._shown = Logged()
+        self._is_whole = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -99,7 +108,7 @@ class RequestLog:
                 self._thread.start()
             thread = self._thread
         thread.join(patience_seconds)
-        return replace(self._shown, is_reading=thread.is_alive())
+        return self._shown if self._is_whole else replace(self._shown, is_reading=True)
 
     def _stamps(self) -> dict[str, Stamp]:
         found = {}
@@ -118,31 +127,35 @@ class RequestLog:
         return known != self._stamps() or self._events_stamp != self._stamp(EVENTS_FILE)
 
     def _read(self) -> None:
-        fault = ""
+        faults: list[str] = []
         try:
             with opened(f"{SQLITE}{self._folder}") as store:
-                self._read_days(store)
+                for name, stamp in sorted(self._stamps().items(), reverse=True):
+                    try:
+                        self._read_day(store, name, stamp)
+                    except StoreError as error:
+                        faults.append(str(error))
                 self._read_events(store)
         except Exception as error:
-            fault = str(error)
-        self._show(is_reading=False, fault=fault)
+            faults.append(str(error))
+        self._show(is_done=True, faults=faults)
+        self._is_whole = True
 
-    def _read_days(self, store: OnlineStore) -> None:
-        stamps = self._stamps()
-        for gone in self._days.keys() - stamps.keys():
-            del self._days[gone]
-        for name in sorted(stamps, reverse=True):
-            day = self._days.setdefault(name, _Day())
-            if day.stamp == stamps[name]:
-                continue
-            begin_ms = int(datetime.fromisoformat(name).replace(tzinfo=UTC).timestamp() * 1_000)
-            known = [begin for begin, hour in day.hours.items() if not hour.is_empty()]
-            latest_ms = max(known, default=begin_ms) - SETTLED_MS
-            for hour_ms in range(begin_ms + DAY_MS - HOUR_MS, begin_ms - 1, -HOUR_MS):
-                # What was read of earlier hours is settled.
-                if hour_ms not in day.hours or hour_ms + HOUR_MS > latest_ms:
-                    self._read_hour(store, day.hours.setdefault(hour_ms, _Hour()), hour_ms)
-            day.stamp = stamps[name]
+    def _read_day(self, store: OnlineStore, name: str, stamp: Stamp) -> None:
+        day = self._days.setdefault(name, _Day())
+        if day.stamp == stamp:
+            return
+        # A file that cannot be read is tried once more when it has changed.
+        day.stamp = stamp
+        begin_ms = int(datetime.fromisoformat(name).replace(tzinfo=UTC).timestamp() * 1_000)
+        known = [begin for begin, hour in day.hours.items() if not hour.is_empty()]
+        latest_ms = max(known, default=begin_ms) - SETTLED_MS
+        for hour_ms in range(begin_ms + DAY_MS - HOUR_MS, begin_ms - 1, -HOUR_MS):
+            # What was read of earlier hours is settled.
+            if hour_ms not in day.hours or hour_ms + HOUR_MS > latest_ms:
+                hour = day.hours.get(hour_ms, _Hour())
+                self._read_hour(store, hour, hour_ms)
+                day.hours[hour_ms] = hour
 
     def _read_hour(self, store: OnlineStore, hour: _Hour, hour_ms: int) -> None:
         waiting: list[RequestRecord] = []
@@ -157,7 +170,7 @@ class RequestLog:
                 hour.settled.append(columns_of(done))
                 hour.last_id = done[-1].request_id
             hour.latest = columns_of(waiting)
-            self._show(is_reading=True)
+            self._show()
         if len(hour.settled) > MAX_PARTS:
             hour.settled = [joined(hour.settled)]
 
@@ -173,30 +186,30 @@ class RequestLog:
             self._events.append(pl.DataFrame(rows, schema=CLICKED, orient="row"))
         self._events_stamp = stamp
 
-    def _show(self, *, is_reading: bool, fault: str = "") -> None:
+    def _show(self, *, is_done: bool = False, faults: Sequence[str] = ()) -> None:
+        gone = self._days.keys() - self._stamps().keys() if is_done else ()
+        for day in gone:
+            del self._days[day]
         hours = [hour for day in self._days.values() for hour in day.hours.values()]
         columns = joined([part for hour in hours for part in (*hour.settled, hour.latest)])
         times = columns.lists["time_ms"]
-        if not is_reading:
+        if is_done:
             lists = columns.lists.sort("time_ms")
             columns = columns._replace(lists=lists, sources=columns.sources.rechunk())
-        events = pl.concat([pl.DataFrame(schema=CLICKED), *self._events])
-        self._shown = Logged(
+        shown = Logged(
             columns=columns,
-            events=events,
+            events=pl.concat([pl.DataFrame(schema=CLICKED), *self._events]),
             number=self._shown.number + 1,
-            is_reading=is_reading,
             since_ms=None if times.is_empty() else int(times.min()),  # type: ignore[arg-type]
-            fault=fault,
+            fault="; ".join(faults),
             as_of_ms=int(1_000 * datetime.now(UTC).timestamp()),
         )
+        if is_done:
+            # Here, where nobody waits for it.
+            _ = shown.counts
+        self._shown = shown
 
 
 def request_log(context: Context, folder: Path) -> RequestLog:
     """Return the log of a folder, the same one each time."""
     return context.cache.get(("request log", str(folder)), (), lambda: RequestLog(folder))
-
-
-def moment(time_ms: int) -> datetime:
-    """Give the time of unix milliseconds (UTC)."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)

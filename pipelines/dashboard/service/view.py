@@ -11,7 +11,7 @@ import polars as pl
 
 from pipelines.dashboard.document import Control, Option, Origin
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.service.columns import CODES, MINUTE_MS, has_code
+from pipelines.dashboard.service.columns import MINUTE_MS
 from pipelines.dashboard.service.request_log import Logged
 from pipelines.reports.charts.timelines import Mark
 from serving.metrics import STAGES
@@ -38,8 +38,6 @@ MAX_STEPS, FEW_STEPS = 400, 60
 MAX_TIMED = 200_000
 """Of more lists every second, third and so on is taken for quantiles: they hardly differ."""
 ALL = "all surfaces"
-FAILED = ("late_source", "failed_source", "late_stage", "failed_stage", "failed_store")
-"""Something was late or broke; every other code says what was not known, or not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,10 @@ class View:
     """What was chosen of a log."""
 
     lists: pl.DataFrame
-    """`LISTS` with ``step_ms``, the begin of its stretch."""
+    """`LISTS`."""
+    counts: pl.DataFrame
+    """Lists by minute, bundle and surface, and how many had each code; with ``step_ms``, the begin
+    of the stretch that a minute is in."""
     sources: pl.DataFrame
     """`SOURCES` with ``step_ms``."""
     range: str
@@ -64,29 +65,23 @@ class View:
     @cached_property
     def timed(self) -> pl.DataFrame:
         """Lists whose times were kept, at most so many, evenly over the range."""
-        timed = self.lists.filter(pl.col("total_ms").is_not_null())
-        return timed.gather_every(self.every) if self.every > 1 else timed
+        some = self.lists.gather_every(self.every) if self.every > 1 else self.lists
+        timed = some.filter(pl.col("total_ms").is_not_null())
+        return timed.with_columns(self.step_of("time_ms"))
 
     @cached_property
     def every(self) -> int:
         """Each so many-th list is taken for quantiles."""
         return max(1, -(-self.lists.height // MAX_TIMED))
 
-    @cached_property
-    def counts(self) -> pl.DataFrame:
-        """Lists by stretch, bundle and surface, and how many of them had each code."""
-        return self.lists.group_by("step_ms", "bundle", "surface").agg(
-            pl.len().cast(pl.Int64).alias("lists"),
-            pl.col("time_ms").min().alias("first_ms"),
-            has_code(*FAILED).sum().alias("late or failed part"),
-            pl.col("fallback").is_not_null().sum().alias("fallback"),
-            (~pl.col("named_user")).sum().alias("no user"),
-            *(has_code(code).sum().alias(code) for code in CODES),
-        )
-
     def share(self, name: str) -> float:
         """Give the share of lists that one of the counts is of."""
         return float(self.counts[name].sum()) / max(1, self.lists.height)
+
+    def step_of(self, column: str) -> pl.Expr:
+        """Name the stretch that a moment is in."""
+        length = self.minutes * MINUTE_MS
+        return (pl.col(column) // length * length).alias("step_ms")
 
     @cached_property
     def swaps(self) -> Sequence[Mark]:
@@ -110,7 +105,7 @@ def view_of(logged: Logged, query: Query, origins: Sequence[Origin]) -> View:
         QueryError: One of them is none that is allowed.
     """
     lists, sources = logged.columns.lists, logged.columns.sources
-    surfaces = sorted(lists["surface"].cast(pl.String).unique().to_list())
+    surfaces = sorted(logged.counts["surface"].cast(pl.String).unique().to_list())
     surface = query.choice("surface", [ALL, *surfaces], ALL)
     chosen = query.choice("range", RANGES, "24h")
     times = lists["time_ms"]
@@ -118,24 +113,29 @@ def view_of(logged: Logged, query: Query, origins: Sequence[Origin]) -> View:
     oldest = 0 if times.is_empty() else int(times.min())  # type: ignore[arg-type]
     minutes = RANGES[chosen][1]
     begin_ms = max(oldest, newest + 1 - minutes * MINUTE_MS) if minutes else oldest
+    begin_ms = begin_ms // MINUTE_MS * MINUTE_MS
     step, notices = _step(query, newest - begin_ms)
-    length = STEPS[step] * MINUTE_MS
+    counts = logged.counts.filter(pl.col("minute_ms") >= begin_ms)
+    sources = sources.filter(pl.col("minute_ms") >= begin_ms)
+    if times.flags["SORTED_ASC"]:
+        lists = lists.slice(int(times.search_sorted(begin_ms)))
+    else:
+        lists = lists.filter(pl.col("time_ms") >= begin_ms)
     if surface != ALL:
-        lists = lists.filter(pl.col("surface") == surface)
-        sources = sources.filter(pl.col("surface") == surface)
+        here = pl.col("surface") == surface
+        lists, counts, sources = (one.filter(here) for one in (lists, counts, sources))
+    length = STEPS[step] * MINUTE_MS
+    of_step = (pl.col("minute_ms") // length * length).alias("step_ms")
     return View(
-        lists=lists.filter(pl.col("time_ms") >= begin_ms).with_columns(
-            (pl.col("time_ms") // length * length).alias("step_ms")
-        ),
-        sources=sources.filter(pl.col("minute_ms") >= begin_ms - MINUTE_MS + 1).with_columns(
-            (pl.col("minute_ms") // length * length).alias("step_ms")
-        ),
+        lists=lists,
+        counts=counts.with_columns(of_step),
+        sources=sources.with_columns(of_step),
         range=chosen,
         step=step,
         stage=query.choice("stage", STAGES, "total"),
         surface=surface,
         surfaces=surfaces,
-        begin_ms=begin_ms,
+        begin_ms=max(begin_ms, oldest),
         end_ms=newest,
         origins=origins,
         notices=notices,

@@ -14,12 +14,12 @@ from pipelines.reports.charts.style import (
     QUIET,
     colored,
     spec_of,
-    values,
 )
 
 ROW_HEIGHT = 24
 """Of one row of spans, in pixels."""
 X_TITLE = "time (UTC)"
+POINTS, MARKS = {"name": "points"}, {"name": "marks"}
 TIME_FORMAT = {
     **dict.fromkeys(("hours", "minutes"), "%H:%M"),
     **dict.fromkeys(("seconds", "milliseconds"), "%H:%M:%S"),
@@ -80,7 +80,7 @@ def time_lines(
     colors: Mapping[str, str],
     *,
     y_title: str,
-    y_format: str = "",
+    y_format: str = ",~g",
     marks: Sequence[Mark] = (),
 ) -> dict[str, Any]:
     """Draw a line over time for each series, and a dashed line at each mark."""
@@ -90,13 +90,13 @@ def time_lines(
         scale=alt.Scale(zero=True, nice=True),
         axis=alt.Axis(tickCount=5, titlePadding=8, format=y_format),
     )
-    base = alt.Chart(values(points)).encode(x=_x("at:T"), y=y, color=colored(colors))
+    base = alt.Chart(POINTS).encode(x=_x("at:T"), y=y, color=colored(colors))
     layers = [
         *_rules(marks),
         base.mark_line(strokeWidth=2),
         base.mark_point(filled=True, size=24, opacity=1).encode(tooltip=alt.Tooltip("note:N")),
     ]
-    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
+    return _spec(alt.layer(*layers).properties(height=LINES_HEIGHT), points, marks)
 
 
 def time_bars(
@@ -109,7 +109,7 @@ def time_bars(
 ) -> dict[str, Any]:
     """Draw a bar for each stretch of time, of parts that lie on each other."""
     axis = alt.Axis(tickCount=5, titlePadding=8, format=y_format)
-    bars = alt.Chart(values(parts)).encode(
+    bars = alt.Chart(POINTS).encode(
         x=_x("at:T"),
         x2="until:T",
         y=alt.Y("low:Q", title=y_title, axis=axis, scale=alt.Scale(zero=True, nice=True)),
@@ -119,7 +119,7 @@ def time_bars(
     )
     # A rectangle: Vega-Lite takes a bar with two ends in time for a horizontal one.
     layers = [bars.mark_rect(), *_rules(marks)]
-    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
+    return _spec(alt.layer(*layers).properties(height=LINES_HEIGHT), parts, marks)
 
 
 def spans_chart(
@@ -136,18 +136,24 @@ def spans_chart(
         labels: Rows from top to bottom.
     """
     y = alt.Y("label:N", title=None, scale=alt.Scale(domain=list(labels)))
-    bars = alt.Chart(values(spans)).encode(
+    bars = alt.Chart(POINTS).encode(
         x=_x("at:T"), x2="until:T", y=y, color=colored(colors), tooltip=alt.Tooltip("note:N")
     )
     # Round ends, so that a span of no length shows as a dot.
     layers = [bars.mark_rule(strokeWidth=9, strokeCap="round")]
     if marks:
-        dots = alt.Chart(values(marks)).encode(
+        dots = alt.Chart(MARKS).encode(
             x=_x("at:T"), y=y, color=colored(colors), tooltip=alt.Tooltip("note:N")
         )
         layers.append(dots.mark_point(shape="cross", filled=True, size=110, angle=45, opacity=1))
-    height = alt.Step(ROW_HEIGHT)
-    return spec_of(alt.layer(*layers).properties(height=height))
+    return _spec(alt.layer(*layers).properties(height=alt.Step(ROW_HEIGHT)), spans, marks)
+
+
+def _spec(chart: Any, points: Sequence[Any], marks: Sequence[Mark]) -> dict[str, Any]:
+    """Write a chart; its values come in at the end, since Altair copies and checks each of them."""
+    named = {"points": points, **({"marks": marks} if marks else {})}
+    rows = {name: [vars(one) for one in some] for name, some in named.items()}
+    return {**spec_of(chart), "datasets": rows}
 
 
 def _x(field: str) -> Any:
@@ -158,7 +164,7 @@ def _x(field: str) -> Any:
 def _rules(marks: Sequence[Mark]) -> list[Any]:
     if not marks:
         return []
-    rules = alt.Chart(values(marks)).encode(x=_x("at:T"), tooltip=alt.Tooltip("note:N"))
+    rules = alt.Chart(MARKS).encode(x=_x("at:T"), tooltip=alt.Tooltip("note:N"))
     return [
         rules.mark_rule(color=QUIET, strokeDash=[4, 3]),
         rules.mark_point(color=INK, shape="triangle-down", filled=True, size=50, opacity=1).encode(

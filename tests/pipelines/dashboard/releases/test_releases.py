@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pipelines.engine.history import CommandRun, append, read_history
 from pipelines.publishing.decisions import Decision, read_decisions, write_decision
 from pipelines.publishing.promotion import note_alias, note_release, served_version
 from serving.bundle.manifest import read_manifest
+from tests.pipelines.dashboard.browser import served, windows
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
 
@@ -24,7 +26,7 @@ HOSTILE = "<img src=x onerror=alert(1)> \u202eright \U0001f9ea"
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A workspace with v1 served before v2, v3 waiting, v4 refused; v1's decision is altered."""
     monkeypatch.setenv("RECSYS_SIGNING_KEY", KEY.decode())
     folder = tmp_path / "shop"
@@ -84,8 +86,16 @@ def context_of(root: Path, key: str | None = "k") -> Context:
     return Context(stores=Stores(Places(roots=[root])), key=key)
 
 
-def page_of(workspace: Path, **values: str) -> Page:
-    return build(context_of(workspace.parent), Query.of(**values))
+def page_of(shop: Path, **values: str) -> Page:
+    return build(context_of(shop.parent), Query.of(**values))
+
+
+@pytest.fixture
+def workspace_run(context: Context) -> Path:
+    """The shared real workspace."""
+    (run,) = context.stores.workspaces()
+    assert run.path is not None
+    return run.path
 
 
 def block(page: Page, kind: type, key: str | None = None):
@@ -118,8 +128,8 @@ def texts(value) -> list[str]:
     return texts(vars(value)) if hasattr(value, "__dict__") else []
 
 
-def test_it_says_what_is_served_and_what_waits(workspace: Path):
-    page = page_of(workspace)
+def test_it_says_what_is_served_and_what_waits(shop: Path):
+    page = page_of(shop)
     assert page.lead.startswith("v2 is served since 20")
     assert page.lead.endswith("; v3 waits as challenger.")
     tiles = {tile.label: tile for tile in block(page, Tiles).tiles}
@@ -129,8 +139,8 @@ def test_it_says_what_is_served_and_what_waits(workspace: Path):
     assert tiles["Trained until"].value == "not known"
 
 
-def test_a_decision_that_was_altered_is_named_and_not_believed(workspace: Path):
-    page = page_of(workspace)
+def test_a_decision_that_was_altered_is_named_and_not_believed(shop: Path):
+    page = page_of(shop)
     assert any("v1.json was altered after it was signed" in one for one in page.notices)
     table = block(page, Table, "decisions")
     rows = {row[1].text: row for row in table.rows}
@@ -139,24 +149,22 @@ def test_a_decision_that_was_altered_is_named_and_not_believed(workspace: Path):
     assert (rows["v4"][2], rows["v4"][5], rows["v4"][6]) == ("refused", 2, 1)
     assert rows["v4"][8] == "failed: size"
     assert rows["v4"][7] == "v2"
-    section = block(page_of(workspace, version="v1"), Section, "decision")
+    section = block(page_of(shop, version="v1"), Section, "decision")
     assert [one.kind for one in section.blocks] == ["words"]
     assert section.blocks[0].tone == "bad"
     assert "cannot be trusted" in section.blocks[0].lines[2]
 
 
-def test_without_the_key_signatures_are_not_verified(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_without_the_key_signatures_are_not_verified(shop: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RECSYS_SIGNING_KEY")
-    page = page_of(workspace)
+    page = page_of(shop)
     assert "RECSYS_SIGNING_KEY is not set here, so no signature is verified" in page.notices
     states = {row[4] for row in block(page, Table, "decisions").rows}
     assert states == {"signed, not verified"}
 
 
-def test_a_refusal_is_shown_whole_with_what_to_do(workspace: Path):
-    section = block(page_of(workspace, version="v4"), Section, "decision")
+def test_a_refusal_is_shown_whole_with_what_to_do(shop: Path):
+    section = block(page_of(shop, version="v4"), Section, "decision")
     (verdicts,) = (one for one in section.blocks if isinstance(one, Table))
     assert [row[:4] for row in verdicts.rows] == [
         ["size", "FAILED", 0.5, 0.25],
@@ -167,13 +175,13 @@ def test_a_refusal_is_shown_whole_with_what_to_do(workspace: Path):
     words = [line for one in section.blocks if isinstance(one, Words) for line in one.lines]
     assert "size: find the part that grew, or raise release.gate.max_size_ratio." in words
     with pytest.raises(NotFoundError, match="no bundle and no decision of 'v9'"):
-        page_of(workspace, version="v9")
+        page_of(shop, version="v9")
 
 
-def test_the_timeline_has_champions_the_challenger_and_marks(workspace: Path):
-    bundles = workspace / "bundles"
+def test_the_timeline_has_champions_the_challenger_and_marks(shop: Path):
+    bundles = shop / "bundles"
     note_alias(bundles, "champion", "v1", "rollback")
-    chart = block(page_of(workspace), Chart, "timeline")
+    chart = block(page_of(shop), Chart, "timeline")
     assert [(row[0], row[1]) for row in chart.rows] == [
         ("v1", "champion"),
         ("v2", "champion"),
@@ -186,22 +194,22 @@ def test_the_timeline_has_champions_the_challenger_and_marks(workspace: Path):
     json.dumps(chart.spec)
 
 
-def test_commands_that_failed_are_listed_with_their_reasons(workspace: Path):
-    table = block(page_of(workspace), Table, "commands")
+def test_commands_that_failed_are_listed_with_their_reasons(shop: Path):
+    table = block(page_of(shop), Table, "commands")
     assert table.rows[0][:5] == ("2026-11-20T03:00:00Z", "update", "FAILED", 74, 2.5)
     assert table.rows[0][5] == f"the disk is full; {HOSTILE}"
     assert "1 commands, 1 failed, 0 refused" in table.note
 
 
-def test_hostile_texts_stay_texts(workspace: Path):
-    found = [text for text in texts(page_of(workspace, version="v4")) if "onerror" in text]
+def test_hostile_texts_stay_texts(shop: Path):
+    found = [text for text in texts(page_of(shop, version="v4")) if "onerror" in text]
     assert found
     assert all(HOSTILE in text for text in found)
 
 
-def test_a_promotion_changes_what_servers_load_and_is_written_down(workspace: Path):
-    context, bundles = context_of(workspace.parent), workspace / "bundles"
-    offered = actions_of(page_of(workspace, version="v3"))
+def test_a_promotion_changes_what_servers_load_and_is_written_down(shop: Path):
+    context, bundles = context_of(shop.parent), shop / "bundles"
+    offered = actions_of(page_of(shop, version="v3"))
     assert list(offered) == ["promote", "challenger", "rollback"]
     done = ENTRY.actions["promote"](context, sent(offered["promote"], reason=HOSTILE))
     assert done.startswith("champion is v3, before it was v2.")
@@ -209,28 +217,32 @@ def test_a_promotion_changes_what_servers_load_and_is_written_down(workspace: Pa
     found, _ = read_decisions(bundles, KEY)
     assert (found[-1].decision.outcome, found[-1].state) == ("promoted", "signed")
     assert found[-1].decision.words[-1] == f"Reason given: {HOSTILE} (from the dashboard)"
-    last = read_history(workspace)[-1]
+    last = read_history(shop)[-1]
     assert (last.command, last.outcome, last.details) == ("promote", "done", {"champion": "v3"})
-    back = actions_of(page_of(workspace))["rollback"]
+    promoted = block(page_of(shop), Section, "decision")
+    assert promoted.title == "Decision on v3: promoted"
+    (verdicts,) = (one for one in promoted.blocks if isinstance(one, Table))
+    assert [row[0] for row in verdicts.rows] == ["index recall"]
+    back = actions_of(page_of(shop))["rollback"]
     assert back.title == "Roll back to v2"
     assert "champion is v2" in ENTRY.actions["rollback"](context, sent(back))
     assert served_version(bundles) == "v2"
 
 
-def test_another_version_is_kept_as_challenger(workspace: Path):
-    context = context_of(workspace.parent)
-    offered = actions_of(page_of(workspace, version="v3"))["challenger"]
-    write_synthetic_bundle(workspace / "bundles", "v5")
-    decided(workspace / "bundles", "v5", "released", None, [])
+def test_another_version_is_kept_as_challenger(shop: Path):
+    context = context_of(shop.parent)
+    offered = actions_of(page_of(shop, version="v3"))["challenger"]
+    write_synthetic_bundle(shop / "bundles", "v5")
+    decided(shop / "bundles", "v5", "released", None, [])
     done = ENTRY.actions["challenger"](context, sent(offered, version="v5", confirm="v5"))
     assert done.startswith("challenger is v5, before it was v3.")
-    assert page_of(workspace).lead.endswith("v5 waits as challenger.")
-    assert served_version(workspace / "bundles") == "v2"
+    assert page_of(shop).lead.endswith("v5 waits as challenger.")
+    assert served_version(shop / "bundles") == "v2"
 
 
-def test_what_is_not_confirmed_explained_or_allowed_changes_nothing(workspace: Path):
-    bundles = workspace / "bundles"
-    action = actions_of(page_of(workspace, version="v3"))["promote"]
+def test_what_is_not_confirmed_explained_or_allowed_changes_nothing(shop: Path):
+    bundles = shop / "bundles"
+    action = actions_of(page_of(shop, version="v3"))["promote"]
     before = sorted((bundles / "decisions").iterdir()), (bundles / "aliases.jsonl").read_text()
     promote = ENTRY.actions["promote"]
     for key, changes, message in (
@@ -244,54 +256,52 @@ def test_what_is_not_confirmed_explained_or_allowed_changes_nothing(workspace: P
         ("k", {"served": "v1"}, "v2 is served by now, not v1"),
     ):
         with pytest.raises(QueryError, match=message.replace(".", r"\.")):
-            promote(context_of(workspace.parent, key), sent(action, **changes))
+            promote(context_of(shop.parent, key), sent(action, **changes))
     with pytest.raises(NotFoundError, match="no folder of bundles 'x'"):
-        promote(context_of(workspace.parent), sent(action, bundles="x"))
+        promote(context_of(shop.parent), sent(action, bundles="x"))
     after = sorted((bundles / "decisions").iterdir()), (bundles / "aliases.jsonl").read_text()
     assert after == before
     assert served_version(bundles) == "v2"
     (words,) = block(
-        build(context_of(workspace.parent, None), Query.of(version="v3")), Section, "actions"
+        build(context_of(shop.parent, None), Query.of(version="v3")), Section, "actions"
     ).blocks
     assert "started without a key" in words.lines[0]
 
 
-def test_a_corrupt_bundle_is_refused(workspace: Path):
-    action = actions_of(page_of(workspace, version="v3"))["promote"]
-    path = next(writable(workspace / "bundles" / "bundle-v3").rglob("*.safetensors"))
+def test_a_corrupt_bundle_is_refused(shop: Path):
+    action = actions_of(page_of(shop, version="v3"))["promote"]
+    path = next(writable(shop / "bundles" / "bundle-v3").rglob("*.safetensors"))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(QueryError, match="nothing was changed"):
-        ENTRY.actions["promote"](context_of(workspace.parent), sent(action))
-    assert served_version(workspace / "bundles") == "v2"
-    assert read_history(workspace)[-1].outcome == "failed"
+        ENTRY.actions["promote"](context_of(shop.parent), sent(action))
+    assert served_version(shop / "bundles") == "v2"
+    assert read_history(shop)[-1].outcome == "failed"
 
 
-def test_of_two_at_once_one_wins_and_the_other_is_told(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_two_at_once_one_wins_and_the_other_is_told(shop: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pipelines.dashboard.releases.actions.PATIENCE_SECONDS", 0.05)
-    context = context_of(workspace.parent)
-    first = actions_of(page_of(workspace, version="v3"))["promote"]
+    context = context_of(shop.parent)
+    first = actions_of(page_of(shop, version="v3"))["promote"]
     ENTRY.actions["promote"](context, sent(first))
-    action = actions_of(page_of(workspace))["rollback"]
+    action = actions_of(page_of(shop))["rollback"]
     with (
-        publishing(workspace / "bundles"),
+        publishing(shop / "bundles"),
         pytest.raises(QueryError, match=f"in use by .*{os.getpid()}"),
     ):
         ENTRY.actions["rollback"](context, sent(action))
-    assert served_version(workspace / "bundles") == "v3"
+    assert served_version(shop / "bundles") == "v3"
     ENTRY.actions["rollback"](context, sent(action))
     with pytest.raises(QueryError, match="a rollback would not serve v2 any more"):
         ENTRY.actions["rollback"](context, sent(action))
-    assert served_version(workspace / "bundles") == "v2"
+    assert served_version(shop / "bundles") == "v2"
 
 
-def test_a_rollback_to_a_version_whose_decision_was_altered_is_refused(workspace: Path):
-    action = actions_of(page_of(workspace))["rollback"]
+def test_a_rollback_to_a_version_whose_decision_was_altered_is_refused(shop: Path):
+    action = actions_of(page_of(shop))["rollback"]
     with pytest.raises(QueryError, match=r"v1 is not served: .* was altered after it was signed"):
-        ENTRY.actions["rollback"](context_of(workspace.parent), sent(action))
-    assert served_version(workspace / "bundles") == "v2"
+        ENTRY.actions["rollback"](context_of(shop.parent), sent(action))
+    assert served_version(shop / "bundles") == "v2"
 
 
 def test_nothing_released_and_a_bundle_that_is_gone_are_said(tmp_path: Path):
@@ -305,20 +315,63 @@ def test_nothing_released_and_a_bundle_that_is_gone_are_said(tmp_path: Path):
     assert {tile.label: tile.tone for tile in block(page, Tiles).tiles}["Champion"] == "bad"
 
 
-def test_half_written_files_are_said_and_the_rest_is_shown(workspace: Path):
-    bundles = workspace / "bundles"
+def test_half_written_files_are_said_and_the_rest_is_shown(shop: Path):
+    bundles = shop / "bundles"
     (bundles / "decisions" / "20991231T000000.000000Z-v9.json").write_text('{"outcome": "rel')
     with (bundles / "aliases.jsonl").open("a") as file:
         file.write('{"alias": "champion"}\n')
-    page = page_of(workspace)
+    page = page_of(shop)
     assert any("v9.json is not a decision" in one for one in page.notices)
     assert any("aliases.jsonl is no change of an alias" in one for one in page.notices)
     row = block(page, Table, "decisions").rows[0]
     assert (row[1].text, row[2], row[4]) == ("v9", "unreadable", "NOT VALID")
 
 
-def test_an_exported_page_offers_nothing_to_do(workspace: Path):
-    context = Context(stores=Stores(Places(roots=[workspace.parent])), key="k", exported=True)
+def test_an_exported_page_offers_nothing_to_do(shop: Path):
+    context = Context(stores=Stores(Places(roots=[shop.parent])), key="k", exported=True)
     page = build(context, Query.of())
     assert not page.controls
     assert not [one for one in page.blocks if getattr(one, "key", "") == "actions"]
+
+
+def test_a_real_workspace_is_shown_whole(context: Context, workspace_run: Path):
+    page = build(context, Query.of())
+    champion = served_version(workspace_run / "bundles")
+    tiles = {tile.label: tile.value for tile in block(page, Tiles).tiles}
+    assert (tiles["Champion"], tiles["Decisions"]) == (champion, "2")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", tiles["Trained until"])
+    section = block(page, Section, "decision")
+    titles = [one.title for one in section.blocks if isinstance(one, Table)]
+    assert titles[0].startswith("Held against the champion ")
+    assert titles[1] == "All checks"
+    rows = block(page, Table, "bundles").rows
+    assert [row[4] for row in rows] == [
+        "champion",
+        "the champion before; a rollback goes back to it",
+    ]
+    assert all(row[2] > 0 for row in rows)
+    (run,) = context.stores.workspaces()
+    assert build(context, Query.of(run=run.key)).lead == page.lead
+    bundle = next(one for one in context.stores.bundles() if one.name == champion)
+    assert build(context, Query.of(run=bundle.key)).lead == page.lead
+    assert len(json.dumps(page, default=vars)) < 250_000
+
+
+@pytest.mark.slow
+def test_a_version_is_promoted_in_a_browser(shop: Path, chromium):
+    context = context_of(shop.parent, "the key of operators")
+    with (
+        served(context, [ENTRY], "the key of operators") as address,
+        windows(chromium, address) as new,
+    ):
+        window = new(1440)
+        window.open("releases?version=v3")
+        window.page.get_by_role("button", name="Serve v3").click()
+        dialog = window.page.locator("dialog")
+        for name, value in (("reason", HOSTILE), ("confirm", "v3")):
+            dialog.locator(f"[name={name}]").fill(value)
+        dialog.locator("input[type=password]").fill("the key of operators")
+        dialog.get_by_role("button", name="Serve v3").click()
+        window.until("document.querySelector('main p').textContent.startsWith('v3 is served')")
+        assert served_version(shop / "bundles") == "v3"
+        assert HOSTILE in window.page.inner_text("main")

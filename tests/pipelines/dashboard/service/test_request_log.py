@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import polars as pl
-
 from pipelines.dashboard.service import request_log
 from pipelines.dashboard.service.columns import CODES, columns_of, has_code
 from pipelines.dashboard.service.request_log import RequestLog
@@ -21,21 +19,27 @@ def test_records_become_columns():
             record(1, BEGIN_MS + 1, user_id=None, degraded=["late_source", "new_code"]),
             record(2, BEGIN_MS + 2, fallback="popular", items=[], bundle=None, surface="search"),
             record(3, BEGIN_MS + 3, experiment={"name": "x", "arm": "b"}),
+            record(4, BEGIN_MS + 4, experiment={"name": "x", "arm": "a"}, user_id=None),
         ]
     )
     lists = found.lists
-    assert lists["time_ms"].to_list() == [BEGIN_MS + number for number in range(4)]
-    assert lists["bundle"].to_list() == ["v1", "v1", "unknown", "v1"]
-    assert lists["fallback"].to_list() == [None, None, "popular", None]
-    assert lists["named_user"].to_list() == [True, False, True, True]
-    assert lists["num_items"].to_list() == [2, 2, 0, 2]
-    assert lists["total_ms"].to_list() == [4.0, None, None, None]
-    assert lists["hydrate_ms"].to_list() == [0.25, None, None, None]
-    assert lists["rank_ms"].to_list() == [None] * 4
+    assert lists["time_ms"].to_list() == [BEGIN_MS + number for number in range(5)]
+    assert lists["bundle"].to_list() == ["v1", "v1", "unknown", "v1", "v1"]
+    assert lists["fallback"].to_list() == [None, None, "popular", None, None]
+    assert lists["named_user"].to_list() == [True, False, True, True, False]
+    assert lists["num_items"].to_list() == [2, 2, 0, 2, 2]
+    assert lists["total_ms"].to_list() == [4.0, None, None, None, None]
+    assert lists["hydrate_ms"].to_list() == [0.25, None, None, None, None]
+    assert lists["rank_ms"].to_list() == [None] * 5
     codes = lists.select(has_code(code).sum().alias(code) for code in CODES).row(0, named=True)
     assert {code for code, count in codes.items() if count} == {"late_source", "other"}
-    assert found.sources.select("source", "items").rows() == [("ease", 6)]
-    assert found.arms.rows() == [(record(3, BEGIN_MS + 3).request_id, "u3", "x", "b", BEGIN_MS + 3)]
+    assert found.sources.select("source", "items").rows() == [("ease", 8)]
+    ids, users, *arms = found.arms.get_columns()
+    assert ids.to_list() == [record(n, BEGIN_MS + n).request_id for n in (3, 4)]
+    assert [one.to_list() for one in arms] == [["x", "x"], ["b", "a"], [BEGIN_MS + 3, BEGIN_MS + 4]]
+    # Users stay apart, but their ids are not kept.
+    assert users.is_null().to_list() == [False, True]
+    assert "u3" not in users.to_list()
 
 
 def test_a_record_that_is_none_is_counted_and_the_rest_is_read():
@@ -98,7 +102,9 @@ def test_a_damaged_file_is_said_and_what_was_read_stays(tmp_path: Path):
     found = log.now(60)
     assert "requests-2026-01-02.db: it is no SQLite file" in found.fault
     assert found.columns.lists.height == 10
-    assert isinstance(found.columns.lists, pl.DataFrame)
+    anew = RequestLog(tmp_path).now(60)
+    assert "requests-2026-01-02.db" in anew.fault
+    assert anew.columns.lists.height == 10
 
 
 def test_a_folder_without_a_store_is_said(tmp_path: Path):
