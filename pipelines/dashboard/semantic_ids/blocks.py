@@ -265,7 +265,7 @@ def drift_section(
     return Section(
         key="versions",
         title=f"From version {before.version[:SHORT]} to {shown.table.version[:SHORT]}",
-        note=f"How {shown.table.version[:SHORT]} was made: {HOW.get(report.how, report.how)}.",
+        note=f"How the run got {shown.table.version[:SHORT]}: {HOW.get(report.how, report.how)}.",
         blocks=blocks,
     )
 
