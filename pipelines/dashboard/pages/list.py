@@ -10,6 +10,7 @@ from pipelines.dashboard.experts.page import ENTRY as EXPERTS
 from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
 from pipelines.dashboard.inventory.run import ENTRY as RUN
 from pipelines.dashboard.inventory.runs import ENTRY as RUNS
+from pipelines.dashboard.items.page import ENTRY as ITEMS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
 from pipelines.dashboard.replay.page import ENTRY as REPLAY
 from pipelines.dashboard.semantic_ids.page import ENTRY as SEMANTIC_IDS
@@ -24,6 +25,7 @@ PAGES: tuple[PageEntry, ...] = (
     DIFFERENCES,
     COMPARE,
     WHY,
+    ITEMS,
     REPLAY,
     RELEASES,
     SEMANTIC_IDS,

@@ -1,0 +1,129 @@
+"""Page ``items``: counts by hand on a few lists, and the page on real files."""
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.document import Lists, Section, Window
+from pipelines.dashboard.evidence.per_user import Answers
+from pipelines.dashboard.items.exposure import NAMES, exposure_of
+from pipelines.dashboard.items.neighbours import by_vectors, by_weights
+from pipelines.dashboard.items.page import ENTRY, build, wilson
+from pipelines.dashboard.items.shown import shown_of
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.runs.stores import Places, Stores
+from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
+
+EVENTS = np.array([0, 0, 1, 3, 12, 100])
+
+
+@pytest.fixture
+def exposure(tmp_path):
+    """Three users, the first with two held-out items; lists of three."""
+    pl.DataFrame(
+        {
+            "user_row": [1, 1, 2, 3],
+            "item_row": [3, 4, 5, 1],
+            "rank_m": [1, None, 2, 3],
+            "top_k_m": [[3, 5, 2], [3, 5, 2], [4, 5, -1], [5, 4, 1]],
+        },
+        schema_overrides={"top_k_m": pl.List(pl.Int64)},
+    ).write_parquet(tmp_path / "table.parquet")
+    context = Context(stores=Stores(Places(roots=[])))
+    run = Run(key="k", name="r", kind="workspace", status="complete", time=None, path=tmp_path)
+    found = Answers(tmp_path / "table.parquet", ("m",), None, "")
+    return lambda k: exposure_of(context, run, found, "m", k, EVENTS)
+
+
+def test_places_wishes_and_hits_are_counted_once(exposure):
+    two = exposure(2)
+    assert two.shown.tolist() == [0, 0, 0, 1, 2, 3]
+    assert two.wanted.tolist() == [0, 1, 0, 1, 1, 1]
+    assert two.hits.tolist() == [0, 0, 0, 1, 0, 1]
+    assert exposure(3).shown.tolist() == [0, 1, 1, 1, 2, 3]
+    assert two.coverage == 3 / 5
+    by_bucket = dict(zip(NAMES, two.by_bucket(two.shown).tolist(), strict=True))
+    assert by_bucket == {**dict.fromkeys(NAMES, 0), "2-4": 1, "10-19": 2, "100 or more": 3}
+    # Of 6 places item 5 has 3, of 116 events 100.
+    assert two.ratio[5] == pytest.approx((3 / 6) / (100 / 116))
+    assert two.mean_events(two.shown) == pytest.approx((3 + 2 * 12 + 3 * 100) / 6)
+
+
+def test_gini_agrees_with_its_definition(exposure):
+    counts = exposure(3).shown[1:]
+    slow = np.abs(counts[:, None] - counts[None]).mean() / (2 * counts.mean())
+    assert exposure(3).gini == pytest.approx(slow)
+
+
+def test_wilsons_interval_is_the_published_one():
+    low, high = wilson(0, 10)
+    assert (low, high) == (pytest.approx(0.0, abs=1e-12), pytest.approx(0.2775, abs=1e-4))
+    low, high = wilson(15, 50)
+    assert (low, high) == (pytest.approx(0.1910, abs=1e-4), pytest.approx(0.4375, abs=1e-4))
+
+
+def test_nearest_items_leave_out_the_item_and_padding(tmp_path):
+    vectors = np.array([[9, 9], [1, 0], [2, 0.1], [0, 1], [0, 0]], np.float32)
+    np.save(tmp_path / "v.npy", vectors)
+    found = by_vectors(tmp_path / "v.npy", 1)
+    assert [row for row, _ in found] == [2, 3]
+    assert found[0][1] == pytest.approx(2 / np.hypot(2, 0.1))
+    assert by_vectors(tmp_path / "v.npy", 4) == []
+    assert by_vectors(tmp_path / "absent.npy", 1) == []
+    weights = {
+        "offsets": torch.tensor([0, 0, 3, 3]),
+        "rows": torch.tensor([1, 2, 3], dtype=torch.int32),
+        "weights": torch.tensor([0.9, 0.1, 0.5]),
+    }
+    save_file(weights, tmp_path / "weights.safetensors")
+    near = by_weights(tmp_path / "weights.safetensors", 1)
+    assert [row for row, _ in near] == [3, 2]
+    assert by_weights(tmp_path / "weights.safetensors", 2) == []
+
+
+def test_the_page_shows_an_item_with_its_neighbours(context):
+    shown = shown_of(context, Query())
+    row = shown.catalogue.find(HOSTILE_TITLES[2])[0]
+    page = build(context, Query.of(item=shown.catalogue.item_id(row)))
+    section = page.blocks[0]
+    assert isinstance(section, Section)
+    assert section.title == HOSTILE_TITLES[2]
+    lists = next(one for one in section.blocks if isinstance(one, Lists)).lists
+    assert {"content", "item-to-item"} <= {one.title for one in lists}
+    assert all(len(one.entries) <= 10 for one in lists)
+    exposure = shown.exposure(context, shown.model)
+    assert page.blocks[1].tiles[0].value == f"{exposure.coverage:.1%}"
+
+
+@pytest.mark.parametrize("column", range(7))
+@pytest.mark.parametrize("descending", [False, True])
+def test_the_table_is_ordered_by_every_column(context, column, descending):
+    window = Window(length=1000, order_by=column, descending=descending)
+    rows = ENTRY.rows["items"](context, Query(), window)
+    values = [getattr(row[column], "text", row[column]) for row in rows.rows]
+    numbers = [value for value in values if value is not None]
+    assert numbers == sorted(numbers, reverse=descending)
+    assert len(rows.rows) == rows.total == rows.found
+
+
+def test_search_and_what_is_not_there(context, tmp_path):
+    found = ENTRY.rows["items"](context, Query(), Window(search="<SCRIPT>"))
+    assert [row[0].text for row in found.rows] == [HOSTILE_TITLES[0]]
+    assert "no item 'x'" in build(context, Query.of(item="x")).notices[0]
+    with pytest.raises(QueryError, match="model is 'x'"):
+        build(context, Query.of(model="x"))
+    with pytest.raises(NotFoundError, match="recsys run"):
+        build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+
+
+def test_a_file_holds_the_first_items(context):
+    exported = Context(stores=context.stores, exported=True)
+    page = build(exported, Query())
+    table = page.blocks[-1].blocks[0]
+    assert table.source is None
+    assert len(table.rows) == 25
+    assert all(one.kind != "search" for one in page.controls)
