@@ -26,7 +26,7 @@ from typing import Any
 
 from pipelines.dashboard.runs.documents import key_of
 from tests.benchmarks.dashboard.data import write_large, write_many
-from tests.benchmarks.dashboard.interactions import Reader
+from tests.benchmarks.dashboard.interactions import FIRST, Reader
 from tests.benchmarks.harness import ROOT, Row, command_line, write_results
 from tests.conftest import CHROMIUM_FLAGS
 
@@ -124,8 +124,8 @@ def rows_of_pages(browser: Any, address: str, pages: dict[str, str], repeats: in
             print(f"{name}: {failure}", file=sys.stderr)
         for kind, taken in found.items():
             print(f"{name}: {kind} {taken:.0f} ms", flush=True)
-            row = Row(name=f"{name}: {kind}", value=taken, unit="ms", at_most=INTERACTION_MS)
-            rows.append(row)
+            goal = FIRST_MS if kind == FIRST else INTERACTION_MS
+            rows.append(Row(name=f"{name}: {kind}", value=taken, unit="ms", at_most=goal))
         window.close()
     return rows
 
@@ -172,7 +172,7 @@ def measure_many(root: Path, count: int, repeats: int) -> list[Row]:
                 name=f"{case}, {row.name.partition(': ')[2]}",
                 value=row.value,
                 unit="ms",
-                at_most=INTERACTION_MS,
+                at_most=FIRST_MS if row.name.endswith(FIRST) else INTERACTION_MS,
             )
             for row in rows
         ),
@@ -199,6 +199,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=1_000_000)
     parser.add_argument("--many", type=int, default=100_000, help="small runs; 0 leaves them out")
     parser.add_argument("--root", type=Path, nargs="*", default=[], help="more roots of real runs")
+    parser.add_argument("--export", type=Path, nargs="*", default=[], help="more runs to export")
     parser.add_argument("--pages", nargs="*", default=[], help="only these")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write the results into the tree")
@@ -211,8 +212,8 @@ def main() -> None:
     roots = [thousand, large, *arguments.root]
     rows = measure_pages(roots, large, arguments)
     rows += measure_export(roots, large / "large-b", folder)
-    for root in arguments.root:
-        rows += measure_export(roots, root, folder)
+    for run in arguments.export:
+        rows += measure_export(roots, run, folder)
     if arguments.many:
         many = write_many(folder / f"small-{arguments.many}", arguments.many, small=True)
         rows += measure_many(many, arguments.many, arguments.repeats)
@@ -220,9 +221,9 @@ def main() -> None:
         notes = (
             f"{arguments.runs:,} runs of {2 * 10 * 10} metrics, two runs of {arguments.users:,} "
             "users and four models, Chromium and the server on the same two cores. Of several "
-            "controls or tables of a kind on a page, the slowest counts; each is done "
-            f"{arguments.repeats} times, the median counts. An interaction ends when the document "
-            "stays as it is: page, tables, and the charts in view."
+            "controls or tables of a kind on a page, the slowest counts, the first time that it "
+            f"is used; pages are opened {arguments.repeats} times more, the median counts. An "
+            "interaction ends when the document stays as it is: page, tables, charts in view."
         )
         write_results("dashboard", rows, notes=notes)
 
