@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from typing import Any
 
 from pipelines.dashboard.document import Cell, Column, Control, Link, LinkedCell, Option
 from pipelines.dashboard.inventory.search import KINDS
@@ -82,6 +83,16 @@ class Choice:
         model = run.served if self.model == SERVED else self.model
         return run.metrics.get(f"{self.split}/{model}/{metric}")
 
+    def values(self, runs: Sequence[Run], metric: str) -> list[float | None]:
+        """Look up a metric of many runs."""
+        served = {
+            model: f"{self.split}/{model}/{metric}" for model in (*self.all_models, self.model)
+        }
+        if self.model != SERVED:
+            name = served[self.model]
+            return [run.metrics.get(name) for run in runs]
+        return [run.metrics.get(served.get(run.served or "", "")) for run in runs]
+
     def controls(self) -> list[Control]:
         """Lay out what changes it."""
         named = [Option(value=one, label=model_label(one)) for one in self.all_models]
@@ -128,14 +139,15 @@ class RunColumn:
     """A column, and its cell for a run."""
 
     column: Column
-    value: Callable[[Run], Cell]
+    value: Callable[[Run], Any]
     """What the column is ordered by."""
     cell: Callable[[Run], Cell | LinkedCell] | None = None
     """What is shown, where that is not the value."""
 
     def shown(self, run: Run) -> Cell | LinkedCell:
         """Make the cell."""
-        return self.value(run) if self.cell is None else self.cell(run)
+        found: Cell | LinkedCell = self.value(run) if self.cell is None else self.cell(run)
+        return found
 
 
 def tags_text(run: Run) -> str:
@@ -175,7 +187,11 @@ def columns_of(choice: Choice, query: Query, *, chooses: bool) -> list[RunColumn
             lambda run: run.name,
             lambda run: LinkedCell(text=run.name, link=link_to(run)),
         ),
-        RunColumn(Column(label="When", note="when it ended (UTC)", format="time"), time_text),
+        RunColumn(
+            Column(label="When", note="when it ended (UTC)", format="time"),
+            lambda run: None if run.time is None else run.time.timestamp(),
+            time_text,
+        ),
         RunColumn(Column(label="Data", note="the data set"), lambda run: run.dataset or ""),
         *[_metric_column(choice, metric) for metric in choice.metrics],
         RunColumn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import (
@@ -52,6 +53,8 @@ def chosen(runs: Sequence[Run], query: Query) -> list[Run]:
     """
     kind = query.choice("kind", ("", *KINDS), "")
     data = query.text("data")
+    if not kind and not data:
+        return list(runs)
     return [
         run for run in runs if (not kind or run.kind == kind) and (not data or run.dataset == data)
     ]
@@ -83,7 +86,11 @@ def build(context: Context, query: Query) -> Page:
         return nothing_there(context)
     choice = Choice.of(query, snapshot.runs)
     runs = chosen(snapshot.runs, query)
-    blocks: list[Block] = [_tiles(runs, choice)]
+    shape = (query.text("kind"), query.text("data"), choice.split, choice.model, choice.metrics[:1])
+    tiles = context.cache.get(
+        ("tiles of runs", snapshot.number, shape), (), lambda: _tiles(runs, choice)
+    )
+    blocks: list[Block] = [tiles]
     if not context.exported:
         blocks.append(_comparison(snapshot.by_key, choice))
     blocks += _drawn(runs, choice)
@@ -165,14 +172,13 @@ def _best(runs: Sequence[Run], dataset: str | None, choice: Choice) -> list[Tile
     if not choice.metrics:
         return []
     metric = choice.metrics[0]
-    found = [
-        (value, run)
-        for run in runs
-        if run.dataset == dataset and (value := choice.value(run, metric)) is not None
-    ]
-    if not found:
+    alike = [run for run in runs if run.dataset == dataset]
+    values = choice.values(alike, metric)
+    known = [(value, place) for place, value in enumerate(values) if value is not None]
+    if not known:
         return []
-    value, run = max(found, key=lambda pair: pair[0])
+    value, place = max(known)
+    run = alike[place]
     return [
         Tile(
             label=f"highest {metric_label(metric)} on {dataset or 'these data'}",
@@ -207,12 +213,12 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Block]:
     if not choice.metrics:
         return []
     metric = choice.metrics[0]
-    points = [
+    points = (
         (run, value, time)
         for run in runs
         if (value := choice.value(run, metric)) is not None and (time := time_text(run))
-    ]
-    shown = points[:MAX_DRAWN]
+    )
+    shown = list(islice(points, MAX_DRAWN))
     if not shown:
         return []
     counts: dict[str, int] = {}
@@ -232,7 +238,7 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Block]:
         )
         for run, value, time in shown
     ]
-    older = f" The newest {MAX_DRAWN:,} of {len(points):,}." if len(points) > MAX_DRAWN else ""
+    older = f" The newest {MAX_DRAWN:,}." if len(shown) == MAX_DRAWN else ""
     return [
         Chart(
             key="metric-over-time",

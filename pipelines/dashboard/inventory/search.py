@@ -26,6 +26,14 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 NUM_SEARCHED = 1_000
 """Of the newest runs, whose settings are looked through for the full name of a setting."""
+COLUMNS: dict[str, Callable[[Run], object]] = {
+    "status": lambda run: run.status,
+    "kind": lambda run: KINDS[run.kind],
+    "data": lambda run: run.dataset,
+    "name": lambda run: run.name,
+    "seconds": lambda run: run.seconds,
+}
+"""What may be bounded besides settings, tags and metrics."""
 KINDS = {"workspace": "run", "bundle": "bundle", "mlflow": "MLflow"}
 
 
@@ -70,15 +78,9 @@ def values_of(run: Run, condition: Condition, split: str) -> list[str]:
     for metric in (name, f"{split}/{run.served}/{name}"):
         if metric in run.metrics:
             found.append(str(run.metrics[metric]))
-    columns: dict[str, object] = {
-        "status": run.status,
-        "kind": KINDS[run.kind],
-        "data": run.dataset,
-        "name": run.name,
-        "seconds": run.seconds,
-    }
-    column = columns.get(name)
-    return found if column is None else [*found, str(column)]
+    if name in COLUMNS and (value := COLUMNS[name](run)) is not None:
+        found.append(str(value))
+    return found
 
 
 def conditions_in(words: Sequence[str], runs: Sequence[Run]) -> list[Condition]:

@@ -13,7 +13,7 @@ from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.scan import Scan, Snapshot
 from pipelines.dashboard.runs.tracked import TrackedRuns
 
-REST = 5.0
+REST = 10.0
 """A watching store rests so many times as long as a look takes, that it costs little."""
 
 
@@ -44,6 +44,7 @@ class Stores:
         self._tracked = TrackedRuns()
         self._reading: threading.Thread | None = None
         self._snapshot = Snapshot()
+        self._shown: list[Run] = []
         self._watch, self._every = watch, every
         self._started = threading.Lock()
         self._queried = threading.Event()
@@ -94,13 +95,11 @@ class Stores:
 
     def _show(self, runs: list[Run], problems: list[str], *, reading: bool = False) -> None:
         before = self._snapshot
-        shown = Snapshot.of(runs, problems, before.number + 1, reading=reading)
-        if (shown.runs, shown.problems, reading) != (
-            before.runs,
-            before.problems,
-            before.reading,
-        ):
-            self._snapshot = shown
+        same = (reading, tuple(problems)) == (before.reading, before.problems)
+        if same and runs == self._shown:
+            return
+        self._shown = runs
+        self._snapshot = Snapshot.of(runs, problems, before.number + 1, reading=reading)
 
     def _go_on(self) -> None:
         while self._queried.wait():

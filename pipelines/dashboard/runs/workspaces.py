@@ -38,16 +38,9 @@ from pipelines.ranking.artefact import RANKED
 from recsys.data.durable import PARTIAL
 from serving.bundle.manifest import bundle_directory
 
-WATCHED = (
-    "",
-    CONFIG,
-    "lock",
-    "evaluate/metrics.json",
-    "release/release.json",
-    RELEASED,
-    "tracking/outbox/sent",
-)
-"""Whose times of change say whether a workspace must be read anew."""
+WATCHED = ("", "evaluate/metrics.json", "lock")
+"""Whose times of change say whether a workspace must be read anew: a stage that is made renames its
+folder in the workspace's, and a run writes into the lock when it begins and when it has ended."""
 
 
 PLAIN_NAMES = ("run", "runs", "workspace", "output")
