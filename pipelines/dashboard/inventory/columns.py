@@ -143,6 +143,12 @@ class RunColumn:
     """What the column is ordered by."""
     cell: Callable[[Run], Cell | LinkedCell] | None = None
     """What is shown, where that is not the value."""
+    of_many: Callable[[Sequence[Run]], Sequence[Any]] | None = None
+    """The values of many runs at once, where that is faster."""
+
+    def values(self, runs: Sequence[Run]) -> Sequence[Any]:
+        """What the column is ordered by, for each run."""
+        return [self.value(run) for run in runs] if self.of_many is None else self.of_many(runs)
 
     def shown(self, run: Run) -> Cell | LinkedCell:
         """Make the cell."""
@@ -160,7 +166,11 @@ def _metric_column(choice: Choice, metric: str) -> RunColumn:
     model = "the served list" if choice.model == SERVED else model_label(choice.model)
     note = f"{metric_meaning(metric)}; of {model} on {choice.split}".lstrip("; ")
     column = Column(label=metric_label(metric), note=note, numeric=True, format="metric")
-    return RunColumn(column, lambda run: choice.value(run, metric))
+    return RunColumn(
+        column,
+        lambda run: choice.value(run, metric),
+        of_many=lambda runs: choice.values(runs, metric),
+    )
 
 
 def columns_of(choice: Choice, query: Query, *, chooses: bool) -> list[RunColumn]:

@@ -286,7 +286,8 @@ def rows_of(context: Context, query: Query, window: Window) -> Rows:
         runs = searched(context, runs, window.search, choice.split) if window.search else runs
         if window.order_by is None or window.order_by >= len(columns):
             return runs
-        return ordered(runs, columns[window.order_by].value, descending=window.descending)
+        values = columns[window.order_by].values(runs)
+        return ordered(runs, values, descending=window.descending)
 
     # Choosing a run to compare changes no order, unless that is what it is ordered by.
     shape = tuple(sorted((name, value) for name, value in query.values.items() if name != "runs"))

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import eq, ge, gt, le, lt, ne
+from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Cell
 from pipelines.dashboard.runs.run import Run
 
 CONDITION = re.compile(r"^([^=<>!\s]+)(!=|>=|<=|=|>|<)(.*)$")
@@ -26,6 +25,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 NUM_SEARCHED = 1_000
 """Of the newest runs, whose settings are looked through for the full name of a setting."""
+KINDS: dict[str, str] = {"workspace": "run", "bundle": "bundle", "mlflow": "MLflow"}
 COLUMNS: dict[str, Callable[[Run], object]] = {
     "status": lambda run: run.status,
     "kind": lambda run: KINDS[run.kind],
@@ -34,7 +34,6 @@ COLUMNS: dict[str, Callable[[Run], object]] = {
     "seconds": lambda run: run.seconds,
 }
 """What may be bounded besides settings, tags and metrics."""
-KINDS = {"workspace": "run", "bundle": "bundle", "mlflow": "MLflow"}
 
 
 @dataclass(frozen=True)
@@ -116,15 +115,13 @@ def searched(context: Context, runs: Sequence[Run], search: str, split: str) -> 
     return found
 
 
-def ordered(runs: list[Run], value: Callable[[Run], Cell], *, descending: bool) -> list[Run]:
-    """Order runs by a value; those without one come last."""
-    known: list[tuple[float | str, Run]] = []
-    without: list[Run] = []
-    for run in runs:
-        found = value(run)
-        if found is None or found == "":
-            without.append(run)
-        else:
-            known.append((found.lower() if isinstance(found, str) else float(found), run))
-    known.sort(key=lambda pair: pair[0], reverse=descending)
-    return [run for _, run in known] + without
+def ordered(runs: list[Run], values: Sequence[Any], *, descending: bool) -> list[Run]:
+    """Order runs by their values, numbers or texts; those without one come last."""
+    known = [
+        (value.lower() if isinstance(value, str) else value, place)
+        for place, value in enumerate(values)
+        if value is not None and value != ""
+    ]
+    without = [run for run, value in zip(runs, values, strict=True) if value is None or value == ""]
+    known.sort(key=itemgetter(0), reverse=descending)
+    return [runs[place] for _, place in known] + without
