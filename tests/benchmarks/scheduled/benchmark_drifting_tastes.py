@@ -1,8 +1,8 @@
 """Which policy of training keeps up with tastes that drift, and what it costs where none do.
 
-Two synthetic worlds of 60 days (`recsys/testing`) are equal but for their users' tastes: in one
-every taste is another one on the last day, moving day by day, in the other all stay. `recsys
-backtest` replays the clicks of the second half of each in ten steps.
+Two synthetic worlds of 60 days are equal but for what their eight groups of users like: in one a
+group replaces each of its liked items once on average, in the other it keeps them. `recsys
+backtest` replays the second half of each in ten steps.
 
     python -m tests.benchmarks.scheduled.benchmark_drifting_tastes
 """
@@ -12,15 +12,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from recsys.testing.worlds import FROZEN, world
 from tests.benchmarks.harness import Row, command_line, write_results
 
 SETTINGS = """
@@ -30,16 +29,8 @@ auto.enabled = false
 events = "events.csv"
 [content]
 encoder = "none"
-[two_tower]
-embedding_dim = 16
-hidden_dim = 32
-max_history = 20
-num_uniform_negatives = 300
-backend = "torch"
 [training]
-batch_size = 256
-max_epochs = 10.0
-device = "cpu"
+enabled = false
 [sequence]
 embedding_dim = 16
 hidden_dim = 32
@@ -57,26 +48,36 @@ num_steps = 10
 """
 WORLDS = {"tastes drift": 1.0, "tastes stay": 0.0}
 SERVED = "served"
+DAY, START = 86_400, 1_704_067_200
+NUM_DAYS, NUM_USERS, NUM_ITEMS, NUM_GROUPS = 60, 1_000, 400, 8
+NUM_LIKED = 20
+"""Items that a group likes at a time."""
+LIKED_SHARE = 0.7
+"""Of the events; the others are on any item."""
 ALL, LATE = range(1, 11), range(8, 11)
 """Steps, from 1."""
 
 
-def write_shop(folder: Path, drift: float, num_requests: int, seed: int) -> Path:
-    """Write a world's clicks and the settings; return the TOML."""
-    config, _ = FROZEN["synthetic-drift"]
-    config = replace(
-        config, drift=drift, cold_share=0.0, num_requests=num_requests, seed=config.seed + seed
-    )
-    events = world(config).events
+def write_shop(folder: Path, drift: float, num_events: int, seed: int) -> Path:
+    """Write a world's events and the settings; return the TOML."""
+    rng = np.random.default_rng(seed)
+    days = np.sort(rng.integers(0, NUM_DAYS, num_events))
+    users = rng.integers(0, NUM_USERS, num_events)
+    liked = np.stack([rng.permutation(NUM_ITEMS)[:NUM_LIKED] for _ in range(NUM_GROUPS)])
+    items = rng.integers(0, NUM_ITEMS, num_events)
+    for day in range(NUM_DAYS):
+        changed = rng.random(liked.shape) < drift / NUM_DAYS
+        other = rng.integers(0, NUM_ITEMS, liked.shape)
+        liked = np.where(changed, other, liked)
+        own = np.flatnonzero((days == day) & (rng.random(num_events) < LIKED_SHARE))
+        items[own] = liked[users[own] % NUM_GROUPS, rng.integers(0, NUM_LIKED, len(own))]
+    times = START + days * DAY + rng.integers(0, DAY, num_events)
     folder.mkdir(parents=True)
-    pl.DataFrame(
-        {
-            "user_id": events.user_ids,
-            "item_id": events.item_ids,
-            "event_time": events.times,
-            "event_type": events.event_types,
-        }
-    ).filter(pl.col("event_type") == "click").write_csv(folder / "events.csv")
+    ids = {
+        "user_id": [f"u{one}" for one in users.tolist()],
+        "item_id": [f"i{one}" for one in items.tolist()],
+    }
+    pl.DataFrame({**ids, "event_time": times}).write_csv(folder / "events.csv")
     (folder / "shop.toml").write_text(SETTINGS)
     return folder / "shop.toml"
 
@@ -127,7 +128,7 @@ def rows_of(case: str, documents: list[dict[str, Any]]) -> Iterator[Row]:
 def main() -> None:
     """Measure and write the result."""
     parser = command_line(__doc__)
-    parser.add_argument("--requests", type=int, default=8_000)
+    parser.add_argument("--events", type=int, default=12_000)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     rows: list[Row] = []
@@ -135,10 +136,12 @@ def main() -> None:
         documents = []
         for seed in range(options.seeds):
             with tempfile.TemporaryDirectory() as name:
-                config = write_shop(Path(name) / "shop", drift, options.requests, seed)
+                config = write_shop(Path(name) / "shop", drift, options.events, seed)
                 documents.append(replayed(config))
         rows += rows_of(case, documents)
-    notes = f"{options.seeds} seeds of each world, {options.requests:,} requests of six items."
+    notes = (
+        f"{options.seeds} seeds of each world, {options.events:,} events of {NUM_USERS:,} users."
+    )
     write_results("drifting_tastes", rows, notes=notes)
 
 
