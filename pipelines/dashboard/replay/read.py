@@ -150,12 +150,16 @@ class Backtest:
                     step=number,
                     begin=step["begin"],
                     value=float(value),
-                    error=one.get("standard_errors", {}).get(metric),
+                    error=_finite(one.get("standard_errors", {}).get(metric)),
                     age=float(ages[number]["model_age_days"]),
                     num_queries=int(one.get("num_queries", step["num_queries"])),
                 )
             )
         return line
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and np.isfinite(value) else None
 
 
 def mean_of(line: Sequence[At], *, by_queries: bool = False) -> float | None:

@@ -283,6 +283,17 @@ def test_what_has_no_steps_or_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert "5 steps" in page.lead
 
 
+def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    document = handmade()
+    one = document["rows"][0]
+    one["metrics"], other = values(float("nan")), document["rows"][7]
+    other["standard_errors"] = values(float("nan"))
+    put(tmp_path / "one", document)
+    rows = block_of(build(dashboard(tmp_path), Query.of()), Chart, "policies").rows
+    full = {row[0]: row[4] for row in rows if row[2] == "full"}
+    assert full == {2: None, 3: 0.002, 4: 0.002, 5: 0.002}
+
+
 def test_unknown_values_are_refused_with_what_is_allowed(tmp_path: Path) -> None:
     put(tmp_path / "one", handmade())
     context = dashboard(tmp_path)
