@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import polars as pl
 
@@ -193,11 +193,13 @@ def swaps_of(view: View) -> list[Mark]:
     return marks
 
 
+@lru_cache(4_096)
 def iso(time_ms: int) -> str:
     """Write a moment as charts take it."""
     return f"{at(time_ms):%Y-%m-%dT%H:%M:%S}.{time_ms % 1_000:03d}Z"
 
 
+@lru_cache(4_096)
 def clock(time_ms: int) -> str:
     """Write a moment for people."""
     return f"{at(time_ms):%Y-%m-%d %H:%M:%S}"
