@@ -55,7 +55,7 @@ def measured(
     low, high = wilson(all_right, total)
     name = "all equal pairs" if kinds is EQUAL else "all known pairs"
     share = f"{100 * all_right / total:.1f}% ({low:.1f} to {high:.1f}); answer {all_answers}"
-    return [*rows, Row(name=f"{name}: {what}", value=all_right, peer=f"of {total}, {share}")]
+    return [*rows, Row(name=f"{name}, {what}", value=all_right, peer=f"of {total}, {share}")]
 
 
 def main() -> None:
