@@ -1,9 +1,15 @@
 """Every page of the dashboard in Chromium, over a real workspace: each control, three widths, both
 schemes."""
 
+import json
+from urllib.parse import urlencode
+
 import pytest
 
+from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.web import export
 from tests.pipelines.dashboard.browser import WIDTHS, Window, served, windows
 
 pytestmark = pytest.mark.slow
@@ -104,3 +110,22 @@ def test_every_link_of_a_page_leads_to_a_page(window, address, name):
         kinds.setdefault((page, names), one)
     for one in kinds.values():
         shown.open(one.removeprefix("#/"))
+
+
+def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(
+    chromium, workspace, tmp_path
+):
+    context = Context(stores=Stores(Places(roots=[workspace])), exported=True)
+    path = tmp_path / "run.html"
+    export.write(context, PAGES, export.find_runs(context.stores, []), path)
+    assert path.stat().st_size <= export.MAX_BYTES
+    text = path.read_text().split('type="application/json">')[1].split("</script>")[0]
+    held = json.loads(text)["exported"]
+    assert {"summary", "run", "compare", "why"} <= {one["name"] for one in held}
+    with windows(chromium, path.as_uri()) as new:
+        shown = new(offline=True)
+        for one in held:
+            shown.open(f"{one['name']}?{urlencode(one['parameters'], doseq=True)}")
+            shown.see_all()
+            assert shown.page.inner_text("h1") == " ".join(one["page"]["title"].split())
+            assert not shown.overflows()
