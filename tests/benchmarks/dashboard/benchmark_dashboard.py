@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="write the results into the tree")
     arguments = parser.parse_args()
-    # Before anything that counts cores is imported or started.
+    # The server and the browser inherit it.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:NUM_CORES])
     folder: Path = arguments.folder
     thousand = write_many(folder / f"runs-{arguments.runs}", arguments.runs)
