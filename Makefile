@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript demo test test-numerics test-api year soak check format serve bench lock clean
+.PHONY: help install install-airflow install-typescript demo dashboard test test-numerics test-api year soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -44,6 +44,9 @@ demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a
 
 serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bundle
 	@$(BIN)/recsys serve --expose-users --allow-admin --bundles runs/movielens-100k/bundles
+
+dashboard: install  ## which bundle to release and why, on http://127.0.0.1:8100, of all runs below runs/
+	@$(BIN)/recsys dashboard --root runs
 
 test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \
