@@ -33,7 +33,13 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
-from pipelines.dashboard.evidence.choices import controls, default_pair, name_of, sides_of
+from pipelines.dashboard.evidence.choices import (
+    controls,
+    default_pair,
+    name_of,
+    sides_of,
+    split_control,
+)
 from pipelines.dashboard.evidence.joined import DEPTH
 from pipelines.dashboard.evidence.measures import measures_of
 from pipelines.dashboard.evidence.one_run import suggest_runs
@@ -144,11 +150,7 @@ def own_controls(shown: Shown, groups: Sequence[str], split: Split) -> list[Cont
         found.append(
             Control(name="group", label="Slices", kind="select", value=shown.group, options=options)
         )
-    splits = [Option(value=name, label=name) for name in SPLITS]
-    return [
-        *found,
-        Control(name="split", label="Split", kind="select", value=split, options=splits),
-    ]
+    return [*found, split_control(shown.sides, split)]
 
 
 def group_label(group: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Control, Option
 from pipelines.dashboard.evidence.one_run import OFFERED, run_option
-from pipelines.dashboard.evidence.per_user import Side, Split, answers, side
+from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, answers, side
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
 from pipelines.reports.wording import model_label
@@ -108,6 +108,13 @@ def has_ranks(run: Run, split: Split) -> bool:
         return bool(answers(run, split).models)
     except NotFoundError:
         return False
+
+
+def split_control(sides: Sequence[Side], split: Split) -> Control:
+    """Offer the splits on which all sides were measured."""
+    known = [name for name in SPLITS if all(has_ranks(one.run, name) for one in sides)]
+    options = [Option(value=name, label=name) for name in known]
+    return Control(name="split", label="Split", kind="select", value=split, options=options)
 
 
 def _challenged(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:

@@ -25,8 +25,9 @@ from pipelines.dashboard.document import (
     Tiles,
     Window,
 )
+from pipelines.dashboard.evidence.choices import split_control
 from pipelines.dashboard.evidence.one_run import run_control, suggest_runs
-from pipelines.dashboard.evidence.per_user import SPLITS
+from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.items.exposure import NAMES, Exposure
 from pipelines.dashboard.items.item import item_section
 from pipelines.dashboard.items.shown import LISTED, Shown, shown_of
@@ -78,12 +79,11 @@ def build(context: Context, query: Query) -> Page:
 def own_controls(context: Context, shown: Shown, query: Query) -> list[Control]:
     """Let run, model, k, split and item be chosen."""
     models = [Option(value=name, label=model_label(name)) for name in shown.found.models]
-    splits = [Option(value=name, label=name) for name in SPLITS]
     found = [
         *run_control(context, shown.run, clears=("model", "item")),
         Control(name="model", label="Model", kind="select", value=shown.model, options=models),
         Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=LISTED),
-        Control(name="split", label="Split", kind="select", value=shown.split, options=splits),
+        split_control([Side(run=shown.run, model=shown.model)], shown.split),
     ]
     if not context.exported:
         text = query.text("item")

@@ -26,10 +26,9 @@ from pipelines.dashboard.document import (
     Words,
 )
 from pipelines.dashboard.evidence.catalogue import catalogue_of
-from pipelines.dashboard.evidence.choices import controls
+from pipelines.dashboard.evidence.choices import controls, split_control
 from pipelines.dashboard.evidence.histories import users_like
 from pipelines.dashboard.evidence.one_run import suggest_runs
-from pipelines.dashboard.evidence.per_user import SPLITS
 from pipelines.dashboard.evidence.slicings import label_of_group
 from pipelines.dashboard.evidence.verdict import p_words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
@@ -106,13 +105,7 @@ def own_controls(context: Context, shown: Shown, query: Query) -> list[Control]:
     groups = shown.pairs.slicings.groups
     found = [
         Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=LISTED),
-        Control(
-            name="split",
-            label="Split",
-            kind="select",
-            value=shown.split,
-            options=[Option(value=name, label=name) for name in SPLITS],
-        ),
+        split_control(shown.sides, shown.split),
     ]
     if groups:
         options = [Option(value=group, label=f"By {label_of_group(group)}") for group in groups]
