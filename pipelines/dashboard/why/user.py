@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import (
     Block,
@@ -150,14 +151,15 @@ def why_lines(name: str, model: str, ranks: Mapping[str, int | None], k: int) ->
     """Say which source found the item, and what blend and ranker made of it."""
     if model not in COMBINED:
         return []
-    sources = {one: rank for one, rank in ranks.items() if one not in COMBINED and rank}
+    left_out = (*COMBINED, "generative") if model in (BLEND_FAST, RANKED) else COMBINED
+    sources = {one: rank for one, rank in ranks.items() if one not in left_out and rank}
     if not sources or min(sources.values()) > DEPTH:
         return [f"{name}: no source has it in its first {DEPTH}."]
     best = min(sources, key=lambda one: sources[one])
     parts = [f"{model_label(best)} ranks it best, at {sources[best]:,}"]
-    steps = [one for one in ("blend_fast", model) if one in ranks]
+    steps = [one for one in ((BLEND_FAST, model) if model == RANKED else (model,)) if one in ranks]
     before = sources[best]
-    for step in dict.fromkeys(steps):
+    for step in steps:
         rank = ranks[step]
         made = "the ranker" if step == RANKED else "the blend"
         if rank is None:

@@ -12,6 +12,7 @@ from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.why.outcomes import lost_where, patterns
 from pipelines.dashboard.why.page import ENTRY, build, exports
 from pipelines.dashboard.why.shown import shown_of
+from pipelines.dashboard.why.user import why_lines
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 
@@ -166,3 +167,11 @@ def test_a_file_holds_first_rows_and_example_users(context):
     assert len(tables["queries"].rows) == 25
     assert not [one for one in page.controls if one.kind == "search"]
     assert blocks_of(page, Chart)
+
+
+def test_only_the_ranker_stands_behind_the_fast_blend():
+    ranks = {"ease": 4, "generative": 1, "blend_fast": 30, "blend": 2, "ranked": 3}
+    blend, ranked = (why_lines("List", model, ranks, 10)[0] for model in ("blend", "ranked"))
+    assert "generative model ranks it best, at 1, the blend drops it to 2" in blend
+    assert "30" not in blend
+    assert "EASE ranks it best, at 4, the blend drops it to 30, the ranker lifts it to 3" in ranked
