@@ -254,7 +254,8 @@ def items_table(context: Context, shown: Shown, own: Exposure) -> Table:
         key="items",
         title="Items by exposure",
         note="Exposure: share of the places over share of the training events; 1 is in "
-        "proportion, 0 is never shown. Items that are over-exposed come first.",
+        "proportion, 0 is never shown, \u221e is shown without an event. Items that are "
+        "over-exposed come first.",
         columns=[
             Column(label="item"),
             Column(label="categories"),
@@ -288,7 +289,7 @@ def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
         key = keys.get(window.order_by or -1, own.ratio)[kept].astype(np.float64)
         descending = window.descending or window.order_by is None
         # What is no number comes last either way.
-        key = np.where(np.isfinite(key), key, -np.inf if descending else np.inf)
+        key = np.where(np.isnan(key), -np.inf if descending else np.inf, key)
         order = np.argsort(-key if descending else key, kind="stable")
     part = kept[order[window.start : window.start + window.length]]
     found: list[list[Cell | LinkedCell]] = []
@@ -304,7 +305,7 @@ def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
                 int(own.shown[row]),
                 int(own.wanted[row]),
                 int(own.hits[row]),
-                ratio if math.isfinite(ratio) else None,
+                None if math.isnan(ratio) else ratio if math.isfinite(ratio) else "\u221e",
             ]
         )
     return Rows(total=int(there.sum()), found=len(kept), rows=found)
