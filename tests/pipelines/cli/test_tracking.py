@@ -72,7 +72,7 @@ def test_promote_and_rollback_go_on_without_a_server(
     assert (bundles / "current").resolve().name == "bundle-v1"
     result = CliRunner().invoke(app, ["sync", "-w", str(tmp_path)])
     assert result.exit_code == 75
-    assert "9 waiting" in result.output
+    assert "12 waiting" in result.output
 
 
 def test_rolling_back_the_first_champion_says_so(tmp_path: Path):
@@ -97,7 +97,13 @@ def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
     (path,) = outbox_of(tmp_path).waiting()
     logged = [event for _, event in read_lines(path)]
     assert [(event["event"], event.get("version")) for event in logged] == [
-        *(("register", "v2"), ("register", "v2+1"), ("alias", "v2+1"), ("end", None))
+        *(
+            ("register", "v2"),
+            ("register", "v2+1"),
+            ("companions", "v2+1"),
+            ("alias", "v2+1"),
+            ("end", None),
+        )
     ]
     assert logged[1]["tags"]["parent"] == "v2"
 

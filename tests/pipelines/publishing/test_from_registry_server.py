@@ -86,7 +86,7 @@ def test_a_server_killed_in_the_middle_of_an_upload_gets_the_rest_later(
             *("uploads", 5, f"os.killpg({server}, signal.SIGKILL)"),
             *(str(shop.outbox.path), json.dumps(asdict(config))),
         )
-    assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 3
+    assert json.loads(done.stdout.splitlines()[-1])["waiting"] == 4
     served = tmp_path / "served"
     begun = {path: path.stat().st_ino for path in served.rglob("*") if path.is_file()}
     assert len(begun) == 5

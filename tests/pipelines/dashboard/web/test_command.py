@@ -1,5 +1,7 @@
 """``recsys dashboard``: what it refuses, what it serves, and its file of a real run."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -63,6 +65,6 @@ def test_a_real_run_becomes_a_file_of_at_most_5_mb(workspace, tmp_path):
     result = ran("--export", tmp_path / "files", "--run", workspace)
     assert result.exit_code == 0, result.output
     (file,) = (tmp_path / "files").iterdir()
-    assert file.name.startswith("run-")
+    assert re.fullmatch(r".*\brun-[0-9a-f]{12}\.html", file.name)
     assert file.stat().st_size <= 5_000_000
     assert "MB" in result.output

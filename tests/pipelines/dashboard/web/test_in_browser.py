@@ -115,6 +115,7 @@ def test_controls_change_the_address_and_back_undoes_it(window):
     for words in ("item none", "all 0", "k 10", "Model none"):
         page.go_back()
         shown.until(f"document.querySelector('.answer').textContent.includes('{words}')")
+        shown.settled()
     page.go_forward()
     shown.until("document.querySelector('.answer').textContent.startsWith('Model 2')")
 
