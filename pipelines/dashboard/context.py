@@ -18,7 +18,7 @@ class Context:
     stores: Stores
     cache: Cache = field(default_factory=lambda: Cache(512))
     """Of small values."""
-    tables: Cache = field(default_factory=lambda: Cache(8))
+    tables: Cache = field(default_factory=lambda: Cache(16))
     """Of tables with a row a user, and of loaded bundles."""
     server: str | None = None
     """Address of the API whose metrics are shown, such as ``http://127.0.0.1:8000``."""

@@ -102,9 +102,9 @@ class Groups(NamedTuple):
 class Pairs:
     """All pairs of the sides of joined queries; what was counted is kept."""
 
-    def __init__(self, known: Joined) -> None:
+    def __init__(self, known: Joined, slicings: Slicings | None = None) -> None:
         self.known = known
-        self.slicings = Slicings(known)
+        self.slicings = slicings or Slicings(known)
         self.one_each = known.num_users == len(known)
         self._kept: dict[Hashable, Counts | Groups] = {}
         self._gains: dict[str, Floats] = {}
@@ -239,7 +239,14 @@ def pairs_of(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
     """Join sides and return their pairs, kept with what was counted until a file changes."""
     files = [path for one in sides for path in answers(one.run, split).files]
     key = ("pairs", split, tuple((one.run.key, one.model) for one in sides))
-    return context.tables.get(key, files, lambda: Pairs(join(tuple(sides), split)))
+
+    def make() -> Pairs:
+        known = join(tuple(sides), split)
+        # Other models of the same runs have the same queries, and so the same slices.
+        alike = ("slicings", split, tuple(dict.fromkeys(one.run.key for one in sides)))
+        return Pairs(known, context.tables.get(alike, files, lambda: Slicings(known)))
+
+    return context.tables.get(key, files, make)
 
 
 def moments_of(values: Values, tolerated: float = 0.0) -> Moments:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -23,6 +24,8 @@ BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)
 """Least training events of each bucket."""
 NAMES = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
 TOP_SHARE = 0.01
+LISTED = 20
+"""Places of a list that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,6 +86,17 @@ class Exposure:
             return np.where((places > 0) | (merit > 0), places / merit, np.nan)
 
 
+class Counts(NamedTuple):
+    """Of one model's lists, for every list length at once."""
+
+    shown: NDArray[np.int32]
+    """Lists that have the item among the first 1, 2, ... places, [K, N]."""
+    hits: NDArray[np.int32]
+    """Queries that wanted it and have it there, [K, N]."""
+    wanted: Rows
+    """Queries that wanted it, [N]."""
+
+
 def exposure_of(
     context: Context, run: Run, found: Answers, model: str, k: int, num_events: Rows
 ) -> Exposure:
@@ -91,32 +105,42 @@ def exposure_of(
     Raises:
         NotFoundError: The run keeps no lists.
     """
-    key = ("exposure", run.key, model, k, found.table.name)
-    return context.tables.get(key, found.files, lambda: _count(found, model, k, num_events))
+    key = ("exposure", run.key, model, found.table.name)
+    num_rows = len(num_events)
+    counts = context.tables.get(key, found.files, lambda: _count(found, model, num_rows))
+    return Exposure(
+        shown=counts.shown[k - 1].astype(np.int64),
+        wanted=counts.wanted,
+        hits=counts.hits[k - 1].astype(np.int64),
+        num_events=num_events,
+    )
 
 
-def _count(found: Answers, model: str, k: int, num_events: Rows) -> Exposure:
-    name, num_rows = f"top_k_{model}", len(num_events)
-    frame = pl.scan_parquet(found.table)
+def _count(found: Answers, model: str, num_rows: int) -> Counts:
+    name, frame = f"top_k_{model}", pl.scan_parquet(found.table)
     try:
         if name not in frame.collect_schema():
             raise NotFoundError(f"{found.table.name} keeps no lists of {model}")
-        # A user with several held-out items has one list.
-        lists = frame.unique("user_row", keep="first").select(
-            pl.col(name).list.head(k).explode(empty_as_null=False, keep_nulls=False).alias("row")
-        )
-        rows = lists.collect()["row"].to_numpy()
-        rank = pl.col(f"{RANK}{model}")
-        targets = frame.select("item_row", (rank <= k).fill_null(value=False).alias("hit"))
-        wanted = targets.collect()
+        read = frame.select("user_row", "item_row", f"{RANK}{model}", name).collect()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(f"{found.table} cannot be read: {error}") from error
-    items, hit = wanted["item_row"].to_numpy(), wanted["hit"].to_numpy()
+    # A user with several held-out items has one list; their queries lie side by side.
+    users, lists = read["user_row"], read[name]
+    if not users.is_sorted() or (users.diff() == 0).any():
+        lists = read.unique("user_row", keep="first")[name]
+    lengths = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
+    rows = lists.drop_nulls().explode(empty_as_null=False).to_numpy()
+    ends = np.cumsum(lengths)
+    places = np.arange(len(rows)) - np.repeat(ends - lengths, lengths)
+    items = read["item_row"].to_numpy()
+    ranks = read[f"{RANK}{model}"].fill_null(0).to_numpy()
 
-    def counted(of: Rows) -> Rows:
-        inside = of[(of > 0) & (of < num_rows)]
-        return np.bincount(inside, minlength=num_rows)
+    def counted(places: Rows, of: Rows) -> NDArray[np.int32]:
+        inside = (of > 0) & (of < num_rows) & (places >= 0) & (places < LISTED)
+        cells = places[inside] * num_rows + of[inside]
+        by_place = np.bincount(cells, minlength=LISTED * num_rows).reshape(LISTED, num_rows)
+        return np.cumsum(by_place, axis=0, dtype=np.int32)
 
-    return Exposure(
-        shown=counted(rows), wanted=counted(items), hits=counted(items[hit]), num_events=num_events
-    )
+    known = items[(items > 0) & (items < num_rows)]
+    wanted = np.bincount(known, minlength=num_rows)
+    return Counts(counted(places, rows), counted(ranks - 1, items), wanted)

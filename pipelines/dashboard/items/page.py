@@ -28,9 +28,9 @@ from pipelines.dashboard.document import (
 from pipelines.dashboard.evidence.choices import split_control
 from pipelines.dashboard.evidence.one_run import run_control, suggest_runs
 from pipelines.dashboard.evidence.per_user import Side
-from pipelines.dashboard.items.exposure import NAMES, Exposure
+from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure
 from pipelines.dashboard.items.item import item_section
-from pipelines.dashboard.items.shown import LISTED, Shown, shown_of
+from pipelines.dashboard.items.shown import Shown, shown_of
 from pipelines.dashboard.query import Query
 from pipelines.reports.charts.shapes import Bar, Dot, interval_chart, share_chart
 from pipelines.reports.charts.style import color_of

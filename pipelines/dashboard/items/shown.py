@@ -9,7 +9,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.evidence.catalogue import Catalogue, catalogue_of
 from pipelines.dashboard.evidence.one_run import one_run
 from pipelines.dashboard.evidence.per_user import SPLITS, Answers, Split, answers, served_model
-from pipelines.dashboard.items.exposure import Exposure, exposure_of
+from pipelines.dashboard.items.exposure import LISTED, Exposure, exposure_of
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import Run
 
@@ -17,7 +17,6 @@ MISSING = (
     "No run here keeps lists by user. Run one whole: recsys run --config shop.toml; then start the "
     "dashboard with --root at its folder."
 )
-LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
