@@ -181,7 +181,8 @@ def reason_of(found: Compared, config: ReleaseConfig) -> str:
         f"{100 * config.confidence:g}%), {by.challenger:.4f} against {by.champion:.4f}",
         f"{config.metric} {named.challenger:.4f} against {named.champion:.4f}",
         f"{by.num_users} users, {answered_by(found.queries)}",
-        f"{_percent(by.relative_detectable)[1:]} would be found in 4 of 5 cases",
+        "the smallest difference these users reliably show is "
+        f"{_percent(by.relative_detectable)[1:]}",
     ]
     if by.decision == "not enough evidence":
         parts.append("not worse by more than the margin" if by.not_worse else default_of(config))

@@ -61,6 +61,19 @@ def found_in(value: float | None, bound: float | None) -> str:
     return f"{value:.4f} is {'below' if value < bound else 'above'} {bound:.4f}"
 
 
+def is_untested(verdict: Mapping[str, Any]) -> bool:
+    """Say whether a check had nothing to measure; what then happens is configured."""
+    reason = str(verdict.get("reason", ""))
+    return verdict.get("value") is None and reason.startswith("not enough evidence")
+
+
+def result_of(verdict: Mapping[str, Any]) -> str:
+    """Say in a word or two how a check ended."""
+    if not verdict.get("passed"):
+        return "FAILED"
+    return "not tested" if is_untested(verdict) else "passed"
+
+
 def lines_of(failed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe failed checks, each with what to do."""
     return [
@@ -79,7 +92,10 @@ def words_of(
     if failed:
         first = f"Refused: {len(failed)} of {len(verdicts)} checks failed; {kept}."
         return [first, *lines_of(failed)]
+    untested = [one for one in verdicts if is_untested(one.model_dump())]
     found = [f"All {len(verdicts)} checks passed."]
+    if untested:
+        found = [f"{len(verdicts) - len(untested)} checks passed, {len(untested)} was not tested."]
     if compared is not None and compared.by is not None:
         by = compared.by
         found.append(
@@ -87,7 +103,8 @@ def words_of(
             f"{100 * by.relative:+.1f}%."
         )
     elif champion is not None:
-        found.append("Too few queries are answered by both to compare.")
+        why = untested[0].reason if untested else "too few queries are answered by both"
+        found.append(f"Not compared with {champion}: {why}.")
     found += [f"{one.name}: {one.reason}" for one in verdicts if one.reason.startswith("warning")]
     return found
 

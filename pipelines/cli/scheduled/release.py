@@ -128,8 +128,9 @@ def explained(written: Written) -> list[str]:
         found = decision.power.get("found_in_4_of_5_cases")
         if isinstance(found, float):
             lines.append(
-                f"Power: with {decision.power['users']} users a difference of {abs(found):.1%} in "
-                f"{decision.power['metric']} is found in 4 of 5 cases; smaller ones may go unseen."
+                f"Power: the smallest difference in {decision.power['metric']} that "
+                f"{decision.power['users']} users reliably show (4 times in 5) is "
+                f"{abs(found):.1%}; smaller ones may go unseen."
             )
     if decision.outcome == "refused":
         lines += [

@@ -144,7 +144,7 @@ def measures_table(
         key="measures",
         title="Beyond accuracy, and what it costs",
         note="Of each side's first 10 items for every measured user; costs are those of the run "
-        "and of the bundle that it released. What was never measured says so.",
+        "and of the bundle that it released. 'not measured': the run did not.",
         columns=[
             Column(label="measure"),
             *(Column(label=name, numeric=True) for name in names),

@@ -9,6 +9,7 @@ from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.runs.run import Run
 from pipelines.publishing.decisions import Decision, decision_on
+from pipelines.publishing.explain import result_of
 
 DECIDING = ("against the champion", "protected slices", "above popularity", "on its own data")
 """Parts of the names of verdicts that speak of quality; the others are of the bundle."""
@@ -18,25 +19,38 @@ UNDECIDED = (
 )
 
 
-def gate_section(sides: Sequence[Side]) -> Section:
-    """Say what was decided on the last of the sides that has a decision."""
-    found = next((one for side in reversed(sides) if (one := _decision(side.run))), None)
-    if found is None:
+def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
+    """Say what was decided on the last of the sides that has a decision.
+
+    Args:
+        sides: Of the page.
+        num_users: Users compared on the page, to be told from those of the gate; 0 for none.
+    """
+    decisions = ((side.run, _decision(side.run)) for side in reversed(sides))
+    run, found = next(((run, one) for run, one in decisions if one), (None, None))
+    if run is None or found is None:
         return Section(key="gate", title="The release gate", blocks=[Words(lines=[UNDECIDED])])
     lines = [
         f"{found.time[:16].replace('T', ' ')} UTC: bundle {found.challenger} was {found.outcome}; "
         f"{found.champion or 'nothing'} was served before.",
         *found.words,
         *(
-            f"{one['name']}: {'passed' if one['passed'] else 'failed'}, {one.get('reason', '')}"
+            f"{one['name']}: {result_of(one)}, {one.get('reason', '')}"
             for one in found.verdicts
             if not one["passed"] or any(part in one["name"] for part in DECIDING)
         ),
     ]
+    if num_users:
+        lines.append(
+            f"The gate compares on queries that neither bundle's models had seen when it decided; "
+            f"this page compares {num_users:,} users by the answers that both runs stored. The "
+            "numbers of queries differ for that reason."
+        )
+    decided = {"run": run.key, "version": str(found.challenger)}
     words = Words(
         lines=lines,
         tone="bad" if found.failed else "plain",
-        links=[Link(label="Every check of every release", page="releases")],
+        links=[Link(label="Every check of this release", page="releases", parameters=decided)],
     )
     return Section(key="gate", title="What the release gate decided", blocks=[words])
 

@@ -42,7 +42,8 @@ from pipelines.dashboard.evidence.measures import Measures, measures_of
 from pipelines.dashboard.evidence.one_run import suggest_runs
 from pipelines.dashboard.evidence.paired import Pairs, pairs_of
 from pipelines.dashboard.evidence.per_user import SERVED, SPLITS, Side, Split, answers
-from pipelines.dashboard.evidence.slicings import everything, label_of, label_of_group
+from pipelines.dashboard.evidence.search import Search
+from pipelines.dashboard.evidence.slicings import label_of, label_of_group
 from pipelines.dashboard.evidence.verdict import (
     Answer,
     Reason,
@@ -105,7 +106,11 @@ def build(context: Context, query: Query) -> Page:
     answer = sentence(pair)
     blocks: list[Block] = [
         *reason_blocks(pair.verdict),
-        Words(lines=[about(letter, side) for letter, side in zip("AB", pair.sides, strict=True)]),
+        Section(
+            key="sides",
+            title="What A and B are",
+            blocks=[Words(lines=[about(*one) for one in zip("AB", pair.sides, strict=True)])],
+        ),
         Tiles(tiles=tiles(pair)),
         Words(lines=["What to look at next:"], links=links(pair, exported=context.exported)),
     ]
@@ -122,7 +127,7 @@ def build(context: Context, query: Query) -> Page:
             title="Beside accuracy",
             blocks=[measures_table(pair.measures, names, pair.sides)],
         ),
-        gate_section(pair.sides),
+        gate_section(pair.sides, pair.pairs.known.num_users),
         Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(pair.verdict))]),
     ]
     return Page(
@@ -179,16 +184,29 @@ def sentence(pair: Pair) -> str:
     if verdict.answer == "no evidence":
         if not verdict.overall:
             return f"No evidence: too few common queries to choose between {a} and {b}."
-        deep = verdict.overall[CONFIG.deep]
+        metrics = [
+            f"{one.relative_detectable:.1%} in {metric_label(metric)}"
+            for metric, one in verdict.overall.items()
+            if math.isfinite(one.relative_detectable)
+        ]
         kept = (
-            f"a loss of more than {CONFIG.margin:.0%} with B is excluded"
+            f"a loss of more than {CONFIG.margin:.0%} in {metric_label(CONFIG.deep)} with B is "
+            "excluded"
             if verdict.not_worse
-            else f"a difference of {deep.relative_detectable:.1%} would have been found in 4 of 5 "
-            "cases"
+            else "the smallest differences that these users reliably show are "
+            + " and ".join(metrics or ["not known"])
         )
-        return f"No evidence that {a} or {b} is better; {kept}."
+        return f"No evidence that {a} or {b} is better: {default_words(pair)}; {kept}."
     release = f"Release {b}" if verdict.answer == "second" else f"Keep {a}"
     return f"{release}: {because(verdict)}."
+
+
+def default_words(pair: Pair) -> str:
+    """Say what to do where nothing is shown: nothing is changed without a reason."""
+    for letter, side in zip("AB", pair.sides, strict=True):
+        if "served" in side.run.tags:
+            return f"keep {letter}, which is served"
+    return "keep A"
 
 
 def because(verdict: Verdict) -> str:
@@ -246,7 +264,19 @@ def reason_blocks(verdict: Verdict) -> list[Block]:
     if against:
         title = "What speaks for the other side" if decisive else "What was seen"
         found.append(Section(key="against", title=title, blocks=[Words(lines=words(against))]))
+    if verdict.search and verdict.search.lost and verdict.search.gained:
+        found.append(Words(lines=[divided(verdict.search)], tone="note"))
     return found
+
+
+def divided(search: Search) -> str:
+    """Say what to do where some users gain and others lose."""
+    gained, lost = search.gained[0].label, search.lost[0].label
+    return (
+        f"Gains and losses divide: {gained} gains and {lost} loses. Look at what B changed for "
+        f"{lost} (links below) and mend it before B is released to all; until then B can be "
+        "tried on the others alone, in an experiment that is cut by this slice."
+    )
 
 
 def words(reasons: Sequence[Reason]) -> list[str]:
@@ -277,10 +307,10 @@ def tiles(pair: Pair) -> list[Tile]:
         lost = len(pair.verdict.search.lost)
         found.append(
             Tile(
-                label="Slices searched",
-                value=f"{number:,}",
-                note=f"{lost} shown to lose; {pair.verdict.search.num_too_small:,} with too few "
-                "users to show anything",
+                label="Slices named as losing",
+                value=f"{lost:,}",
+                note=f"of {number:,} searched, pairs of attributes among them; "
+                f"{pair.verdict.search.num_too_small:,} more have too few users to show anything",
                 tone="bad" if lost else "plain",
             )
         )
@@ -288,10 +318,10 @@ def tiles(pair: Pair) -> list[Tile]:
 
 
 def detectable(found: Paired) -> str:
-    """Say what would have been found."""
+    """Say which differences these users would show."""
     if not math.isfinite(found.relative_detectable):
-        return "what would be found cannot be said"
-    return f"{found.relative_detectable:.1%} would be found in 4 of 5 cases"
+        return "the smallest difference that they show is not known"
+    return f"smallest difference reliably shown: {found.relative_detectable:.1%}"
 
 
 def links(pair: Pair, *, exported: bool) -> list[Link]:
@@ -326,20 +356,38 @@ def links(pair: Pair, *, exported: bool) -> list[Link]:
 
 def overall_chart(pair: Pair) -> Chart:
     """Show the difference over all queries by a few metrics."""
-    whole = everything(len(pair.pairs.known))
-    found = {metric: pair.pairs.moments(0, 1, whole, metric) for metric in SHOWN}
+    paired = CONFIG.paired()
+    found = {
+        metric: pair.verdict.overall.get(metric) or pair.pairs.overall(0, 1, metric, paired)
+        for metric in SHOWN
+    }
+    timed = any(one.time_low is not None for one in found.values())
     return difference_chart(
         "overall",
         "B against A over all queries",
-        "Each line is where the true difference may lie; one that does not touch 0 shows it. "
-        f"{metric_label(CONFIG.primary)} and {metric_label(CONFIG.deep)} decide, and have to hold "
-        "over blocks of time as well, where there are times.",
+        f"Each line is where the true difference may lie ({paired.confidence:.0%} a metric"
+        f"{', over users and over blocks of time, the wider of both' if timed else ', over users'})"
+        f"; one that does not touch 0 shows it. {metric_label(CONFIG.primary)} and "
+        f"{metric_label(CONFIG.deep)} decide.",
         [
-            dot(metric_label(metric), "B", one, 0, CONFIG.confidence)
+            overall_dot(metric_label(metric), one)
             for metric, one in found.items()
-            if one.first[0] > 0
+            if one.champion > 0
         ],
         pair.sides,
+    )
+
+
+def overall_dot(label: str, found: Paired) -> Dot:
+    """Mark a difference over all queries with the interval that decides, in percent."""
+    low, high = found.relative_interval
+    return Dot(
+        label=label,
+        series="B",
+        mean=round(100 * found.relative, 3),
+        low=round(100 * low, 3),
+        high=round(100 * high, 3),
+        note=f"{label}, B: {difference_words(found)}",
     )
 
 
@@ -350,6 +398,8 @@ def slice_rows(pair: Pair) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
     search = pair.verdict.search
     named = {one.key: "lost" for one in search.lost} if search else {}
     named |= {one.key: "gained" for one in search.gained} if search else {}
+    explained = search.explained if search else {}
+    also = {key: f"{kind}, as the named ones" for key, kind in explained.items()}
     crossed = {key.partition("/")[0] for key in named} - set(pair.pairs.slicings.groups)
     for group in (*pair.pairs.slicings.groups, *sorted(crossed)):
         slicing = pair.pairs.slicings.get(group)
@@ -363,7 +413,8 @@ def slice_rows(pair: Pair) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
             row: list[Cell | LinkedCell] = [
                 name, users, float(found.first[code]), float(found.second[code]),
                 float(found.difference[code]),
-                interval_words(found, code, CONFIG.slices.confidence), named.get(key, ""),
+                interval_words(found, code, CONFIG.slices.confidence),
+                named.get(key) or also.get(key, "not shown"),
             ]  # fmt: skip
             rows.append(row)
             if (key in named or group in DRAWN) and users >= MIN_USERS and found.first[code] > 0:
@@ -387,9 +438,11 @@ def slices_section(pair: Pair) -> Section:
     table = Table(
         key="slices-table",
         title=f"Slices, {label}",
-        note=f"Intervals at {CONFIG.slices.confidence:.0%}, each by itself. The last column is by "
-        "the search, corrected over all slices (Holm); with pairs of attributes it looked at "
-        f"{pair.verdict.search.num_searched if pair.verdict.search else 0:,}.",
+        note=f"{CONFIG.slices.confidence:.0%} intervals, of each slice by itself. The last column "
+        "is by the search, corrected over all slices searched, pairs of attributes among them "
+        f"(Holm; {pair.verdict.search.num_searched if pair.verdict.search else 0:,}): lost or "
+        "gained where that is shown; 'as the named ones' where it is shown, but not without "
+        "the users of a slice that is named above.",
         columns=[
             Column(label="slice"),
             Column(label="users", numeric=True, format="count"),
@@ -397,7 +450,7 @@ def slices_section(pair: Pair) -> Section:
             Column(label="B", numeric=True, format="metric"),
             Column(label="difference", numeric=True, format="signed"),
             Column(label="interval"),
-            Column(label="named by the search"),
+            Column(label="shown by the search"),
         ],
         rows=rows,
         page_length=10,

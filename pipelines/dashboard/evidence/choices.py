@@ -159,7 +159,7 @@ def controls(
     found = [
         Control(
             name="runs",
-            label="Runs, what is served first",
+            label="Runs to compare, the served one first",
             kind="several",
             value=tuple(dict.fromkeys(run.key for run in chosen)),
             options=[run_option(run) for run in offered.values()],

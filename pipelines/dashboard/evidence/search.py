@@ -11,7 +11,7 @@ Axes: C slices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -86,6 +86,8 @@ class Search:
     lost: tuple[SliceShift, ...]
     """The clearest first."""
     gained: tuple[SliceShift, ...]
+    explained: Mapping[str, Kind]
+    """Slices that are shown to lose or gain as well, but no longer without the named ones."""
     num_searched: int
     num_too_small: int
     """Slices with too few users, or too few that differ, to show anything."""
@@ -124,9 +126,19 @@ def search(pairs: Pairs, first: int, second: int, config: SearchConfig | None = 
                 for code in np.flatnonzero(enough).tolist()
             ]
     sides = (first, second)
+    shown = {kind: _shown(tests[kind], config) for kind in tests}
+    lost, gained = (tuple(_named(pairs, sides, kind, shown[kind], config)) for kind in shown)
+    named = {one.key for one in (*lost, *gained)}
+    explained = {
+        key: kind
+        for kind, of_kind in shown.items()
+        for test, _ in of_kind
+        if (key := test.slicing.keys[test.code]) not in named
+    }
     return Search(
-        lost=tuple(_named(pairs, sides, "lost", tests["lost"], config)),
-        gained=tuple(_named(pairs, sides, "gained", tests["gained"], config)),
+        lost=lost,
+        gained=gained,
+        explained=explained,
         num_searched=searched,
         num_too_small=total - searched,
     )
@@ -151,22 +163,26 @@ def _tested(
     return gain_p_values(found), statistic
 
 
-def _named(
-    pairs: Pairs,
-    sides: tuple[int, int],
-    kind: Kind,
-    tests: list[_Test],
-    config: SearchConfig,
-) -> Iterator[SliceShift]:
-    """Name the clearest slice, then what the named ones do not explain."""
+def _shown(tests: list[_Test], config: SearchConfig) -> list[tuple[_Test, float]]:
+    """Keep the slices that Holm's levels call different, each with its adjusted p-value."""
     if not tests:
-        return
+        return []
     adjusted = holm(np.array([test.p_value for test in tests]))
-    shown = [
+    return [
         (test, float(after))
         for test, after in zip(tests, adjusted, strict=True)
         if after <= config.error
     ]
+
+
+def _named(
+    pairs: Pairs,
+    sides: tuple[int, int],
+    kind: Kind,
+    shown: list[tuple[_Test, float]],
+    config: SearchConfig,
+) -> Iterator[SliceShift]:
+    """Name the clearest slice, then what the named ones do not explain."""
     left = np.ones(len(pairs.known), np.bool_)
     for _ in range(config.most):
         if not shown:

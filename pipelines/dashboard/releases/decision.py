@@ -19,7 +19,7 @@ from pipelines.dashboard.document import (
 from pipelines.dashboard.releases.folders import Folder
 from pipelines.dashboard.releases.record import ALTERED, SIGNATURES, Decided, Record
 from pipelines.publishing.decisions import Decision
-from pipelines.publishing.explain import advice_for, found_in
+from pipelines.publishing.explain import advice_for, found_in, is_untested, result_of
 
 AGAINST = "against"
 """In the names of checks that hold a version against its champion."""
@@ -43,6 +43,9 @@ def why(decided: Decided) -> str:
     failed = [str(one["name"]) for one in verdicts_of(decided.decision) if not one.get("passed")]
     if failed:
         return "failed: " + ", ".join(failed)
+    for one in verdicts_of(decided.decision):
+        if is_untested(one):
+            return f"{one['name']} was not tested: {one.get('reason', '')}"
     return str(decided.decision.words[-1]) if decided.decision.words else ""
 
 
@@ -169,8 +172,8 @@ def _power(decision: Decision) -> Iterator[Words]:
     if isinstance(found, float):
         yield Words(
             lines=[
-                f"With {power.get('users')} users a difference of {abs(found):.1%} in "
-                f"{power.get('metric')} is found in 4 of 5 cases; smaller ones may go unseen."
+                f"The smallest difference in {power.get('metric')} that {power.get('users')} users "
+                f"reliably show (4 times in 5) is {abs(found):.1%}; smaller ones may go unseen."
             ],
             tone="note",
         )
@@ -190,11 +193,12 @@ def _verdicts(
     verdicts: Sequence[Mapping[str, Any]],
     origins: Sequence[Origin],
 ) -> Table:
-    ordered = sorted(verdicts, key=lambda one: bool(one.get("passed")))
+    order = ("FAILED", "not tested", "passed")
+    ordered = sorted(verdicts, key=lambda one: order.index(result_of(one)))
     rows = [
         [
             str(one["name"]),
-            "passed" if one.get("passed") else "FAILED",
+            result_of(one),
             _number(one.get("value")),
             _number(one.get("bound")),
             ""

@@ -58,11 +58,13 @@ def _over_time(view: View, timed: pl.DataFrame) -> Chart:
         .to_dicts()
     )
     colors = {name: color_of(place) for place, name in enumerate(QUANTILES)}
+    stretches = view.stretches([row["step_ms"] for row in rows])
     points = [
         TimePoint(
             at=iso(row["step_ms"]),
             y=row[name],
             series=name,
+            stretch=stretches[row["step_ms"]],
             note=f"{clock(row['step_ms'])}: {name} {row[name]:.2f} ms of {row['lists']:,} lists",
         )
         for row in rows

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import polars as pl
+
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.document import Block, Control, Page, Words
 from pipelines.dashboard.query import Query
@@ -21,6 +23,7 @@ from pipelines.dashboard.service.traffic import (
 from pipelines.dashboard.service.trials import experiments_section
 from pipelines.dashboard.service.view import clock, controls_of, select, view_of
 from pipelines.dashboard.service.watched import monitor_section, off_policy_section, parity_section
+from pipelines.publishing.promotion import history, served_version
 from pipelines.publishing.released import shop_workspace
 
 TITLE = "Serving"
@@ -72,6 +75,8 @@ def build(context: Context, query: Query) -> Page:
             make = _log if part == "log" else _experiments
             blocks, more, faults = make(context, query, workspace, run, logged)
             controls += more
+            if not logged.columns.lists.is_empty() and not logged.is_reading:
+                notices += _without_lists(workspace, logged)
             notices += faults
     return Page(
         title=f"{TITLE}: {PARTS[part].lower()}",
@@ -146,6 +151,26 @@ def _served(logged: Logged, query: Query, run: Run) -> Part:
         sources_section(view),
     ]
     return blocks, controls_of(view), view.notices
+
+
+def _without_lists(workspace: Path, logged: Logged) -> list[str]:
+    """Say where what is served now has no logged list: nothing below is of it."""
+    bundles = workspace / "bundles"
+    try:
+        served = served_version(bundles)
+        changes = history(bundles)
+    except (ValueError, OSError):
+        return []
+    known = logged.columns.lists["bundle"].cast(pl.String).unique().to_list()
+    if served is None or served in known:
+        return []
+    since = next((one.time[:16] for one in reversed(changes) if one.version == served), "")
+    when = f" since {since.replace('T', ' ')} UTC" if since else ""
+    return [
+        f"{served} is the champion{when}, and no logged list is of it: all that is shown here is "
+        f"of {', '.join(sorted(known)[:3])}. The server may not have loaded it (part Live server), "
+        "or it has had no request."
+    ]
 
 
 def _watch(context: Context, workspace: Path, run: Run) -> tuple[list[Block], list[str]]:

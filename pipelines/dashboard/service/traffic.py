@@ -45,7 +45,7 @@ def tiles_of(view: View) -> Tiles:
     quantiles = [_quantile(view.timed["total_ms"], q) for q in (0.5, 0.95, 0.99)]
     known = [f"{value:.1f}" if value is not None else "-" for value in quantiles]
     failed, fallback = view.share("late or failed part"), view.share("fallback")
-    unknown = view.share("unknown_user")
+    unknown, visitors = view.share("unknown_user"), view.share("no user")
     newest = lists["bundle"][lists["time_ms"].arg_max() or 0] if total else "none"
     return Tiles(
         tiles=(
@@ -53,7 +53,9 @@ def tiles_of(view: View) -> Tiles:
             Tile(
                 label="Time of a list, p95",
                 value=f"{known[1]} ms" if quantiles[1] is not None else "not kept",
-                note=f"p50 {known[0]} ms, p99 {known[2]} ms",
+                note=f"p50 {known[0]} ms, p99 {known[2]} ms"
+                if quantiles[1] is not None
+                else "these lists were logged without times",
             ),
             Tile(
                 label="Late or failed parts",
@@ -64,8 +66,12 @@ def tiles_of(view: View) -> Tiles:
             Tile(
                 label="Fallback", value=f"{fallback:.2%}", note="lists made of popular items alone"
             ),
-            Tile(label="Unknown users", value=f"{unknown:.2%}", note="of all lists"),
-            Tile(label="Served last", value=newest, note="version of the newest list"),
+            Tile(
+                label="Users that the bundle does not know",
+                value=f"{unknown:.2%}",
+                note=f"of all lists; {visitors:.2%} more named no user",
+            ),
+            Tile(label="Version of the newest list", value=newest),
         )
     )
 
@@ -128,14 +134,17 @@ def degraded_section(view: View) -> Section:
         pl.col("lists").sum(),
     )
     colors = {name: color_of(place) for place, name in enumerate(series)}
+    rows = counted.sort("step_ms").to_dicts()
+    stretches = view.stretches([row["step_ms"] for row in rows])
     points = [
         TimePoint(
             at=iso(row["step_ms"]),
             y=row[name],
             series=name,
+            stretch=stretches[row["step_ms"]],
             note=f"{clock(row['step_ms'])}: {name} {row[name]:.2%} of {row['lists']:,} lists",
         )
-        for row in counted.sort("step_ms").to_dicts()
+        for row in rows
         for name in series
     ]
     chart = Chart(
@@ -149,7 +158,7 @@ def degraded_section(view: View) -> Section:
         columns=("from (UTC)", "lists", *series),
         rows=[
             (clock(row["step_ms"]), row["lists"], *(round(row[name], 6) for name in series))
-            for row in counted.sort("step_ms").to_dicts()
+            for row in rows
         ],
         origins=view.origins,
     )

@@ -88,6 +88,21 @@ class View:
         """When another bundle took over."""
         return swaps_of(self)
 
+    def stretches(self, steps: Sequence[int]) -> dict[int, int]:
+        """Number the stretches of time without a gap.
+
+        Args:
+            steps: Begins of steps that have lists, ascending.
+
+        Returns:
+            By begin of a step.
+        """
+        found, number = {}, 0
+        for before, step in zip([steps[0], *steps] if steps else (), steps, strict=False):
+            number += self.until(before) < step
+            found[step] = number
+        return found
+
     @property
     def minutes(self) -> int:
         """Length of a stretch."""

@@ -40,6 +40,8 @@ class TimePoint:
     y: float
     series: str
     note: str
+    stretch: int = 0
+    """Points of different stretches are not joined: nothing is known in between."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ def time_lines(
     base = alt.Chart(POINTS).encode(x=_x("at:T"), y=y, color=colored(colors))
     layers = [
         *_rules(marks),
-        base.mark_line(strokeWidth=2),
+        base.mark_line(strokeWidth=2).encode(detail="stretch:N"),
         base.mark_point(filled=True, size=24, opacity=1).encode(tooltip=alt.Tooltip("note:N")),
     ]
     return _spec(alt.layer(*layers).properties(height=LINES_HEIGHT), points, marks)

@@ -7,6 +7,7 @@ import torch
 from pipelines.config.release import ReleaseConfig
 from pipelines.publishing.checks import release_verdicts
 from pipelines.publishing.comparison import compare, comparison_verdicts
+from pipelines.publishing.explain import result_of, words_of
 from pipelines.publishing.same_queries import SameQueries
 from recsys.data.batch import Jagged
 from serving.bundle.manifest import Verdict
@@ -50,7 +51,12 @@ def test_worse_challenger_is_refused_and_the_verdict_names_what_was_found() -> N
     assert verdict.value == pytest.approx(after.sum() / before.sum() - 1)
     assert verdict.bound == -0.02
     assert verdict.reason.startswith("worse: -1")
-    for part in ("at 96%", "ndcg@10", "4000 users", "would be found in 4 of 5 cases"):
+    for part in (
+        "at 96%",
+        "ndcg@10",
+        "4000 users",
+        "the smallest difference these users reliably show is",
+    ):
         assert part in verdict.reason
     # The loss is the same everywhere, and no slice shows more than a tenth.
     assert not slices
@@ -108,6 +114,10 @@ def test_too_few_queries_are_no_evidence_whatever_they_say() -> None:
     assert verdict.passed
     assert (verdict.value, verdict.bound) == (None, None)
     assert "both answered 199 queries" in verdict.reason
+    assert result_of(verdict.model_dump()) == "not tested"
+    words = words_of("v1", [verdict], None)
+    assert words[0] == "0 checks passed, 1 was not tested."
+    assert "Not compared with v1: not enough evidence: both answered 199" in words[1]
     assert not judged(*few, replace(CONFIG, when_undecided="keep"))[0].passed
     assert not judged(*few, replace(CONFIG, min_compared=100))[0].passed
 

@@ -45,6 +45,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     write_features(KNOWN, features)
     plain = {"blend": Model(seed=1), "ease": Model(seed=4)}
     write_workspace(root / "plain", KNOWN, plain, features=features)
+    write_workspace(root / "plain-2", KNOWN, {"blend": Model(seed=5)}, features=features)
     write_workspace(root / "better", KNOWN, {"blend": BETTER}, features=features)
     write_workspace(root / "stranger", FIRST_USERS, {"blend": Model(seed=3)})
     return Context(stores=Stores(Places(roots=[root])))
@@ -147,6 +148,21 @@ def test_summary_releases_the_better_one_and_says_why(context: Context) -> None:
     page = summary(context, "plain", "better")
     assert page.lead.startswith("Release B (better): B is better over all queries")
     assert "Over all queries B gains NDCG@10" in lines_of(page, "why")
+
+
+def test_the_chart_over_all_queries_has_the_intervals_that_decide(context: Context) -> None:
+    page = summary(context, "plain", "better")
+    drawn = charts(page)["overall"]
+    row = next(row for row in drawn.rows if row[0] == "NDCG@10")
+    low, high = float(row[3]), float(row[4])
+    assert f"({low:+.1f}% to {high:+.1f}%)" in lines_of(page, "why")
+    assert "99% a metric" in drawn.note
+
+
+def test_summary_of_equals_says_what_to_do(context: Context) -> None:
+    page = summary(context, "plain", "plain-2")
+    assert "is better: keep A; the smallest differences that these users reliably show" in page.lead
+    assert "% in NDCG@10 and " in page.lead
 
 
 def test_summary_keeps_the_better_one(context: Context) -> None:

@@ -70,6 +70,7 @@ def test_one_cause_has_one_name() -> None:
     found = search(pairs_of(ranks_of(2), ranks_of(3, lost), HALVES), 0, 1)
     assert [one.key for one in found.lost] == ["tenth/tenth3"]
     assert found.lost[0].num_users == 400
+    assert found.explained == {"half/half1": "lost"}
     assert found.num_searched == 12
     assert found.gained == ()
 

@@ -15,6 +15,7 @@ from pipelines.dashboard.service import live
 from pipelines.dashboard.service.live import quantile_of, sample_of
 from pipelines.dashboard.service.page import build, exports
 from pipelines.dashboard.service.request_log import request_log
+from pipelines.dashboard.service.view import view_of
 from serving.metrics import ServerMetrics
 from serving.online.sqlite_store import SqliteStore
 from tests.pipelines.dashboard.service.online_log import BEGIN_MS, click, write_log
@@ -89,14 +90,40 @@ def test_known_numbers_of_a_log(logged: Context):
     assert tiles["Time of a list, p95"].note == "p50 50.5 ms, p99 99.0 ms"
     assert tiles["Late or failed parts"].value == "0.30%"
     assert tiles["Fallback"].value == "5.00%"
-    assert tiles["Unknown users"].value == "10.00%"
-    assert tiles["Served last"].value == "v2"
+    unknown = tiles["Users that the bundle does not know"]
+    assert unknown.value == "10.00%"
+    assert unknown.note == "of all lists; 20.00% more named no user"
+    assert tiles["Version of the newest list"].value == "v2"
     codes = {row[0]: row[1] for row in table_of(sections(page)["degraded"], "codes").rows}
     assert codes == {
         "unknown_user": 100,
         "late_source": 3,
         "no user": 200,
         "fallback": 50,
+    }
+
+
+def test_a_champion_without_a_logged_list_is_said(logged: Context, workspace: Path):
+    bundles = workspace / "bundles"
+    (bundles / "bundle-v3").mkdir(parents=True)
+    (bundles / "current").symlink_to("bundle-v3")
+    (notice,) = build(logged, Query.of()).notices
+    assert notice.startswith("v3 is the champion, and no logged list is of it")
+    assert "v1, v2" in notice
+    (bundles / "current").unlink()
+    (bundles / "current").symlink_to("bundle-v2")
+    assert build(logged, Query.of()).notices == []
+
+
+def test_lines_are_not_drawn_over_stretches_without_lists(logged: Context, workspace: Path):
+    log = request_log(logged, workspace / "online").now(60)
+    view = view_of(log, Query.of(step="minute"), ())
+    assert view.stretches([]) == {}
+    assert view.stretches([0, 60_000, 240_000, 300_000]) == {
+        0: 0,
+        60_000: 0,
+        240_000: 1,
+        300_000: 1,
     }
 
 
