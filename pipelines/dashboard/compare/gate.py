@@ -24,7 +24,7 @@ def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
 
     Args:
         sides: Of the page.
-        num_users: Users compared on the page, to be told from those of the gate; 0 for none.
+        num_users: Users compared on the page, who are not those of the gate; 0 for none.
     """
     decisions = ((side.run, _decision(side.run)) for side in reversed(sides))
     run, found = next(((run, one) for run, one in decisions if one), (None, None))
