@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from features.scan import JSON_LINES, SEPARATED
 from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.auto import AutoConfig
@@ -139,6 +140,25 @@ class ReportConfig:
     """Its heading; the name of the data set by default."""
 
 
+def files_under(path: Path) -> tuple[Path, ...]:
+    """List the files of a table: the path itself, or those below a folder, by name.
+
+    Raises:
+        ValueError: The folder has no file of a known ending.
+    """
+    if not path.is_dir():
+        return (path,)
+    endings = (".parquet", *SEPARATED, *JSON_LINES)
+    found = [
+        one
+        for one in path.rglob("*")
+        if one.name.removesuffix(".gz").endswith(endings) and not one.name.startswith(".")
+    ]
+    if not found:
+        raise ValueError(f"no file below {path} ends in {', '.join(endings)}; check the path")
+    return tuple(sorted(found))
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(FileFormat):
     """Where the raw tables lie and how their columns are named; ``[data]`` of a TOML file."""
@@ -146,7 +166,8 @@ class DataConfig(FileFormat):
     dataset: str | None = None
     """A data set known by name (recsys data list), instead of files."""
     events: Path | tuple[Path, ...] | None = None
-    """CSV, TSV, JSONL or Parquet, one file or a list; relative to the TOML file."""
+    """CSV, TSV, JSONL or Parquet: a file, a folder of files, or a list; relative to the TOML
+    file."""
     partitions: str | None = None
     """Events that arrive by day or hour: a folder, a glob or an address such as s3://shop/events;
     read by recsys ingest, which every run and update begins with. They come behind ``events``."""
@@ -157,7 +178,8 @@ class DataConfig(FileFormat):
     exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They come
     behind the events and have none of the columns and formats below."""
     items: Path | None = None
-    """The catalogue: item_id, title, categories and what else is known. May be left out."""
+    """The catalogue, a file or a folder: item_id, title, categories and what else is known. May be
+    left out."""
     users: Path | None = None
     """What is known of users: user_id and any columns. May be left out."""
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -171,13 +193,21 @@ class DataConfig(FileFormat):
     def event_paths(self) -> tuple[Path, ...]:
         if self.events is None:
             return ()
-        return (self.events,) if isinstance(self.events, Path) else self.events
+        named = (self.events,) if isinstance(self.events, Path) else self.events
+        return tuple(path for one in named for path in files_under(one))
+
+    def item_paths(self) -> tuple[Path, ...]:
+        return () if self.items is None else files_under(self.items)
 
     def files(self) -> dict[str, Path]:
         """Name every raw file."""
         events = {f"events[{place}]": path for place, path in enumerate(self.event_paths())}
-        others = {"items": self.items, "users": self.users}
-        return {**events, **{name: path for name, path in others.items() if path is not None}}
+        items = {
+            "items" if path == self.items else f"items[{place}]": path
+            for place, path in enumerate(self.item_paths())
+        }
+        users = {} if self.users is None else {"users": self.users}
+        return {**events, **items, **users}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
     return FeaturesConfig(
         events=data.source(data.event_paths(), data.columns),
         online_events=SourceConfig(paths=online, columns=NO_VALUES) if online else None,
-        items=data.source((data.items,), data.item_columns) if data.items else None,
+        items=data.source(data.item_paths(), data.item_columns) if data.items else None,
         users=data.source((data.users,), data.user_columns) if data.users else None,
         filters=config.filters,
         splits=config.splits,

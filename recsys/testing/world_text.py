@@ -5,6 +5,7 @@ Axes: N items.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,16 +42,19 @@ def catalogue_of(
     domains: NDArray[np.int64],
     words: NDArray[np.int64],
     prices: NDArray[np.float64],
+    numbers: Sequence[int] | None = None,
 ) -> Catalogue:
     """Write item-0, item-1, ... with title, description and categories.
 
     Args:
         words: Any integers, [N, 2]; they choose the words.
+        numbers: In ids and titles; 0, 1, ... by default.
     """
     names, nouns = list(TOPICS), list(DOMAINS.items())
     titles, descriptions, categories = [], [], []
-    rows = zip(topics.tolist(), domains.tolist(), words.tolist(), strict=True)
-    for number, (topic, domain, (first, step)) in enumerate(rows):
+    numbers = range(len(topics)) if numbers is None else numbers
+    rows = zip(numbers, topics.tolist(), domains.tolist(), words.tolist(), strict=True)
+    for number, topic, domain, (first, step) in rows:
         vocabulary = TOPICS[names[topic]]
         # Steps of 1 and 2 never come back to a word of six within three.
         chosen = [vocabulary[(first + place * (1 + step % 2)) % 6] for place in range(3)]
@@ -59,7 +63,7 @@ def catalogue_of(
         descriptions.append(f"A {noun} about {chosen[0]}, {chosen[1]} and {chosen[2]}.")
         categories.append((section, names[topic]))
     return Catalogue(
-        item_ids=tuple(f"item-{number}" for number in range(len(titles))),
+        item_ids=tuple(f"item-{number}" for number in numbers),
         titles=tuple(titles),
         descriptions=tuple(descriptions),
         categories=tuple(categories),
