@@ -234,8 +234,7 @@ def _launched(config: LargeWorldConfig, day: int, topics: Ints, bits: np.random.
     for _ in range(4):
         absent = np.flatnonzero(launch_days(config, items) > day)
         items[absent] = _items_of_topics(config, topics[absent], bits.random_raw(len(absent)))
-    absent = launch_days(config, items) > day
-    return np.where(absent, topics, items)
+    return np.where(launch_days(config, items) > day, topics, items)
 
 
 def _with_crawler(events: EventPartition, num: int, midnight: int) -> EventPartition:
