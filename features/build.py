@@ -1,11 +1,14 @@
 """Raw events and catalogue to everything that models read: the build_features artefact.
 
-    files -> validated rows | quarantine -> integer records -> histories, duplicates out -> k-core
-          -> dense rows -> sequences in every tie order, splits, features of the moment
-          -> events by day, what was shown, catalogue, users, vocabularies
+    partitions of files -> validated rows | quarantine -> integer records, ids
+        -> one order of ids -> ranges of users -> histories, duplicates out -> k-core
+        -> dense rows -> sequences in every tie order, splits, features of the moment
+        -> events by day, what was shown, catalogue, users, vocabularies
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
-memory all at once; what is per user or per item is.
+memory all at once; what is per user or per item is. What is done for each partition of the files,
+range of users or day is a task of its own, which a ``Runner`` runs in threads here or on other
+machines; the artefact's bytes depend on neither the runner nor the number of partitions.
 
 Axes: U user ranks, I item ranks (ids before anything is dropped).
 """
@@ -13,7 +16,7 @@ Axes: U user ranks, I item ranks (ids before anything is dropped).
 from __future__ import annotations
 
 import json
-import tempfile
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,18 +28,39 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.counts import Core
-from features.days import MICROS_PER_DAY, days_of, write_days, write_shown
+from features.days import MICROS_PER_DAY, write_days, write_shown
 from features.events import as_text
-from features.histories import Part, SequenceWriter, sequence_part
-from features.ingest import Dictionaries, Ingested, OnlineEvents, read_events
-from features.ordering import OrderedEvents, Ranks, order_events
-from features.parallel import in_order
-from features.point_in_time import FEATURES, Feature
+from features.ingest import OPTIONAL_FIELDS, open_events
+from features.parallel import Runner, in_order, num_cores
+from features.point_in_time import FEATURES
+from features.preparation.ids import (
+    CodesOfAll,
+    Ids,
+    RankTask,
+    TextColumns,
+    forget_texts,
+    merge_ids,
+    merge_texts,
+    rank_partition,
+    ranks_of,
+)
+from features.preparation.prepare import (
+    Prepared,
+    PrepareTask,
+    known_items,
+    merge_quarantine,
+    number_of_partitions,
+    partitions_of,
+    prepare_partition,
+)
+from features.preparation.ranges import OrderedEvents, RowFiles, order_events, ranges
+from features.preparation.sequences import SequenceFiles, WrittenSequences, write_all_sequences
 from features.quarantine import Quarantine
-from features.records import RecordFile, Records, Rows, compressed
+from features.records import SLICE_RECORDS, Records, Rows
 from features.report import FeaturesReport
 from features.scan import read_whole
 from features.schema import (
+    EVENT_TIME,
     ITEM_ID,
     FeaturesConfig,
     FilterConfig,
@@ -69,30 +93,49 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+SCRATCH = ".scratch-preparation"
+"""Folder in the artefact for what tasks hand each other; gone when it is built."""
+
+
+@dataclass
+class Ingested:
+    """Prepared partitions, in order, and what became of their rows."""
+
+    parts: list[Prepared]
+    texts: TextColumns
+    codes: list[CodesOfAll]
+    """Of each partition."""
+    min_time: int
+    """Earliest time in microseconds; 0 without times."""
+
+    @property
+    def has_time(self) -> bool:
+        return "time" in self.parts[0].fields
+
+
 @dataclass
 class DenseRows:
-    """Dense row of each rank and code, 0 for what was dropped, and the ids by row."""
+    """Dense row of each rank, 0 for what was dropped, and the ids by row."""
 
     of_rank: NDArray[np.uint32]
-    of_code: NDArray[np.uint32]
-    """Of an id's code in the files."""
+    """Also of ids without events that an earlier vocabulary had."""
     ids: pl.Series
 
     @classmethod
-    def of(cls, ranks: Ranks, kept: NDArray[np.bool_]) -> DenseRows:
+    def of(cls, ids: Ids, kept: NDArray[np.bool_]) -> DenseRows:
         """Number what is kept from 1; an earlier vocabulary's ids keep their rows regardless."""
         stays = kept.copy()
-        stays[: ranks.num_previous] = True
+        stays[: ids.num_previous] = True
         rows = np.cumsum(stays).astype(np.uint32)
         rows[~stays] = 0
-        return cls(rows, rows[ranks.of_code], ranks.ids.filter(stays))
+        return cls(rows, ids.ids.filter(stays))
 
 
 class KeptEvents:
     """The ordered events that the k-core left, with dense rows."""
 
     def __init__(
-        self, ordered: OrderedEvents, core: Core, users: DenseRows, items: DenseRows
+        self, ordered: OrderedEvents, core: Core, users: DenseRows, items: DenseRows, scratch: Path
     ) -> None:
         self.ordered = ordered
         self.core = core
@@ -101,81 +144,121 @@ class KeptEvents:
         counts = np.zeros(len(users.ids) + 1, np.int64)
         counts[users.of_rank[core.users]] = core.user_counts[core.users]
         self.offsets: Rows = np.concatenate([[0], np.cumsum(counts)])
+        self.rows = RowFiles(users=scratch / "user_rows.npy", items=scratch / "item_rows.npy")
+        np.save(self.rows.users, np.where(core.users, users.of_rank, 0))
+        np.save(self.rows.items, np.where(core.items, items.of_rank, 0))
 
-    def dense(self, records: Records) -> Records:
-        """Drop what the k-core dropped and put rows for ranks."""
-        kept = self.core.users[records["user"]] & self.core.items[records["item"]]
-        records = compressed(records, kept)
-        records["user"] = self.users.of_rank[records["user"]]
-        records["item"] = self.items.of_rank[records["item"]]
-        return records
-
-    def dense_of_codes(self, records: Records) -> Records:
-        """Drop what the k-core dropped of records as they were read, and put rows for codes."""
-        users, items = self.users.of_code[records["user"]], self.items.of_code[records["item"]]
-        kept = (users > 0) & (items > 0)
-        records = compressed(records, kept)
-        records["user"], records["item"] = users[kept], items[kept]
-        return records
-
-    def slices(self) -> Iterator[Records]:
-        """Read all ordered events front to back; a user's are in one slice."""
-        return self.ordered.records.slices(self.ordered.bounds)
+    def places(self) -> list[int]:
+        """Return where the kept events of each range of users begin."""
+        kept = np.where(self.core.users, self.core.user_counts, 0)
+        before = np.concatenate([[0], np.cumsum(kept)])
+        return [int(before[one.first_user]) for one in self.ordered.ranges]
 
 
 class _Build:
     """State of one build; its methods run in the order in which ``build_features`` calls them."""
 
-    def __init__(self, config: FeaturesConfig, out: Path, scratch: Path) -> None:
+    def __init__(
+        self,
+        config: FeaturesConfig,
+        out: Path,
+        scratch: Path,
+        run: Runner,
+        *,
+        workers: int,
+        memory: int,
+    ) -> None:
         self.config = config
         self.out = out
         self.scratch = scratch
+        self.run = run
+        self.workers = workers
+        self.memory = memory
         self.report = FeaturesReport()
         self.quarantine = Quarantine(out / "quarantine")
-        self.texts = Dictionaries.empty()
-        self.features: tuple[Feature, ...] = ()
+        self.features: tuple[str, ...] = ()
         self.day_counts = np.zeros(0, np.int64)
+        self.written: list[WrittenSequences] = []
         self.first_day = 0
 
     def read(self) -> Ingested:
-        """Read the event files."""
-        now = self.config.now or datetime.now(UTC)
-        ingested = read_events(
-            self.config.events,
-            self.config.filters,
-            self.quarantine,
-            self.scratch,
-            now,
-            self._online_events(),
-        )
-        self.texts = ingested.texts
+        """Read the event files, then what was collected online."""
+        parts = self._prepare()
         report = self.report
-        report.rows_in = ingested.rows_in
+        report.rows_in = sum(part.rows_in for part in parts)
+        if report.rows_in == 0:
+            names = ", ".join(str(path) for path in self.config.events.paths)
+            raise ValueError(f"{names}: no data rows; there must be at least one event")
+        merge_quarantine(parts, self.quarantine)
+        num_bad = sum(part.num_bad for part in parts)
+        max_bad = self.config.filters.max_bad_share
+        self.quarantine.check_share("event", num_bad, report.rows_in, max_bad)
         report.quarantined = self.quarantine.counts.copy()
-        report.filtered = ingested.dropped
-        if not ingested.records.length:
+        for part in parts:
+            report.filtered.update(part.dropped)
+        if not any(part.num_records for part in parts):
             raise self._nothing_left()
+        texts, codes = merge_texts(parts)
+        min_time = min((part.min_time for part in parts if part.min_time is not None), default=0)
+        ingested = Ingested(parts, texts, codes, min_time)
         if not ingested.has_time:
             report.warnings.append(
                 "the events have no event_time: time decay, global_time splits and the context "
                 "features of time are off"
             )
-        names = self.config.context_features
-        chosen = (FEATURES[name] for name in names)
-        self.features = tuple(f for f in chosen if ingested.has_time or not f.needs_time)
-        self.first_day = ingested.min_time // MICROS_PER_DAY
+        names_of = self.config.context_features
+        self.features = tuple(
+            name for name in names_of if ingested.has_time or not FEATURES[name].needs_time
+        )
+        self.first_day = min_time // MICROS_PER_DAY
         return ingested
 
-    def _online_events(self) -> OnlineEvents | None:
-        online, items = self.config.online_events, self.config.items
-        if online is None:
+    def _prepare(self) -> list[Prepared]:
+        """Prepare every partition of the files, then those collected online.
+
+        Raises:
+            ValueError: If a file cannot be used.
+        """
+        config, now = self.config, self.config.now or datetime.now(UTC)
+        files = open_events(config.events)
+        online = config.online_events
+        later = open_events(online) if online else []
+        if later and EVENT_TIME not in files[0].schema:
+            raise ValueError(
+                f"{files[0].path} has no event_time, so nothing says which of its events come "
+                "before those collected online; map a column to event_time, or leave out "
+                "online_events"
+            )
+        present = {name for file in [*files, *later] for name in file.schema}
+        fields = tuple(name for name, one in OPTIONAL_FIELDS.items() if one.column in present)
+
+        def tasks(source: SourceConfig, first: int, **more: Any) -> list[PrepareTask]:
+            number = config.partitions or number_of_partitions(source, self.workers, self.memory)
+            return [
+                PrepareTask(
+                    source=part, filters=config.filters, fields=fields, now=now,
+                    folder=self.scratch / f"partition-{place:05d}", **more,
+                )
+                for place, part in enumerate(partitions_of(source, number), first)
+            ]  # fmt: skip
+
+        parts = list(self.run(prepare_partition, tasks(config.events, 0)))
+        if online is not None:
+            ids, known = self._catalogue_ids(), None
+            if ids is not None:
+                known = self.scratch / "known_items.ipc"
+                known_items(parts, ids, known)
+            behind = tasks(online, len(parts), online=True, known_items=known)
+            parts += self.run(prepare_partition, behind)
+        return parts
+
+    def _catalogue_ids(self) -> pl.Series | None:
+        items = self.config.items
+        if items is None:
             return None
-        catalogue = None
-        if items is not None:
-            tables = [read_whole(path, items, (ITEM_ID,)) for path in items.paths]
-            ids = [one.select(as_text(ITEM_ID, one.schema[ITEM_ID])) for one in tables]
-            catalogue = pl.concat(ids)[ITEM_ID].drop_nulls().unique()
-        return OnlineEvents(online, catalogue)
+        tables = [read_whole(path, items, (ITEM_ID,)) for path in items.paths]
+        ids = [one.select(as_text(ITEM_ID, one.schema[ITEM_ID])) for one in tables]
+        return pl.concat(ids)[ITEM_ID].drop_nulls().unique()
 
     def _previous(self, name: str) -> pl.Series | None:
         if self.config.previous is None:
@@ -188,16 +271,29 @@ class _Build:
         Raises:
             ValueError: If nothing is left, or all that is left is of one user or one item.
         """
-        users = Ranks.of(ingested.texts.users, self._previous("users"))
-        items = Ranks.of(ingested.texts.items, self._previous("items"))
-        ordered = order_events(ingested, users, items, self.config.filters, self.scratch)
-        core = ordered.core(self.config.filters)
+        parts, scratch = ingested.parts, self.scratch
+        users, items = (
+            merge_ids(parts, name, self._previous(f"{name}s"), scratch / f"{name}_ids.ipc")
+            for name in ("user", "item")
+        )
+        paths = {"user": users.path, "item": items.path}
+        for _ in self.run(rank_partition, [RankTask(part=part, ids=paths) for part in parts]):
+            pass
+        ranged = ranges(parts, ingested.codes, len(users.ids), scratch / "ranged", self.run)
+        # A file that is written over needs no new pages.
+        (parts[0].folder / "records").replace(scratch / "ordered")
+        for part in parts[1:]:
+            (part.folder / "records").unlink()
+        cap = self.config.filters.max_user_events
+        num_users, num_items = len(users.ids), len(items.ids)
+        ordered = order_events(ranged, num_users, num_items, cap, scratch / "ordered", self.run)
+        core = ordered.core(self.config.filters, scratch, self.run)
         report = self.report
         report.duplicates = ordered.num_duplicates
         report.over_user_cap = ordered.num_over_cap
         report.events = int(core.user_counts.sum())
         report.k_core_rounds = core.num_rounds
-        report.dropped_by_k_core = ordered.records.length - report.events
+        report.dropped_by_k_core = ordered.length - report.events
         if report.events == 0:
             raise self._nothing_left()
         for name, kept, ranks in (("user", core.users, users), ("item", core.items, items)):
@@ -209,7 +305,11 @@ class _Build:
                     "this, loosen them"
                 )
         return KeptEvents(
-            ordered, core, DenseRows.of(users, core.users), DenseRows.of(items, core.items)
+            ordered,
+            core,
+            DenseRows.of(users, core.users),
+            DenseRows.of(items, core.items),
+            scratch,
         )
 
     def _nothing_left(self) -> ValueError:
@@ -225,31 +325,23 @@ class _Build:
     def write_sequences(self, events: KeptEvents) -> None:
         """Write the sequences of every tie order, then where their splits end."""
         splits, directory = self.config.splits, self.out / "sequences"
-        has_time = "time" in (events.ordered.records.dtype.names or ())
+        has_time = "time" in events.ordered.ranges[0].fields
         if splits.kind == "global_time" and not has_time:
             raise ValueError(
                 "a global_time split needs event_time, which the events do not have; use "
                 "leave_one_out"
             )
-        writer = SequenceWriter(
-            directory, splits.tie_orders, self.report.events, self.features, has_time=has_time
-        )
-
-        def part_of(records: Records) -> tuple[Part, Rows, tuple[int, int] | None]:
-            records = events.dense(records)
-            part = sequence_part(records, splits.tie_orders, self.features, self.config.seed)
-            if not has_time or not len(records):
-                return part, np.array([len(records)]), None
-            days = np.bincount(days_of(records) - self.first_day)
-            return part, days, (int(records["time"].min()), int(records["time"].max()))
-
-        spans = []
-        for part, days, span in in_order(part_of, events.slices()):
-            writer.append(part)
-            self._add_days(days)
-            spans += [span] if span else []
-        writer.close()
-        if spans:
+        files = SequenceFiles(
+            directory=directory, tie_orders=splits.tie_orders, features=self.features,
+            num_events=self.report.events, has_time=has_time,
+        )  # fmt: skip
+        self.written = write_all_sequences(
+            events.ordered.ranges, events.rows, files, events.places(),
+            seed=self.config.seed, first_day=self.first_day, run=self.run,
+        )  # fmt: skip
+        for one in self.written:
+            self._add_days(one.day_counts)
+        if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
         ends = self._ends(events, splits.tie_orders[0])
@@ -281,32 +373,33 @@ class _Build:
         times = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")
         return global_time(times, events.offsets, cuts)
 
-    def write_events(self, events: KeptEvents) -> None:
+    def write_events(self, events: KeptEvents, texts: TextColumns) -> None:
         """Write the kept events by day."""
         if not self.config.write_events:
             return
-        # The records as they were read are not needed again.
-        target = RecordFile(self.scratch / "read", events.ordered.records.dtype)
-        directory = self.out / "events"
-        counts, first_day = self.day_counts, self.first_day
-        write_days(events.slices(), events.dense, target, counts, first_day, self.texts, directory)
-        target.close()
+        counts = [one.day_counts for one in self.written]
+        # The ranges as they were before they were sorted are not needed any more.
+        target, directory = self.scratch / "ranged", self.out / "events"
+        ordered = events.ordered.ranges
+        write_days(ordered, events.rows, counts, self.first_day, texts, target, directory, self.run)
 
-    def write_shown(self, events: KeptEvents, shown: RecordFile) -> None:
+    def write_shown(self, events: KeptEvents, ingested: Ingested) -> None:
         """Write what was shown to the users that are left, of the items that are left."""
         types = self.config.filters.shown_types
-        if not shown.length:
+        num_shown = sum(part.num_shown for part in ingested.parts)
+        if not num_shown:
             if types:
                 self.report.warnings.append(f"no event is of shown_types = {types}")
             return
-        if "time" not in (shown.dtype.names or ()):
+        if not ingested.has_time:
             self.report.warnings.append(
-                f"{shown.length} rows of shown_types are left out: without event_time nothing says "
+                f"{num_shown} rows of shown_types are left out: without event_time nothing says "
                 "what came before them"
             )
             return
-        parts = (events.dense_of_codes(part) for part in shown.slices())
-        self.report.shown = write_shown(parts, self.texts, self.out / "shown")
+        self.report.shown = write_shown(
+            shown_records(ingested, events), ingested.texts, self.out / "shown"
+        )
 
     def write_tables(self, events: KeptEvents) -> None:
         """Write catalogue, users, their features and every vocabulary."""
@@ -349,30 +442,73 @@ class _Build:
             "num_categories": len(categories) + 1,
             "user_features": [{"name": n, "cardinality": c} for n, c in cardinality.items()],
             "context_features": [
-                {"name": f.name, "cardinality": f.cardinality} for f in self.features
+                {"name": name, "cardinality": FEATURES[name].cardinality} for name in self.features
             ],
         }
         write_json(self.out / "features.json", described)
+
+
+def shown_records(ingested: Ingested, events: KeptEvents) -> Iterator[Records]:
+    """Read impressions of users and items that are left, in slices of all partitions together."""
+    held: list[Records] = []
+    for part, codes in zip(ingested.parts, ingested.codes, strict=True):
+        file = part.shown()
+        place = 0
+        while place < file.length:
+            missing = SLICE_RECORDS - sum(len(one) for one in held)
+            end = min(place + missing, file.length)
+            records = file.read(place, end)
+            records["user"] = ranks_of(part, "user")[records["user"]]
+            records["item"] = ranks_of(part, "item")[records["item"]]
+            codes.apply(records)
+            held.append(records)
+            place = end
+            if sum(len(one) for one in held) == SLICE_RECORDS:
+                yield events.rows.dense(np.concatenate(held))
+                held = []
+        file.close()
+    if held:
+        yield events.rows.dense(np.concatenate(held))
 
 
 def as_iso(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def build_features(config: FeaturesConfig, out: Path) -> FeaturesReport:
+def build_features(
+    config: FeaturesConfig,
+    out: Path,
+    *,
+    run: Runner = in_order,
+    workers: int | None = None,
+    memory: int = 8 << 30,
+) -> FeaturesReport:
     """Build the whole artefact in ``out``, an empty folder.
+
+    Args:
+        run: Runs the tasks; each machine must see the files and ``out`` at the same paths.
+        workers: Tasks that ``run`` runs at a time; the cores by default.
+        memory: Bytes that each of its machines has free.
 
     Raises:
         ValueError: If a file or its rows cannot be used; names the file and what to do.
     """
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".scratch-", dir=out) as scratch:
-        build = _Build(config, out, Path(scratch))
+    scratch = out / SCRATCH
+    # What a killed build left.
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        workers = workers or num_cores()
+        build = _Build(config, out, scratch, run, workers=workers, memory=memory)
         ingested = build.read()
         events = build.order(ingested)
         build.write_sequences(events)
-        build.write_events(events)
-        build.write_shown(events, ingested.shown)
+        build.write_events(events, ingested.texts)
+        build.write_shown(events, ingested)
         build.write_tables(events)
+    finally:
+        forget_texts()
+        shutil.rmtree(scratch, ignore_errors=True)
     write_json(out / "report.json", build.report.as_dict())
     return build.report

@@ -5,7 +5,7 @@ Axes: E events, U user codes, I item codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from features.records import Records, Rows, stable_order, take
 
 Mask = NDArray[np.bool_]
-Pairs = tuple[NDArray[np.uint32], NDArray[np.uint32]]
 
 
 def starts_of_runs(*columns: NDArray[Any]) -> Mask:
@@ -73,17 +72,19 @@ class Core(NamedTuple):
 
 
 def count_events(
-    user_counts: Rows, item_counts: Rows, users: NDArray[np.uint32], items: NDArray[np.uint32]
-) -> None:
-    """Add events of a narrow range of users to counts [U] and [I]; at least one event."""
-    low = int(users.min())
-    found = np.bincount(users - low)
-    user_counts[low : low + len(found)] += found
-    item_counts += np.bincount(items, minlength=len(item_counts))
+    users: NDArray[np.uint32],
+    items: NDArray[np.uint32],
+    first_user: int,
+    last_user: int,
+    num_items: int,
+) -> tuple[Rows, Rows]:
+    """Count the events of each user in [first_user, last_user), and of each item, [I]."""
+    of_users = np.bincount(users - np.uint32(first_user), minlength=last_user - first_user)
+    return of_users, np.bincount(items, minlength=num_items)
 
 
 def k_core(
-    pairs: Callable[[], Iterator[Pairs]],
+    count: Callable[[Mask, Mask], tuple[Rows, Rows]],
     user_counts: Rows,
     item_counts: Rows,
     min_user_events: int,
@@ -92,20 +93,15 @@ def k_core(
     """Drop users and items with too few events until all that are left have enough.
 
     Args:
+        count: Counts the events of each user [U] and item [I] that two masks keep.
         user_counts: Events of each user before any is dropped, [U].
         item_counts: Events of each item, [I].
     """
     min_user_events, min_item_events = max(1, min_user_events), max(1, min_item_events)
-    users, items = user_counts >= min_user_events, item_counts >= min_item_events
     num_rounds = 0
     while True:
+        users, items = user_counts >= min_user_events, item_counts >= min_item_events
         num_rounds += 1
         if users[user_counts > 0].all() and items[item_counts > 0].all():
             return Core(users, items, user_counts, num_rounds)
-        user_counts, item_counts = np.zeros_like(user_counts), np.zeros_like(item_counts)
-        for user, item in pairs():
-            kept = users[user] & items[item]
-            if kept.any():
-                count_events(user_counts, item_counts, user[kept], item[kept])
-        users = user_counts >= min_user_events
-        items = item_counts >= min_item_events
+        user_counts, item_counts = count(users, items)

@@ -5,8 +5,8 @@ Axes: E events, D days from the first to the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import polars as pl
 
 from features.encoding import MISSING
 from features.events import MICROS
-from features.ingest import NO_SEQUENCE, NO_SLOT, OPTIONAL_FIELDS, Dictionaries
-from features.parallel import num_cores
+from features.ingest import NO_SEQUENCE, NO_SLOT, OPTIONAL_FIELDS, record_dtype
+from features.parallel import Runner
+from features.preparation.ids import TextColumns
+from features.preparation.ranges import RowFiles, UserRange
 from features.records import SLICE_RECORDS, RecordFile, Records, Rows, partition
 from features.schema import EVENT_TIME, EVENT_TYPE, PROPENSITY, SEQUENCE_INDEX, SLOT, VALUE
 
@@ -30,7 +32,7 @@ def days_of(records: Records) -> Rows:
     return days
 
 
-def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
+def as_table(records: Records, texts: TextColumns) -> pl.DataFrame:
     """Give records their columns back; the codes of user and item are dense rows by now."""
     fields = records.dtype.names or ()
     raw = pl.DataFrame({name: np.ascontiguousarray(records[name]) for name in fields})
@@ -39,10 +41,10 @@ def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
     if "sequence" in fields:
         sequence = pl.when(pl.col("sequence") != NO_SEQUENCE).then("sequence")
     value = pl.col("value") if "value" in fields else pl.lit(None, dtype=pl.Float64)
-    kind = pl.col("type").cat.to(texts.types.dtype).cast(pl.String)
-    if texts.types.size == 1:
-        # One type for all, as where the files have none, needs no look-up an event.
-        kind = pl.lit(texts.types.texts()[0])
+    # One type for all, as where the files have none, needs no look-up an event.
+    kind = pl.lit(texts.types[0])
+    if len(texts.types) > 1:
+        kind = pl.lit(pl.Series(texts.types)).gather(pl.col("type"))
     columns = [
         pl.col("user").cast(pl.Int64).alias("user_row"),
         pl.col("item").cast(pl.Int64).alias("item_row"),
@@ -51,10 +53,10 @@ def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
         kind.alias(EVENT_TYPE),
         value.fill_nan(None).alias(VALUE),
     ]
-    for field, dictionary in texts.optional().items():
+    for field in texts.files:
         if field in fields:
             known = pl.when(pl.col(field) != int(MISSING)).then(field)
-            text = known.cat.to(dictionary.dtype).cast(pl.String)
+            text = pl.lit(texts.of(field)).gather(known)
             columns.append(text.alias(OPTIONAL_FIELDS[field].column))
     if "slot" in fields:
         slot = pl.when(pl.col("slot") != NO_SLOT).then(pl.col("slot").cast(pl.Int64))
@@ -64,42 +66,90 @@ def as_table(records: Records, texts: Dictionaries) -> pl.DataFrame:
     return raw.select(columns)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlaceDaysTask:
+    """A range of users whose kept events go to their days."""
+
+    range: UserRange
+    rows: RowFiles
+    first_day: int
+    counts: Rows
+    """Kept events of each day from ``first_day``, [D]; without times one for all."""
+    starts: Rows
+    """Where they go, [D]."""
+    target: Path
+
+
+def place_days(task: PlaceDaysTask) -> None:
+    """Write a range's kept events, with dense rows, to their days."""
+    target = RecordFile(task.target, record_dtype(task.range.fields))
+    partition(
+        iter([task.range.read()]), target, task.rows.dense,
+        lambda part: days_of(part) - task.first_day, task.counts, task.starts,
+    )  # fmt: skip
+    target.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DayTask:
+    """A day's kept events."""
+
+    range: UserRange
+    """Where they lie; of all users."""
+    texts: TextColumns
+    folder: Path
+
+
+def write_day(task: DayTask) -> None:
+    """Write a day as part-*.parquet."""
+    task.folder.mkdir(parents=True, exist_ok=True)
+    given = task.range
+    for number, start in enumerate(range(given.start, given.end, SLICE_RECORDS)):
+        part = replace(given, start=start, end=min(start + SLICE_RECORDS, given.end)).read()
+        path = task.folder / f"part-{number:05d}.parquet"
+        as_table(part, task.texts).write_parquet(path, compression="lz4")
+
+
 def write_days(
-    records: Iterator[Records],
-    dense: Callable[[Records], Records],
-    target: RecordFile,
-    day_counts: Rows,
-    first_day: int,
-    texts: Dictionaries,
-    directory: Path,
-) -> None:
+    ranges: Sequence[UserRange], rows: RowFiles, day_counts: Sequence[Rows], first_day: int,
+    texts: TextColumns, target: Path, directory: Path, run: Runner,
+) -> None:  # fmt: skip
     """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
 
     Args:
-        dense: Keeps those that count and gives them dense rows.
+        day_counts: Of each range its kept events of each day from ``first_day``; without times one
+            for all.
         target: Where they are sorted by day.
-        day_counts: Events of each day from ``first_day``, [D]; without times one for all.
     """
-    has_time = "time" in (target.dtype.names or ())
-    partition(records, target, dense, lambda part: days_of(part) - first_day, day_counts)
-    bounds = np.concatenate([[0], np.cumsum(day_counts)])
+    fields = ranges[0].fields
+    num_days = max(len(counts) for counts in day_counts)
+    padded = [np.pad(counts, (0, num_days - len(counts))) for counts in day_counts]
+    totals = np.sum(padded, axis=0)
+    bounds = np.concatenate([[0], np.cumsum(totals)])
+    tasks, cursor = [], bounds[:-1]
+    for one, counts in zip(ranges, padded, strict=True):
+        tasks.append(
+            PlaceDaysTask(
+                range=one, rows=rows, first_day=first_day, counts=counts, starts=cursor,
+                target=target,
+            )
+        )  # fmt: skip
+        cursor = cursor + counts
+    for _ in run(place_days, tasks):
+        pass
+    days = []
+    for day in np.flatnonzero(totals).tolist():
+        name = _EPOCH + timedelta(days=first_day + day) if "time" in fields else "unknown"
+        of_day = UserRange(
+            path=target, fields=fields, start=int(bounds[day]), end=int(bounds[day + 1]),
+            first_user=0, last_user=0,
+        )  # fmt: skip
+        days.append(DayTask(range=of_day, texts=texts, folder=directory / f"day={name}"))
+    for _ in run(write_day, days):
+        pass
 
-    def write(day: int) -> None:
-        name = _EPOCH + timedelta(days=first_day + day) if has_time else "unknown"
-        folder = directory / f"day={name}"
-        folder.mkdir(parents=True)
-        first, last = int(bounds[day]), int(bounds[day + 1])
-        for number, start in enumerate(range(first, last, SLICE_RECORDS)):
-            part = target.read(start, min(start + SLICE_RECORDS, last))
-            table = as_table(part, texts)
-            table.write_parquet(folder / f"part-{number:05d}.parquet", compression="lz4")
 
-    with ThreadPoolExecutor(num_cores()) as pool:
-        # list() lets the first failure rise.
-        list(pool.map(write, np.flatnonzero(day_counts).tolist()))
-
-
-def write_shown(parts: Iterator[Records], texts: Dictionaries, directory: Path) -> int:
+def write_shown(parts: Iterator[Records], texts: TextColumns, directory: Path) -> int:
     """Write records of dense rows as part-*.parquet, in order; return how many there are."""
     directory.mkdir(parents=True)
     count = 0

@@ -11,6 +11,7 @@ Axes: E events of a part, U user rows.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,24 +27,30 @@ from features.records import Records, Rows, compressed, stable_order, take
 from features.schema import TieOrder
 
 
-class NpyWriter:
-    """Writes a one-dimensional .npy front to back; its length is known from the start."""
+@dataclass(frozen=True)
+class NpyFile:
+    """A one-dimensional .npy of known length, written in parts in any order."""
 
-    def __init__(self, path: Path, length: int, dtype: str = "<i8") -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
-        self._dtype = np.dtype(dtype)
-        header = {"descr": self._dtype.str, "fortran_order": False, "shape": (length,)}
-        write_array_header_1_0(self._file, header)
-        self._missing = length
+    path: Path
+    length: int
+    dtype: str = "<i8"
 
-    def append(self, values: Rows) -> None:
-        self._file.write(np.ascontiguousarray(values, self._dtype).data)
-        self._missing -= len(values)
+    def create(self) -> None:
+        """Write the header and make room."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        header = {
+            "descr": np.dtype(self.dtype).str, "fortran_order": False, "shape": (self.length,)
+        }  # fmt: skip
+        with self.path.open("wb") as file:
+            write_array_header_1_0(file, header)
+            file.truncate(file.tell() + self.length * np.dtype(self.dtype).itemsize)
 
-    def close(self) -> None:
-        self._file.close()
-        assert self._missing == 0
+    def write(self, place: int, values: Rows) -> None:
+        """Put values at [place, place + E)."""
+        dtype = np.dtype(self.dtype)
+        with self.path.open("r+b") as file:
+            file.seek((place - self.length) * dtype.itemsize, 2)
+            file.write(np.ascontiguousarray(values, dtype).data)
 
 
 class Ordered(NamedTuple):
@@ -129,43 +136,3 @@ def sequence_part(
     context = frame.lazy().select(f.expression.alias(f.name) for f in features).collect()
     values = {name: context[name].to_numpy() for name in context.columns}
     return Part(item_rows, seconds, values, len(records))
-
-
-class SequenceWriter:
-    """The output files of every tie order."""
-
-    def __init__(
-        self,
-        directory: Path,
-        tie_orders: tuple[TieOrder, ...],
-        num_events: int,
-        features: tuple[Feature, ...],
-        *,
-        has_time: bool,
-    ) -> None:
-        def files(name: str, dtype: str = "<i8") -> dict[TieOrder, NpyWriter]:
-            paths = {order: directory / order / f"{name}.npy" for order in tie_orders}
-            return {order: NpyWriter(path, num_events, dtype) for order, path in paths.items()}
-
-        self._items = files("item_rows")
-        # A byte an event for a feature of few categories: most of the artefact would be zeros.
-        self._shared = {
-            f.name: files(f"context/{f.name}", "|u1" if f.cardinality <= 256 else "<i8")
-            for f in features
-        }
-        self._times = files("times") if has_time else {}
-
-    def append(self, part: Part) -> None:
-        for order, file in self._items.items():
-            file.append(part.item_rows[order])
-        for name, by_order in self._shared.items():
-            for file in by_order.values():
-                file.append(part.context[name])
-        if part.seconds is not None:
-            for file in self._times.values():
-                file.append(part.seconds)
-
-    def close(self) -> None:
-        for by_order in (self._items, self._times, *self._shared.values()):
-            for file in by_order.values():
-                file.close()

@@ -100,27 +100,6 @@ class Dictionaries:
         return {"domain": self.domains, "session": self.sessions, "request": self.requests}
 
 
-@dataclass
-class Ingested:
-    """Events as records, and what became of the rows."""
-
-    records: RecordFile
-    shown: RecordFile
-    """Impressions."""
-    texts: Dictionaries
-    user_counts: Rows
-    """Records of each user code, [U]."""
-    rows_in: int
-    num_bad: int
-    dropped: Counter[str]
-    min_time: int
-    """Earliest time in microseconds; 0 without times."""
-
-    @property
-    def has_time(self) -> bool:
-        return "time" in (self.records.dtype.names or ())
-
-
 @dataclass(frozen=True)
 class EventFile:
     """One opened event file."""
@@ -144,7 +123,12 @@ class EventFile:
         return cls(path, frame, known)
 
 
-def _open(source: SourceConfig) -> list[EventFile]:
+def open_events(source: SourceConfig) -> list[EventFile]:
+    """Open every file of a source.
+
+    Raises:
+        ValueError: One cannot be read, or they differ in what they have.
+    """
     files = [EventFile.open(path, source) for path in source.paths]
     first = files[0]
     for file in files[1:]:
@@ -158,21 +142,9 @@ def _open(source: SourceConfig) -> list[EventFile]:
     return files
 
 
-class ItemIds(NamedTuple):
-    """Items that the catalogue or the event files have."""
-
-    catalogue: pl.Series
-    num_in_files: int
-    """Their codes are below it."""
-
-    def have(self, ids: pl.Series, codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        in_catalogue: NDArray[np.bool_] = ids.is_in(self.catalogue.implode()).to_numpy()
-        return in_catalogue | (codes < self.num_in_files)
-
-
 @dataclass
-class _Reader:
-    """Turns batches into records; the state of one pass."""
+class EventReader:
+    """Turns batches into records; the state of one pass over the files of a partition."""
 
     filters: FilterConfig
     quarantine: Quarantine
@@ -187,7 +159,7 @@ class _Reader:
     min_time: int | None = None
     online: bool = False
     """Whether what is read was collected online."""
-    known: ItemIds | None = None
+    known_items: pl.Series | None = None
     """Items of which online events may be; None lets all pass."""
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
@@ -225,9 +197,10 @@ class _Reader:
             ]
             raw = batch[rows]
             self.quarantine.add(file.path, pl.Series(rows + first_row), pl.Series(reasons), raw)
-        if self.online and self.known is not None:
+        if self.online and self.known_items is not None:
             # Clients may send anything: this is counted, and stops no run as bad files do.
-            unknown = np.flatnonzero(good & ~self.known.have(typed[ITEM_ID].fill_null(""), items))
+            known = typed[ITEM_ID].fill_null("").is_in(self.known_items.implode()).to_numpy()
+            unknown = np.flatnonzero(good & ~known)
             reasons = [UNKNOWN_ITEM] * len(unknown)
             raw = batch[unknown]
             self.quarantine.add(file.path, pl.Series(unknown + first_row), pl.Series(reasons), raw)
@@ -299,63 +272,3 @@ class _Reader:
         found = np.bincount(users, minlength=len(self.user_counts))
         found[: len(self.user_counts)] += self.user_counts
         self.user_counts = found
-
-
-class OnlineEvents(NamedTuple):
-    """What a server collected."""
-
-    source: SourceConfig
-    catalogue: pl.Series | None
-    """Item ids of the catalogue; without one online events may be of any item."""
-
-
-def read_events(
-    source: SourceConfig,
-    filters: FilterConfig,
-    quarantine: Quarantine,
-    directory: Path,
-    now: datetime,
-    online: OnlineEvents | None = None,
-) -> Ingested:
-    """Read every event file once, then what was collected online.
-
-    Raises:
-        ValueError: If a file or too large a share of the rows cannot be used.
-    """
-    files = _open(source)
-    later = _open(online.source) if online else []
-    if later and EVENT_TIME not in files[0].schema:
-        raise ValueError(
-            f"{files[0].path} has no event_time, so nothing says which of its events come before "
-            "those collected online; map a column to event_time, or leave out online_events"
-        )
-    present = {name for file in [*files, *later] for name in file.schema}
-    dtype = record_dtype([name for name, one in OPTIONAL_FIELDS.items() if one.column in present])
-    records, shown = RecordFile(directory / "read", dtype), RecordFile(directory / "shown", dtype)
-    reader = _Reader(filters, quarantine, records, shown, now)
-    with reader.pool:
-        for file in files:
-            reader.read(file, source)
-        if online is not None:
-            reader.online = True
-            if online.catalogue is not None:
-                reader.known = ItemIds(online.catalogue, reader.texts.items.size)
-            for file in later:
-                reader.read(file, online.source)
-    if reader.rows_in == 0:
-        names = ", ".join(str(path) for path in source.paths)
-        raise ValueError(f"{names}: no data rows; there must be at least one event")
-    quarantine.check_share("event", reader.num_bad, reader.rows_in, filters.max_bad_share)
-    return Ingested(
-        records=reader.records,
-        shown=shown,
-        texts=reader.texts,
-        user_counts=np.append(
-            reader.user_counts,
-            np.zeros(reader.texts.users.size - len(reader.user_counts), np.int64),
-        ),
-        rows_in=reader.rows_in,
-        num_bad=reader.num_bad,
-        dropped=reader.dropped,
-        min_time=reader.min_time or 0,
-    )

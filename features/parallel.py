@@ -9,10 +9,22 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
+
+
+class Runner(Protocol):
+    """Applies a function to tasks, here or elsewhere, and hands the results back in order.
+
+    The functions are those of modules and the tasks plain values, so that both can be sent to other
+    processes. What a task writes depends on the task alone: one that is run twice writes the same.
+    """
+
+    def __call__(
+        self, function: Callable[[Part], Result], tasks: Iterable[Part], /
+    ) -> Iterator[Result]: ...
 
 
 def num_cores() -> int:

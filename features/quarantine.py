@@ -42,6 +42,17 @@ class Quarantine:
             self.counts[reason] += count
             self.first.setdefault(reason, f"{path}, row {row}")
 
+    def take(self, other: Quarantine) -> None:
+        """Move another one's rows behind these."""
+        for number in range(other.num_parts):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            part = other.directory / f"part-{number:05d}.parquet"
+            part.replace(self.directory / f"part-{self.num_parts:05d}.parquet")
+            self.num_parts += 1
+        self.counts += other.counts
+        for reason, place in other.first.items():
+            self.first.setdefault(reason, place)
+
     def check_share(self, table: str, num_bad: int, num_rows: int, max_share: float) -> None:
         """Stop where too much of a table is bad.
 

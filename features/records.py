@@ -58,6 +58,20 @@ class RecordFile:
         # Also where an error ends the build with the file open.
         weakref.finalize(self, self._file.close)
 
+    @classmethod
+    def existing(cls, path: Path, dtype: np.dtype[Any]) -> RecordFile:
+        """Open a file that must be there.
+
+        Raises:
+            ValueError: It is not.
+        """
+        if not path.exists():
+            raise ValueError(
+                f"{path} is missing: a part of the events was deleted, or is on a disk that this "
+                "machine does not see, while they were prepared; run the stage again"
+            )
+        return cls(path, dtype)
+
     def append(self, records: Records) -> None:
         self.write(self.length, records)
         self.length += len(records)
@@ -78,7 +92,7 @@ class RecordFile:
         while data:
             got = os.preadv(self._file.fileno(), [data], offset)
             if got == 0:
-                raise OSError(f"{self.path} is shorter than the {self.length} records it had")
+                raise OSError(f"{self.path} is shorter than the {end} records it had")
             data, offset = data[got:], offset + got
         return records
 
@@ -99,6 +113,7 @@ def partition(
     mapped: Callable[[Records], Records],
     key: Callable[[Records], NDArray[Any]],
     counts: Rows,
+    starts: Rows | None = None,
 ) -> None:
     """Write records by ascending key, those of one key in the order they come (counting sort).
 
@@ -106,6 +121,7 @@ def partition(
         mapped: What becomes of the records before they are written.
         key: Range of each mapped record, in [0, K).
         counts: Mapped records of each range, [K].
+        starts: Where those of each range go, [K]; one range behind another by default.
     """
 
     def grouped(part: Records) -> tuple[Records, Rows]:
@@ -118,7 +134,8 @@ def partition(
         order = np.argsort(narrow, kind="stable")
         return take(part, order), np.bincount(ranges, minlength=len(counts))
 
-    cursor = np.cumsum(counts) - counts
+    cursor = np.cumsum(counts) - counts if starts is None else starts.copy()
+    ends = cursor + counts
     for part, sizes in in_order(grouped, parts):
         start = 0
         for number in np.flatnonzero(sizes).tolist():
@@ -126,8 +143,8 @@ def partition(
             target.write(int(cursor[number]), part[start:end])
             cursor[number] += end - start
             start = end
-    target.length = int(counts.sum())
-    assert np.array_equal(cursor, np.cumsum(counts))
+    target.length = int(ends.max(initial=0))
+    assert np.array_equal(cursor, ends)
 
 
 def stable_order(keys: Sequence[NDArray[Any]]) -> Rows:

@@ -199,6 +199,9 @@ class FeatureChoice:
     """Whether catalogue items that no event names can be recommended (by their content)."""
     write_events: bool = True
     """Whether the kept events are written by day as well."""
+    partitions: int = 0
+    """Groups of event files that are read apart, at most one a file; 0 chooses by their size, the
+    cores and the memory. The artefact is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +226,8 @@ class FeaturesConfig(FeatureChoice):
     """Of the ``shuffled`` order of tied events."""
 
     def __post_init__(self) -> None:
+        if self.partitions < 0:
+            raise ValueError(f"partitions must be >= 0, got {self.partitions}; 0 chooses")
         for name in self.context_features:
             if name not in FEATURES:
                 near = difflib.get_close_matches(name, FEATURES, n=1, cutoff=0.5)

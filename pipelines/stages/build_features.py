@@ -8,6 +8,7 @@ from pathlib import Path
 from features.build import FeaturesConfig, SourceConfig
 from features.build import build_features as build
 from pipelines.config.run import RunConfig
+from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.exported import parts_of
 
@@ -44,7 +45,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
 
 def build_features(context: StageContext) -> StageRows:
     """Build the features artefact; what was left out and why goes into its report.json."""
-    report = build(features_config(context.config), context.output)
+    report = build(features_config(context.config), context.output, memory=free_memory())
     return StageRows(
         rows_in=report.rows_in,
         rows_out=report.events,

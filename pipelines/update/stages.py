@@ -22,6 +22,7 @@ from features.build import build_features as build
 from features.schema import NewestSplit
 from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
+from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs
 from pipelines.partitions.manifest import PartitionsManifest
@@ -102,7 +103,7 @@ def build_features(context: StageContext) -> StageRows:
         ),
         write_events=False,
     )
-    report = build(config, context.output)
+    report = build(config, context.output, memory=free_memory())
     (context.output / SINCE).write_text(to_json({"since": since}))
     return StageRows(
         rows_in=report.rows_in,

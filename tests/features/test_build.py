@@ -180,7 +180,7 @@ def test_small_ranges_and_batches_give_the_same_bytes(
     core = FilterConfig(min_user_events=3, min_item_events=30)
     whole, _ = build(tmp_path, events_of(rows), name="whole", filters=core)
     monkeypatch.setattr("features.records.SLICE_RECORDS", 37)
-    monkeypatch.setattr("features.ordering.order_events.__defaults__", (100,))
+    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 100)
     monkeypatch.setattr("features.splits.USERS_PER_SLICE", 3)
     pieces, _ = build(tmp_path, events_of(rows), name="pieces", filters=core)
     assert files_of(whole) == files_of(pieces)

@@ -1,0 +1,1 @@
+"""Events by partitions: files to records, ids to ranks, records to ranges of users."""

@@ -1,0 +1,190 @@
+"""One partition of the event files to records, ids and bad rows on disk.
+
+    FOLDER/
+        records                     integer records, ids as codes of this partition
+        shown                       likewise, impressions
+        texts/user.ipc ...          the text of each code
+        user_counts.npy             records of each user code
+        quarantine/part-*.parquet
+
+A partition is some files of the events, whole ones, in their order. Partitions are prepared apart
+from each other, on any machine that sees their files and FOLDER.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from features.encoding import Dictionary
+from features.ingest import EventFile, EventReader, record_dtype
+from features.quarantine import Quarantine
+from features.records import RecordFile, Rows
+from features.schema import FilterConfig, SourceConfig
+
+RECORDS, SHOWN = "records", "shown"
+OPTIONAL_TEXTS = ("domain", "session", "request")
+TEXT_FIELDS = ("user", "item", "type", *OPTIONAL_TEXTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareTask:
+    """A partition to prepare."""
+
+    source: SourceConfig
+    """Its files."""
+    filters: FilterConfig
+    fields: tuple[str, ...]
+    """Optional fields that the records of all partitions have."""
+    folder: Path
+    now: datetime
+    """Events more than a day later are in the future."""
+    online: bool = False
+    """Whether a server collected the events."""
+    known_items: Path | None = None
+    """Item ids (read_texts) of which online events may be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What lies in a partition's folder, and what became of its rows."""
+
+    folder: Path
+    fields: tuple[str, ...]
+    num_records: int
+    num_shown: int
+    num_texts: dict[str, int]
+    """Codes of each of TEXT_FIELDS."""
+    rows_in: int
+    num_bad: int
+    dropped: Counter[str]
+    quarantine: Quarantine
+    min_time: int | None
+    """Earliest time in microseconds; None without times or records."""
+
+    def texts(self, field: str) -> Path:
+        return self.folder / "texts" / f"{field}.ipc"
+
+    def records(self) -> RecordFile:
+        """Open the records."""
+        return self._open(RECORDS, self.num_records)
+
+    def shown(self) -> RecordFile:
+        """Open the impressions."""
+        return self._open(SHOWN, self.num_shown)
+
+    def _open(self, name: str, length: int) -> RecordFile:
+        file = RecordFile.existing(self.folder / name, record_dtype(self.fields))
+        file.length = length
+        return file
+
+    def user_counts(self) -> Rows:
+        """Read the records of each user code."""
+        counts: Rows = np.load(self.folder / "user_counts.npy")
+        return counts
+
+
+def write_texts(texts: pl.Series, path: Path) -> None:
+    """Write texts by code, to be read back without parsing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts.alias("id").to_frame().write_ipc(path, compression="uncompressed")
+
+
+def read_texts(path: Path) -> pl.Series:
+    """Read the texts by code."""
+    return pl.read_ipc(path)["id"]
+
+
+SMALL_BYTES = 32 << 20
+"""Files of fewer bytes in all are one partition."""
+MEMORY_PER_FILE_BYTE = 14
+"""Of the ids of a partition at most: a compressed event takes 7 bytes, a new id 100 of memory."""
+
+
+def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int:
+    """Choose how many partitions to make of a source.
+
+    Args:
+        workers: Partitions that are prepared at a time.
+        memory: Bytes; the ids of those get half of it.
+    """
+    size = sum(path.stat().st_size for path in source.paths)
+    if size < SMALL_BYTES:
+        return 1
+    return max(workers, -(-2 * workers * size * MEMORY_PER_FILE_BYTE // memory))
+
+
+def partitions_of(source: SourceConfig, number: int) -> list[SourceConfig]:
+    """Divide a source into at most ``number`` partitions of neighbouring files, equal in bytes."""
+    ends = np.cumsum([path.stat().st_size for path in source.paths])
+    if number < 2:
+        return [source]
+    parts = np.minimum((ends - 1) * number // max(1, int(ends[-1])), number - 1)
+    groups = [
+        tuple(path for path, part in zip(source.paths, parts, strict=True) if part == place)
+        for place in range(number)
+    ]
+    return [replace(source, paths=paths) for paths in groups if paths]
+
+
+def prepare_partition(task: PrepareTask) -> Prepared:
+    """Read the files of a partition.
+
+    Raises:
+        ValueError: A file cannot be read; names it and says what to do.
+    """
+    # What a killed attempt left is made anew.
+    shutil.rmtree(task.folder, ignore_errors=True)
+    task.folder.mkdir(parents=True)
+    dtype = record_dtype(task.fields)
+    records = RecordFile(task.folder / RECORDS, dtype)
+    shown = RecordFile(task.folder / SHOWN, dtype)
+    quarantine = Quarantine(task.folder / "quarantine")
+    reader = EventReader(task.filters, quarantine, records, shown, task.now, online=task.online)
+    if task.known_items is not None:
+        reader.known_items = read_texts(task.known_items)
+    with reader.pool:
+        for path in task.source.paths:
+            reader.read(EventFile.open(path, task.source), task.source)
+    dictionaries = [reader.texts.users, reader.texts.items, reader.texts.types]
+    dictionaries += reader.texts.optional().values()
+    by_field: dict[str, Dictionary] = dict(zip(TEXT_FIELDS, dictionaries, strict=True))
+    prepared = Prepared(
+        folder=task.folder,
+        fields=task.fields,
+        num_records=records.length,
+        num_shown=shown.length,
+        num_texts={field: one.size for field, one in by_field.items()},
+        rows_in=reader.rows_in,
+        num_bad=reader.num_bad,
+        dropped=reader.dropped,
+        quarantine=quarantine,
+        min_time=reader.min_time,
+    )
+    for field, dictionary in by_field.items():
+        write_texts(dictionary.texts(), prepared.texts(field))
+    counts = np.zeros(reader.texts.users.size, np.int64)
+    counts[: len(reader.user_counts)] = reader.user_counts
+    np.save(task.folder / "user_counts.npy", counts)
+    records.close()
+    shown.close()
+    return prepared
+
+
+def merge_quarantine(parts: Iterable[Prepared], into: Quarantine) -> None:
+    """Move the bad rows of partitions behind each other, and add up their reasons."""
+    for part in parts:
+        into.take(part.quarantine)
+
+
+def known_items(parts: Sequence[Prepared], catalogue: pl.Series, path: Path) -> None:
+    """Write the item ids of the catalogue and of partitions."""
+    found = [catalogue.alias("id"), *(read_texts(part.texts("item")) for part in parts)]
+    write_texts(pl.concat(found).unique(), path)

@@ -1,0 +1,120 @@
+"""Histories of every range of users into the sequences' files, each at its own place.
+
+Axes: E kept events, D days from the first on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from features.events import MICROS
+from features.histories import NpyFile, sequence_part
+from features.parallel import Runner
+from features.point_in_time import FEATURES, Feature
+from features.preparation.ranges import RowFiles, UserRange
+from features.records import Rows
+from features.schema import TieOrder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceFiles:
+    """The output files of every tie order."""
+
+    directory: Path
+    tie_orders: tuple[TieOrder, ...]
+    features: tuple[str, ...]
+    """Names of features of the moment."""
+    num_events: int
+    has_time: bool
+
+    def files(self) -> dict[TieOrder, dict[str, NpyFile]]:
+        """Describe the files of each tie order, by name."""
+        types = {"item_rows": "<i8"}
+        for feature in self.chosen():
+            # A byte an event for a feature of few categories: most of it would be zeros.
+            types[f"context/{feature.name}"] = "|u1" if feature.cardinality <= 256 else "<i8"
+        if self.has_time:
+            types["times"] = "<i8"
+        return {
+            order: {
+                name: NpyFile(self.directory / order / f"{name}.npy", self.num_events, dtype)
+                for name, dtype in types.items()
+            }
+            for order in self.tie_orders
+        }
+
+    def chosen(self) -> tuple[Feature, ...]:
+        return tuple(FEATURES[name] for name in self.features)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTask:
+    """A range of users whose histories are written."""
+
+    range: UserRange
+    rows: RowFiles
+    files: SequenceFiles
+    place: int
+    """Of the range's first kept event."""
+    seed: int
+    first_day: int
+    """Days since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenSequences:
+    """What a range had."""
+
+    day_counts: Rows
+    """Kept events of each day from ``first_day`` to the last that has one; without times one."""
+    span: tuple[int, int] | None
+    """Earliest and latest time in microseconds."""
+
+
+def write_sequences(task: SequenceTask) -> WrittenSequences:
+    """Write a range's histories in every tie order."""
+    records = task.rows.dense(task.range.read())
+    files = task.files
+    part = sequence_part(records, files.tie_orders, files.chosen(), task.seed)
+    for order, by_name in files.files().items():
+        for name, file in by_name.items():
+            if name == "item_rows":
+                file.write(task.place, part.item_rows[order])
+            elif part.seconds is not None and name == "times":
+                file.write(task.place, part.seconds)
+            else:
+                file.write(task.place, part.context[Path(name).name])
+    if not files.has_time or not len(records):
+        return WrittenSequences(day_counts=np.array([len(records)]), span=None)
+    days = records["time"] // (86_400 * MICROS) - task.first_day
+    span = int(records["time"].min()), int(records["time"].max())
+    return WrittenSequences(day_counts=np.bincount(days), span=span)
+
+
+def write_all_sequences(
+    ranges: Sequence[UserRange],
+    rows: RowFiles,
+    files: SequenceFiles,
+    places: Sequence[int],
+    *,
+    seed: int,
+    first_day: int,
+    run: Runner,
+) -> list[WrittenSequences]:
+    """Write all histories.
+
+    Args:
+        places: Of the first kept event of each range.
+    """
+    for by_name in files.files().values():
+        for file in by_name.values():
+            file.create()
+    tasks = (
+        SequenceTask(range=one, rows=rows, files=files, place=place, seed=seed, first_day=first_day)
+        for one, place in zip(ranges, places, strict=True)
+    )
+    return list(run(write_sequences, tasks))

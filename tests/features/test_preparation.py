@@ -1,0 +1,259 @@
+"""Preparation by partitions: the same bytes however it is divided, and what goes wrong midway."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from features.build import SCRATCH, FeaturesConfig, FilterConfig, SourceConfig, build_features
+from features.parallel import in_order
+from features.preparation import prepare
+from features.preparation.prepare import number_of_partitions, partitions_of
+from features.preparation.ranges import place_partition
+from features.records import RecordFile
+from features.schema import SplitConfig
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FILTERS = FilterConfig(
+    min_user_events=3,
+    min_item_events=5,
+    max_user_events=400,
+    max_bad_share=0.2,
+    shown_types=("impression",),
+)
+
+
+def raw_events(num: int, seed: int, heavy: float = 0.0) -> pl.DataFrame:
+    """Events with every optional column, bad rows, repetitions; ``heavy`` of them of one user."""
+    rng = np.random.default_rng(seed)
+    users = np.where(rng.random(num) < heavy, 0, rng.integers(0, 60, num))
+    frame = pl.DataFrame(
+        {
+            "user_id": [f"u{user}" if user else "whale" for user in users.tolist()],
+            "item_id": [f"i{item}" for item in rng.integers(0, 25, num)],
+            "event_time": 1_700_000_000 + rng.integers(0, 2_000_000, num) // 60 * 60,
+            "event_type": rng.choice(["view", "purchase", "impression"], num),
+            "value": np.where(rng.random(num) < 0.02, np.nan, 1.5),
+            "session_id": [None if n % 7 == 0 else f"s{n // 3}" for n in range(num)],
+            "domain": rng.choice(["books", "films"], num),
+            "slot": rng.integers(0, 9, num),
+        }
+    )
+    return frame.with_columns(
+        pl.when(pl.int_range(pl.len()) % 50 == 0).then(None).otherwise("user_id").alias("user_id")
+    )
+
+
+def configured(folder: Path, **changes: Any) -> FeaturesConfig:
+    paths = tuple(sorted(folder.glob("*.parquet")))
+    config = FeaturesConfig(
+        events=SourceConfig(paths=paths),
+        filters=FILTERS,
+        splits=SplitConfig(kind="global_time", tie_orders=("given", "shuffled")),
+        now=NOW,
+    )
+    return replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write 4 files of events."""
+    out = tmp_path_factory.mktemp("raw")
+    for number in range(4):
+        raw_events(1_500, number).write_parquet(out / f"{number}.parquet")
+    return out
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Build in one partition."""
+    out = tmp_path_factory.mktemp("one") / "out"
+    report = build_features(configured(folder, partitions=1), out)
+    assert report.shown > 1_000
+    assert sum(report.quarantined.values()) > 150
+    return digests(out)
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 9])
+def test_any_number_of_partitions_gives_the_same_bytes(
+    folder: Path, expected: dict[str, str], tmp_path: Path, partitions: int
+) -> None:
+    build_features(configured(folder, partitions=partitions), tmp_path)
+    assert digests(tmp_path) == expected
+
+
+def test_tasks_run_twice_and_backwards_give_the_same_bytes(
+    folder: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 300)
+
+    def backwards(function: Callable, tasks: Iterable) -> Iterator:
+        todo = list(tasks)
+        for task in todo:
+            function(task)
+        return iter([function(task) for task in reversed(todo)][::-1])
+
+    build_features(configured(folder, partitions=3), tmp_path, run=backwards)
+    assert digests(tmp_path) == expected
+
+
+def test_processes_give_the_same_bytes(
+    folder: Path, expected: dict[str, str], tmp_path: Path
+) -> None:
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        build_features(configured(folder, partitions=2), tmp_path, run=pool.map)
+    assert digests(tmp_path) == expected
+
+
+def test_events_collected_online_are_checked_against_all_partitions(
+    folder: Path, tmp_path: Path
+) -> None:
+    paths = tuple(sorted(folder.glob("*.parquet")))
+    pl.DataFrame({"item_id": ["i1", "new"]}).write_csv(tmp_path / "items.csv")
+    online = raw_events(300, 9).with_columns(
+        pl.when(pl.int_range(pl.len()) % 9 == 0).then(pl.lit("spam")).otherwise("item_id")
+        .alias("item_id")
+    )  # fmt: skip
+    online.write_parquet(tmp_path / "online.parquet")
+    config = configured(
+        folder,
+        events=SourceConfig(paths=paths),
+        online_events=SourceConfig(paths=(tmp_path / "online.parquet",)),
+        items=SourceConfig(paths=(tmp_path / "items.csv",)),
+    )
+    reports = [
+        build_features(replace(config, partitions=number), tmp_path / str(number))
+        for number in (1, 4)
+    ]
+    assert digests(tmp_path / "1") == digests(tmp_path / "4")
+    spam = "item_id of an online event is in neither the catalogue nor the event files"
+    assert reports[1].quarantined[spam] == 33
+
+
+@pytest.mark.parametrize("cap", [None, 50])
+def test_one_user_with_most_of_the_events_is_one_range(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int | None
+) -> None:
+    for number in range(3):
+        raw_events(2_000, number, heavy=0.8).write_parquet(tmp_path / f"{number}.parquet")
+    filters = replace(FILTERS, max_user_events=cap)
+    config = configured(tmp_path, filters=filters)
+    build_features(replace(config, partitions=1), tmp_path / "whole")
+    monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 100)
+    build_features(replace(config, partitions=3), tmp_path / "parts")
+    assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
+
+
+def test_a_partition_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) -> None:
+    def losing(function: Callable, tasks: Iterable) -> Iterator:
+        if function is place_partition:
+            (tmp_path / SCRATCH / "partition-00002" / "records").unlink()
+        return in_order(function, tasks)
+
+    with pytest.raises(ValueError, match=r"partition-00002/records is missing: .* run the stage"):
+        build_features(configured(folder, partitions=4), tmp_path, run=losing)
+    assert not (tmp_path / SCRATCH).exists()
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_an_event_file_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) -> None:
+    def losing(function: Callable, tasks: Iterable) -> Iterator:
+        copies[1].unlink()
+        return in_order(function, tasks)
+
+    copies = [tmp_path / path.name for path in sorted(folder.glob("*.parquet"))]
+    for path in copies:
+        path.write_bytes((folder / path.name).read_bytes())
+    with pytest.raises(ValueError, match=r"no file .*1\.parquet"):
+        build_features(configured(tmp_path, partitions=4), tmp_path / "out", run=losing)
+
+
+def test_a_full_disk_midway_leaves_no_artefact_and_the_next_build_is_whole(
+    folder: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = RecordFile.write, []
+
+    def fails(file: RecordFile, start: int, records: np.ndarray) -> None:
+        writes.append(start)
+        if len(writes) > 9:
+            raise OSError(28, "No space left on device")
+        real(file, start, records)
+
+    monkeypatch.setattr(RecordFile, "write", fails)
+    with pytest.raises(OSError, match="No space left"):
+        build_features(configured(folder, partitions=4), tmp_path)
+    assert list(tmp_path.glob("report.json")) == list(tmp_path.glob(".scratch*")) == []
+    monkeypatch.undo()
+    build_features(configured(folder, partitions=4), tmp_path / "next")
+    assert digests(tmp_path / "next") == expected
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from features.build import build_features
+from features.parallel import in_order
+from test_preparation import configured
+from pathlib import Path
+calls = []
+def run(function, tasks):
+    for number, result in enumerate(in_order(function, tasks)):
+        calls.append(function.__name__)
+        if len(calls) == {calls}:
+            os._exit(9)
+        yield result
+build_features(configured(Path({folder!r}), partitions=3), Path({out!r}), run=run)
+"""
+
+
+@pytest.mark.parametrize("calls", [2, 5])
+def test_after_a_kill_midway_the_build_starts_anew_to_the_same_bytes(
+    folder: Path, expected: dict[str, str], tmp_path: Path, calls: int
+) -> None:
+    tests = str(Path(__file__).parent)
+    code = KILLED.format(tests=tests, calls=calls, folder=str(folder), out=str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False)
+    assert killed.returncode == 9
+    assert (tmp_path / SCRATCH).exists()
+    build_features(configured(folder, partitions=2), tmp_path)
+    assert digests(tmp_path) == expected
+
+
+def test_partitions_are_neighbouring_files_of_equal_bytes(tmp_path: Path) -> None:
+    for number, size in enumerate([10, 10, 10, 30, 60]):
+        (tmp_path / f"{number}.csv").write_bytes(b"x" * size)
+    source = SourceConfig(paths=tuple(sorted(tmp_path.glob("*.csv"))))
+    parts = partitions_of(source, 2)
+    assert [[path.stem for path in part.paths] for part in parts] == [["0", "1", "2", "3"], ["4"]]
+    assert len(partitions_of(source, 99)) == 5
+
+
+def test_the_number_of_partitions_follows_size_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "events.csv").write_bytes(b"x" * 1_000)
+    source = SourceConfig(paths=(tmp_path / "events.csv",))
+    assert number_of_partitions(source, workers=8, memory=1) == 1
+    monkeypatch.setattr(prepare, "SMALL_BYTES", 100)
+    assert number_of_partitions(source, workers=8, memory=10**9) == 8
+    # 2 at a time, of 1,000 * 14 / 14 bytes of ids each: half of 2 * 2 * 1,000 bytes of memory.
+    assert number_of_partitions(source, workers=2, memory=4_000) == 14
