@@ -100,6 +100,9 @@ class EvaluationConfig(RankingConfig):
     """Measure on at most so many users, drawn once by the seed; None takes all."""
     max_scores: int = 1 << 24
     """Scores that are in memory at a time: queries of a batch times items."""
+    scored_up_to: int = 200_000
+    """Item rows up to which every model scores the whole catalogue. Larger catalogues are ranked by
+    lists, through approximate indexes as in serving; a target behind a model's list has no rank."""
     listed: int = 20
     """Items of each list that are kept per user."""
     primary_metric: str = "ndcg@10"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pipelines.candidates.load import scored_up_to
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
@@ -22,8 +23,9 @@ from pipelines.training.refits import refit_of
 from pipelines.training.run import training_run
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.sources import source_of
 from recsys.models.sequence.members import of_first
-from recsys.retrieval.sources import ScoredSource, Source
+from recsys.retrieval.sources import Source
 
 MIN_EVENTS = 3
 """Train events of a user below which none is held back."""
@@ -100,9 +102,10 @@ def refitted_sources(
     # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))
     chosen = context.inputs["fit_baselines"] / order
+    inputs, up_to = held_back.inputs, scored_up_to(config)
     found: dict[str, Source] = {
-        name: ScoredSource(model.score, needs_history=name != "popularity")
-        for name, model in baselines_of(held_back.inputs, config, "all", chosen).items()
+        name: source_of(model, inputs, up_to)
+        for name, model in baselines_of(inputs, config, "all", chosen).items()
     }
     for fitter in (two_tower_fitter(config), sequence_fitter(config)):
         if fitter.name not in names:
@@ -115,7 +118,7 @@ def refitted_sources(
             device=fitter.training.device,
             checkpoint_dir=context.checkpoints / order / name,
         ) as (run, _):
-            refit = refit_of(trained, fitter, held_back.inputs)
-            model = fitter.fit(held_back.inputs, run, refit, "all").model.to("cpu").eval()
-        found[fitter.name] = ScoredSource(model.score, item_vectors=model.all_item_vectors)
+            refit = refit_of(trained, fitter, inputs)
+            model = fitter.fit(inputs, run, refit, "all").model.to("cpu").eval()
+        found[fitter.name] = source_of(model, inputs, up_to, item_vectors=model.all_item_vectors)
     return {name: found[name] for name in names}

@@ -173,6 +173,10 @@ class ContentSimilarity:
     def num_item_rows(self) -> int:
         return len(self.vectors)
 
+    def all_item_vectors(self) -> Tensor:
+        """Return what is compared, [N, F]; rows of zeros have no content."""
+        return self.vectors
+
     def grown(self, content: Tensor) -> ContentSimilarity:
         """Append the items whose content [N', F] stands behind that of these."""
         num_before = len(self.vectors)

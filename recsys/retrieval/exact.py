@@ -1,7 +1,8 @@
 """Exact top-k by inner product: the reference for every index, fast enough for small catalogues.
 
 Ties follow `recsys.data.top_k`: score descending, then item_row ascending; row 0 is never
-returned. Works where its tensors are, on CPU and CUDA.
+returned. Works where its tensors are; on CUDA the scores are never written to memory
+(``kernels/topk_search``), unless a call says how many may be.
 
 Axes: B queries, N item rows (row 0 included), D width, k list length.
 """
@@ -13,6 +14,10 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, allowed_rows, no_items, select_top_k
+from recsys.kernels.topk_search.op import DTYPES, MAX_DIM, MAX_K, fused_top_k, mask_words
+
+SELECTIVE = 32
+"""A GPU fetches the allowed items first where they are fewer than one in so many."""
 
 
 def exact_top_k(
@@ -34,15 +39,18 @@ def exact_top_k(
         k: List length; lists with fewer eligible items end in row -1, score -inf.
         mask: Items that may be returned, of N item rows; None allows all but row 0.
         max_scores: Scores held at once, more are worked off in chunks; None takes 32 MiB of them
-            on a CPU and 1 GiB on a GPU, which needs them to be busy.
+            on a CPU and 1 GiB on a GPU where the kernel cannot work: k > 1,024, D > 512, or
+            queries and items of two types.
 
     Raises:
         ValueError: k < 1, shapes that do not fit, a query that is not finite, or an item that
-            makes a score NaN.
+            makes a score NaN (the kernel leaves such an item out).
     """
     if items.ndim != 2 or items.shape[0] == 0:
         raise ValueError(f"items must be [N, D] with row 0 (padding), got {tuple(items.shape)}")
     check_queries(queries, items.shape[1])
+    if max_scores is None and _kernel_takes(queries, items, k) and not _is_selective(mask):
+        return fused_top_k(queries, items, k, mask_words(mask, items.shape[0], items.device))
     allowed = allowed_rows(mask, items.shape[0]).to(items.device)
     # Few allowed items are best gathered first, many best blanked out after. Measured: fetching
     # an item by its row costs as much as 20 products with it, walking past it as much as 4, or 60
@@ -73,6 +81,18 @@ def exact_top_k(
         rows = columns[best.item_rows.clamp_min(0)]
         best = TopK(best.scores, rows.masked_fill(best.item_rows == NO_ROW, NO_ROW))
     return best
+
+
+def _kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
+    """Whether the search can run without scores in memory."""
+    alike = queries.is_cuda and queries.device == items.device and queries.dtype == items.dtype
+    fits = 1 <= k <= MAX_K and 1 <= items.shape[1] <= MAX_DIM and len(queries) > 0
+    return alike and fits and items.dtype in DTYPES and items.is_contiguous()
+
+
+def _is_selective(mask: ItemMask | None) -> bool:
+    """Whether fetching the allowed items takes less than walking past all."""
+    return mask is not None and mask.count() * SELECTIVE < mask.num_item_rows
 
 
 def _shift(rows: Tensor, first: int) -> Tensor:

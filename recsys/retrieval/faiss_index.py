@@ -43,6 +43,7 @@ VISITS_PER_ROW = 12
 """Items of probed lists that a search passes by, or scores, in the time to fetch one and score it;
 measured by tests/benchmarks/serving/benchmark_filters.py."""
 ROWS_AT_ONCE = 2048
+CHECKED_AT_ONCE = 1 << 17
 _read_limits = threading.Lock()
 
 
@@ -340,8 +341,11 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
             f"{tuple(vectors.shape)}"
         )
     _check_items(vectors[1:], vectors.shape[1], first_row=1)
-    stored = as_float32(vectors).copy()
-    stored[0] = 0
+    stored = as_float32(vectors)
+    if stored[0].any():
+        # Copied only here: ten million vectors take gigabytes.
+        stored = stored.copy()
+        stored[0] = 0
     kind = config.kind_for(len(vectors))
     built = build_bare_index(stored, kind, config)
     exact_max_rows = config.masked_exact_max_rows
@@ -378,14 +382,16 @@ def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
     """
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise ValueError(f"item vectors must be [n, {dim}], got {tuple(vectors.shape)}")
-    # NaN fails the comparison too.
-    bad = ~(vectors.abs() < torch.finfo(torch.float16).max).all(dim=1)
-    if bad.any():
-        row = int(bad.nonzero()[0])
-        raise ValueError(
-            f"the vector of item row {row + first_row} holds NaN, infinity or a value beyond "
-            "65504; check the item tower's inputs and weights"
-        )
+    for begin in range(0, len(vectors), CHECKED_AT_ONCE):
+        part = vectors[begin : begin + CHECKED_AT_ONCE]
+        # NaN fails the comparison too.
+        bad = ~(part.abs() < torch.finfo(torch.float16).max).all(dim=1)
+        if bad.any():
+            row = int(bad.nonzero()[0]) + begin
+            raise ValueError(
+                f"the vector of item row {row + first_row} holds NaN, infinity or a value beyond "
+                "65504; check the item tower's inputs and weights"
+            )
 
 
 def _lists_of(index: Any) -> Any:

@@ -9,6 +9,7 @@ Axes: B queries of a batch, N item rows, F width of item vectors, k list length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -16,9 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import NO_ROW, TopK, select_top_k
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import NO_ROW, TopK, best_of_one, no_items, select_top_k
 from recsys.models.generative.model import GenerativeModel
+from recsys.models.item_weights.model import ItemWeights
 from recsys.retrieval.beam_search import BeamSearch, check_scores
+from recsys.retrieval.index import VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.trie import Trie
 
@@ -48,6 +52,9 @@ ITEM_WEIGHTS = ("item_to_item", "ease", "item_knn", *REPEATING)
 """Models that are one table of weights between items, ``recsys.models.item_weights``."""
 SLOW_MODELS = ("ensemble", "generative")
 """Left out of profile ``fast``."""
+MAX_HIDDEN = 2_048
+"""Items that some queries of a batch may be shown and others not; with more each is searched for by
+itself."""
 
 
 def source_name(model: str) -> str:
@@ -129,6 +136,110 @@ class ScoredSource:
         return Ranking(with_history(lists, queries) if self._needs_history else lists, scores)
 
 
+class IndexedSource:
+    """Nearest items to the vector of a query: lists alone, without a score for every item."""
+
+    def __init__(
+        self,
+        encode: Callable[[JaggedBatch], Tensor],
+        index: Callable[[], VectorIndex],
+        *,
+        item_vectors: Callable[[], Tensor] | None = None,
+    ) -> None:
+        """Take a model's query tower and what builds the index of its item vectors.
+
+        Args:
+            encode: Encodes queries, [B, D]; zeros where nothing is known of one.
+            index: Called once, when the first list is made.
+            item_vectors: As of ``ScoredSource``.
+        """
+        self._encode, self._build = encode, index
+        self._item_vectors = item_vectors
+
+    @cached_property
+    def index(self) -> VectorIndex:
+        """The index, built when it is first needed."""
+        return self._build()
+
+    @torch.no_grad()
+    def item_vectors(self) -> Tensor | None:
+        """Return the model's vectors of all items, [N, F]; None where no ranker reads them."""
+        return None if self._item_vectors is None else self._item_vectors().detach().cpu()
+
+    @torch.no_grad()
+    def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
+        vectors, index = self._encode(queries), self.index
+        if allowed.shape[1] < index.num_item_rows:
+            raise ValueError(
+                f"the item mask covers {allowed.shape[1]} item rows, the index has "
+                f"{index.num_item_rows}; build the mask from the same bundle"
+            )
+        allowed = allowed[:, : index.num_item_rows]
+        hidden = allowed.any(0).sum() - allowed.sum(1)
+        together = len(hidden) == 0 or int(hidden.max()) <= MAX_HIDDEN
+        size = max(1, len(allowed)) if together else 1
+        lists = [
+            self._searched(part, own, k)
+            for part, own in zip(
+                torch.split(vectors, size), torch.split(allowed, size), strict=True
+            )
+        ]
+        return Ranking(with_history(joined_lists(lists), queries), None)
+
+    def _searched(self, vectors: Tensor, allowed: Tensor, k: int) -> TopK:
+        """Search for queries [B, D] that may be shown nearly the same items, [B, N]."""
+        shared = ItemMask(allowed.any(0).cpu().numpy())
+        hidden = int((shared.count() - allowed.sum(1)).max()) if len(allowed) else 0
+        # The index takes one mask for all, so as many more are found as a query may not be shown.
+        everything = shared.count() == shared.num_item_rows - 1
+        found = self.index.search(vectors, k + hidden, None if everything else shared)
+        scores, rows = (part.to(allowed.device) for part in found)
+        # An item without a vector has score 0, and is no more like the query than any other.
+        shown = (rows > 0) & (scores != 0) & allowed.gather(1, rows.clamp_min(0))
+        shown &= vectors.any(1, keepdim=True)
+        return first_shown(TopK(scores, rows), shown, k)
+
+
+class WeightsSource:
+    """Items by their weights from those of the history: work by its length, not by the catalogue's.
+
+    The lists are those of a `ScoredSource`; no item has a score beyond them.
+    """
+
+    def __init__(self, model: ItemWeights) -> None:
+        self._model = model
+
+    def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
+        histories = queries["history"].to("cpu")
+        lengths = histories.lengths().tolist()
+        lists = no_items(len(allowed), k)
+        for place, history in enumerate(torch.split(histories.values, lengths)):
+            rows, scores = self._model.scores_of_one(history.numpy())
+            own = torch.from_numpy(rows)
+            kept = allowed[place, own.to(allowed.device)].cpu()
+            best = best_of_one(torch.from_numpy(scores)[kept], k, own[kept].numpy())
+            lists.scores[place, : len(best.scores)] = torch.from_numpy(best.scores)
+            lists.item_rows[place, : len(best.scores)] = torch.from_numpy(best.item_rows)
+        return Ranking(TopK(*(part.to(allowed.device) for part in lists)), None)
+
+
+class PopularSource:
+    """The same items for every query, best first, less those that it may not be shown."""
+
+    def __init__(self, item_scores: Tensor) -> None:
+        """Take the score of each item row, [N]; row 0 is no item."""
+        self._scores, self._rows = item_scores.sort(descending=True, stable=True)
+        self._num_item_rows = len(item_scores)
+
+    def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
+        hidden = self._num_item_rows - allowed[:, : self._num_item_rows].sum(1)
+        width = min(k + int(hidden.max()) if len(hidden) else k, self._num_item_rows)
+        scores, rows = (part[:width].to(allowed.device) for part in (self._scores, self._rows))
+        found = TopK(scores.expand(len(allowed), -1), rows.expand(len(allowed), -1))
+        shown = allowed[:, rows] & (rows > 0)
+        return Ranking(first_shown(found, shown, k), None)
+
+
 class Generator(Protocol[ContextT_co]):
     """A model that generates semantic IDs; its ``decode_step`` is in the beam search."""
 
@@ -190,7 +301,7 @@ def lists_of(rankings: Mapping[str, Ranking]) -> dict[str, TopK]:
 def behaviour_vectors(sources: Mapping[str, Source]) -> Tensor | None:
     """Return the sequence model's vectors of all items, [N, F]; None without one."""
     source = sources.get("sequence")
-    return source.item_vectors() if isinstance(source, ScoredSource) else None
+    return source.item_vectors() if isinstance(source, ScoredSource | IndexedSource) else None
 
 
 def allowed_items(
@@ -207,6 +318,17 @@ def allowed_items(
 def eligible_scores(scores: Tensor, allowed: Tensor) -> Tensor:
     """Write -inf over what may not be shown, [B, N]."""
     return scores.masked_fill(~allowed, -torch.inf)
+
+
+def first_shown(found: TopK, shown: Tensor, k: int) -> TopK:
+    """Keep the first k of each list that are shown, [B, L] bool; shorter lists end in no row."""
+    place = shown.cumsum(1) - 1
+    kept = shown & (place < k)
+    lists = no_items(len(shown), k, shown.device)
+    query, column = kept.nonzero(as_tuple=True)
+    lists.scores[query, place[query, column]] = found.scores[query, column]
+    lists.item_rows[query, place[query, column]] = found.item_rows[query, column]
+    return lists
 
 
 def with_history(found: TopK, queries: JaggedBatch) -> TopK:

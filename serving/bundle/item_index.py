@@ -4,8 +4,7 @@
 
 Up to `COMPARED_UP_TO` item rows a request compares every vector, which is exact and takes less time
 than a search. Beyond, a search looks into the fewest lists that find 99% of the best 100 for users'
-histories, and into an eighth of them at most: vectors that need more have no neighbourhoods, as
-those of a model that has learned nothing. The manifest's metrics say what is found.
+histories (``tuned_index``). The manifest's metrics say what is found.
 
 Axes: N item rows, D width of a model's item vectors, Q queries.
 """
@@ -25,8 +24,8 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
 from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.index_recall import tune_effort
+from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.index_recall import tuned_index
 from serving.bundle.arrays import reading
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.manifest import BundleManifest
@@ -36,13 +35,6 @@ from serving.bundle.users import Users
 FOLDER = "index"
 COMPARED_UP_TO = FaissIndexConfig().flat_max_rows
 NUM_QUERIES = 300
-MIN_RECALL = 0.99
-FIRST_EFFORT = 4
-"""Lists that the first attempt looks into."""
-MAX_SHARE = 1 / 8
-"""Of an index's lists that a search looks into at most."""
-ALLOWED_LISTS = 64
-"""Lists that a search may look into whatever their share: they take less than a millisecond."""
 RECALL = "recall@100"
 
 
@@ -93,16 +85,7 @@ def _queries(users: Users, encode: Callable[[Tensor, Tensor | None], Tensor]) ->
 def _write(
     directory: Path, part: str, vectors: Tensor, queries: Tensor
 ) -> dict[str, dict[str, float]]:
-    vectors = vectors.contiguous()
-    index = build_index(vectors, FaissIndexConfig(kind="ivf_sq8", effort=FIRST_EFFORT))
-    recall = tune_effort(
-        index,
-        queries,
-        vectors,
-        target=MIN_RECALL,
-        k=min(100, len(vectors) - 1),
-        most=max(ALLOWED_LISTS, int(MAX_SHARE * index.max_effort)),
-    )
+    index, recall = tuned_index(vectors, queries)
     index.save(directory / FOLDER / f"{part}.faiss")
     return {f"index of {part}": {RECALL: recall, "lists": index.effort}}
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recsys.data.item_mask import ItemMask
+from recsys.retrieval import index_recall
 from serving.bundle import item_index
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import Bundle, load_bundle
@@ -64,7 +65,7 @@ def test_the_manifest_says_what_an_index_finds_and_at_what_effort(bundles: Path)
 def test_items_in_clusters_need_few_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real catalogue has neighbourhoods; vectors drawn by themselves have none."""
     monkeypatch.setattr(item_index, "COMPARED_UP_TO", 100)
-    monkeypatch.setattr(item_index, "ALLOWED_LISTS", 1)
+    monkeypatch.setattr(index_recall, "ALLOWED_LISTS", 1)
     size = SyntheticSize(
         num_items=8_000, content_dim=32, embedding_dim=32, history_models=True, semantic_ids=False
     )

@@ -1,0 +1,155 @@
+"""One way to search vectors, whatever made them and wherever they lie.
+
+Sequence, two-tower and content vectors are searched through `VectorIndex`: exactly while comparing
+all of them is the faster way, by IVF lists beyond on a CPU, and on a GPU exactly while they fit its
+memory. A GPU compares ten million vectors in the time of a few probed lists, and IVF-SQ8 takes more
+of its memory (8-bit codes, ids and half-precision copies) than the half-precision vectors alone,
+so what does not fit there is searched on the host.
+
+Axes: B queries, N item rows (row 0 included), D width, k list length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import OneList, TopK, best_of_one
+from recsys.retrieval.exact import check_queries, exact_top_k
+from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.faiss_index import build_index
+
+GPU_SHARE = 0.5
+"""Of a GPU's free memory that item vectors may take; models and group maxima need the rest."""
+
+
+class VectorIndex(Protocol):
+    """Item vectors that are searched by inner product; many threads may search."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def num_item_rows(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
+        """Find the k best items of each query [B, D] among those the mask allows, [B, k]."""
+        ...
+
+    def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
+        """Find the k best items of one query [D], which is on the host."""
+        ...
+
+
+class ExactIndex:
+    """All vectors on one device, each compared with every query."""
+
+    def __init__(self, vectors: Tensor) -> None:
+        """Take [N, D]; half precision is for GPUs, whose kernels add up in float32.
+
+        Raises:
+            ValueError: Not [N, D] with row 0 (padding), or a vector that is not finite.
+        """
+        if vectors.ndim != 2 or len(vectors) < 1 or vectors.shape[1] < 1:
+            raise ValueError(
+                f"vectors must be [N, D] with row 0 (padding), got {tuple(vectors.shape)}"
+            )
+        # A sum over rows shows any that is not finite, without a copy of all of them.
+        bad = ~torch.isfinite(vectors[1:].sum(1, dtype=torch.float32))
+        if bad.any():
+            raise ValueError(
+                f"the vector of item row {int(bad.nonzero()[0]) + 1} holds NaN or infinity; check "
+                "the item tower's inputs and weights"
+            )
+        self._vectors = vectors.detach().contiguous()
+
+    @property
+    def dim(self) -> int:
+        return self._vectors.shape[1]
+
+    @property
+    def num_item_rows(self) -> int:
+        return len(self._vectors)
+
+    @property
+    def device(self) -> torch.device:
+        return self._vectors.device
+
+    def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
+        """Compare every item; lists come back on the queries' device.
+
+        Args:
+            queries: [B, D], finite; rounded to the vectors' type.
+            k: List length; lists with fewer items end in row -1, score -inf.
+            mask: Of this index's number of item rows; None allows all but row 0.
+
+        Raises:
+            ValueError: k < 1, another width or mask size, or a query that is not finite.
+        """
+        there = queries.detach().to(self.device, self._vectors.dtype)
+        found = exact_top_k(there, self._vectors, k, mask)
+        return TopK(*(part.to(queries.device) for part in found))
+
+    def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
+        """Compare every item with one query [D] on the host."""
+        if self.device.type != "cpu" or self._vectors.dtype != torch.float32:
+            return OneList.of(self.search(query[None], k, mask))
+        if query.shape != (self.dim,) or not math.isfinite(float(query.sum())):
+            check_queries(query[None], self.dim)
+        scores = query @ self._columns
+        mask.blank(scores.numpy())
+        return best_of_one(scores, k)
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        """All vectors, [D, N]."""
+        # For one query a product with columns takes a third to a half of the time of one with rows.
+        return self._vectors.T.contiguous()
+
+
+def index_of(
+    vectors: Tensor,
+    config: FaissIndexConfig | None = None,
+    device: str | torch.device | None = None,
+) -> VectorIndex:
+    """Choose how vectors are searched, by their number and the device's memory.
+
+    Args:
+        vectors: [N, D], finite; row 0 is padding.
+        config: Of an approximate index; ``flat_max_rows`` is where one begins on a CPU.
+        device: Where to search; None is where the vectors are.
+    """
+    config = config or FaissIndexConfig()
+    wanted = torch.device(device) if device is not None else vectors.device
+    if wanted.type == "cuda":
+        dtype = gpu_dtype(len(vectors), vectors.shape[1], _room(vectors, wanted))
+        if dtype is not None:
+            return ExactIndex(vectors.to(wanted, dtype))
+    kind = config.kind_for(len(vectors))
+    if kind == "flat":
+        return ExactIndex(vectors.detach().cpu().float())
+    return build_index(vectors, replace(config, kind=kind))
+
+
+def _room(vectors: Tensor, device: torch.device) -> int:
+    """Bytes that vectors may take on a GPU; those that are there already count as free."""
+    free, _ = torch.cuda.mem_get_info(device)
+    held = vectors.nbytes if vectors.device == device else 0
+    return int(GPU_SHARE * free) + held
+
+
+def gpu_dtype(num_rows: int, dim: int, num_bytes: int) -> torch.dtype | None:
+    """Choose the widest type in which vectors fit so many bytes; None where none does."""
+    for dtype in (torch.float32, torch.float16):
+        if num_rows * dim * dtype.itemsize <= num_bytes:
+            return dtype
+    return None

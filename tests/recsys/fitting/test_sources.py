@@ -1,0 +1,109 @@
+"""Large catalogues are ranked by lists; what is measured at their length stays the same."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Sequences
+from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
+from recsys.fitting.sources import index_of_model, source_of, tuning_queries
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.index_recall import measure_recall
+from recsys.retrieval.sources import IndexedSource, PopularSource, ScoredSource
+
+NUM_ROWS, DIM, NUM_USERS, LENGTH = 2_001, 16, 60, 12
+
+
+def clustered() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    centres = normalize(torch.randn(40, DIM, generator=generator))
+    noise = torch.randn(NUM_ROWS, DIM, generator=generator) / DIM**0.5
+    return normalize(centres[torch.arange(NUM_ROWS) % 40] + 0.5 * noise)
+
+
+class LatestItem:
+    """The latest item's vector is the query's."""
+
+    def __init__(self) -> None:
+        self.vectors = clustered()
+
+    def all_item_vectors(self) -> Tensor:
+        return self.vectors
+
+    def query_vectors(self, queries: JaggedBatch) -> Tensor:
+        history = queries["history"]
+        return self.vectors[history.values[history.offsets[1:] - 1]]
+
+    def score(self, queries: JaggedBatch) -> Tensor:
+        scores = self.query_vectors(queries) @ self.vectors.T
+        scores[:, 0] = -torch.inf
+        return scores
+
+
+def inputs() -> ModelInputs:
+    """Users stay in a cluster."""
+    rng = np.random.default_rng(0)
+    steps = rng.integers(0, NUM_ROWS // 40, (NUM_USERS, LENGTH)) * 40
+    rows = np.clip(steps + rng.integers(0, 40, (NUM_USERS, 1)), 1, NUM_ROWS - 1)
+    offsets = np.arange(NUM_USERS + 1) * LENGTH
+    sequences = Sequences(
+        item_rows=rows.reshape(-1),
+        offsets=offsets,
+        train_end=offsets[1:] - 2,
+        validation_end=offsets[1:] - 1,
+        times=None,
+        context={},
+    )
+    catalogue = ItemCatalogue(
+        content=torch.zeros(NUM_ROWS, 0), categories=Jagged.from_lists([[]] * NUM_ROWS)
+    )
+    sizes = FeatureSizes(num_item_rows=NUM_ROWS, num_categories=1, content_dim=0)
+    return ModelInputs(sequences=sequences, catalogue=catalogue, sizes=sizes)
+
+
+def test_metrics_of_lists_are_those_of_every_items_score() -> None:
+    data, model = inputs(), LatestItem()
+    queries = EvaluationQueries.of(data, "validation", RetrievalSettings(num_candidates=50))
+    counts = torch.from_numpy(np.random.default_rng(1).integers(0, 9, NUM_ROWS)).float()
+    config = RankingConfig(ks=(10, 50))
+    for one in (model, Popularity(PopularityConfig(), counts)):
+        scored, listed = (source_of(one, data, up_to) for up_to in (NUM_ROWS, NUM_ROWS - 1))
+        assert isinstance(scored, ScoredSource)
+        assert isinstance(listed, IndexedSource | PopularSource)
+        assert measure(listed, queries, config) == measure(scored, queries, config)
+    assert measure(source_of(model, data, 0), queries, config)["recall@50"] > 0.5
+
+
+def test_a_large_catalogue_has_an_index_tuned_on_train_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "recsys.fitting.sources.FaissIndexConfig", lambda: FaissIndexConfig(flat_max_rows=1_000)
+    )
+    data, model = inputs(), LatestItem()
+    index = index_of_model(model, data)
+    assert isinstance(index, FaissIndex)
+    asked = model.query_vectors(tuning_queries(data))
+    assert measure_recall(index, asked, model.vectors) >= 0.99
+
+
+def test_tuning_reads_no_held_out_event() -> None:
+    data = inputs()
+    sequences = data.sequences
+    changed = np.array(sequences.item_rows)
+    held_out = np.arange(len(changed)) % LENGTH >= LENGTH - 2
+    changed[held_out] = 7
+    other = replace(data, sequences=replace(sequences, item_rows=changed))
+    here, there = (tuning_queries(one)["history"] for one in (data, other))
+    assert torch.equal(here.values, there.values)
+    assert here.lengths().tolist() == [LENGTH - 3] * NUM_USERS

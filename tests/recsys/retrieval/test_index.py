@@ -1,0 +1,111 @@
+"""Every kind of index answers alike: known lists, masks, padding, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import top_k_of_scores
+from recsys.retrieval.exact import exact_top_k
+from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.index import ExactIndex, VectorIndex, gpu_dtype, index_of
+
+NUM_ROWS, DIM = 3_000, 16
+KINDS = ("exact", "flat", "ivf_sq8", "hnsw")
+
+
+def whole_numbers(seed: int, *shape: int) -> torch.Tensor:
+    """Vectors whose products are exact in every type, with many ties."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(-3, 4, shape)).float()
+
+
+ITEMS, QUERIES = whole_numbers(0, NUM_ROWS, DIM), whole_numbers(1, 12, DIM)
+
+
+def made(kind: str, items: torch.Tensor = ITEMS) -> VectorIndex:
+    """Probing every list, or keeping half the items, an approximate index finds all."""
+    if kind == "exact":
+        return ExactIndex(items)
+    return build_index(items, FaissIndexConfig(kind=kind, effort=1_500))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("share", [None, 0.5, 0.1, 0.01, 0.0])
+def test_every_kind_gives_the_best_scores_under_a_mask(kind: str, share: float | None) -> None:
+    index = made(kind)
+    mask = None
+    if share is not None:
+        mask = ItemMask(np.random.default_rng(2).random(NUM_ROWS) < share)
+    truth = top_k_of_scores(QUERIES @ ITEMS.T, 20, mask)
+    found = index.search(QUERIES, 20, mask)
+    assert torch.equal(found.scores, truth.scores)
+    chosen = ItemMask.all(NUM_ROWS) if mask is None else mask
+    rows = found.item_rows.numpy()
+    assert (chosen.allows(rows.clip(0).ravel()) | (rows.ravel() < 1)).all()
+    for query, scores in zip(QUERIES, truth.scores, strict=True):
+        one = index.search_one(query, 20, chosen)
+        assert one.scores.tolist() == scores[scores > -torch.inf].tolist()
+        assert chosen.allows(one.item_rows).all()
+
+
+def test_equal_scores_are_in_the_order_of_rows_where_all_are_compared() -> None:
+    index = made("exact")
+    truth = top_k_of_scores(QUERIES @ ITEMS.T, 50)
+    assert torch.equal(index.search(QUERIES, 50).item_rows, truth.item_rows)
+    one = index.search_one(QUERIES[0], 50, ItemMask.all(NUM_ROWS))
+    assert one.item_rows.tolist() == truth.item_rows[0].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_queries_are_refused(kind: str) -> None:
+    index = made(kind)
+    nowhere = torch.full((DIM,), torch.nan)
+    with pytest.raises(ValueError, match="query 0 holds NaN or infinity"):
+        index.search(nowhere[None], 3)
+    with pytest.raises(ValueError, match="query 0 holds NaN or infinity"):
+        index.search_one(nowhere, 3, ItemMask.all(NUM_ROWS))
+    with pytest.raises(ValueError, match=rf"queries must be \[B, {DIM}\]"):
+        index.search(torch.zeros(1, 4), 3)
+    with pytest.raises(ValueError, match="mask covers 9 item rows"):
+        index.search(QUERIES, 3, ItemMask.all(9))
+    assert (index.dim, index.num_item_rows, index.device.type) == (DIM, NUM_ROWS, "cpu")
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_items_that_are_not_finite_are_refused(bad: float) -> None:
+    items = ITEMS[:50].clone()
+    items[7, 3] = bad
+    with pytest.raises(ValueError, match="item row 7 holds NaN"):
+        ExactIndex(items)
+    with pytest.raises(ValueError, match=r"vectors must be \[N, D\]"):
+        ExactIndex(items[0])
+
+
+def test_the_kind_follows_the_number_of_items() -> None:
+    config = FaissIndexConfig(flat_max_rows=1_000)
+    assert isinstance(index_of(ITEMS[:1_000], config), ExactIndex)
+    large = index_of(ITEMS[:1_001], config)
+    assert isinstance(large, FaissIndex)
+    assert large.kind == "ivf_sq8"
+    assert isinstance(index_of(ITEMS, FaissIndexConfig(kind="hnsw")), FaissIndex)
+
+
+def test_a_gpu_holds_the_widest_type_that_fits() -> None:
+    assert gpu_dtype(10_000_000, 64, 3 << 30) == torch.float32
+    assert gpu_dtype(10_000_000, 64, 2 << 30) == torch.float16
+    assert gpu_dtype(10_000_000, 64, 1 << 30) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("share", [None, 0.5, 0.01])
+def test_a_gpu_finds_what_the_cpu_does(share: float | None) -> None:
+    mask = None
+    if share is not None:
+        mask = ItemMask(np.random.default_rng(2).random(NUM_ROWS) < share)
+    index = index_of(ITEMS, device="cuda")
+    assert index.device.type == "cuda"
+    found, truth = index.search(QUERIES, 20, mask), exact_top_k(QUERIES, ITEMS, 20, mask)
+    assert torch.equal(found.item_rows, truth.item_rows)
+    assert torch.equal(found.scores, truth.scores)

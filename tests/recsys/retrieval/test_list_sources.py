@@ -1,0 +1,138 @@
+"""Sources that make lists alone give the lists of those that score every item."""
+
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.top_k import TopK
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
+from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.retrieval import sources
+from recsys.retrieval.index import ExactIndex
+from recsys.retrieval.sources import (
+    IndexedSource,
+    PopularSource,
+    ScoredSource,
+    Source,
+    WeightsSource,
+    allowed_items,
+)
+
+NUM_ROWS, DIM = 400, 8
+
+
+def vectors() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    found = normalize(torch.randn(NUM_ROWS, DIM, generator=generator))
+    found[[0, 17]] = 0
+    return found
+
+
+ITEMS = vectors()
+
+
+def histories(num_queries: int = 30) -> JaggedBatch:
+    """Histories of 0 to 39 items."""
+    rng = np.random.default_rng(1)
+    lists = [rng.integers(1, NUM_ROWS, n % 40).tolist() for n in range(num_queries)]
+    return JaggedBatch({"history": Jagged.from_lists(lists)})
+
+
+def mean_vectors(queries: JaggedBatch) -> torch.Tensor:
+    history = queries["history"]
+    total = torch.zeros(history.batch_size, DIM)
+    total.index_add_(0, history.segments(), ITEMS[history.values])
+    return total
+
+
+def score(queries: JaggedBatch) -> torch.Tensor:
+    scores = mean_vectors(queries) @ ITEMS.T
+    return scores.masked_fill_(~ITEMS.any(1), -torch.inf)
+
+
+def weights() -> ItemWeights:
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(0, 30, NUM_ROWS)
+    lengths[0] = 0
+    total = int(lengths.sum())
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    rows = torch.from_numpy(rng.integers(1, NUM_ROWS, total).astype(np.int32))
+    amounts = torch.from_numpy(rng.integers(1, 5, total).astype(np.float32))
+    return ItemWeights(WeightTable(offsets, rows, amounts), HistoryWeights(max_events=20))
+
+
+def popularity() -> Popularity:
+    counts = torch.from_numpy(np.random.default_rng(5).integers(0, 9, NUM_ROWS)).float()
+    return Popularity(PopularityConfig(), counts)
+
+
+def pairs() -> dict[str, tuple[Source, Source]]:
+    """Each source that scores every item beside the one that makes lists."""
+    table, popular = weights(), popularity()
+    return {
+        "index": (ScoredSource(score), IndexedSource(mean_vectors, lambda: ExactIndex(ITEMS))),
+        "weights": (ScoredSource(table.score), WeightsSource(table)),
+        "popular": (
+            ScoredSource(popular.score, needs_history=False),
+            PopularSource(popular.item_scores),
+        ),
+    }
+
+
+def check_alike(found: TopK, truth: TopK) -> None:
+    assert torch.equal(found.item_rows, truth.item_rows)
+    torch.testing.assert_close(found.scores, truth.scores, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["index", "weights", "popular"])
+@pytest.mark.parametrize("max_hidden", [0, 2_048])
+def test_lists_are_those_of_every_items_score(
+    name: str, max_hidden: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MAX_HIDDEN", max_hidden)
+    scored, listed = pairs()[name]
+    queries = histories()
+    allowed = allowed_items(queries["history"], 30, NUM_ROWS)
+    own = allowed & (torch.rand(30, NUM_ROWS, generator=torch.Generator().manual_seed(2)) < 0.3)
+    nothing = torch.zeros_like(allowed)
+    for chosen in (allowed, own, nothing):
+        truth, found = scored(queries, chosen, 25), listed(queries, chosen, 25)
+        assert found.scores is None
+        check_alike(found.lists, truth.lists)
+
+
+def test_a_catalogue_that_grew_is_searched_by_what_the_index_knows() -> None:
+    scored, listed = pairs()["index"]
+    queries = histories()
+    grown = allowed_items(queries["history"], 30, NUM_ROWS + 5)
+    check_alike(listed(queries, grown, 25).lists, scored(queries, grown, 25).lists)
+    with pytest.raises(ValueError, match="mask covers 390 item rows, the index has 400"):
+        listed(queries, grown[:, :390], 25)
+
+
+def test_no_queries_give_no_lists() -> None:
+    nobody = JaggedBatch({"history": Jagged.from_lists([])})
+    for _, listed in pairs().values():
+        lists = listed(nobody, torch.zeros(0, NUM_ROWS, dtype=torch.bool), 5).lists
+        assert lists.item_rows.shape == (0, 5)
+
+
+def test_an_index_is_built_once_when_it_is_needed() -> None:
+    built: list[int] = []
+
+    def build() -> ExactIndex:
+        built.append(1)
+        return ExactIndex(ITEMS)
+
+    source = IndexedSource(mean_vectors, build, item_vectors=lambda: ITEMS)
+    assert torch.equal(cast("torch.Tensor", source.item_vectors()), ITEMS)
+    assert built == []
+    queries = histories()
+    allowed = allowed_items(queries["history"], 30, NUM_ROWS)
+    for _ in range(2):
+        source(queries, allowed, 5)
+    assert built == [1]
