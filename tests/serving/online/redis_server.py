@@ -1,6 +1,7 @@
 """A redis-server of the test's own: it can be killed, frozen and started again."""
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -12,7 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
+CHOSEN = os.environ.get("RECSYS_TEST_REDIS", "")
+"""Path of the server to test, such as a valkey-server beside an installed redis-server."""
+PROGRAM = shutil.which(CHOSEN or "redis-server") or shutil.which("valkey-server")
 needs_redis = pytest.mark.skipif(
     PROGRAM is None, reason="no redis-server on PATH: apt-get install redis-server"
 )

@@ -94,6 +94,27 @@ async def test_events_that_arrive_while_a_commit_runs_share_the_next(store, writ
 
 
 @in_a_loop
+async def test_commits_gather_while_several_senders_send_at_once(store, writer, monkeypatch):
+    monkeypatch.setattr(writer_module, "GATHER_SECONDS", 0.5)
+    # A sender that waits for each of its events is not kept waiting.
+    for number in range(3):
+        assert await writer.add([event(number)]) == [True]
+    await held(store)
+    first = asyncio.create_task(writer.add([event(3)]))
+    await begun(store)
+    second = asyncio.create_task(writer.add([event(4)]))
+    await asyncio.sleep(0.01)
+    store.go.set()
+    await first
+    spread = []
+    for number in range(5, 8):
+        spread.append(asyncio.create_task(writer.add([event(number)])))
+        await asyncio.sleep(0.005)
+    await asyncio.gather(second, *spread)
+    assert store.sizes == [1, 1, 1, 1, 4]
+
+
+@in_a_loop
 async def test_too_many_waiting_events_are_refused_and_none_of_them_stored(
     store, writer, monkeypatch
 ):
