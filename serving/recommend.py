@@ -370,7 +370,7 @@ class Recommender:
                 continue
             try:
                 found = source.candidates(query, eligible, min(length, longest))
-                if found is not None and not np.isfinite(found.scores).all():
+                if found is not None and not _all_finite(found.scores):
                     raise ValueError(f"scores of source {name} are not finite")
             except LateError:
                 missing.append(Degraded("late_source", name))
@@ -492,6 +492,11 @@ class Recommender:
                 cards, ranked.scores.tolist(), sources, why, shares, strict=True
             )
         ]
+
+
+def _all_finite(scores: NDArray[np.float32]) -> bool:
+    # Counting takes a third of the time of all().
+    return np.count_nonzero(np.isfinite(scores)) == len(scores)
 
 
 def _slots(made: Made) -> list[dict[str, object]]:

@@ -257,6 +257,7 @@ class OneHistory:
         self._silent = (~model.has_content).nonzero()[:, 0].numpy()
         recency = torch.arange(model.config.max_history, 0, -1)
         self._weights = recency.float() ** -model.config.history_power
+        self._num_events, self._num_items = len(self._weights), len(self._vectors)
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -270,13 +271,13 @@ class OneHistory:
         Args:
             item_rows: Rows of the catalogue, oldest first, at least one.
         """
-        latest = item_rows[-len(self._weights) :]
-        total = self._weights[-len(latest) :] @ self._vectors.index_select(0, latest)  # [F]
+        latest = item_rows[-self._num_events :]
+        total = self._weights[-latest.shape[0] :] @ self._vectors.index_select(0, latest)  # [F]
         return total / max(float(torch.linalg.vector_norm(total)), NORM_FLOOR)
 
     def scores(self, item_rows: Tensor) -> Tensor:
         """Score every item, [N]; -inf where there is no content."""
-        if len(self._vectors) > PAIRS_UP_TO:
+        if self._num_items > PAIRS_UP_TO:
             vector = self.query_vector(item_rows)
             scores, silent = vector @ self._columns, not bool(vector.any())
         else:
@@ -286,8 +287,8 @@ class OneHistory:
 
     def _by_pairs(self, item_rows: Tensor) -> tuple[Tensor, bool]:
         """Score every item by its cosines to the events, [N]; say whether none has content."""
-        latest = item_rows[-len(self._weights) :]
-        weights = self._weights[-len(latest) :]
+        latest = item_rows[-self._num_events :]
+        weights = self._weights[-latest.shape[0] :]
         scores = functional.embedding_bag(
             latest, self._cosines, START, mode="sum", per_sample_weights=weights
         )[0]

@@ -24,6 +24,7 @@ class OneQuery:
         self._inputs = model.all_item_inputs()
         # The latest event last.
         self._recency = tower.recency.weight.detach().flip(0)
+        self._num_events = len(self._recency)
         self._latest = LatestEvent(
             tower.attention_norm,
             (attention.query.weight, attention.query.bias),
@@ -48,8 +49,8 @@ class OneQuery:
             item_rows: History, rows of the catalogue, oldest first, at least one.
             features: Row of each ``user.<name>`` and ``context.<name>`` that the model reads.
         """
-        values = self._inputs.index_select(0, item_rows[-len(self._recency) :])
-        values += self._recency[-len(values) :]
+        values = self._inputs.index_select(0, item_rows[-self._num_events :])
+        values += self._recency[-values.shape[0] :]
         state = self._latest(values, None)
         state = torch.layer_norm(state, state.shape, *self._norm)
         for feature, weight in self._tables:

@@ -155,6 +155,11 @@ class ItemWeights:
         return self._sum(queries.batch_size, _Seeds(query[known], history.values[known], weight))
 
     @cached_property
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        """The table, for single histories."""
+        return tuple(part.numpy() for part in self.table)
+
+    @cached_property
     def _laid_out(self) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
         """Items and weights with one row for each item, [N, W] each, 0 where there are fewer.
 
@@ -179,7 +184,7 @@ class ItemWeights:
             item_rows: Distinct items, [k].
             history: Item rows, oldest first.
         """
-        offsets, rows, weights = (tensor.numpy() for tensor in self.table)
+        offsets, rows, weights = self._arrays
         best, seeds = np.zeros(len(item_rows)), np.zeros(len(item_rows), np.int64)
         if len(item_rows) == 0:
             return seeds
@@ -228,7 +233,7 @@ class ItemWeights:
         """
         latest = history[-self.history.max_events :]
         weight = self._latest_last[len(self._latest_last) - len(latest) :]
-        offsets, others, amounts = (part.numpy() for part in self.table)
+        offsets, others, amounts = self._arrays
         if len(latest) and latest.max() >= self.num_item_rows:
             known = latest < self.num_item_rows
             latest, weight = latest[known], weight[known]

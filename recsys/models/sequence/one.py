@@ -81,10 +81,10 @@ class _Member:
         if self._block is None:
             return encoder.only_last(inputs, one_example(inputs), times)[0]
         if self._places is not None:
-            inputs = inputs + self._places[: len(inputs)]
+            inputs = inputs + self._places[: inputs.shape[0]]
         if encoder.read_at is not None and times is not None:
             inputs = inputs + encoder.read_at(times)
-        state = self._block(inputs, self._bias(len(inputs), times))
+        state = self._block(inputs, self._bias(inputs.shape[0], times))
         if encoder.query_at is not None and times is not None:
             state = state + encoder.query_at(times[-1:])[0]
         return unit_vector(torch.layer_norm(state, state.shape, *self._norm), NORM_FLOOR)

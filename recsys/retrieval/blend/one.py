@@ -243,17 +243,17 @@ def _merged(lists: Mapping[str, OneList]) -> _Merged:
     ranks = np.concatenate([places[:length] for length in lengths])
     source = np.repeat(np.arange(len(lengths)), lengths)
     is_item = rows > 0
-    if not is_item.all():
+    if np.count_nonzero(is_item) < len(rows):
         rows, scores = rows[is_item], scores[is_item]
         ranks, source = ranks[is_item], source[is_item]
         lengths = np.bincount(source, minlength=len(lengths)).tolist()
-    if not np.isfinite(scores).all():
+    if np.count_nonzero(np.isfinite(scores)) < len(scores):
         place = int(np.flatnonzero(~np.isfinite(scores))[0])
         raise ValueError(
             f"source {list(lists)[source[place]]!r} scores item row {rows[place]} "
             f"{scores[place]}; scores must be finite, and holes have item row -1"
         )
-    size = int(rows.max(initial=0)) + 1
+    size = int(np.maximum.reduce(rows, initial=0)) + 1
     listed, column = np.zeros(size, np.bool_), np.empty(size, np.int64)
     listed[rows] = True
     items = np.flatnonzero(listed)

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from recsys.data import top_k
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import (
     OneList,
@@ -118,6 +119,22 @@ def test_scores_of_some_rows_rank_as_those_of_all(seed, number, k):
     every, some = best_of_one(scores, k), best_of_one(scores[rows], k, rows)
     assert some.item_rows.tolist() == every.item_rows.tolist()
     assert some.scores.tolist() == every.scores.tolist()
+
+
+@pytest.mark.parametrize("few", [0, 10_000])
+def test_one_list_is_a_plain_sort_however_many_scores_there_are(few, monkeypatch):
+    monkeypatch.setattr(top_k, "FEW", few)
+    random = np.random.default_rng(3)
+    for levels in (2, 40, 10_000):
+        scores = random.integers(0, levels, 500).astype(np.float32)
+        scores[random.random(500) < 0.3] = -np.inf
+        order = np.lexsort((np.arange(500), -scores))
+        for k in (1, 100, 349, 500, 501):
+            expected = [row for row in order[:k].tolist() if scores[row] > -np.inf]
+            assert best_of_one(torch.from_numpy(scores), k).item_rows.tolist() == expected
+    scores[7] = np.nan
+    with pytest.raises(ValueError, match="query 0 hold NaN"):
+        best_of_one(torch.from_numpy(scores), 3)
 
 
 def test_one_list_ends_with_its_last_item():
