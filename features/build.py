@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from features.counts import Core
 from features.days import MICROS_PER_DAY, write_days, write_shown
 from features.events import as_text
+from features.forgotten import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.ingest import OPTIONAL_FIELDS, open_events
 from features.parallel import Runner, in_order, num_cores
 from features.point_in_time import FEATURES
@@ -176,6 +177,7 @@ class _Build:
         self.memory = memory
         self.report = FeaturesReport()
         self.quarantine = Quarantine(out / "quarantine")
+        self.forgotten = ForgottenUsers(config.forgotten)
         self.features: tuple[str, ...] = ()
         self.day_counts = np.zeros(0, np.int64)
         self.written: list[WrittenSequences] = []
@@ -237,7 +239,8 @@ class _Build:
             return [
                 PrepareTask(
                     source=part, filters=config.filters, fields=fields, now=now,
-                    folder=self.scratch / f"partition-{place:05d}", **more,
+                    folder=self.scratch / f"partition-{place:05d}",
+                    forgotten=config.forgotten, **more,
                 )
                 for place, part in enumerate(partitions_of(source, number), first)
             ]  # fmt: skip
@@ -263,7 +266,10 @@ class _Build:
     def _previous(self, name: str) -> pl.Series | None:
         if self.config.previous is None:
             return None
-        return read_vocabulary(self.config.previous / "vocabularies" / f"{name}.parquet")
+        found = read_vocabulary(self.config.previous / "vocabularies" / f"{name}.parquet")
+        if name != "users" or not self.forgotten:
+            return found
+        return self.forgotten.renamed(found, read_applied(self.config.previous))
 
     def order(self, ingested: Ingested) -> KeptEvents:
         """Sort into histories, drop repetitions, caps and the k-core; give rows.
@@ -410,7 +416,7 @@ class _Build:
         if config.items:
             items = read_table(config.items, "item_id", self.quarantine, max_bad)
         if config.users:
-            users = read_table(config.users, "user_id", self.quarantine, max_bad)
+            users = read_table(config.users, "user_id", self.quarantine, max_bad, self.forgotten)
         report.quarantined_in_tables = self.quarantine.counts - before
         item_ids, user_ids = events.items.ids, events.users.ids
         if config.catalogue_only_items and items is not None:
@@ -436,6 +442,10 @@ class _Build:
         )
         report.warnings += warnings
         report.users, report.items = len(user_ids), len(item_ids)
+        if self.forgotten:
+            self.forgotten.counts["events"] = report.filtered[FORGOTTEN]
+            report.forgotten = self.forgotten.counts
+            write_json(self.out / APPLIED, self.forgotten.until)
         described = {
             "num_user_rows": report.users + 1,
             "num_item_rows": report.items + 1,

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from features.encoding import MISSING, Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
+from features.forgotten import FORGOTTEN, ForgottenUsers
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows, compressed
 from features.scan import batches, naming, renamed, scan_file
@@ -161,6 +162,7 @@ class EventReader:
     """Whether what is read was collected online."""
     known_items: pl.Series | None = None
     """Items of which online events may be; None lets all pass."""
+    forgotten: ForgottenUsers = field(default_factory=lambda: ForgottenUsers({}))
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def read(self, file: EventFile, source: SourceConfig) -> None:
@@ -183,10 +185,17 @@ class EventReader:
         bad_event = typed["reason"].to_numpy()
         good = (bad_user | bad_item | bad_event) == 0
         self.rows_in += batch.height
-        num_bad = batch.height - int(np.count_nonzero(good))
+        bad = ~good
+        if self.forgotten:
+            # Not even the quarantine has their rows.
+            times = typed[EVENT_TIME] if EVENT_TIME in typed.columns else None
+            gone = self.forgotten.events(self.texts.users, users, times)
+            self.dropped[FORGOTTEN] += int(np.count_nonzero(gone))
+            good, bad = good & ~gone, bad & ~gone
+        num_bad = int(np.count_nonzero(bad))
         if num_bad:
             self.num_bad += num_bad
-            rows = np.flatnonzero(~good)
+            rows = np.flatnonzero(bad)
             reasons = [
                 self.texts.users.reason(bad_user[row])
                 if bad_user[row]

@@ -34,6 +34,8 @@ class FeaturesReport:
     quarantined_in_tables: Counter[str] = field(default_factory=Counter)
     """Rows of the items and users tables by reason."""
     items_without_catalogue: int = 0
+    forgotten: Counter[str] = field(default_factory=Counter)
+    """Rows of forgotten users by table; the events are among the filtered."""
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

@@ -220,6 +220,8 @@ class FeaturesConfig(FeatureChoice):
     """What is held out instead of ``splits``."""
     previous: Path | None = None
     """An earlier artefact whose rows stay as they are; new ids follow."""
+    forgotten: Mapping[str, int] = field(default_factory=dict)
+    """Users whose rows are left out: unix ms until which, by the SHA-256 of their id."""
     now: datetime | None = None
     """Events more than a day later are in the future; the clock by default."""
     seed: int = 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from features.encoding import Dictionary
 from features.events import as_micros, as_number, as_text
+from features.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.scan import read_whole
 from features.schema import SourceConfig
@@ -31,11 +32,16 @@ TEXT_COLUMNS = ("title", "name", "description", "brand")
 
 
 def read_table(
-    source: SourceConfig, key: str, quarantine: Quarantine, max_bad_share: float
+    source: SourceConfig,
+    key: str,
+    quarantine: Quarantine,
+    max_bad_share: float,
+    forgotten: ForgottenUsers | None = None,
 ) -> pl.DataFrame:
     """Read the files of a small table; the mapped columns get our names, all others stay.
 
-    Rows without a usable key, and all but the first of those with the same, go to the quarantine.
+    Rows without a usable key, and all but the first of those with the same, go to the quarantine;
+    those of forgotten users are left out.
 
     Raises:
         ValueError: If a file cannot be read, lacks the key column, or is largely unusable.
@@ -57,14 +63,19 @@ def read_table(
         first = table[key].is_first_distinct().to_numpy()
         first &= ~np.append(seen, False)[np.minimum(codes, len(seen))]
         good = first & (reason_codes == 0)
-        bad = np.flatnonzero(~good)
+        gone = np.zeros(len(good), np.bool_)
+        if forgotten:
+            gone = forgotten.rows(f"{key.removesuffix('_id')}s", table[key])
+        good &= ~gone
+        bad = np.flatnonzero(~good & ~gone)
         reasons = [
             dictionary.reason(code) if code else f"{key} was there before"
             for code in reason_codes[bad].tolist()
         ]
         quarantine.add(path, pl.Series(bad), pl.Series(reasons, dtype=pl.String), table[bad])
         seen[codes[good]] = True
-        num_rows, num_bad = num_rows + table.height, num_bad + len(bad)
+        num_rows += table.height - int(np.count_nonzero(gone))
+        num_bad += len(bad)
         frames.append(table.filter(good))
     table_name = key.removesuffix("_id")
     quarantine.check_share(table_name, num_bad, num_rows, max_bad_share)

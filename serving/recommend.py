@@ -496,7 +496,7 @@ class Recommender:
 
 def _all_finite(scores: NDArray[np.float32]) -> bool:
     # Counting takes a third of the time of all().
-    return np.count_nonzero(np.isfinite(scores)) == len(scores)
+    return int(np.count_nonzero(np.isfinite(scores))) == len(scores)
 
 
 def _slots(made: Made) -> list[dict[str, object]]:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from features.encoding import Dictionary
+from features.forgotten import ForgottenUsers
 from features.ingest import EventFile, EventReader, record_dtype
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows
@@ -50,6 +51,8 @@ class PrepareTask:
     """Whether a server collected the events."""
     known_items: Path | None = None
     """Item ids (read_texts) of which online events may be."""
+    forgotten: Mapping[str, int] = field(default_factory=dict)
+    """Users whose events are left out, as in FeaturesConfig."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +151,7 @@ def prepare_partition(task: PrepareTask) -> Prepared:
     shown = RecordFile(task.folder / SHOWN, dtype)
     quarantine = Quarantine(task.folder / "quarantine")
     reader = EventReader(task.filters, quarantine, records, shown, task.now, online=task.online)
+    reader.forgotten = ForgottenUsers(task.forgotten)
     if task.known_items is not None:
         reader.known_items = read_texts(task.known_items)
     with reader.pool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from features.schema import SplitConfig, TieOrder
 from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.inputs.forgotten import list_path
 from pipelines.presets.resolve import with_online_events
 from pipelines.reproduction.arrays import prepare, recipe_of
 from recsys.replay.__main__ import CONFIG
@@ -59,6 +60,7 @@ def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
     return replace(
         config,
         workspace=folder / WORKSPACE,
+        data=replace(config.data, forgotten=list_path(config)),
         auto=replace(config.auto, enabled=False),
         splits=SplitConfig(tie_orders=(ORDER,)),
         semantic_ids=replace(config.semantic_ids, method="none"),

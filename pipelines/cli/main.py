@@ -241,16 +241,20 @@ def note_run(recording: Recording, outcomes: Sequence[StageOutcome]) -> None:
 
 def with_data(config: RunConfig, recording: Recording) -> RunConfig:
     """Bring in what has arrived, and point the configuration at it."""
+    from pipelines.inputs.forgotten import with_forgotten
     from pipelines.presets import resolve as presets
 
+    config = with_forgotten(config)
     ingest.bring_in(config, recording)
     return presets.with_online_events(presets.with_dataset(config))
 
 
 def collected_in(config: RunConfig) -> list[str]:
-    """Assign the folder of exported events, so that all rounds of a run read the same."""
-    folder = config.data.online_events
-    return [] if folder is None else [f"data.online_events={json.dumps(folder)}"]
+    """Assign where exported events and the list of forgotten users lie, for all rounds of a run."""
+    folder, forgotten = config.data.online_events, config.data.forgotten
+    found = [] if folder is None else [f"data.online_events={json.dumps(folder)}"]
+    listed = [] if forgotten is None else [f"data.forgotten={json.dumps(str(forgotten))}"]
+    return [*found, *listed]
 
 
 def report_run(outcomes: Sequence[StageOutcome], workspace: Path, seconds: float) -> None:

@@ -185,6 +185,9 @@ class DataConfig(FileFormat):
     left out."""
     users: Path | None = None
     """What is known of users: user_id and any columns. May be left out."""
+    forgotten: Path | None = None
+    """The list of users whose rows are left out, which recsys users forget keeps;
+    <workspace>/forgotten.json without. Beside raw files that several runs read, it serves all."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our column of the events -> the file's, for example user_id = "customer"; "" leaves out a
     column of ours that the file has."""
@@ -283,7 +286,7 @@ class RunConfig:
 
     def raw_file_keys(self) -> list[str]:
         """Name the keys of raw files' places, which shape no artefact."""
-        places = ("dataset", "events", "partitions", "online_events", "items", "users")
+        places = ("dataset", "events", "partitions", "online_events", "items", "users", "forgotten")
         return [*(f"data.{name}" for name in places), "data.watermark_days", "release.bundles"]
 
 

@@ -19,6 +19,8 @@ from features.partition import PartitionReport
 from features.schema import FilterConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.inputs.forgotten import forgotten_users
+from pipelines.partitions.forget import leave_out_forgotten
 from pipelines.partitions.manifest import (
     DAYS,
     FOLDER,
@@ -57,11 +59,13 @@ class IngestReport:
     rows: int = 0
     """Events of new and corrected partitions."""
     quarantined: int = 0
+    forgotten: int = 0
+    """Rows of forgotten users that were left out, of partitions old and new."""
 
     @property
     def changed(self) -> bool:
         """Whether other events count than before."""
-        return bool(self.new or self.corrected)
+        return bool(self.new or self.corrected or self.forgotten)
 
     def notes(self) -> list[str]:
         """Say in words what is not as usual."""
@@ -73,6 +77,8 @@ class IngestReport:
         lines += [f"{key} was set aside: {reason}" for key, reason in self.set_aside.items()]
         if self.quarantined:
             lines.append(f"{self.quarantined:,} rows were quarantined")
+        if self.forgotten:
+            lines.append(f"{self.forgotten:,} rows of forgotten users were left out")
         return lines
 
     def log_line(self) -> str:
@@ -142,8 +148,14 @@ def ingest(
             until=until,
             reader=reader,
         )
+        forgotten = forgotten_users(config)
         with _manifest_of(reading) as manifest:
-            return _read_changed(reading, manifest, listed, say, dry=dry)
+            manifest, report = _read_changed(reading, manifest, listed, say, dry=dry)
+            if not dry:
+                _, report.forgotten = leave_out_forgotten(
+                    config.workspace, manifest, forgotten, data.columns
+                )
+            return report
 
 
 def _is_later(key: str, until: str | None) -> bool:
@@ -185,7 +197,7 @@ def _read_changed(
     say: Say,
     *,
     dry: bool,
-) -> IngestReport:
+) -> tuple[PartitionsManifest, IngestReport]:
     report = IngestReport()
     for key, files in listed.items():
         before, aside = manifest.partitions.get(key), manifest.set_aside.get(key)
@@ -213,7 +225,7 @@ def _read_changed(
     report.missing = [key for key in manifest.missing if manifest.is_behind_watermark(key)]
     if not dry:
         manifest.write(reading.workspace)
-    return report
+    return manifest, report
 
 
 def _outcome(manifest: PartitionsManifest, key: str, report: IngestReport) -> str:

@@ -47,6 +47,8 @@ class Partition:
     """Whether a later partition was read before it."""
     gone: bool = False
     """Whether the source no longer lists it; what was read goes on counting."""
+    left_out: str = ""
+    """Digest of the list of forgotten users that its rows were held against."""
 
     @property
     def digest(self) -> str:

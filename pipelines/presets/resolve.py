@@ -14,6 +14,7 @@ from pipelines.config.toml import Table, merge, parse_assignment, plain, read_to
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
+from pipelines.inputs.forgotten import with_forgotten
 from pipelines.inputs.opened_store import export_store
 from pipelines.partitions.manifest import FOLDER, PartitionsManifest
 from pipelines.presets import PRESETS
@@ -22,7 +23,7 @@ from serving.online.opening import SQLITE, is_store
 DEFAULT_PRESET = "auto"
 PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
-FILE_KEYS = {"data": ("events", "partitions", "online_events", "items", "users")}
+FILE_KEYS = {"data": ("events", "partitions", "online_events", "items", "users", "forgotten")}
 ONLINE_EVENTS = "online_events"
 """In a workspace: the events of a store."""
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
@@ -223,6 +224,7 @@ def with_online_events(config: RunConfig) -> RunConfig:
     Raises:
         ValueError: There is no such store, or its events cannot be read; says what to do.
     """
+    config = with_forgotten(config)
     url = config.data.online_events
     if url is None or not is_store(url):
         return config

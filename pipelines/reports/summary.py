@@ -163,6 +163,8 @@ def lost_rows(data: ReportData) -> list[tuple[str, int]]:
     ]
     tables = facts["quarantined_in_tables"].items()
     lost += [(f"items or users quarantined: {reason}", count) for reason, count in tables]
+    forgotten = facts.get("forgotten", {}).get("users", 0)
+    lost.append(("rows of forgotten users in the users table", forgotten))
     return [(reason, count) for reason, count in lost if count]
 
 

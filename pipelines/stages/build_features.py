@@ -11,6 +11,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.exported import parts_of
+from pipelines.inputs.forgotten import forgotten_users, list_path
 
 NO_VALUES = {"value": ""}
 """A price or a number of seconds is no rating, which the value of an event is elsewhere."""
@@ -19,7 +20,12 @@ NO_VALUES = {"value": ""}
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """Name the raw files that shape the artefact."""
     online = {f"online_events[{path.name}]": path for path in online_files(config)}
-    return {**config.data.files(), **online}
+    forgotten = list_path(config)
+    return {
+        **config.data.files(),
+        **online,
+        **({"forgotten": forgotten} if forgotten.exists() else {}),
+    }
 
 
 def online_files(config: RunConfig) -> list[Path]:
@@ -38,6 +44,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
         users=data.source((data.users,), data.user_columns) if data.users else None,
         filters=config.filters,
         splits=config.splits,
+        forgotten=forgotten_users(config),
         seed=config.seed,
         **vars(config.features),
     )

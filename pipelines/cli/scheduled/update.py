@@ -82,9 +82,11 @@ def update_recorded(
     quiet: bool,
 ) -> None:
     """Ingest, decide, run, and note it in the history."""
+    from pipelines.inputs.forgotten import with_forgotten
     from pipelines.presets import resolve as presets
     from pipelines.update.policy import Decision, decide
 
+    settings = with_forgotten(settings)
     bring_in(settings, recording, until)
     settings = presets.with_online_events(presets.with_dataset(settings))
     decision = Decision("full", "--full") if full else decide(settings)

@@ -1,0 +1,102 @@
+"""Users who are to be forgotten: no build has rows of what they did until then.
+
+The list holds a hash of each id, not the id: it says who is left out without naming anyone. What
+happens after a user was forgotten is that of a new user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.encoding import Codes, Dictionary
+
+FORGOTTEN = "user was forgotten"
+"""Why a row is left out."""
+APPLIED = "forgotten.json"
+"""In an artefact: who was left out, as the list had it."""
+NEVER = -1
+NAME = "(forgotten {})"
+"""Stands for an id in a vocabulary whose rows have to stay."""
+
+
+def hash_of(user_id: str) -> str:
+    """SHA-256 of an id in hexadecimal digits, as online stores keep it."""
+    return hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ForgottenUsers:
+    """Finds rows of forgotten users, and counts those that were left out."""
+
+    def __init__(self, until: Mapping[str, int]) -> None:
+        """Take the unix ms at which each user was forgotten, by ``hash_of`` their id."""
+        self.until = dict(until)
+        self.counts: Counter[str] = Counter()
+        """Rows that were left out, by table."""
+        self._by_code: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def __bool__(self) -> bool:
+        return bool(self.until)
+
+    def moments(self, ids: pl.Series) -> NDArray[np.int64]:
+        """When each user was forgotten, unix ms; -1 for who was not, [n]."""
+        found = (self.until.get(hash_of(one), NEVER) for one in _texts(ids))
+        return np.fromiter(found, np.int64, len(ids))
+
+    def events(
+        self, dictionary: Dictionary, users: Codes, times: pl.Series | None
+    ) -> NDArray[np.bool_]:
+        """Mark events of users that happened until they were forgotten, [E].
+
+        Args:
+            dictionary: Of the ids; each is hashed once.
+            users: Codes of the events' users, [E].
+            times: Microseconds, null where they cannot be read; None where events have none. Then
+                every event of a forgotten user counts as before.
+        """
+        known = len(self._by_code)
+        if dictionary.size > known:
+            fresh = dictionary.texts(np.arange(known, dictionary.size, dtype=np.uint32))
+            self._by_code = np.concatenate([self._by_code, self.moments(fresh)])
+        until = np.append(self._by_code, NEVER)[np.minimum(users, len(self._by_code))]
+        gone: NDArray[np.bool_] = until != NEVER
+        if times is not None and gone.any():
+            gone &= times.fill_null(0).to_numpy() <= 1_000 * until + 999
+        return gone
+
+    def rows(self, table: str, ids: pl.Series) -> NDArray[np.bool_]:
+        """Mark rows of forgotten users in a table without times, [n]."""
+        gone: NDArray[np.bool_] = self.moments(ids.cast(pl.String)) != NEVER
+        self.counts[table] += int(np.count_nonzero(gone))
+        return gone
+
+    def renamed(self, ids: pl.Series, applied: Mapping[str, int]) -> pl.Series:
+        """Take the ids of forgotten users out of a vocabulary whose rows stay.
+
+        Args:
+            ids: By row from 1.
+            applied: The list when the vocabulary was made: whoever has come back since stays.
+        """
+        later = ForgottenUsers(
+            {user: at for user, at in self.until.items() if applied.get(user, NEVER) < at}
+        )
+        places = np.flatnonzero(later.moments(ids) != NEVER)
+        names = [NAME.format(place + 1) for place in places.tolist()]
+        return ids.scatter(places, names) if names else ids
+
+
+def _texts(ids: pl.Series) -> Iterator[str]:
+    return (one or "" for one in ids.to_list())
+
+
+def read_applied(artefact: Path) -> dict[str, int]:
+    """Read who was left out of an artefact."""
+    path = artefact / APPLIED
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

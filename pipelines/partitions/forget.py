@@ -1,0 +1,112 @@
+"""Take forgotten users out of partitions that were read; the source's files stay as they are.
+
+A partition with rows of them gets a new revision, so that a call that is killed leaves the old or
+the new one. What it was checked against is noted, and a list that has not changed costs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from features.forgotten import NEVER, ForgottenUsers
+from features.partition import CLEAN, QUARANTINE
+from features.schema import EVENT_TIME, USER_ID
+from pipelines.engine.artifacts import digest_of_json
+from pipelines.partitions.manifest import Partition, PartitionsManifest, folder_of
+from recsys.data.durable import PARTIAL, fsync_tree
+
+
+def leave_out_forgotten(
+    workspace: Path,
+    manifest: PartitionsManifest,
+    until: Mapping[str, int],
+    columns: Mapping[str, str],
+) -> tuple[PartitionsManifest, int]:
+    """Rewrite the partitions that hold rows of forgotten users, and let them count.
+
+    Args:
+        until: The list of forgotten users.
+        columns: Our column -> the files', as quarantined rows have them.
+
+    Returns:
+        The manifest as it was written, and how many rows went.
+    """
+    if not until:
+        return manifest, 0
+    users, digest, removed = ForgottenUsers(until), digest_of_json(dict(until)), 0
+    theirs = columns.get(USER_ID) or USER_ID
+    for key, partition in manifest.partitions.items():
+        if partition.left_out == digest:
+            continue
+        rewritten, gone = _rewritten(workspace, key, partition, users, theirs)
+        manifest = manifest.with_partition(key, replace(rewritten, left_out=digest))
+        if gone:
+            manifest.write(workspace)
+            shutil.rmtree(folder_of(workspace, key, partition.revision), ignore_errors=True)
+            removed += gone
+    manifest.write(workspace)
+    return manifest, removed
+
+
+def _rewritten(
+    workspace: Path, key: str, partition: Partition, users: ForgottenUsers, theirs: str
+) -> tuple[Partition, int]:
+    """Write a revision without the rows of forgotten users, where there are any."""
+    folder = folder_of(workspace, key, partition.revision)
+    marked = {path: _marked(path, users) for path in sorted(folder.glob(CLEAN))}
+    aside = {path: _marked_aside(path, users, theirs) for path in _quarantined(folder)}
+    gone = sum(int(np.count_nonzero(one)) for one in marked.values())
+    gone_aside = sum(int(np.count_nonzero(one)) for one in aside.values())
+    if not gone + gone_aside:
+        return partition, 0
+    final = folder_of(workspace, key, partition.revision + 1)
+    partial = final.with_name(PARTIAL + final.name)
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(folder, partial)
+    for path, rows in {**marked, **aside}.items():
+        kept = pl.read_parquet(path, hive_partitioning=False).filter(~rows)
+        copied = partial / path.relative_to(folder)
+        copied.unlink()
+        if kept.height:
+            kept.write_parquet(copied)
+    fsync_tree(partial)
+    shutil.rmtree(final, ignore_errors=True)
+    partial.rename(final)
+    rewritten = replace(partition, revision=partition.revision + 1, rows=partition.rows - gone)
+    return rewritten, gone + gone_aside
+
+
+def _marked(path: Path, users: ForgottenUsers) -> NDArray[np.bool_]:
+    """Mark events of forgotten users that happened until then, [E]."""
+    names = pl.read_parquet_schema(path)
+    table = pl.read_parquet(path, columns=[n for n in (USER_ID, EVENT_TIME) if n in names])
+    ids = table[USER_ID].unique()
+    until = users.moments(ids)
+    if (until == NEVER).all():
+        return np.zeros(table.height, np.bool_)
+    moments = dict(zip(ids.to_list(), until.tolist(), strict=True))
+    of_rows = table[USER_ID].replace_strict(moments, return_dtype=pl.Int64).to_numpy()
+    gone: NDArray[np.bool_] = of_rows != NEVER
+    if EVENT_TIME in names:
+        gone &= table[EVENT_TIME].dt.epoch("ms").fill_null(0).to_numpy() <= of_rows
+    return gone
+
+
+def _quarantined(folder: Path) -> list[Path]:
+    return sorted((folder / QUARANTINE).glob("*.parquet"))
+
+
+def _marked_aside(path: Path, users: ForgottenUsers, theirs: str) -> NDArray[np.bool_]:
+    """Mark quarantined rows of forgotten users, whatever their times are, [E]."""
+    raw = pl.read_parquet(path, columns=["raw"])["raw"].to_list()
+    ids = [str(json.loads(row).get(theirs)) for row in raw]
+    gone: NDArray[np.bool_] = users.moments(pl.Series(ids, dtype=pl.String)) != NEVER
+    return gone
