@@ -25,7 +25,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
-from pipelines.cli.online import control, dashboard, events, experiments, keys
+from pipelines.cli.online import control, dashboard, events, experiments, keys, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import dry_run as plan
 from pipelines.cli.scheduled import (
@@ -73,6 +73,7 @@ app.add_typer(control.app, name="config", help="A server's surfaces, rules and e
 app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
 app.add_typer(keys.app, name="keys", help="Keys of a server's clients: add, list, remove.")
 app.add_typer(events.app, name="events", help="What a server collected: export it for training.")
+app.add_typer(users.app, name="users", help="People in a run and its server: forget them.")
 app.add_typer(release.app, name="release", help="Decisions on bundles: list, explain, promote.")
 for command in (
     adapters.adapt,

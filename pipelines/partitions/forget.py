@@ -20,8 +20,16 @@ from features.forgotten import NEVER, ForgottenUsers
 from features.partition import CLEAN, QUARANTINE
 from features.schema import EVENT_TIME, USER_ID
 from pipelines.engine.artifacts import digest_of_json
-from pipelines.partitions.manifest import Partition, PartitionsManifest, folder_of
-from recsys.data.durable import PARTIAL, fsync_tree
+from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.partitions.manifest import (
+    FOLDER,
+    LOCK,
+    MANIFEST,
+    Partition,
+    PartitionsManifest,
+    folder_of,
+)
+from recsys.data.durable import PARTIAL, fsync_tree, locked
 
 
 def leave_out_forgotten(
@@ -54,6 +62,26 @@ def leave_out_forgotten(
             removed += gone
     manifest.write(workspace)
     return manifest, removed
+
+
+def forget_in_partitions(
+    workspace: Path, until: Mapping[str, int], columns: Mapping[str, str]
+) -> int:
+    """Take forgotten users out of a workspace's partitions; returns how many rows went.
+
+    Raises:
+        WorkspaceBusyError: Another process reads partitions into the workspace.
+    """
+    folder = workspace / FOLDER
+    if not (folder / MANIFEST).exists():
+        return 0
+    with locked(folder / LOCK, wait=False) as held:
+        manifest = PartitionsManifest.read(workspace)
+        if not held or manifest is None:
+            raise WorkspaceBusyError(
+                f"another process reads partitions into {folder.absolute()}; wait for it"
+            )
+        return leave_out_forgotten(workspace, manifest, until, columns)[1]
 
 
 def _rewritten(

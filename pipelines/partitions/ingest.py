@@ -24,6 +24,7 @@ from pipelines.partitions.forget import leave_out_forgotten
 from pipelines.partitions.manifest import (
     DAYS,
     FOLDER,
+    LOCK,
     Partition,
     PartitionsManifest,
     SetAside,
@@ -33,7 +34,6 @@ from pipelines.partitions.reading import Reader, ReadingFailedError, Request
 from pipelines.partitions.source import Source, SourceFile, begin_of, end_of
 from recsys.data.durable import PARTIAL, fsync_tree, locked
 
-LOCK = ".lock"
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
 """Errors of this machine's disk, not of the store that a file is fetched from."""
 Say = Callable[[str], None]

@@ -20,6 +20,7 @@ from pipelines.partitions.source import SourceFile, begin_of, end_of, keys_betwe
 from recsys.data.durable import write_durably
 
 FOLDER = "partitions"
+LOCK = ".lock"
 MANIFEST = "partitions.json"
 DAYS = "days"
 FORMAT = 1

@@ -42,11 +42,8 @@ def holds(folder: Path, text: str) -> list[str]:
     found = []
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         if path.suffix == ".parquet":
-            # By day folders have a column of their own name.
             table = pl.read_parquet(path, hive_partitioning=False)
-            content = table.cast(pl.String, strict=False).write_csv().encode()
-            if any(dtype.is_nested() for dtype in table.schema.values()):
-                content = str(table.to_dicts()).encode()
+            content = str(table.to_dicts()).encode()
         else:
             content = path.read_bytes()
         if text.encode() in content:

@@ -12,9 +12,11 @@ import polars as pl
 import pytest
 
 from features.build import build_features
+from features.forgotten import hash_of
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.inputs.forgotten import LIST, add_to_list
 from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import IngestReport, ingest
 from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
@@ -412,3 +414,45 @@ def test_the_manifest_says_what_is_missing(config: RunConfig, tmp_path: Path) ->
     ingest(config)
     document = json.loads((config.workspace / FOLDER / "partitions.json").read_text())
     assert document["missing"] == ["2026-01-02"]
+
+
+def test_forgotten_users_are_taken_out_of_partitions_that_were_read(config: RunConfig) -> None:
+    source = Path(str(config.data.partitions))
+    for day in range(3):
+        write_day(source, day)
+    # Rows of u3 that cannot be used are kept as well, until then.
+    bad = source / "2026-01-02.csv"
+    bad.write_text(bad.read_text() + "u3,,1767312000,1\n")
+    ingest(config)
+    before = manifest_of(config)
+
+    def users(key: str) -> list[str]:
+        folder = (
+            config.workspace
+            / FOLDER
+            / DAYS
+            / f"{key}~{manifest_of(config).partitions[key].revision}"
+        )
+        tables = [pl.read_parquet(path)["user_id"] for path in folder.glob("events-*.parquet")]
+        return pl.concat(tables).to_list()
+
+    keys = list(before.partitions)
+    theirs = {key: users(key).count("u3") for key in keys}
+    assert sum(theirs.values()) > 0
+    # Forgotten in the night after the second day.
+    moment = 1_000 * (FIRST + 2 * SECONDS)
+    add_to_list(config.workspace / LIST, {hash_of("u3"): moment})
+    report = ingest(config)
+    assert report.forgotten == theirs[keys[0]] + theirs[keys[1]] + 1
+    assert report.changed
+    assert [users(key).count("u3") for key in keys] == [0, 0, theirs[keys[2]]]
+    assert not list((config.workspace / FOLDER / DAYS).glob("2026-01-02~*/quarantine/*.parquet"))
+    after = manifest_of(config).partitions
+    assert [after[key].rows for key in keys] == [
+        before.partitions[key].rows - (theirs[key] if key != keys[2] else 0) for key in keys
+    ]
+    # Nothing is done twice, and what arrives later is held against the list too.
+    assert not ingest(config).changed
+    write_day(source, 1, seed=5)
+    ingest(config)
+    assert users(keys[1]).count("u3") == 0

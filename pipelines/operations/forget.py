@@ -1,0 +1,210 @@
+"""Forget users everywhere that a run can reach, and say which files still hold them.
+
+The online store, exports and partitions lose their rows, and a list keeps them out of every later
+preparation. Raw files are whose they are: they are named with their rows, and rewritten where that
+is wanted. Artefacts and bundles are named: the next run makes others, and what was published is
+never rewritten.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from features.forgotten import hash_of
+from features.person import count_rows, write_without
+from features.schema import USER_ID, SourceConfig
+from features.vocabulary import read_vocabulary
+from pipelines.config.run import RunConfig
+from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
+from pipelines.inputs.forgotten import add_to_list, list_path, read_list
+from pipelines.inputs.opened_store import TIMEOUT_MS
+from pipelines.partitions.forget import forget_in_partitions
+from pipelines.partitions.manifest import FOLDER as PARTITIONS
+from pipelines.partitions.source import Source
+from pipelines.presets.resolve import ONLINE_EVENTS
+from pipelines.publishing.released import RELEASED
+from recsys.data.durable import replace_file
+from recsys.data.string_table import StringTable
+from serving.online.opening import SQLITE, is_store, open_store
+from serving.online.store import StoreError
+
+FEATURES = "build_features"
+ANSWERS = "answers-*.parquet"
+NEXT_RUN = "the next recsys run makes it without them"
+COLLECTED = "stays until recsys gc, or you, delete it; a server reads nothing of it that is theirs"
+RAW = "left out of every run; --rewrite-files takes the rows out"
+PUBLIC = "not looked into: it is fetched as others published it; left out of every run"
+FAR = "not looked into: it is not on this machine; left out of every run"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A place that still holds somebody."""
+
+    path: str
+    rows: int | None = None
+    """Of theirs; None where they were not counted."""
+    note: str = ""
+
+
+@dataclass(kw_only=True)
+class ForgetReport:
+    """What was removed, and what was not."""
+
+    removed: dict[str, int] = field(default_factory=dict)
+    """Rows by where they were."""
+    held: list[Held] = field(default_factory=list)
+    list_path: str = ""
+    """Of whom later preparations leave out."""
+    store: str | None = None
+    """Address of the online store that forgot them; None where there is none."""
+
+
+def forget_users(
+    config: RunConfig,
+    user_ids: Sequence[str],
+    now_ms: int,
+    *,
+    store: str | None = None,
+    rewrite_files: bool = False,
+) -> ForgetReport:
+    """Forget users.
+
+    Args:
+        config: Of the run whose files are looked through.
+        now_ms: Unix milliseconds: what happens later is of new users.
+        store: Address of the online store; by default that of ``data.online_events``, else the
+            folder ``online`` beside the bundles.
+        rewrite_files: Whether raw files on this machine are written anew without their rows.
+
+    Raises:
+        ValueError: A store, the list or a raw file cannot be read or written.
+        WorkspaceBusyError: Another process exports or ingests; run it again.
+    """
+    report, until = ForgetReport(), {hash_of(one): now_ms for one in user_ids}
+    # The list first: whatever fails after it, no later run has them.
+    report.list_path = str(list_path(config))
+    add_to_list(list_path(config), until)
+    report.store = store or _store_of(config)
+    if report.store is not None:
+        _forget_in_store(report, report.store, user_ids, now_ms)
+    for folder in _exports(config):
+        with exporting(folder) as exported:
+            known = {**exported.forgotten, **until}
+            report.removed[str(folder)] = exported.forget(folder, known)
+            exported.write(folder)
+    everyone = read_list(list_path(config))
+    rows = forget_in_partitions(config.workspace, everyone, config.data.columns)
+    if rows:
+        report.removed["partitions of the workspace"] = rows
+    for path, source in _raw_files(config, report):
+        found = count_rows(path, source, user_ids)
+        if found and rewrite_files:
+            _rewrite(path, source, user_ids)
+            report.removed[str(path)] = found
+        elif found:
+            report.held.append(Held(path=str(path), rows=found, note=RAW))
+    report.held += _artefacts(config, user_ids)
+    return report
+
+
+def _store_of(config: RunConfig) -> str | None:
+    place = config.data.online_events
+    if place is not None and is_store(place):
+        return place
+    beside = bundles_dir(config).parent / "online"
+    return f"{SQLITE}{beside}" if (beside / "events.db").exists() else None
+
+
+def _forget_in_store(report: ForgetReport, url: str, user_ids: Sequence[str], now_ms: int) -> None:
+    try:
+        store = open_store(url, timeout_ms=TIMEOUT_MS)
+        if store is None:
+            return
+        try:
+            for user_id in user_ids:
+                gone = store.forget(user_id, now_ms)
+                for name, rows in (("events", gone.num_events), ("lists", gone.num_requests)):
+                    key = f"{name} of the online store"
+                    report.removed[key] = report.removed.get(key, 0) + rows
+        finally:
+            store.close()
+    except StoreError as error:
+        raise ValueError(
+            f"the list has them, and the online store {url} does not know it: {error}; run it again"
+        ) from error
+
+
+def _exports(config: RunConfig) -> Iterator[Path]:
+    """List folders of recsys events export that belong to a run."""
+    places = [config.workspace / ONLINE_EVENTS, config.monitoring.served]
+    if config.data.online_events is not None and not is_store(config.data.online_events):
+        places.append(Path(config.data.online_events))
+    for place in dict.fromkeys(one.absolute() for one in places if one is not None):
+        for folder in (place, place / REQUESTS, place / RECORDS):
+            if (folder / EXPORTED).exists():
+                yield folder
+
+
+def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, SourceConfig]]:
+    """List raw files with users on this machine; names in the report what is elsewhere."""
+    data = config.data
+    if data.partitions is not None:
+        if "://" in data.partitions:
+            report.held.append(Held(path=data.partitions, note=FAR))
+        else:
+            listed = Source(data.partitions).partitions().values()
+            for path in (Path(file.path) for files in listed for file in files):
+                yield path, data.source((path,), data.columns)
+    if data.dataset is not None:
+        report.held.append(Held(path=f"data set {data.dataset}", note=PUBLIC))
+        return
+    for path in data.event_paths():
+        if config.workspace / PARTITIONS not in path.parents:
+            yield path, data.source((path,), data.columns)
+    if data.users is not None:
+        yield data.users, data.source((data.users,), data.user_columns)
+
+
+def _rewrite(path: Path, source: SourceConfig, user_ids: Sequence[str]) -> None:
+    def write(partial: Path) -> None:
+        # By its ending a file says how it is written.
+        named = partial.with_name(f"{partial.name}{''.join(path.suffixes)}")
+        try:
+            write_without(path, source, user_ids, named)
+            shutil.copymode(path, named)
+            named.replace(partial)
+        finally:
+            named.unlink(missing_ok=True)
+
+    replace_file(path, write)
+
+
+def _artefacts(config: RunConfig, user_ids: Sequence[str]) -> Iterator[Held]:
+    """Find what was made of them before: artefacts, kept releases, bundles."""
+    workspace = config.workspace
+    if _in_vocabulary(workspace / FEATURES, user_ids):
+        yield Held(path=str(workspace), note=NEXT_RUN)
+    for folder in sorted((workspace / RELEASED).glob("*")):
+        if _in_vocabulary(folder / FEATURES, user_ids):
+            yield Held(path=str(folder), note=COLLECTED)
+    for bundle in sorted(bundles_dir(config).glob("bundle-*")):
+        if (bundle / "users").is_dir():
+            known = StringTable.open(bundle / "users", "user_ids")
+            if any(known.row_of(one) for one in user_ids):
+                yield Held(path=str(bundle), note=COLLECTED)
+    for answers in sorted(bundles_dir(config).glob(ANSWERS)):
+        table = pl.scan_parquet(answers).filter(pl.col(USER_ID).is_in(list(user_ids)))
+        if rows := int(table.select(pl.len()).collect().item()):
+            yield Held(path=str(answers), rows=rows, note=COLLECTED)
+
+
+def _in_vocabulary(features: Path, user_ids: Sequence[str]) -> bool:
+    path = features / "vocabularies" / "users.parquet"
+    return path.exists() and bool(read_vocabulary(path).is_in(list(user_ids)).any())

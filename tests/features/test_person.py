@@ -1,0 +1,56 @@
+"""Rows of a person in raw files: found, and taken out with nothing else changed."""
+
+import gzip
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from features.person import count_rows, write_without
+from features.schema import SourceConfig
+
+CSV = 'when;who;what\r\n1;ann;"a ""b""\nc;ann"\n2;bo;x\r\n\n3;"ann";y\n4;annie;z\n5;bo;ann'
+KEPT = "when;who;what\r\n2;bo;x\r\n\n4;annie;z\n5;bo;ann"
+
+
+def without(path: Path, source: SourceConfig, *user_ids: str) -> Path:
+    target = path.with_name(f"kept-{path.name}")
+    write_without(path, source, user_ids, target)
+    return target
+
+
+def source_of(path: Path, **more: object) -> SourceConfig:
+    return SourceConfig(paths=(path,), columns={"user_id": "who", "item_id": "what"}, **more)
+
+
+@pytest.mark.parametrize("name", ["events.csv", "events.csv.gz"])
+def test_lines_of_others_stay_to_the_byte(tmp_path: Path, name: str) -> None:
+    path, opened = tmp_path / name, gzip.open if name.endswith("gz") else open
+    with opened(path, "wb") as file:
+        file.write(CSV.encode())
+    source = source_of(path, separator=";")
+    assert count_rows(path, source, ["ann"]) == 2
+    with opened(without(path, source, "ann"), "rb") as file:
+        assert file.read().decode() == KEPT
+    assert count_rows(path, source, ["nobody"]) == 0
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    rows = [{"who": 7, "what": "x"}, {"who": 77, "what": "7"}, {"who": None, "what": "y"}]
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    assert count_rows(path, source_of(path), ["7"]) == 1
+    kept = without(path, source_of(path), "7").read_text().splitlines()
+    assert [json.loads(line) for line in kept] == rows[1:]
+
+
+def test_parquet_with_numbers_as_ids(tmp_path: Path) -> None:
+    path = tmp_path / "events.parquet"
+    table = pl.DataFrame(
+        {"who": [7, None, 8, 7], "what": ["x", "y", "z", "u"], "more": [1, 2, 3, 4]}
+    )
+    table.write_parquet(path)
+    assert count_rows(path, source_of(path), ["7", "9"]) == 2
+    kept = pl.read_parquet(without(path, source_of(path), "7", "9"))
+    assert kept.equals(table[[1, 2]])
