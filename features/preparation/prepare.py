@@ -165,15 +165,15 @@ def prepare_partition(task: PrepareTask) -> Prepared:
         fields=task.fields,
         num_records=records.length,
         num_shown=shown.length,
-        num_texts={field: one.size for field, one in by_field.items()},
+        num_texts={name: one.size for name, one in by_field.items()},
         rows_in=reader.rows_in,
         num_bad=reader.num_bad,
         dropped=reader.dropped,
         quarantine=quarantine,
         min_time=reader.min_time,
     )
-    for field, dictionary in by_field.items():
-        write_texts(dictionary.texts(), prepared.texts(field))
+    for name, dictionary in by_field.items():
+        write_texts(dictionary.texts(), prepared.texts(name))
     counts = np.zeros(reader.texts.users.size, np.int64)
     counts[: len(reader.user_counts)] = reader.user_counts
     np.save(task.folder / "user_counts.npy", counts)
