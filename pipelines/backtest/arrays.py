@@ -12,7 +12,7 @@ from pathlib import Path
 
 from features.schema import SplitConfig, TieOrder
 from pipelines.config.run import OWN_DATA, RunConfig
-from pipelines.inputs.forgotten import list_path
+from pipelines.engine.forgotten import list_path
 from pipelines.presets.resolve import with_online_events
 from pipelines.reproduction.arrays import prepare, recipe_of
 from recsys.replay.__main__ import CONFIG

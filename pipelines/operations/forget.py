@@ -20,9 +20,9 @@ from features.person import count_rows, write_without
 from features.schema import USER_ID, SourceConfig
 from features.vocabulary import read_vocabulary
 from pipelines.config.run import RunConfig
+from pipelines.engine.forgotten import add_to_list, list_path, read_list
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
-from pipelines.inputs.forgotten import add_to_list, list_path, read_list
 from pipelines.inputs.opened_store import TIMEOUT_MS
 from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.manifest import FOLDER as PARTITIONS

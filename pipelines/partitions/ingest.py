@@ -19,7 +19,7 @@ from features.partition import PartitionReport
 from features.schema import FilterConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.inputs.forgotten import forgotten_users
+from pipelines.engine.forgotten import forgotten_users
 from pipelines.partitions.forget import leave_out_forgotten
 from pipelines.partitions.manifest import (
     DAYS,

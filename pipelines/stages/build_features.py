@@ -8,10 +8,10 @@ from pathlib import Path
 from features.build import FeaturesConfig, SourceConfig
 from features.build import build_features as build
 from pipelines.config.run import RunConfig
+from pipelines.engine.forgotten import forgotten_users, list_path
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.exported import parts_of
-from pipelines.inputs.forgotten import forgotten_users, list_path
 
 NO_VALUES = {"value": ""}
 """A price or a number of seconds is no rating, which the value of an event is elsewhere."""

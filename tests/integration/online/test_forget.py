@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.inputs.forgotten import read_list
+from pipelines.engine.forgotten import read_list
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.recommend import Recommender

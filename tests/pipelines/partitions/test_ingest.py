@@ -16,7 +16,7 @@ from features.forgotten import hash_of
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.inputs.forgotten import LIST, add_to_list
+from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import IngestReport, ingest
 from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
