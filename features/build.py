@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from features.counts import Core
 from features.days import MICROS_PER_DAY, write_days, write_shown
 from features.events import as_text
-from features.forgotten import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.ingest import OPTIONAL_FIELDS, open_events
 from features.parallel import Runner, in_order, num_cores
+from features.people.forgotten import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.point_in_time import FEATURES
 from features.preparation.ids import (
     CodesOfAll,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from features.encoding import MISSING, Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
-from features.forgotten import FORGOTTEN, ForgottenUsers
+from features.people.forgotten import FORGOTTEN, ForgottenUsers
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows, compressed
 from features.scan import batches, naming, renamed, scan_file

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from features.encoding import Dictionary
 from features.events import as_micros, as_number, as_text
-from features.forgotten import ForgottenUsers
+from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.scan import read_whole
 from features.schema import SourceConfig

@@ -24,8 +24,8 @@ import numpy as np
 import polars as pl
 
 from features.encoding import Dictionary
-from features.forgotten import ForgottenUsers
 from features.ingest import EventFile, EventReader, record_dtype
+from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows
 from features.schema import FilterConfig, SourceConfig

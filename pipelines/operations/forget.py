@@ -15,8 +15,8 @@ from pathlib import Path
 
 import polars as pl
 
-from features.forgotten import hash_of
-from features.person import count_rows, write_without
+from features.people.forgotten import hash_of
+from features.people.raw_rows import count_rows, write_without
 from features.schema import USER_ID, SourceConfig
 from features.vocabulary import read_vocabulary
 from pipelines.config.run import RunConfig
@@ -118,8 +118,8 @@ def _store_of(config: RunConfig) -> str | None:
     place = config.data.online_events
     if place is not None and is_store(place):
         return place
-    beside = bundles_dir(config).parent / "online"
-    return f"{SQLITE}{beside}" if (beside / "events.db").exists() else None
+    folder = bundles_dir(config).parent / "online"
+    return f"{SQLITE}{folder}" if (folder / "events.db").exists() else None
 
 
 def _forget_in_store(report: ForgetReport, url: str, user_ids: Sequence[str], now_ms: int) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.forgotten import NEVER, ForgottenUsers
 from features.partition import CLEAN, QUARANTINE
+from features.people.forgotten import NEVER, ForgottenUsers
 from features.schema import EVENT_TIME, USER_ID
 from pipelines.engine.artifacts import digest_of_json
 from pipelines.engine.errors import WorkspaceBusyError

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from features.build import build_features
-from features.forgotten import hash_of
+from features.people.forgotten import hash_of
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError

@@ -8,8 +8,8 @@ from pathlib import Path
 import polars as pl
 
 from features.build import FeaturesConfig, build_features
-from features.forgotten import FORGOTTEN, hash_of
 from features.ingest import UNKNOWN_ITEM
+from features.people.forgotten import FORGOTTEN, hash_of
 from features.schema import FilterConfig, SourceConfig
 from tests.features.test_build import histories
 

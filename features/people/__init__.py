@@ -1,0 +1,1 @@
+"""People: who is forgotten, and whose rows are in raw files."""
