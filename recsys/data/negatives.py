@@ -34,7 +34,12 @@ def every_item(num_item_rows: int, device: torch.device | str = "cpu") -> Candid
     return Candidates(rows, torch.zeros(len(rows), device=device), len(rows))
 
 
-def mixed_candidates(labels: Tensor, num_uniform: int, item_counts: Tensor) -> Candidates:
+def mixed_candidates(
+    labels: Tensor,
+    num_uniform: int,
+    item_counts: Tensor,
+    generator: torch.Generator | None = None,
+) -> Candidates:
     """Join the batch's labels and uniform draws, with replacement, from the catalogue.
 
     Draws come from torch's global generator of the labels' device, so a seeded run repeats them.
@@ -43,9 +48,11 @@ def mixed_candidates(labels: Tensor, num_uniform: int, item_counts: Tensor) -> C
         labels: Label item rows, [B], drawn in proportion to ``item_counts``.
         num_uniform: Number of uniform draws.
         item_counts: Training events of each item, [N]; row 0 is ignored.
+        generator: Of the draws, in place of the global one.
     """
     num_items = len(item_counts) - 1
-    uniform = torch.randint(1, num_items + 1, (num_uniform,), device=labels.device)
+    shape = (num_uniform,)
+    uniform = torch.randint(1, num_items + 1, shape, device=labels.device, generator=generator)
     rows = torch.cat([labels, uniform])
     counts = item_counts.float()
     # A label outside the counted events still occurred once.

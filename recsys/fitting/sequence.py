@@ -99,8 +99,9 @@ def fit_sequence(
         order = BatchOrder(num_examples, training.batch_size, own.seed)
 
         def loss_at(step: int) -> Tensor:
-            batch = windows.batch(inputs.sequences, order.indices(step))
-            return model.loss(batch.to(run.device))
+            batch = windows.batch(inputs.sequences, run.ranks.part(order.indices(step)))
+            share = run.ranks.share(step, own.seed)
+            return model.loss(batch.to(run.device), share=share)
 
         source = ScoredSource(model.score)
         return model, fit_retriever(model, source, loss_at, len(windows), steps, own, stop_by)

@@ -20,6 +20,7 @@ from recsys.training.loop import Evaluate, TrainConfig, TrainResult, train
 from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, SilentProgress, SilentTracker, Tracker
+from recsys.training.ranks import ALONE, Ranks
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 CPU = torch.device("cpu")
@@ -37,6 +38,8 @@ class TrainingRun:
     """Folder of the states from which a killed training resumes; None keeps none."""
     progress: Progress = field(default_factory=SilentProgress)
     curve: Tracker = field(default_factory=SilentTracker)
+    ranks: Ranks = ALONE
+    """The processes that train together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,7 @@ def run_training(
     evaluate: Evaluate | None,
 ) -> TrainResult:
     """Train a model by its settings, to the best weights on validation where there is any."""
+    run.ranks.shard(model, training.optimizer)
     return train(
         model,
         loss_at,
@@ -90,6 +94,7 @@ def run_training(
         tracker=run.curve,
         progress=run.progress,
         checkpoint_dir=run.checkpoint_dir,
+        ranks=run.ranks,
     )
 
 

@@ -53,9 +53,10 @@ def fit_two_tower(
     order = BatchOrder(num_examples, training.batch_size, run.seed)
 
     def loss_at(step: int) -> Tensor:
-        chosen = positions[order.indices(step)]
+        chosen = positions[run.ranks.part(order.indices(step))]
         queries = inputs.queries(chosen, max_history=config.max_history)
-        return model.loss(queries.to(run.device), sequences.labels(chosen).to(run.device))
+        labels = sequences.labels(chosen).to(run.device)
+        return model.loss(queries.to(run.device), labels, run.ranks.share(step, run.seed))
 
     source = ScoredSource(model.score)
     result = fit_retriever(model, source, loss_at, len(positions), training, run, stop_by)

@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
+from recsys.data.share import WHOLE, StepShare
 from recsys.layers.embedding.collection import Backend, EmbeddingBags
 from recsys.layers.feed_forward import feed_forward
 from recsys.models.item_tower import (
@@ -209,12 +210,13 @@ class TwoTower(RetrievalModel):
         vectors: Tensor = self.query_tower(queries, known, inputs)
         return vectors
 
-    def loss(self, queries: JaggedBatch, item_rows: Tensor) -> Tensor:
+    def loss(self, queries: JaggedBatch, item_rows: Tensor, share: StepShare = WHOLE) -> Tensor:
         """Softmax loss of the labels against in-batch and uniform negatives.
 
         Args:
             queries: What was known before each label.
             item_rows: The labels, [B], each >= 1.
+            share: Of the step's batch, whose labels are the in-batch negatives.
         """
         config = self.config
         history = latest(queries["history"], config.max_history)
@@ -222,7 +224,10 @@ class TwoTower(RetrievalModel):
             candidates = every_item(self.inputs.num_item_rows, item_rows.device)
         else:
             candidates = mixed_candidates(
-                item_rows, config.num_uniform_negatives, self.item_tower.item_counts
+                share.all_labels(item_rows),
+                config.num_uniform_negatives,
+                self.item_tower.item_counts,
+                share.draws(item_rows.device),
             )
         rows = torch.cat([item_rows, candidates.rows, history.values])
         distinct, place = torch.unique(rows, return_inverse=True)
@@ -235,9 +240,10 @@ class TwoTower(RetrievalModel):
         items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
         label_scores = (query * items[label_place]).sum(1) / config.temperature  # [B]
         candidate_scores = query @ items[candidate_place].T / config.temperature  # [B, C]
-        return sampled_softmax_loss(
+        loss = sampled_softmax_loss(
             label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
         )
+        return loss * share.weight(item_rows)
 
     @classmethod
     def load(

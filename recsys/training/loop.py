@@ -26,19 +26,16 @@ from recsys.training.checkpoint import (
     CheckpointError,
     load_latest,
     prepare_directory,
-    random_states,
     save_checkpoint,
-    set_random_states,
 )
 from recsys.training.optim import (
     RowTables,
     ScheduleConfig,
     clip_gradients,
-    load_optimizer_tensors,
     lr_at,
-    optimizer_tensors,
 )
 from recsys.training.progress import Progress, SilentTracker, StderrProgress, Tracker
+from recsys.training.ranks import ALONE, Ranks
 from recsys.training.time_limit import Spent, seconds_now, steps_to_skip
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
@@ -150,8 +147,14 @@ class Run:
     """What a checkpoint holds: a model, its optimizer, the counters and the best weights so far."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, config: TrainConfig, directory: Path | None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        config: TrainConfig,
+        directory: Path | None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.model = model
         self.optimizer = optimizer
         self.config = config
@@ -170,8 +173,10 @@ class Run:
         """
         if self.directory is None:
             return
-        prepare_directory(self.directory)
-        checkpoint = load_latest(self.directory)
+        directory = self.directory
+        if self.ranks.rank == 0:
+            prepare_directory(directory)
+        checkpoint = self.ranks.in_turn(lambda: load_latest(directory))
         if checkpoint is None:
             return
         settings = checkpoint.state["settings"]
@@ -183,13 +188,14 @@ class Run:
                     "delete that folder to train from the start, or restore the setting"
                 )
         try:
-            self.model.load_state_dict(dict(checkpoint.tensors["model"]))
-            load_optimizer_tensors(self.model, self.optimizer, checkpoint.tensors["optimizer"])
+            self.ranks.load_state(self.model, checkpoint.tensors["model"])
+            optimizer = checkpoint.tensors["optimizer"]
+            self.ranks.load_optimizer_state(self.model, self.optimizer, optimizer)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.directory} belongs to another model: {error}"
             ) from error
-        set_random_states(checkpoint.tensors["random"])
+        self.ranks.set_random_states(checkpoint.tensors["random"])
         self.best = dict(checkpoint.tensors["best"])
         self.state = TrainState(**checkpoint.state["counters"])
         self._saved_step = self.state.step
@@ -199,26 +205,27 @@ class Run:
         """Write a checkpoint, unless this step has one or there is no folder for it."""
         if self.directory is None or self._saved_step == self.state.step:
             return
-        save_checkpoint(
-            self.directory,
-            Checkpoint(
-                step=self.state.step,
-                tensors={
-                    "model": self.model.state_dict(),
-                    "optimizer": optimizer_tensors(self.model, self.optimizer),
-                    "random": random_states(),
-                    "best": self.best,
-                },
-                state={"settings": self._settings(), "counters": asdict(self.state)},
-            ),
+        checkpoint = Checkpoint(
+            step=self.state.step,
+            tensors={
+                "model": self.ranks.state_of(self.model),
+                "optimizer": self.ranks.optimizer_state_of(self.model, self.optimizer),
+                "random": self.ranks.random_states(),
+                "best": self.best,
+            },
+            state={"settings": self._settings(), "counters": asdict(self.state)},
         )
+        if self.ranks.rank == 0:
+            save_checkpoint(self.directory, checkpoint)
         self._saved_at = time.monotonic()
         self._saved_step = self.state.step
 
     def save_is_due(self) -> bool:
         every, seconds = self.config.checkpoint_every, self.config.checkpoint_seconds
         by_steps = every is not None and self.state.step % every == 0
-        return by_steps or (seconds is not None and time.monotonic() - self._saved_at >= seconds)
+        if by_steps or seconds is None:
+            return by_steps
+        return self.ranks.agreed(time.monotonic() - self._saved_at) >= seconds
 
     def validate(self, evaluate: Evaluate) -> dict[str, float]:
         """Measure the model, keep its weights if they are the best, and note when to stop.
@@ -235,18 +242,18 @@ class Run:
         self.model.train()
         if self.config.max_seconds is not None:
             self.state.num_validations += 1
-            self.state.validation_seconds += seconds_now() - began
+            self.state.validation_seconds += self.ranks.agreed(seconds_now() - began)
         if self.config.metric not in values:
             raise ValueError(
                 f"metric {self.config.metric!r} is not among the validated {sorted(values)}"
             )
-        value, state = float(values[self.config.metric]), self.state
+        value, state = self.ranks.agreed(float(values[self.config.metric])), self.state
         if not math.isnan(value) and (state.best_metric is None or value > state.best_metric):
             state.best_metric, state.best_step = value, state.step
             state.evaluations_since_best = 0
             self.best = {
                 name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in self.model.state_dict().items()
+                for name, tensor in self.ranks.state_of(self.model).items()
             }
         else:
             state.evaluations_since_best += 1
@@ -259,7 +266,7 @@ class Run:
         state, limit = self.state, self.config.max_seconds
         state.step += 1
         if limit is not None:
-            state.seconds = seconds_now() - self._begun_at
+            state.seconds = self.ranks.agreed(seconds_now() - self._begun_at)
             if state.step == 1:
                 state.first_step_seconds = state.seconds
             spent = Spent(
@@ -290,12 +297,13 @@ class Run:
     def finish(self) -> TrainResult:
         """Leave the best weights in the model and tell how the run went."""
         state = self.state
+        self.ranks.whole(self.model)
         if self.best:
             self.model.load_state_dict(self.best)
         self.model.eval()
         return TrainResult(
             num_steps=state.step,
-            best_step=state.best_step if self.best else state.step,
+            best_step=state.step if state.best_metric is None else state.best_step,
             best_metric=state.best_metric,
             bad_steps=state.bad_steps,
             stopped_early=state.stopped_early,
@@ -343,6 +351,7 @@ def train(
     tracker: Tracker | None = None,
     progress: Progress | None = None,
     checkpoint_dir: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> TrainResult:
     """Train a model until its steps, time or patience run out, resuming from ``checkpoint_dir``.
 
@@ -353,6 +362,7 @@ def train(
             from, their state is part of a checkpoint.
         evaluate: Validation metrics of the model; called in eval mode without gradients.
         checkpoint_dir: Folder of this run's checkpoints; None neither saves nor resumes.
+        ranks: The processes that train it together; the mean of their losses is the step's.
 
     Raises:
         TrainingDiverged: If loss or gradients stay non-finite; carries an exit code.
@@ -362,7 +372,8 @@ def train(
     tracker = SilentTracker() if tracker is None else tracker
     progress = StderrProgress() if progress is None else progress
     device = next(model.parameters()).device
-    run, tables = Run(model, optimizer, config, checkpoint_dir), RowTables(model)
+    run, tables = Run(model, optimizer, config, checkpoint_dir, ranks), RowTables(model)
+    ranks.begin(model)
     run.resume()
     state, bad_in_a_row = run.state, 0
     model.train()
@@ -377,15 +388,17 @@ def train(
             with autocast(device, config.precision):
                 loss = loss_at(state.step)
             # Tables that move by rows do so in here, so they hear of the loss first.
-            if tables.may_move(loss):
+            mean_loss = ranks.mean(loss.detach())
+            if tables.may_move(mean_loss):
                 # In this thread: to wake autograd's own took longer than many a kernel.
                 with torch.autograd.set_multithreading_enabled(False):
                     loss.backward()  # type: ignore[no-untyped-call]
+            ranks.mean_gradients(model)
             grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
 
             # The only wait for the device in a step: dense weights move after loss and gradient are
             # known to be finite, and a step that is skipped leaves them and the optimizer alone.
-            if bool(torch.isfinite(loss.detach() + grad_norm)):
+            if bool(torch.isfinite(mean_loss + grad_norm)):
                 optimizer.step()
                 bad_in_a_row = 0
             else:
@@ -398,7 +411,7 @@ def train(
             last = run.count_step(validates=evaluate is not None)
 
             if state.step % config.log_every == 0 or last:
-                numbers = {"loss": loss.item(), "grad_norm": grad_norm.item()}
+                numbers = {"loss": mean_loss.item(), "grad_norm": grad_norm.item()}
                 tracker.log(state.step, **numbers, learning_rate=learning_rate)
                 progress.show(state.step, config.num_steps, **numbers)
 

@@ -94,10 +94,11 @@ class AdamWConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
-    tables: Literal["auto", "dense", "adam", "rowwise_adam"] = "auto"
+    tables: Literal["auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad"] = "auto"
     """How embedding tables move. ``dense``: as any other weight, every row at every step. ``adam``:
     only rows of the batch, inside the backward; a row's moments then rest while it does not occur.
-    ``rowwise_adam``: so too, with one word of squares a row. ``auto``: ``adam`` for large tables on
+    ``rowwise_adam``: so too, with one word of squares a row. ``rowwise_adagrad``: by that word
+    alone, without a mean of gradients, as DLRM's tables. ``auto``: ``adam`` for large tables on
     CUDA with Triton, where it was measured faster, else dense."""
     matrices: Literal["adam", "orthogonal"] = "adam"
     """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps
@@ -107,13 +108,12 @@ class AdamWConfig:
     only after they have moved."""
 
     def __post_init__(self) -> None:
-        if self.tables not in ("auto", "dense", "adam", "rowwise_adam"):
-            raise ValueError(
-                f"tables is 'auto', 'dense', 'adam' or 'rowwise_adam', got {self.tables!r}"
-            )
+        kinds = ("auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad")
+        if self.tables not in kinds:
+            raise ValueError(f"tables is one of {kinds}, got {self.tables!r}")
         if self.matrices not in ("adam", "orthogonal"):
             raise ValueError(f"matrices is 'adam' or 'orthogonal', got {self.matrices!r}")
-        if self.decay_embeddings and self.tables in ("adam", "rowwise_adam"):
+        if self.decay_embeddings and self.tables in kinds[2:]:
             raise ValueError(
                 f"tables that move by rows ({self.tables!r}) cannot decay; set decay_embeddings "
                 "to false, or tables to 'dense'"
@@ -167,6 +167,9 @@ def row_updates(layer: EmbeddingBags, config: AdamWConfig) -> RowUpdateConfig | 
     """Choose how a layer's tables move; None is dense."""
     frozen = [name for name in layer.tables if not layer.weight(name).requires_grad]
     rule = config.tables
+    if layer.lies_on_every_rank:
+        # Every rank moves its copy by the mean of all gradients, which only dense ones have.
+        return None
     if rule == "auto":
         weights = list(layer.parameters())
         fast = layer.backend == "triton" and weights[0].is_cuda

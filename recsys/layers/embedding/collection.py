@@ -131,6 +131,10 @@ class EmbeddingBags(nn.Module):
         self._wanted: Backend = backend
         self.updates: RowUpdates | None = None
         self._looked_up = False
+        self.is_sharded = False
+        """Whether rows lie on several ranks (``training/distributed/sharded.py``)."""
+        self.lies_on_every_rank = False
+        """Whether several ranks train whole copies of the tables, which then move dense."""
         self._by_torchrec = backend == "torchrec" and find_spec("torchrec") is not None
         self.collection: nn.Module = (
             torchrec_collection(tables) if self._by_torchrec else PlainCollection(tables)
@@ -204,7 +208,7 @@ class EmbeddingBags(nn.Module):
         """
         features = self._features
         values = {feature: batch[feature] for feature, _ in features}
-        updates = self.updates if torch.is_grad_enabled() else None
+        updates = self.updates if torch.is_grad_enabled() or self.is_sharded else None
         with self._naming_wrong_ids(values, features):
             if updates is not None:
                 return self._pool_by_rows(updates, values, features)
@@ -218,7 +222,7 @@ class EmbeddingBags(nn.Module):
         """
         features = self._features
         values = {feature: batch[feature] for feature, _ in features}
-        updates = self.updates if torch.is_grad_enabled() else None
+        updates = self.updates if torch.is_grad_enabled() or self.is_sharded else None
         plain = all(
             table.pooling == "sum" and values[feature].weights is None
             for feature, table in features
@@ -281,6 +285,8 @@ class EmbeddingBags(nn.Module):
         return pooled
 
     def _look_up_once(self) -> None:
+        if not torch.is_grad_enabled():
+            return
         if self._looked_up:
             raise ValueError(
                 "these tables move by rows and were looked up twice in one step, which would move "
@@ -316,6 +322,8 @@ class EmbeddingBags(nn.Module):
         Call ``begin_step`` before each forward and ``may_move`` before each backward, as the
         training loop does. State starts at zero. Move the layer to its device first.
         """
+        if self.is_sharded:
+            return
         self.updates, self._looked_up = None, False
         if config is None:
             return
@@ -327,6 +335,10 @@ class EmbeddingBags(nn.Module):
             on_cpu = next(self.parameters()).device.type == "cpu"
             kind = FbgemmRowUpdates if on_cpu and fbgemm_can(tables, config) else kind
         self.updates = kind(tables, weights, config)
+
+    def put(self, collection: nn.Module) -> None:
+        """Put another collection of the same tables in place; rows move no more by themselves."""
+        self.collection, self.updates, self.is_sharded = collection, None, False
 
     def begin_step(self, learning_rate: float) -> None:
         """Tell row updates the learning rate of the step that begins."""

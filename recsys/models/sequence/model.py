@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.data.share import WHOLE, StepShare
 from recsys.data.windows import next_events
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding.collection import Backend
@@ -50,16 +51,23 @@ class Ranked(NamedTuple):
     """[C] log of the probability of each to be there, None where every item is."""
 
 
-def sampled_items(labels: Tensor, num_uniform: int, item_counts: Tensor) -> Ranked:
+def sampled_items(
+    labels: Tensor,
+    num_uniform: int,
+    item_counts: Tensor,
+    generator: torch.Generator | None = None,
+) -> Ranked:
     """Join the labels and uniform draws, each item once.
 
     Args:
         labels: Item rows, [P], drawn in proportion to ``item_counts``; 0 is no label.
         num_uniform: Draws from the catalogue, with replacement.
         item_counts: Training events of each item, [N].
+        generator: Of the draws, in place of the global one.
     """
     num_items = len(item_counts) - 1
-    draws = torch.randint(1, num_items + 1, (num_uniform,), device=labels.device)
+    shape = (num_uniform,)
+    draws = torch.randint(1, num_items + 1, shape, device=labels.device, generator=generator)
     rows = torch.unique(torch.cat([labels, draws]))
     rows = rows[rows > 0]
     counts = item_counts.float()
@@ -183,7 +191,12 @@ class SequenceModel(RetrievalModel):
         encoded: Tensor = self.encoder(inputs, history, times)
         return self.encoder.last(encoded, history)
 
-    def loss(self, batch: JaggedBatch, softmax_over: Tensor | None = None) -> Tensor:
+    def loss(
+        self,
+        batch: JaggedBatch,
+        softmax_over: Tensor | None = None,
+        share: StepShare = WHOLE,
+    ) -> Tensor:
         """Softmax loss of every event that follows another, the mean over them.
 
         Args:
@@ -192,6 +205,7 @@ class SequenceModel(RetrievalModel):
                 ``history.counted``, where it is there, is 0 for events that are no labels.
             softmax_over: Item rows, ascending, of the softmax, [C], such as a domain's items;
                 every label is one of them. By default what the settings say.
+            share: Of the step's batch; draws stand against the labels of all of it.
         """
         events, times = self._read(batch, self.config.max_length + 1)
         labels, has_label = next_events(events)  # [M]
@@ -201,22 +215,28 @@ class SequenceModel(RetrievalModel):
         kept = has_label.nonzero()[:, 0]  # [P]
         lengths = (events.lengths() - 1).clamp(min=0)
         history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
-        ranked = self._ranked(labels[kept], softmax_over)
+        ranked = self._ranked(labels[kept], softmax_over, share)
         rows, inputs = self._inputs(ranked, history)
         places = places_among(rows, history.values, self.inputs.num_item_rows)
         read = functional.embedding(places, inputs)  # [P, D]
         encoded = self.encoder(read, history, None if times is None else times[kept])
         places = places_among(rows, ranked.rows, self.inputs.num_item_rows)
         items = functional.embedding(places, inputs)  # [C, D]
-        return self._softmax(encoded, items, ranked, history, labels[kept])
+        loss = self._softmax(encoded, items, ranked, history, labels[kept])
+        return loss * share.weight(labels[kept])
 
-    def _ranked(self, labels: Tensor, softmax_over: Tensor | None) -> Ranked:
+    def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> Ranked:
         if softmax_over is not None:
             return Ranked(softmax_over, None)
         draws, num_item_rows = self.config.num_uniform_negatives, self.inputs.num_item_rows
         if draws is None or draws >= num_item_rows - 1:
             return Ranked(torch.arange(1, num_item_rows, device=labels.device), None)
-        return sampled_items(labels, draws, self.item_tower.item_counts)
+        return sampled_items(
+            share.all_labels(labels),
+            draws,
+            self.item_tower.item_counts,
+            share.draws(labels.device),
+        )
 
     def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
         """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""

@@ -1,0 +1,190 @@
+"""The ranks of a training in several processes: its parts of a step, its sums, its whole state.
+
+Data parallel: each rank computes the loss of its part of the step's batch, and gradients of weights
+that every rank holds are averaged in one buffer. Large tables are sharded by TorchRec
+(``sharded.py``), whose backward moves their rows. In-batch negatives are those of the whole batch,
+so that a step means the same on any number of ranks.
+
+Axes: P labels of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recsys.data.share import StepShare
+from recsys.training.checkpoint import random_states, set_random_states
+from recsys.training.distributed.process_group import gathered
+from recsys.training.distributed.sharded import ShardedTables, ShardingConfig, shard_tables
+from recsys.training.optim import AdamWConfig, load_optimizer_tensors, optimizer_tensors
+from recsys.training.ranks import ALONE, Ranks, Rows
+
+T = TypeVar("T")
+SEED_OF_A_RANK = 1_000_003
+OF_RANK = "rank-{}/"
+"""Begins the names of a further rank's generators in a checkpoint."""
+
+
+class Part:
+    """A rank's part of one step."""
+
+    def __init__(self, step: int, seed: int) -> None:
+        self._seed = (seed * SEED_OF_A_RANK + step) % (1 << 63)
+
+    def all_labels(self, labels: Tensor) -> Tensor:
+        return gathered(labels)
+
+    def weight(self, labels: Tensor) -> Tensor | float:
+        count = (labels > 0).sum().to(torch.float64)
+        mean = count.clone()
+        dist.all_reduce(mean)
+        mean /= dist.get_world_size()
+        return (count / mean.clamp(min=1e-9)).float()
+
+    def draws(self, device: torch.device) -> torch.Generator | None:
+        return torch.Generator(device).manual_seed(self._seed)
+
+
+class SeveralRanks:
+    """One rank among several; torch's process group is joined."""
+
+    def __init__(self, config: ShardingConfig | None = None) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._config = config or ShardingConfig()
+        self._tables: ShardedTables | None = None
+
+    def part(self, examples: Rows) -> Rows:
+        if len(examples) < self.size:
+            return examples
+        return np.array_split(examples, self.size)[self.rank]
+
+    def share(self, step: int, seed: int) -> StepShare:
+        return Part(step, seed)
+
+    def shard(self, model: nn.Module, config: AdamWConfig) -> None:
+        self._tables = shard_tables(model, config, self._config)
+
+    def begin(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for weights in self._replicated(model):
+                dist.broadcast(weights, src=0)
+        if self.rank:
+            torch.manual_seed(torch.initial_seed() + SEED_OF_A_RANK * self.rank)
+
+    def mean(self, value: Tensor) -> Tensor:
+        total = value.detach().clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def mean_gradients(self, model: nn.Module) -> None:
+        """Average in one buffer; a weight without a gradient on any rank stays without one."""
+        weights = [one for one in self._replicated(model) if one.requires_grad]
+        if not weights:
+            return
+        device = weights[0].device
+        has = torch.tensor([float(one.grad is not None) for one in weights], device=device)
+        parts = [
+            torch.zeros(one.numel(), device=device) if one.grad is None else one.grad.flatten()
+            for one in weights
+        ]
+        buffer = torch.cat([*parts, has])
+        dist.all_reduce(buffer)
+        buffer /= self.size
+        present = (buffer[-len(weights) :] > 0).tolist()
+        place = 0
+        for one, is_there in zip(weights, present, strict=True):
+            part = buffer[place : place + one.numel()].view_as(one)
+            place += one.numel()
+            one.grad = part if is_there else None
+
+    def agreed(self, value: float) -> float:
+        first = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(first, src=0)
+        return float(first)
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        if self.rank:
+            dist.barrier()
+            return work()
+        try:
+            return work()
+        finally:
+            dist.barrier()
+
+    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        if self._tables is None:
+            return model.state_dict()
+        return self._tables.state_of(model)
+
+    def load_state(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+        if self._tables is None:
+            model.load_state_dict(dict(state))
+        else:
+            self._tables.load_state(model, state)
+
+    def optimizer_state_of(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+        replicated = optimizer_tensors(model, optimizer)
+        return replicated if self._tables is None else replicated | self._tables.moments()
+
+    def load_optimizer_state(
+        self, model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]
+    ) -> None:
+        rest = dict(tensors)
+        if self._tables is not None:
+            self._tables.load_moments(rest)
+        load_optimizer_tensors(model, optimizer, rest)
+
+    def random_states(self) -> dict[str, Tensor]:
+        own = random_states()
+        found = dict(own)
+        for name in sorted(own):
+            parts = [torch.empty_like(own[name]) for _ in range(self.size)]
+            dist.all_gather(parts, own[name])
+            for rank, state in enumerate(parts[1:], start=1):
+                found[f"{OF_RANK.format(rank)}{name}"] = state
+        return found
+
+    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Put the generators back; a rank that the checkpoint does not know draws of its own."""
+        prefix = OF_RANK.format(self.rank) if self.rank else ""
+        own = {
+            name.removeprefix(prefix): state
+            for name, state in states.items()
+            if name.startswith(prefix) and "/" not in name.removeprefix(prefix)
+        }
+        if "cpu" in own:
+            # States of other ranks' devices are not this one's to set.
+            set_random_states(_known(own))
+
+    def whole(self, model: nn.Module) -> None:
+        if self._tables is not None:
+            self._tables.make_whole(model)
+            self._tables = None
+
+    def _replicated(self, model: nn.Module) -> list[nn.Parameter]:
+        sharded = set() if self._tables is None else self._tables.parameters
+        return [one for one in model.parameters() if id(one) not in sharded]
+
+
+def _known(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keep the states of devices that are here."""
+    count = torch.cuda.device_count()
+    return {
+        name: state
+        for name, state in states.items()
+        if not name.startswith("cuda.") or int(name.removeprefix("cuda.")) < count
+    }
+
+
+def present_ranks(config: ShardingConfig | None = None) -> Ranks:
+    """Return the ranks of the process group that was joined; one alone without one."""
+    if dist.is_available() and dist.is_initialized():
+        return SeveralRanks(config)
+    return ALONE

@@ -1,0 +1,143 @@
+"""What one rank does in the tests: train small two-towers, alone or with others.
+
+    python -m torch.distributed.run --nproc-per-node 2 ranks_at_work.py FOLDER CASE...
+
+Each case writes what the first rank ends with to FOLDER/<case>-<ranks>.safetensors; ``CASE@3`` is
+stopped after 3 steps, and a case whose folder of checkpoints is there goes on.
+"""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.training.distributed.process_group import process_group
+from recsys.training.distributed.several import present_ranks
+from recsys.training.distributed.sharded import ShardingConfig
+from recsys.training.loop import TrainConfig, train
+from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.progress import SilentProgress
+
+NUM_ITEMS, NUM_USERS, DIM, BATCH = 97, 60, 16, 24
+CASES = {
+    "replicated": ("dense", "auto"),
+    "row_wise": ("rowwise_adagrad", "row_wise"),
+    "table_wise": ("rowwise_adagrad", "table_wise"),
+}
+NUM_STEPS = 6
+
+
+def world() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Histories of 5 items, labels and users of 240 examples."""
+    generator = torch.Generator().manual_seed(3)
+    histories = torch.randint(1, NUM_ITEMS, (240, 5), generator=generator)
+    labels = torch.randint(1, NUM_ITEMS, (240,), generator=generator)
+    users = torch.randint(1, NUM_USERS, (240,), generator=generator)
+    return histories, labels, users
+
+
+def model() -> TwoTower:
+    torch.manual_seed(0)
+    config = TwoTowerConfig(
+        embedding_dim=DIM,
+        max_history=5,
+        hidden_dim=32,
+        dropout=0.0,
+        id_dropout=0.0,
+        num_uniform_negatives=8,
+        label_smoothing=0.1,
+        backend="torch",
+    )
+    sizes = FeatureSizes(num_item_rows=NUM_ITEMS, user_features={"id": NUM_USERS})
+    _, labels, _ = world()
+    counts = torch.bincount(labels, minlength=NUM_ITEMS).clamp(min=1)
+    return TwoTower(config, sizes, ItemCatalogue.empty(NUM_ITEMS), counts)
+
+
+class StoppedError(Exception):
+    """A training was stopped by the test."""
+
+
+def run(case: str, folder: Path | None, stop_at: int | None = None) -> dict[str, torch.Tensor]:
+    """Train; without a process group alone."""
+    tables, sharding = CASES[case]
+    shard_from = 10**9 if case == "replicated" else 0
+    ranks = present_ranks(ShardingConfig(shard_from=shard_from, sharding=sharding))
+    trained, (histories, labels, users) = model(), world()
+    optimizer = AdamWConfig(tables=tables, max_row_norm=None)
+    ranks.shard(trained, optimizer)
+    losses = []
+
+    def loss_at(step: int) -> torch.Tensor:
+        if step == stop_at:
+            raise StoppedError
+        batch = torch.arange(step * BATCH, (step + 1) * BATCH) % len(labels)
+        part = torch.from_numpy(ranks.part(batch.numpy()))
+        offsets = torch.arange(0, 5 * len(part) + 1, 5)
+        queries = JaggedBatch(
+            {
+                "history": Jagged(histories[part].flatten(), offsets),
+                "user.id": Jagged.one_each(users[part]),
+            }
+        )
+        # Draws that the same step repeats, on any number of ranks.
+        torch.manual_seed(step)
+        loss = trained.loss(queries, labels[part], SameDraws(ranks.share(step, 0), step))
+        losses.append(float(ranks.mean(loss.detach())))
+        return loss
+
+    train(
+        trained,
+        loss_at,
+        adamw(trained, optimizer),
+        TrainConfig(
+            num_steps=NUM_STEPS,
+            schedule=ScheduleConfig(learning_rate=0.01, decay="constant"),
+            checkpoint_every=3,
+            checkpoint_seconds=None,
+        ),
+        progress=SilentProgress(),
+        checkpoint_dir=folder,
+        ranks=ranks,
+    )
+    state = {name: value.clone() for name, value in trained.state_dict().items()}
+    return state | {"losses": torch.tensor(losses)}
+
+
+class SameDraws:
+    """Another share with draws that depend on the step alone, in one process as well."""
+
+    def __init__(self, share, step: int) -> None:
+        self._share, self._step = share, step
+        self.all_labels, self.weight = share.all_labels, share.weight
+
+    def draws(self, device: torch.device) -> torch.Generator:
+        return torch.Generator(device).manual_seed(self._step)
+
+
+def main() -> None:
+    folder, cases = Path(sys.argv[1]), sys.argv[2:]
+    torch.set_num_threads(1)
+    with process_group(torch.device("cpu"), 60):
+        size = int(os.environ["WORLD_SIZE"])
+        for one in cases:
+            case, _, stop_at = one.partition("@")
+            try:
+                state = run(case, folder / f"{case}-checkpoints", int(stop_at) if stop_at else None)
+            except StoppedError:
+                continue
+            if os.environ["RANK"] == "0":
+                save_file(state, folder / f"{case}-{size}.safetensors")
+                shutil.rmtree(folder / f"{case}-checkpoints")
+            dist.barrier()
+
+
+if __name__ == "__main__":
+    main()
