@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +15,7 @@ from pipelines.dashboard.ask.loading import Loading
 from pipelines.dashboard.ask.question import Question
 from pipelines.dashboard.runs.run import Run
 from pipelines.reports.wording import model_label
+from serving.bundle.manifest import Profile
 from serving.recommend import Made, Recommender
 from serving.schemas import RecommendedItem
 
@@ -45,6 +46,13 @@ class Answer:
     made: Made | None
     refused: str = ""
     """Why there is no list, in words."""
+    profile: Profile | None = None
+    """Where it is what sets two lists apart."""
+
+    @property
+    def name(self) -> str:
+        """Of the list, beside another."""
+        return self.bundle.name if self.profile is None else f"{self.bundle.name}, {self.profile}"
 
     @property
     def items(self) -> Sequence[RecommendedItem]:
@@ -79,19 +87,33 @@ def answers_of(question: Question, states: Sequence[Loading]) -> list[Answer]:
     """Have each loaded bundle make its list, at the same moment and by the same draws."""
     request, now_ms = question.request(), int(1_000 * time.time())
     found = []
-    for bundle, state in zip(question.bundles, states, strict=True):
-        if state.error:
-            continue
-        recommender = state.recommender(question.profile)
+    for side in sides_of(question, states):
         try:
-            made = recommender.make(request, now_ms=now_ms, seed=SEED)
-            found.append(Answer(bundle=bundle, recommender=recommender, made=made))
+            made = side.recommender.make(request, now_ms=now_ms, seed=SEED)
+            found.append(replace(side, made=made))
         except ValueError as error:
             # An item that this bundle does not know, or a filter on what it does not have.
-            found.append(
-                Answer(bundle=bundle, recommender=recommender, made=None, refused=str(error))
-            )
+            found.append(replace(side, refused=str(error)))
     return found
+
+
+def sides_of(question: Question, states: Sequence[Loading]) -> list[Answer]:
+    """Say what answers, before it has: the bundles that are loaded, or a bundle's two profiles."""
+    loaded = [
+        (bundle, state)
+        for bundle, state in zip(question.bundles, states, strict=True)
+        if not state.error
+    ]
+    if question.profile != "both":
+        return [
+            Answer(bundle=bundle, recommender=state.recommender(question.profile), made=None)
+            for bundle, state in loaded
+        ]
+    bundle, state = next((one for one in loaded if "full" in one[1].profiles), loaded[0])
+    return [
+        Answer(bundle=bundle, recommender=state.recommender(name), made=None, profile=name)
+        for name in state.profiles
+    ]
 
 
 def counts_of(recommender: Recommender, item_ids: Sequence[str]) -> list[float]:
@@ -117,7 +139,7 @@ def differences(first: Answer, second: Answer, k: int) -> list[str]:
         return []
     if ours == theirs:
         return ["Both lists are the same."]
-    a, b = first.bundle.name, second.bundle.name
+    a, b = first.name, second.name
     share, tau = overlap(ours, theirs, k), kendall(ours, theirs)
     both = len(set(ours) & set(theirs))
     order = ""

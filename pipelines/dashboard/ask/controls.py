@@ -62,6 +62,7 @@ def controls_of(context: Context, question: Question, states: Sequence[Loading])
         options = [
             Option(value="fast", label="fast"),
             Option(value="full", label="full: generated items too"),
+            Option(value="both", label="full against fast, of one bundle"),
         ]
         found.append(
             Control(

@@ -1,4 +1,7 @@
-"""The page Try: two bundles side by side for a user, a session, an item or a search."""
+"""The page Try: two bundles, or the two profiles of one, side by side.
+
+They answer for a user, a session, an item or a search.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ def _lead(question: Question, answers: Sequence[Answer]) -> str:
     }[question.kind]
     if question.kind == "user" and question.session:
         meant += f" who has just seen {len(question.session)} items"
-    names = " and ".join(one.bundle.name for one in answers)
+    names = " and ".join(one.name for one in answers)
     return f"The first {question.k} for {meant}, by {names}."
 
 
@@ -165,7 +168,7 @@ def _lists(
     by_item = {one.item_id: one for one in found}
     lists = [_history(context, question, answers[0].recommender)]
     for second, answer in enumerate(answers):
-        title = f"{answer.bundle.name}{' (served)' if 'served' in answer.bundle.tags else ''}"
+        title = f"{answer.name}{' (served)' if 'served' in answer.bundle.tags else ''}"
         lists.append(
             ItemList(
                 title=title,
@@ -273,7 +276,7 @@ def _items(
             why = {"user": question.user, "item": place.item_id}
             row.append(LinkedCell(text="why", link=Link(label="why", page="why", parameters=why)))
         rows.append(row)
-    names = [answer.bundle.name for answer in answers]
+    names = [answer.name for answer in answers]
     moved = [Column(label="moved up", numeric=True, note="Places up in the second list.")]
     return Table(
         key="items",
@@ -295,7 +298,7 @@ def _items(
 
 
 def _timings(answers: Sequence[Answer]) -> Table:
-    made = [(one.bundle.name, one.made.reply.timings_ms) for one in answers if one.made]
+    made = [(one.name, one.made.reply.timings_ms) for one in answers if one.made]
     stages = dict.fromkeys(stage for _, timings in made for stage in timings)
     return Table(
         key="timings",

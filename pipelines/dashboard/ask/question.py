@@ -13,11 +13,12 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.document import Link
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
-from serving.bundle.manifest import Profile
 from serving.schemas import Context as RequestContext
 from serving.schemas import Filter, Request
 
 Kind = Literal["user", "session", "item", "text"]
+Profiles = Literal["fast", "full", "both"]
+"""By which profile bundles answer; ``both`` sets one bundle's two lists side by side."""
 KINDS: Mapping[Kind, str] = {
     "user": "a user",
     "session": "a session",
@@ -45,7 +46,7 @@ class Question:
     item: str = ""
     text: str = ""
     k: int = K
-    profile: Profile = "fast"
+    profile: Profiles = "fast"
     domain: str = ""
     category: str = ""
 
@@ -70,7 +71,7 @@ class Question:
             item=given["item"],
             text=given["text"],
             k=query.number("k", K, least=1, most=MOST_K),
-            profile=query.choice("profile", get_args(Profile), "fast"),  # type: ignore[arg-type]
+            profile=query.choice("profile", get_args(Profiles), "fast"),  # type: ignore[arg-type]
             domain=query.text("domain"),
             category=query.text("category"),
         )

@@ -17,6 +17,7 @@ from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
 from serving.recommend import Recommender
 from serving.schemas import Request
+from serving.settings import ServingOptions
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
 from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, texts
 
@@ -143,6 +144,25 @@ def test_settings_that_the_bundles_have(tried: Context):
         row = bundle.catalogue.row_of(item)
         assert row is not None
         assert category in bundle.catalogue.categories_of(row)
+
+
+def test_both_profiles_of_a_bundle_stand_side_by_side(tried: Context):
+    page = build(tried, Query.of(profile="both", k="8"))
+    fast, full = lists_of(page)
+    first = tried.stores.run(str(control_of(page, "runs").value[0]))
+    assert fast.title.startswith(f"{first.name}, fast")
+    assert full.title.startswith(f"{first.name}, full")
+    assert first.path is not None
+    user = str(control_of(page, "user").value)
+    for shown, name in ((fast, "fast"), (full, "full")):
+        options = ServingOptions(profile=name)
+        served = Recommender.load(first.path, options).answer(Request(user_id=user, k=8))
+        assert ids(shown) == [item.item_id for item in served.items]
+    timings = block_of(page, Table, "timings")
+    assert [column.label for column in timings.columns[1:]] == [
+        f"{first.name}, fast",
+        f"{first.name}, full",
+    ]
 
 
 def test_one_bundle_alone_has_no_marks(tried: Context):
