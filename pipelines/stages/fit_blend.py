@@ -38,7 +38,7 @@ def fit_blend(context: StageContext) -> StageRows:
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs.get("embed_items"), order)
         sources_of_order = load_sources(context, inputs, order)
-        if not len(inputs.sequences.label_positions("validation")):
+        if not inputs.sequences.num_labels("validation"):
             save_unjudged(context.output / order, sources_of_order)
             num_sources = len(sources_of_order)
             continue

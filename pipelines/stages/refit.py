@@ -65,7 +65,7 @@ def refit(context: StageContext) -> StageRows:
     )
     num_steps = sum(refit_model(context, inputs, fitter) for fitter in fitters)
     return StageRows(
-        rows_in=len(inputs.sequences.label_positions("all")),
+        rows_in=inputs.sequences.num_labels("all"),
         rows_out=inputs.sizes.num_item_rows - 1,
         more={"steps": num_steps},
     )

@@ -189,7 +189,7 @@ def train_each_order(
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs.get("embed_items"), order)
         fitter = fitter_for(inputs)
-        num_labels = len(inputs.sequences.label_positions("train"))
+        num_labels = inputs.sequences.num_labels("train")
         num_items = inputs.sizes.num_item_rows - 1
         if not fitter.num_examples(inputs.sequences, "train"):
             name = fitter.name.replace("_", "-")

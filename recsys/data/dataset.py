@@ -15,7 +15,7 @@ Axes: E events, U user rows (row 0 is the unknown user and owns nothing), P posi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -31,6 +31,8 @@ Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test", "all"]
 FitSplit = Literal["train", "all"]
 """What a model is fitted on: all events before those held out, or every event."""
+USERS_PER_SLICE = 100_000
+RANGES_PER_SLICE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,14 @@ class Sequences:
         Train labels leave out each user's first event, which has no history; ``all`` is every
         event but those. Validation and test labels may have an empty history.
         """
+        return concatenated_ranges(*self._label_bounds(split))
+
+    def num_labels(self, split: Split) -> int:
+        """Count the labels of a split without listing them."""
+        starts, ends = self._label_bounds(split)
+        return int((ends - starts).sum())
+
+    def _label_bounds(self, split: Split) -> tuple[Rows, Rows]:
         starts = self.offsets[:-1]
         bounds = {
             "train": (np.minimum(starts + 1, self.train_end), self.train_end),
@@ -125,7 +135,7 @@ class Sequences:
         }
         if split not in bounds:
             raise ValueError(f"split must be one of {get_args(Split)}, got {split!r}")
-        return concatenated_ranges(*bounds[split])
+        return bounds[split]
 
     def users_of(self, positions: Rows) -> Rows:
         """Name the user row that owns each position, [P]."""
@@ -136,6 +146,13 @@ class Sequences:
         """List each user's positions before ``ends`` [U], ascending."""
         return concatenated_ranges(np.asarray(self.offsets[:-1]), np.asarray(ends))
 
+    def slices_before(self, ends: Rows) -> Iterator[Rows]:
+        """List the same positions a slice of users at a time, so that memory stays flat."""
+        starts, ends = np.asarray(self.offsets[:-1]), np.asarray(ends)
+        for first in range(0, len(starts), USERS_PER_SLICE):
+            last = first + USERS_PER_SLICE
+            yield concatenated_ranges(starts[first:last], ends[first:last])
+
     def histories(self, ends: Rows) -> Jagged:
         """Take each user's events before ``ends`` [U], U ragged item rows."""
         rows = np.asarray(self.item_rows[self.positions_before(ends)])
@@ -144,8 +161,10 @@ class Sequences:
 
     def item_counts(self, ends: Rows, num_item_rows: int) -> Tensor:
         """Count each item's events before each user's ``ends``, [num_item_rows]."""
-        visible = np.asarray(self.item_rows[self.positions_before(ends)])
-        return torch.from_numpy(np.bincount(visible, minlength=num_item_rows))
+        counts = np.zeros(num_item_rows, np.int64)
+        for positions in self.slices_before(ends):
+            counts += np.bincount(self.item_rows[positions], minlength=num_item_rows)
+        return torch.from_numpy(counts)
 
     def labels(self, positions: Rows) -> Tensor:
         """Return the label item of each position, [P] int64."""
@@ -197,5 +216,9 @@ def concatenated_ranges(starts: Rows, ends: Rows) -> Rows:
     """Concatenate the integers of every range [starts[i], ends[i]), empty ranges included."""
     lengths = ends - starts
     before = np.cumsum(lengths) - lengths
-    ranges: Rows = np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths)
+    ranges: Rows = np.repeat(starts - before, lengths)
+    # In place and a slice at a time: the ranges of a large log are large.
+    for first in range(0, len(ranges), RANGES_PER_SLICE):
+        part = ranges[first : first + RANGES_PER_SLICE]
+        part += np.arange(first, first + len(part))
     return ranges

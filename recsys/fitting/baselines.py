@@ -5,9 +5,11 @@ Axes: N item rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from recsys.data.dataset import FitSplit
+from recsys.data.dataset import FitSplit, Rows
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
@@ -20,10 +22,14 @@ Baseline = Popularity | ItemWeights | ContentSimilarity
 def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:
     """Count each item's events, recent ones more."""
     sequences = inputs.sequences
-    visible = sequences.positions_before(sequences.visible_end(split))
-    rows = np.asarray(sequences.item_rows[visible])
-    times = None if sequences.times is None else np.asarray(sequences.times[visible])
-    return Popularity.fit(rows, times, inputs.sizes.num_item_rows, config)
+    ends = sequences.visible_end(split)
+
+    def parts() -> Iterator[tuple[Rows, Rows | None]]:
+        for visible in sequences.slices_before(ends):
+            times = None if sequences.times is None else np.asarray(sequences.times[visible])
+            yield np.asarray(sequences.item_rows[visible]), times
+
+    return Popularity.fit_parts(parts, inputs.sizes.num_item_rows, config)
 
 
 def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSplit) -> ItemToItem:

@@ -20,7 +20,7 @@ from recsys.training.passes import TrainingConfig
 
 def num_labels(sequences: Sequences, split: FitSplit) -> int:
     """Count the examples of one pass."""
-    return len(sequences.label_positions(split))
+    return sequences.num_labels(split)
 
 
 def untrained_two_tower(

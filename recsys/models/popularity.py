@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 
+Rows = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 MAX_HALF_LIVES = 60.0
 """Older events count as if they were so old: float32 still holds the order of items that have no
@@ -58,8 +60,8 @@ class Popularity:
     @classmethod
     def fit(
         cls,
-        item_rows: NDArray[np.int64],
-        times: NDArray[np.int64] | None,
+        item_rows: Rows,
+        times: Rows | None,
         num_item_rows: int,
         config: PopularityConfig,
     ) -> Popularity:
@@ -71,16 +73,37 @@ class Popularity:
             num_item_rows: Item rows with row 0; items without an event score 0.
             config: The half-life.
         """
-        weights = None
-        if times is not None and config.half_life_days is not None and len(times) > 0:
-            age_days = (times.max() - times) / SECONDS_PER_DAY  # [E]
-            weights = np.exp2(-np.minimum(age_days / config.half_life_days, MAX_HALF_LIVES))
-        counts = np.bincount(item_rows, weights=weights, minlength=num_item_rows)  # [N]
-        if len(counts) > num_item_rows:
-            raise ValueError(
-                f"item row {len(counts) - 1} is not in [0, {num_item_rows}); "
-                "were the events and the catalogue built by different runs?"
-            )
+        return cls.fit_parts(lambda: iter([(item_rows, times)]), num_item_rows, config)
+
+    @classmethod
+    def fit_parts(
+        cls,
+        parts: Callable[[], Iterator[tuple[Rows, Rows | None]]],
+        num_item_rows: int,
+        config: PopularityConfig,
+    ) -> Popularity:
+        """Count events that are read in parts, twice; the same numbers as in one part.
+
+        Args:
+            parts: Reads items and times of events, as ``fit`` takes them.
+            num_item_rows: As ``fit``.
+            config: The half-life.
+        """
+        newest = [int(times.max()) for _, times in parts() if times is not None and len(times)]
+        counts = np.zeros(num_item_rows)  # [N]
+        for item_rows, times in parts():
+            highest = int(item_rows.max(initial=0))
+            if highest >= num_item_rows:
+                raise ValueError(
+                    f"item row {highest} is not in [0, {num_item_rows}); "
+                    "were the events and the catalogue built by different runs?"
+                )
+            weights: NDArray[np.float64] | float = 1.0
+            if times is not None and config.half_life_days is not None and len(times):
+                age_days = (max(newest) - times) / SECONDS_PER_DAY
+                weights = np.exp2(-np.minimum(age_days / config.half_life_days, MAX_HALF_LIVES))
+            # Adds one event after another, so that parts change no rounding.
+            np.add.at(counts, item_rows, weights)
         return cls(config, torch.from_numpy(counts.astype(np.float32)))
 
     @property
