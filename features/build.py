@@ -30,8 +30,8 @@ from numpy.typing import NDArray
 from features.counts import Core
 from features.days import MICROS_PER_DAY, write_days, write_shown
 from features.events import as_text
-from features.ingest import OPTIONAL_FIELDS, open_events
-from features.parallel import Runner, in_order, num_cores
+from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
+from features.parallel import Runner, in_order
 from features.people.forgotten import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.point_in_time import FEATURES
 from features.preparation.ids import (
@@ -94,6 +94,8 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+BYTES_OF_DAYS = 12
+"""Of an event in the files by day, about."""
 SCRATCH = ".scratch-preparation"
 """Folder in the artefact for what tasks hand each other; gone when it is built."""
 
@@ -200,6 +202,7 @@ class _Build:
             report.filtered.update(part.dropped)
         if not any(part.num_records for part in parts):
             raise self._nothing_left()
+        self._check_room(parts)
         texts, codes = merge_texts(parts)
         min_time = min((part.min_time for part in parts if part.min_time is not None), default=0)
         ingested = Ingested(parts, texts, codes, min_time)
@@ -254,6 +257,25 @@ class _Build:
             behind = tasks(online, len(parts), online=True, known_items=known)
             parts += self.run(prepare_partition, behind)
         return parts
+
+    def _check_room(self, parts: list[Prepared]) -> None:
+        """Stop before the long part where the disk cannot hold it.
+
+        Raises:
+            OSError: It is too small.
+        """
+        num = sum(part.num_records for part in parts)
+        of_sequences = 16 + len(self.config.context_features)
+        an_event = record_dtype(parts[0].fields).itemsize
+        an_event += of_sequences * len(self.config.splits.tie_orders)
+        an_event += BYTES_OF_DAYS if self.config.write_events else 0
+        free = shutil.disk_usage(self.out).free
+        if num * an_event > free:
+            raise OSError(
+                f"preparing {num:,} events needs {num * an_event / 1e9:.1f} GB of disk more, "
+                f"{free / 1e9:.1f} GB are free on {self.out}: make room, put the workspace on a "
+                "larger disk, or set features.write_events = false"
+            )
 
     def _catalogue_ids(self) -> pl.Series | None:
         items = self.config.items
@@ -490,14 +512,14 @@ def build_features(
     out: Path,
     *,
     run: Runner = in_order,
-    workers: int | None = None,
+    workers: int = 1,
     memory: int = 8 << 30,
 ) -> FeaturesReport:
     """Build the whole artefact in ``out``, an empty folder.
 
     Args:
         run: Runs the tasks; each machine must see the files and ``out`` at the same paths.
-        workers: Tasks that ``run`` runs at a time; the cores by default.
+        workers: Processes or machines behind ``run``, 1 for threads.
         memory: Bytes that each of its machines has free.
 
     Raises:
@@ -509,7 +531,6 @@ def build_features(
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
     try:
-        workers = workers or num_cores()
         build = _Build(config, out, scratch, run, workers=workers, memory=memory)
         ingested = build.read()
         events = build.order(ingested)

@@ -201,7 +201,7 @@ class FeatureChoice:
     """Whether the kept events are written by day as well."""
     partitions: int = 0
     """Groups of event files that are read apart, at most one a file; 0 chooses by their size, the
-    cores and the memory. The artefact is the same."""
+    memory and the machines. The artefact is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

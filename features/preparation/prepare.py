@@ -25,6 +25,7 @@ import polars as pl
 
 from features.encoding import Dictionary
 from features.ingest import EventFile, EventReader, record_dtype
+from features.parallel import num_cores
 from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows
@@ -107,21 +108,25 @@ def read_texts(path: Path) -> pl.Series:
 
 SMALL_BYTES = 32 << 20
 """Files of fewer bytes in all are one partition."""
-MEMORY_PER_FILE_BYTE = 14
-"""Of the ids of a partition at most: a compressed event takes 7 bytes, a new id 100 of memory."""
+MEMORY_PER_FILE_BYTE = 4
+"""Of a partition's ids: a compressed event takes 7 bytes, one in four has an id that is new, and
+that takes 100 bytes of memory."""
 
 
 def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int:
     """Choose how many partitions to make of a source.
 
+    Threads share one, which needs no merging of ids, as long as its ids fit.
+
     Args:
-        workers: Partitions that are prepared at a time.
-        memory: Bytes; the ids of those get half of it.
+        workers: Processes or machines that prepare partitions; 1 for threads.
+        memory: Bytes; the ids of the partitions that are prepared at a time get half of it.
     """
     size = sum(path.stat().st_size for path in source.paths)
-    if size < SMALL_BYTES:
+    needed = 2 * size * MEMORY_PER_FILE_BYTE
+    if size < SMALL_BYTES or (workers == 1 and needed <= memory):
         return 1
-    return max(workers, -(-2 * workers * size * MEMORY_PER_FILE_BYTE // memory))
+    return max(workers, -(-max(workers, num_cores()) * needed // memory))
 
 
 def partitions_of(source: SourceConfig, number: int) -> list[SourceConfig]:

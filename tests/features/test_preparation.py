@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -207,6 +209,15 @@ def test_a_full_disk_midway_leaves_no_artefact_and_the_next_build_is_whole(
     assert digests(tmp_path / "next") == expected
 
 
+def test_a_disk_that_is_too_small_is_refused_once_the_events_are_counted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
+    with pytest.raises(OSError, match=r"events needs 0.0 GB of disk more, 0.0 GB are free"):
+        build_features(configured(folder), tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "quarantine"]
+
+
 KILLED = """
 import os, sys
 sys.path.insert(0, {tests!r})
@@ -254,6 +265,8 @@ def test_the_number_of_partitions_follows_size_and_memory(
     source = SourceConfig(paths=(tmp_path / "events.csv",))
     assert number_of_partitions(source, workers=8, memory=1) == 1
     monkeypatch.setattr(prepare, "SMALL_BYTES", 100)
+    monkeypatch.setattr(prepare, "num_cores", lambda: 2)
+    assert number_of_partitions(source, workers=1, memory=8_000) == 1
     assert number_of_partitions(source, workers=8, memory=10**9) == 8
-    # 2 at a time, of 1,000 * 14 / 14 bytes of ids each: half of 2 * 2 * 1,000 bytes of memory.
-    assert number_of_partitions(source, workers=2, memory=4_000) == 14
+    # 2 threads at a time, of 1,000 * 4 / 4 bytes of ids each: half of 4,000 bytes of memory.
+    assert number_of_partitions(source, workers=1, memory=4_000) == 4
