@@ -19,6 +19,7 @@ from pipelines.cli import (
     data,
     distil,
     kernels,
+    plan,
     reports,
     reproduce,
     score,
@@ -27,7 +28,9 @@ from pipelines.cli import (
 )
 from pipelines.cli.online import control, dashboard, events, experiments, keys, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
-from pipelines.cli.scheduled import dry_run as plan
+from pipelines.cli.scheduled import (
+    dry_run as planned,
+)
 from pipelines.cli.scheduled import (
     gc,
     ingest,
@@ -93,6 +96,7 @@ for command in (
     compare.ledger,
     dashboard.dashboard,
     doctor,
+    plan.plan,
     experiments.experiments,
     ope.ope,
     tracking.sync,
@@ -160,7 +164,7 @@ def run(
             "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
         )
     if dry_run:
-        plan.dry_run(sources, stages, as_json=as_json)
+        planned.dry_run(sources, stages, as_json=as_json)
         return
     if as_json:
         raise ValueError("--json prints the plan of --dry-run; a run has recsys status --json")

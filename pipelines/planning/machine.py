@@ -1,0 +1,115 @@
+"""Constants of machines, measured: what ``machines.json`` beside this file holds.
+
+Each entry names the benchmark results it was fitted to. Times that nobody has measured (networks
+between hosts) are marked as assumed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+FILE = Path(__file__).parent / "machines.json"
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Milliseconds of a two-tower's training step on one device, by what it works through."""
+
+    fixed_ms: float
+    """Whatever the size: launches, Python, waits."""
+    score_ns: float
+    """For each element of the matrix of scores, forward and backward."""
+    value_ns: float
+    """For each number of the history's values."""
+    row_ns: float
+    """For each number of the different rows: lookup, gradient, optimizer."""
+    table_ns: float
+    """For each number of a table that moves whole (``dense``)."""
+    count_ns: float
+    """For each item of the catalogue: its counts are summed for the negatives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Milliseconds by bytes, straight lines between what was measured."""
+
+    kib: list[float]
+    ms: list[float]
+
+    def at(self, num_bytes: float) -> float:
+        """Give the time of so many bytes; beyond the largest, at its rate."""
+        kib = num_bytes / 1024
+        if kib > self.kib[-1]:
+            return self.ms[-1] * kib / self.kib[-1]
+        return float(np.interp(kib, self.kib, self.ms))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One kind of device, its host, and the links between several."""
+
+    name: str
+    memory_gib: float
+    reserved_gib: float
+    """Taken by the driver, libraries and fragments."""
+    host_memory_gib: float
+    """Host memory for each device; on a machine without GPUs, that of the machine."""
+    gpus_a_host: int
+    step: StepCost
+    score_bytes: float
+    """Memory of a step for each element of the matrix of scores,"""
+    value_bytes: float
+    """for each number of the history's values,"""
+    row_bytes: float
+    """and for each number of the different rows."""
+    copy_gb_s: float
+    """Bytes read and written by a copy in its memory."""
+    sharded_ms: float = 0.0
+    """What a step with sharded tables takes besides, whatever the size: launches, waits."""
+    host_row_ns: float = 0.0
+    """Time to bring one row of 64 numbers from host memory and write one back."""
+    host_fixed_ms: float = 0.0
+    """Time that a cache of rows costs a step, hit or missed."""
+    all_to_all: Curve | None = None
+    """Bytes that each of two GPUs of a host exchanges, and milliseconds."""
+    all_reduce: Curve | None = None
+    network_gb_s: float = 50.0
+    """Rate of each GPU's link between hosts, assumed (400 Gbit/s)."""
+    sources: list[str] = field(default_factory=list)
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.all_to_all is None
+
+
+@cache
+def machines() -> dict[str, Machine]:
+    """Read every machine with measured constants, by name."""
+    made = {}
+    for name, entry in json.loads(FILE.read_text(encoding="utf-8")).items():
+        links = {
+            link: Curve(**entry.pop(link)) for link in ("all_to_all", "all_reduce") if link in entry
+        }
+        made[name] = Machine(name=name, **(entry | links | {"step": StepCost(**entry["step"])}))
+    return made
+
+
+def machine_named(name: str) -> Machine:
+    """Look a machine up.
+
+    Raises:
+        ValueError: Its constants were not measured.
+    """
+    found = machines().get(name.lower())
+    if found is None:
+        raise ValueError(
+            f"no measured constants of {name!r}; there are {', '.join(sorted(machines()))}. "
+            "Measure yours with python -m tests.benchmarks.planning.benchmark_steps"
+        )
+    return found

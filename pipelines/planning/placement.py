@@ -1,0 +1,182 @@
+"""Where a table's rows live, and what that costs each GPU in memory and each step in time.
+
+As TorchRec shards pooled lookups: ``replicated`` (every GPU has the whole table, gradients are
+summed), ``row-wise`` (a GPU has every G-th row, adds up its part of every bag and sends it by
+reduce-scatter, so traffic grows with G), ``column-wise`` (a GPU has some columns of every row, sent
+by all-to-all; FBGEMM needs 4 columns a shard, so a table has at most D / 4 shards). ``host rows``
+is row-wise with all rows in host memory and the hot ones on the GPU as well.
+
+Axes: G GPUs, R different rows of a GPU's batch, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from pipelines.planning.machine import GIB, Machine
+from pipelines.planning.workload import FLOAT, Workload, distinct_rows
+
+Placement = Literal["replicated", "row-wise", "column-wise", "host rows"]
+ID = 8
+"""Bytes of an id."""
+MAP = 4
+"""Bytes a row needs in the table that says where it is cached."""
+HOT_SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
+
+
+class Table(NamedTuple):
+    """A table and how many of its rows a GPU's batch reads."""
+
+    name: str
+    rows: int
+    rows_of_a_step: float
+    ids_of_a_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One table's placement and its cost to each GPU."""
+
+    table: str
+    rows: int
+    placement: Placement
+    weights_gib: float
+    """On the GPU, with the rows of a cache."""
+    state_gib: float
+    exchanged_mib: float = 0.0
+    """Sent by each GPU in a step: ids, rows, their gradients."""
+    reduced_mib: float = 0.0
+    """Summed over GPUs in a step."""
+    communication_ms: float = 0.0
+    host_gib: float = 0.0
+    """In host memory, for each GPU."""
+    hot_share: float = 1.0
+    """Of the rows that are on a GPU."""
+    missing_rows: float = 0.0
+    """Rows that a step brings from host memory, a GPU."""
+    host_ms: float = 0.0
+
+
+def tables_of(work: Workload, gpus: int) -> list[Table]:
+    """List the tables of ids."""
+    ids = work.values + work.candidates(gpus)
+    items = Table("items", work.items, work.item_rows_of_a_step(gpus), ids)
+    users = Table("users", work.users, work.user_rows_of_a_step, float(work.batch))
+    return [items, users] if work.users else [items]
+
+
+def exchange_ms(machine: Machine, gpus: int, sent: float) -> float:
+    """Time an exchange in which each GPU sends so many bytes in all to the others, ms.
+
+    Within a host by the curve of two GPUs, half of whose buffer leaves; between hosts by the
+    network's rate.
+    """
+    if gpus == 1 or machine.all_to_all is None:
+        return 0.0
+    in_host = min(gpus, machine.gpus_a_host)
+    near, far = (sent * peers / (gpus - 1) for peers in (in_host - 1, gpus - in_host))
+    return max(machine.all_to_all.at(2 * near), far / (machine.network_gb_s * 1e6))
+
+
+def reduce_ms(machine: Machine, gpus: int, num_bytes: float) -> float:
+    """Time an all-reduce (ring: each GPU sends 2 (G - 1) / G of the bytes; two GPUs send once)."""
+    if gpus == 1 or machine.all_reduce is None:
+        return 0.0
+    sent = 2 * (gpus - 1) / gpus
+    within = machine.all_reduce.at(num_bytes * sent)
+    far = num_bytes * sent / (machine.network_gb_s * 1e6) if gpus > machine.gpus_a_host else 0.0
+    return max(within, far)
+
+
+def replicated(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
+    """Give every GPU the whole table; gradients of all rows are summed."""
+    weights, state = work.table_bytes(table.rows)
+    gradient = weights if gpus > 1 else 0.0
+    return Placed(
+        table=table.name,
+        rows=table.rows,
+        placement="replicated",
+        weights_gib=(weights + gradient) / GIB,
+        state_gib=state / GIB,
+        reduced_mib=gradient / 2**20,
+        communication_ms=reduce_ms(machine, gpus, gradient) if gradient else 0.0,
+    )
+
+
+def row_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
+    """Give each GPU every G-th row; its part of every bag goes to the GPU whose bag it is."""
+    weights, state = (size / gpus for size in work.table_bytes(table.rows))
+    ids = table.rows_of_a_step * ID * (gpus - 1) / gpus
+    pooled = table.rows_of_a_step * work.dim * FLOAT * (gpus - 1)
+    return _exchanged(machine, gpus, table, (weights, state), (ids, pooled, pooled), "row-wise")
+
+
+def column_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
+    """Give each GPU some columns of every row, 4 at least."""
+    shards = min(gpus, work.dim // 4)
+    weights, state = (size / shards for size in work.table_bytes(table.rows))
+    if work.tables == "rowwise_adam":
+        # Each shard has a word of its own for a row.
+        state += FLOAT * table.rows * (1 - 1 / shards)
+    ids = table.rows_of_a_step * ID * (gpus - 1)
+    pooled = table.rows_of_a_step * work.dim / shards * FLOAT * (gpus - 1)
+    return _exchanged(machine, gpus, table, (weights, state), (ids, pooled, pooled), "column-wise")
+
+
+def _exchanged(
+    machine: Machine,
+    gpus: int,
+    table: Table,
+    size: tuple[float, float],
+    sent: tuple[float, ...],
+    placement: Placement,
+) -> Placed:
+    passes = 2 * sum(sent[1:]) / (machine.copy_gb_s * 1e6)
+    return Placed(
+        table=table.name,
+        rows=table.rows,
+        placement=placement,
+        weights_gib=size[0] / GIB,
+        state_gib=size[1] / GIB,
+        exchanged_mib=sum(sent) / 2**20,
+        # What is sent is written and read once at either end as well.
+        communication_ms=sum(exchange_ms(machine, gpus, one) for one in sent) + passes,
+    )
+
+
+def host_rows(
+    work: Workload, machine: Machine, gpus: int, table: Table, hot_share: float
+) -> Placed:
+    """Keep every row in host memory and the hot ones on the GPU."""
+    whole = row_wise(work, machine, gpus, table)
+    # Each GPU serves its rows to all, so the union of all batches misses once a GPU's share.
+    hottest = hot_share * table.rows
+    missing = distinct_rows(table.rows, gpus * table.ids_of_a_step, work.skew, hottest) / gpus
+    return replace(
+        whole,
+        placement="host rows",
+        weights_gib=whole.weights_gib * hot_share,
+        state_gib=whole.state_gib * hot_share + MAP * table.rows / gpus / GIB,
+        host_gib=whole.weights_gib + whole.state_gib,
+        hot_share=hot_share,
+        missing_rows=missing,
+        host_ms=machine.host_fixed_ms + missing * machine.host_row_ns * work.dim / 64 * 1e-6,
+    )
+
+
+def placements(
+    work: Workload, machine: Machine, gpus: int, table: Table, *, from_host: bool
+) -> list[Placed]:
+    """List the placements of a table.
+
+    Args:
+        from_host: Whether rows may lie in host memory.
+    """
+    found = [replicated(work, machine, gpus, table)]
+    if gpus > 1:
+        found += [row_wise(work, machine, gpus, table), column_wise(work, machine, gpus, table)]
+    if from_host and not machine.is_cpu:
+        usable = [share for share in HOT_SHARES if share * table.rows >= 2 * table.rows_of_a_step]
+        found += [host_rows(work, machine, gpus, table, share) for share in usable]
+    return found

@@ -1,0 +1,208 @@
+"""What a machine needs for a workload: placement, memory, traffic, step time, time of a pass, cost.
+
+Axes: G GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+from pipelines.planning.machine import GIB, Machine
+from pipelines.planning.placement import Placed, placements, reduce_ms, tables_of
+from pipelines.planning.workload import FLOAT, MAX_GPUS, Workload
+
+COUNTS = 16
+"""Bytes an item takes on every GPU for its count, 8 kept and 8 while a step sums them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One workload on so many devices."""
+
+    machine: str
+    gpus: int
+    """0 for a machine without any."""
+    tables: list[Placed]
+    memory_gib: dict[str, float]
+    """Of each device by what takes it; on a machine without GPUs, of its RAM."""
+    memory_limit_gib: float
+    host_gib: float
+    """Host memory that rows take, for each GPU."""
+    host_limit_gib: float
+    fits: bool
+    step_ms: dict[str, float]
+    exchanged_mib: float
+    reduced_mib: float
+    events_a_second: float
+    pass_hours: float
+    """Time of one pass over a day's events."""
+    cost: float | None
+    """Of that pass; None without a price."""
+
+    @property
+    def total_gib(self) -> float:
+        return sum(self.memory_gib.values())
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.step_ms.values())
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether a day's events take less than a day."""
+        return self.pass_hours <= 24
+
+    def as_json(self) -> dict[str, Any]:
+        """Give every number, with the sums."""
+        sums = {"total_gib": self.total_gib, "total_ms": self.total_ms, "keeps_up": self.keeps_up}
+        return asdict(self) | sums
+
+
+def step_parts(work: Workload, machine: Machine, gpus: int) -> dict[str, float]:
+    """Time the work of one device in a step, without what it waits for, ms."""
+    cost = machine.step
+    rows = (work.item_rows_of_a_step(gpus) + work.user_rows_of_a_step) * work.dim
+    moved = (work.items + work.users) * work.dim if work.tables == "dense" else 0
+    return {
+        "fixed": cost.fixed_ms,
+        "scores": cost.score_ns * work.score_elements(gpus) * 1e-6,
+        "histories": cost.value_ns * work.value_elements * 1e-6,
+        "rows": (cost.row_ns * rows + cost.table_ns * moved) * 1e-6,
+        "counts": cost.count_ns * work.items * 1e-6,
+    }
+
+
+def memory_parts(
+    work: Workload, machine: Machine, gpus: int, tables: list[Placed]
+) -> dict[str, float]:
+    """Say what takes a device's memory, GiB."""
+    rows = (work.item_rows_of_a_step(gpus) + work.user_rows_of_a_step) * work.dim
+    step = (
+        machine.score_bytes * work.score_elements(gpus)
+        + machine.value_bytes * work.value_elements
+        + machine.row_bytes * rows
+    )
+    # What is sent and what arrives, of two of the three exchanges of a step at a time.
+    travelling = 2 * max(one.exchanged_mib for one in tables) / 1024
+    cached = [one for one in tables if one.hot_share < 1]
+    return {
+        "weights": sum(one.weights_gib for one in tables if one.hot_share == 1),
+        "optimizer": sum(one.state_gib for one in tables if one.hot_share == 1),
+        "hot rows": sum(one.weights_gib + one.state_gib for one in cached),
+        "counts": COUNTS * work.items / GIB,
+        "towers": 4 * work.dense_weights * FLOAT / GIB,
+        "step": step / GIB,
+        "exchange": travelling,
+    }
+
+
+def plan_on(
+    work: Workload, machine: Machine, gpus: int, tables: list[Placed], price_per_hour: float | None
+) -> Plan:
+    """Count what these placements need."""
+    devices = max(1, gpus)
+    parts = step_parts(work, machine, devices)
+    sharded = any(one.placement != "replicated" for one in tables)
+    parts["sharding"] = machine.sharded_ms if sharded else 0.0
+    parts["exchange of rows"] = sum(one.communication_ms for one in tables)
+    parts["sum of gradients"] = reduce_ms(machine, devices, FLOAT * work.dense_weights)
+    parts["host rows"] = sum(one.host_ms for one in tables)
+    memory = memory_parts(work, machine, devices, tables)
+    limit = machine.memory_gib - machine.reserved_gib
+    host = sum(one.host_gib for one in tables)
+    step_seconds = sum(parts.values()) / 1e3
+    hours = work.events_per_day / (work.batch * devices) * step_seconds / 3600
+    price = None if price_per_hour is None else price_per_hour * devices * hours
+    return Plan(
+        machine=machine.name,
+        gpus=gpus,
+        tables=tables,
+        memory_gib=memory,
+        memory_limit_gib=limit,
+        host_gib=host,
+        host_limit_gib=machine.host_memory_gib,
+        fits=sum(memory.values()) <= limit and host <= machine.host_memory_gib,
+        step_ms={name: value for name, value in parts.items() if value > 0},
+        exchanged_mib=sum(one.exchanged_mib for one in tables),
+        reduced_mib=sum(one.reduced_mib for one in tables)
+        + (FLOAT * work.dense_weights / 2**20 if devices > 1 else 0.0),
+        events_a_second=work.batch * devices / step_seconds,
+        pass_hours=hours,
+        cost=price,
+    )
+
+
+def plan_for(
+    work: Workload,
+    machine: Machine,
+    gpus: int,
+    price_per_hour: float | None = None,
+    *,
+    from_host: bool = False,
+) -> Plan:
+    """Choose the fastest placement that fits; where none does, the one that lacks least.
+
+    Args:
+        gpus: 0 for a machine without GPUs.
+        price_per_hour: Of one device.
+        from_host: Whether rows may lie in host memory.
+
+    Raises:
+        ValueError: The number of GPUs or the price is out of its range, or not of this machine.
+    """
+    check(machine, gpus, price_per_hour)
+    devices = max(1, gpus)
+    each = [
+        placements(work, machine, devices, table, from_host=from_host)
+        for table in tables_of(work, devices)
+    ]
+    made = [plan_on(work, machine, gpus, list(chosen), price_per_hour) for chosen in product(*each)]
+    fitting = [one for one in made if one.fits]
+    if fitting:
+        return min(fitting, key=lambda one: (one.total_ms, one.total_gib))
+    return min(
+        made,
+        key=lambda one: (
+            max(0.0, one.total_gib - one.memory_limit_gib)
+            + max(0.0, one.host_gib - one.host_limit_gib)
+        ),
+    )
+
+
+def check(machine: Machine, gpus: int, price_per_hour: float | None) -> None:
+    """Refuse numbers of GPUs and prices that mean nothing."""
+    if machine.is_cpu and gpus:
+        raise ValueError(f"{machine.name!r} has no GPUs, got gpus = {gpus}; take --gpus 0")
+    if not machine.is_cpu and not 1 <= gpus <= MAX_GPUS:
+        raise ValueError(f"gpus must be between 1 and {MAX_GPUS}, got {gpus}")
+    if price_per_hour is not None and not 0 <= price_per_hour < 1e6:
+        raise ValueError(f"price_per_hour must be between 0 and 1e6, got {price_per_hour:g}")
+
+
+def fewest_gpus(
+    work: Workload, machine: Machine, *, keeps_up: bool, from_host: bool = False
+) -> Plan | None:
+    """Find the fewest GPUs that hold a workload, and pass over a day's events within a day.
+
+    Tries 1, 2, 4 ... up to the limit, then between the last two.
+    """
+
+    def serves(gpus: int) -> Plan | None:
+        found = plan_for(work, machine, gpus, from_host=from_host)
+        return found if found.fits and (found.keeps_up or not keeps_up) else None
+
+    if machine.is_cpu:
+        return serves(0)
+    most = 1
+    while (found := serves(most)) is None:
+        most *= 2
+        if most > MAX_GPUS:
+            return None
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        better = serves(middle)
+        least, most, found = (least, middle, better) if better else (middle, most, found)
+    return found

@@ -1,0 +1,134 @@
+"""What is to be trained: sizes of a shop and of a training step, checked.
+
+Axes: G GPUs, B labels of a GPU's batch, C uniform negatives, M history values, R different rows, D
+width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+Tables = Literal["adam", "rowwise_adam", "dense"]
+FLOAT = 4
+"""Bytes of a float32: weights and optimizer state of trained tables."""
+MAX_ROWS = 10**12
+MAX_GPUS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A two-tower over a shop of this size.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    items: int
+    users: int = 0
+    """Rows of a table of user ids; 0 where users are their histories alone, as in the presets."""
+    dim: int = 64
+    events_per_day: float = 1e6
+    """Labels of one pass."""
+    batch: int = 8_192
+    """Labels of a step on each GPU."""
+    history: float = 25.0
+    """Events that a history has on average."""
+    negatives: int = 8_192
+    tables: Tables = "rowwise_adam"
+    """How table rows move; ``optimizer.tables`` of a run."""
+    skew: float = 1.0
+    """Exponent of Zipf's law of the ids: 0 is even, 1 the usual."""
+
+    def __post_init__(self) -> None:
+        _check_count("items", self.items, 1, MAX_ROWS)
+        _check_count("users", self.users, 0, MAX_ROWS)
+        _check_count("batch", self.batch, 1, 1 << 22)
+        _check_count("negatives", self.negatives, 0, 1 << 22)
+        _check_number("events_per_day", self.events_per_day, 1, 1e15)
+        _check_number("history", self.history, 1, 1e5)
+        _check_number("skew", self.skew, 0, 3)
+        if self.dim % 4 or not 4 <= self.dim <= 4_096:
+            raise ValueError(
+                f"dim must be a multiple of 4 between 4 and 4096 (rows are read 16 bytes at a "
+                f"time), got {self.dim}; take {min(4_096, max(4, -(-self.dim // 4) * 4))}"
+            )
+        if self.tables not in get_args(Tables):
+            raise ValueError(f"tables must be one of {get_args(Tables)}, got {self.tables!r}")
+
+    @property
+    def values(self) -> float:
+        """History values of a GPU's batch, M."""
+        return self.batch * self.history
+
+    def candidates(self, gpus: int) -> int:
+        """Count what each label is ranked against: every GPU's labels and the uniform negatives."""
+        return self.batch * gpus + self.negatives
+
+    def score_elements(self, gpus: int) -> float:
+        """Count the matrix of scores of one GPU, B x (G B + C)."""
+        return float(self.batch * self.candidates(gpus))
+
+    @property
+    def value_elements(self) -> float:
+        """Numbers of the history's values, M x D."""
+        return self.values * self.dim
+
+    def item_rows_of_a_step(self, gpus: int) -> float:
+        """Expect the different item rows that one GPU reads, R; uniform ones hardly repeat."""
+        drawn = distinct_rows(self.items, self.values + self.batch * gpus, self.skew)
+        even = min(self.negatives, self.items) * (1 - drawn / self.items)
+        return min(float(self.items), drawn + even)
+
+    @property
+    def user_rows_of_a_step(self) -> float:
+        """Different user rows that a GPU's batch reads."""
+        return distinct_rows(self.users, self.batch, self.skew) if self.users else 0.0
+
+    @property
+    def dense_weights(self) -> int:
+        """Weights of the towers besides their tables (``models/two_tower.py``)."""
+        attention, hidden = 4 * self.dim**2, 4 * self.dim**2
+        return attention + hidden + round(2 * self.history) * self.dim + 16 * self.dim
+
+    @property
+    def state_words(self) -> float:
+        """Words of optimizer state a table row has, in row widths."""
+        return 1 + 1 / self.dim if self.tables == "rowwise_adam" else 2.0
+
+    def table_bytes(self, rows: int) -> tuple[float, float]:
+        """Count the bytes of a table's weights and of its optimizer's state."""
+        weights = float(rows * self.dim * FLOAT)
+        return weights, weights * self.state_words
+
+
+def _check_count(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be between {least} and {most:.0e}, got {value:.4g}")
+
+
+def _check_number(name: str, value: float, least: float, most: float) -> None:
+    if not math.isfinite(value) or not least <= value <= most:
+        raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
+
+
+def distinct_rows(rows: int, draws: float, skew: float, hottest: float = 0.0) -> float:
+    """Expect how many different rows ids name, where ranks are drawn with density x^-skew.
+
+    Args:
+        rows: Of the table.
+        draws: Ids.
+        skew: Of that density; 1 is Zipf's law.
+        hottest: Rows of so low a rank are not counted, as those that a cache holds.
+    """
+    if hottest >= rows:
+        return 0.0
+    edges = np.geomspace(1, rows + 1, 4_000)
+    ranks, widths = np.sqrt(edges[1:] * edges[:-1]), np.diff(edges)
+    weights = ranks**-skew
+    share = weights / (weights * widths).sum()
+    beyond = np.clip((edges[1:] - 1 - hottest) / widths, 0, 1)
+    return float((widths * beyond * -np.expm1(-draws * share)).sum())
