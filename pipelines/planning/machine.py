@@ -21,18 +21,21 @@ GIB = 2**30
 class StepCost:
     """Milliseconds of a two-tower's training step on one device, by what it works through."""
 
+    host_ms: float
+    """Least time of a step: what the host takes to launch it."""
     fixed_ms: float
-    """Whatever the size: launches, Python, waits."""
     score_ns: float
-    """For each element of the matrix of scores, forward and backward."""
+    """For each element of the matrix of scores, forward and backward,"""
+    score_dim_ns: float
+    """and for each 64 products that make one."""
+    event_ns: float
+    """For each event of the histories,"""
     value_ns: float
-    """For each number of the history's values."""
+    """and for each number of it."""
     row_ns: float
     """For each number of the different rows: lookup, gradient, optimizer."""
     table_ns: float
     """For each number of a table that moves whole (``dense``)."""
-    count_ns: float
-    """For each item of the catalogue: its counts are summed for the negatives."""
 
 
 @dataclass(frozen=True, kw_only=True)

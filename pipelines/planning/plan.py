@@ -62,16 +62,17 @@ class Plan:
 
 def step_parts(work: Workload, machine: Machine, gpus: int) -> dict[str, float]:
     """Time the work of one device in a step, without what it waits for, ms."""
-    cost = machine.step
+    cost, scores = machine.step, work.score_elements(gpus)
     rows = (work.item_rows_of_a_step(gpus) + work.user_rows_of_a_step) * work.dim
     moved = (work.items + work.users) * work.dim if work.tables == "dense" else 0
-    return {
+    parts = {
         "fixed": cost.fixed_ms,
-        "scores": cost.score_ns * work.score_elements(gpus) * 1e-6,
-        "histories": cost.value_ns * work.value_elements * 1e-6,
+        "scores": (cost.score_ns + cost.score_dim_ns * work.dim / 64) * scores * 1e-6,
+        "histories": (cost.event_ns + cost.value_ns * work.dim) * work.values * 1e-6,
         "rows": (cost.row_ns * rows + cost.table_ns * moved) * 1e-6,
-        "counts": cost.count_ns * work.items * 1e-6,
     }
+    parts["waiting for launches"] = max(0.0, cost.host_ms - sum(parts.values()))
+    return parts
 
 
 def memory_parts(
@@ -87,14 +88,18 @@ def memory_parts(
     # What is sent and what arrives, of two of the three exchanges of a step at a time.
     travelling = 2 * max(one.exchanged_mib for one in tables) / 1024
     cached = [one for one in tables if one.hot_share < 1]
+    weights = sum(one.weights_gib for one in tables if one.hot_share == 1)
+    busy = step / GIB + travelling
     return {
-        "weights": sum(one.weights_gib for one in tables if one.hot_share == 1),
+        "weights": weights,
         "optimizer": sum(one.state_gib for one in tables if one.hot_share == 1),
         "hot rows": sum(one.weights_gib + one.state_gib for one in cached),
         "counts": COUNTS * work.items / GIB,
         "towers": 4 * work.dense_weights * FLOAT / GIB,
         "step": step / GIB,
         "exchange": travelling,
+        # Our kernels' tables are filled from the model's before training begins.
+        "copy at the start": max(0.0, weights - busy) if gpus == 1 and not machine.is_cpu else 0.0,
     }
 
 

@@ -56,6 +56,16 @@ ON_CPU = [
     Case(50_000, 128, 256, 10, 2_048),
 ]
 
+HELD_OUT = [
+    Case(60_000, 64, 384, 30, 2_048),
+    Case(150_000, 96, 256, 20, 1_024),
+    Case(25_000, 48, 768, 15, 3_072),
+    Case(250_000, 64, 512, 40, 1_024),
+    Case(5_000, 64, 1_024, 20, 2_048),
+    Case(80_000, 128, 512, 15, 1_536),
+]
+"""Sizes that no constant is fitted to."""
+
 
 def batches_of(case: Case, device: torch.device) -> tuple[list[tuple[JaggedBatch, Tensor]], float]:
     """Draw batches, and say how many history values an example has on average."""
@@ -123,12 +133,13 @@ def measured(case: Case, device: torch.device, num_steps: int) -> dict[str, Any]
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=20, help="timed steps of each case")
+    parser.add_argument("--held-out", action="store_true", help="sizes that are not fitted to")
     parser.add_argument("--rounds", type=int, default=3, help="of all cases; the quickest counts")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the measurements")
     arguments = parser.parse_args()
     found: dict[Case, dict[str, Any]] = {}
     for _ in range(arguments.rounds):
-        for case in ON_CPU:
+        for case in HELD_OUT if arguments.held_out else ON_CPU:
             one = measured(case, torch.device("cpu"), arguments.steps)
             found[case] = min(found.get(case, one), one, key=lambda each: each["ms"])
             print(json.dumps(one), flush=True)

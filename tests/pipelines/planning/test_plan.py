@@ -22,7 +22,16 @@ LINK = Curve(kib=[1, 1024], ms=[0.0, 1.0])
 @pytest.fixture
 def round_machine() -> Machine:
     """A machine of round numbers: 10 GiB, a nanosecond an element, 1 MiB a millisecond."""
-    cost = StepCost(fixed_ms=1, score_ns=1, value_ns=0, row_ns=0, table_ns=0, count_ns=0)
+    cost = StepCost(
+        host_ms=0,
+        fixed_ms=1,
+        score_ns=1,
+        score_dim_ns=0,
+        event_ns=0,
+        value_ns=0,
+        row_ns=0,
+        table_ns=0,
+    )
     return Machine(
         name="round",
         memory_gib=10,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.layers.embedding.host_rows import HostRows
+from tests.benchmarks.planning.host_rows import HostRows
 
 CPU = torch.device("cpu")
 
