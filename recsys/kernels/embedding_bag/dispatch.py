@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import runs
 from recsys.kernels.embedding_bag import grouping, reference, updating
-from recsys.kernels.embedding_bag.launch import interpreting
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.optimizer import (
     Optimizer,
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 
 def by_triton(tables: Tensor) -> bool:
     """Whether lookups in these tables run the kernels."""
-    return tables.is_cuda or interpreting()
+    return runs("embedding_bag", tables)
 
 
 def empty_output(layout: TableLayout, batch: Batch, like: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ Axes: M events of all sequences, B sequences, H heads, D width of queries and ke
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import runs
 from recsys.kernels.hstu_attention.reference import PositionBias, TimeBias, reference_attention
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -58,7 +58,7 @@ def hstu_attention(
     """
     _check(q, k, v, offsets, max_length)
     _check_biases(q, max_length, position_bias, time_bias)
-    if not q.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+    if not runs("hstu_attention", q):
         return reference_attention(
             q, k, v, offsets, max_length, num_targets, position_bias, time_bias
         )

@@ -12,13 +12,13 @@ Axes: X rows, S adapters, r rank, I and O a layer's inputs and outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, cached_property
-from importlib.util import find_spec
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recsys.kernels.choice import has_triton, is_on
 from recsys.kernels.embedding_bag.launch import interpreting
 from recsys.kernels.lora import reference
 
@@ -26,10 +26,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_RANK = 64
 
 
-@cache
 def is_fused(device: torch.device, rank: int) -> bool:
     """Say whether a layer is corrected in one launch there; elsewhere it is right but slow."""
-    if rank > MAX_RANK or find_spec("triton") is None:
+    if rank > MAX_RANK or not (is_on("lora") and has_triton()):
         return False
     return device.type == "cuda" or interpreting()
 

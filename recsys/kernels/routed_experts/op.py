@@ -9,12 +9,12 @@ width.
 
 from __future__ import annotations
 
-import os
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import runs
 from recsys.kernels.routed_experts import reference
 from recsys.kernels.routed_experts.reference import Plan, most_tiles
 
@@ -66,7 +66,7 @@ def count_visits(experts: Tensor, num_experts: int) -> Tensor:
 
 
 def _on_kernels(rows: Tensor) -> bool:
-    return rows.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    return runs("routed_experts", rows)
 
 
 Made = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -8,12 +8,12 @@ Axes: B rows, K experts of each row, E experts, D width.
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import runs
 from recsys.kernels.routed_experts import reference
 
 MAX_ROUTED_EXPERTS = 128
@@ -34,7 +34,7 @@ class Routed(NamedTuple):
 def can_route(rows: Tensor, num_experts: int, top_k: int) -> bool:
     """Whether there is a kernel for this: bfloat16 rows on a GPU, few enough experts."""
     fits = rows.ndim == 2 and rows.dtype == torch.bfloat16
-    on_kernels = rows.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
+    on_kernels = runs("routed_experts", rows)
     few = num_experts <= MAX_ROUTED_EXPERTS and top_k <= min(MAX_TOP_K, num_experts)
     return fits and on_kernels and few
 

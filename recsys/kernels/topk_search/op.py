@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK
-from recsys.kernels.embedding_bag.launch import interpreting
+from recsys.kernels.choice import runs
 from recsys.kernels.topk_search.reference import GROUP, reference_top_k
 
 MAX_ITEM_ROWS = 1 << 32
@@ -72,7 +72,7 @@ def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = N
     if words is None:
         words = mask_words(None, items.shape[0], items.device)
     _check_words(words, queries, items)
-    if not items.is_cuda and not interpreting():
+    if not runs("topk_search", items):
         return reference_top_k(queries, items, k, words)
     num_words = words.shape[-1]
     part = max(1, MAX_MAXIMA // num_words)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.kernels.choice import has_triton, is_on
 from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates, fbgemm_can
 from recsys.layers.embedding.row_updates import (
     KernelRowUpdates,
@@ -151,7 +152,7 @@ class EmbeddingBags(nn.Module):
         """The backend in use where the tables are; ``auto`` depends on their device."""
         if self._wanted != "auto":
             return self._wanted
-        on_kernels = next(self.parameters()).is_cuda and find_spec("triton")
+        on_kernels = next(self.parameters()).is_cuda and has_triton() and is_on("embedding_bag")
         return "triton" if on_kernels else "torch"
 
     @torch.no_grad()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from recsys.kernels.choice import is_on
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.layers.moe.routing import without_autocast
 
@@ -257,7 +258,7 @@ class Experts(nn.Module):
         halves = (torch.bfloat16, torch.float16)
         fits = rows.is_cuda and rows.dtype in halves and not any(n % 8 for n in sizes)
         enough = experts.numel() >= GROUPED_FROM * self.num_experts
-        return "grouped" if fits and enough else "batched"
+        return "grouped" if fits and enough and is_on("routed_experts") else "batched"
 
     def _block_rows(self, experts: Tensor) -> int:
         if not self.training:
