@@ -15,6 +15,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from recsys.data.dataset import FitSplit
 from recsys.evaluation.ranking import RankingConfig
@@ -25,6 +26,7 @@ from recsys.models.item_weights.ease import (
     EaseWeightsConfig,
     check_memory,
     ease_model,
+    fits_device,
     most_frequent,
     shared_users,
 )
@@ -35,6 +37,7 @@ from recsys.models.item_weights.repeats import RepeatsConfig, repeats_model
 from recsys.retrieval.sources import ScoredSource
 
 ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig)
+CPU = torch.device("cpu")
 METRIC = "ndcg@10"
 CHOICE_USERS = 2_000
 """Validation users that settings are chosen by."""
@@ -54,7 +57,11 @@ def user_items(inputs: ModelInputs, split: FitSplit, max_events: int) -> UserIte
 
 
 def fit_ease(
-    inputs: ModelInputs, config: EaseWeightsConfig, split: FitSplit, judge: EvaluationQueries | None
+    inputs: ModelInputs,
+    config: EaseWeightsConfig,
+    split: FitSplit,
+    judge: EvaluationQueries | None,
+    device: torch.device = CPU,
 ) -> ItemWeights:
     """Regress every item on all others.
 
@@ -63,35 +70,42 @@ def fit_ease(
         config: Settings, several of which validation chooses among.
         split: What is fitted on.
         judge: Validation's queries; without any, the first of each setting is taken.
+        device: Where the matrix is inverted and settings are measured; a GPU without room for it
+            leaves both to the host. The model is on the host.
 
     Raises:
         ValueError: An ``l2`` is too small for the precision, or the machine for ``exact_items``.
     """
     pairs = CoOccurrence(user_items(inputs, split, config.max_events))
+    exact = most_frequent(pairs, config.exact_items)
+    place = device if fits_device(len(exact), device) else CPU
     if judge is not None and len(config.l2) > 1:
         part = most_frequent(pairs, min(config.choice_items, config.exact_items))
-        shared = shared_users(pairs, part)
+        shared = shared_users(pairs, part).to(place)
         tried = (
             ease_model(pairs, part, shared.clone(), one, extends=False)
             for one in _each(config, "l2")
         )
-        config = replace(config, l2=tuple(_best(tried, judge).settings["l2"]))
-    exact = most_frequent(pairs, config.exact_items)
+        config = replace(config, l2=tuple(_best(tried, judge, place).settings["l2"]))
     check_memory(len(exact))
-    model = ease_model(pairs, exact, shared_users(pairs, exact), config)
-    return _best(_by_recency(model), judge)
+    model = ease_model(pairs, exact, shared_users(pairs, exact).to(place), config)
+    return _best(_by_recency(model), judge, place)
 
 
 def fit_item_knn(
-    inputs: ModelInputs, config: ItemKnnConfig, split: FitSplit, judge: EvaluationQueries | None
+    inputs: ModelInputs,
+    config: ItemKnnConfig,
+    split: FitSplit,
+    judge: EvaluationQueries | None,
+    device: torch.device = CPU,
 ) -> ItemWeights:
     """Weigh each item's neighbours; the arguments are those of ``fit_ease``."""
     items = user_items(inputs, split, config.max_events)
     if items.times is None:
         config = replace(config, half_life_days=(NO_DECAY,))
     each = _each(config, "length_weight", "half_life_days")
-    model = _best((item_knn_model(items, one) for one in each), judge)
-    return _best(_by_recency(model), judge)
+    model = _best((item_knn_model(items, one) for one in each), judge, device)
+    return _best(_by_recency(model), judge, device)
 
 
 def fit_repeats(
@@ -139,7 +153,9 @@ def _by_recency(model: ItemWeights) -> Iterator[ItemWeights]:
         yield ItemWeights(model.table, replace(model.history, power=power), settings)
 
 
-def _best(tried: Iterable[ItemWeights], judge: EvaluationQueries | None) -> ItemWeights:
+def _best(
+    tried: Iterable[ItemWeights], judge: EvaluationQueries | None, device: torch.device = CPU
+) -> ItemWeights:
     """Choose by validation; the first where nothing can be measured, and among equals."""
     models = iter(tried)
     best = next(models)
@@ -147,11 +163,12 @@ def _best(tried: Iterable[ItemWeights], judge: EvaluationQueries | None) -> Item
         return best
     top = None
     for model in models:
-        top = _quality(best, judge) if top is None else top
-        if (found := _quality(model, judge)) > top:
+        top = _quality(best, judge, device) if top is None else top
+        if (found := _quality(model, judge, device)) > top:
             best, top = model, found
     return best
 
 
-def _quality(model: ItemWeights, judge: EvaluationQueries) -> float:
-    return measure(ScoredSource(model.score), judge, RankingConfig(ks=(10,)))[METRIC]
+def _quality(model: ItemWeights, judge: EvaluationQueries, device: torch.device) -> float:
+    source = ScoredSource(model.to(device).score)
+    return measure(source, judge, RankingConfig(ks=(10,)), device)[METRIC]

@@ -132,11 +132,12 @@ def linear_source(experiment: Experiment, model: Literal["ease", "item_knn"]) ->
     fit: Any = fit_ease if model == "ease" else fit_item_knn
     config, judge = getattr(experiment.recipe, model), experiment.queries("validation")
     refits = experiment.chosen_steps is not None
-    fitted = fit(experiment.inputs if refits else experiment.fitted_on, config, "train", judge)
+    events, device = experiment.inputs if refits else experiment.fitted_on, experiment.device
+    fitted = fit(events, config, "train", judge, device)
     if refits:
         chosen = type(config)(**fitted.settings)
-        fitted = fit(experiment.fitted_on, chosen, "train", None)
-    return FittedSource(ScoredSource(fitted.to(experiment.device).score))
+        fitted = fit(experiment.fitted_on, chosen, "train", None, device)
+    return FittedSource(ScoredSource(fitted.to(device).score))
 
 
 def content_source(experiment: Experiment) -> FittedSource:

@@ -79,6 +79,14 @@ def ease_seconds(num_items: int, operations_per_second: float = 1e11) -> float:
     return num_items**3 / operations_per_second
 
 
+def fits_device(num_items: int, device: torch.device) -> bool:
+    """Whether a GPU has the memory for an exact regression, a few blocks of weights beside it."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return ease_bytes(num_items) + (4 << 30) <= free
+
+
 def check_memory(num_items: int) -> None:
     """Refuse an exact regression that this machine has no memory for.
 
@@ -128,7 +136,7 @@ def ease_model(
     Args:
         co_occurrence: Of all items.
         exact: Items that are regressed on all others of them, ascending, [K].
-        shared: Their users in common, [K, K] float32; its memory is used up.
+        shared: Their users in common, [K, K] float32; its memory is used up, its device computes.
         config: Its tuples' first values are taken.
         extends: Whether other items have weights too.
 
@@ -158,8 +166,9 @@ def _weights(
         others: [R].
         inverse: Of their matrix with ``l2``, [K, K].
     """
-    shared = _shared_with(co_occurrence, others, exact)  # [R, K]
-    columns = torch.from_numpy(np.concatenate([exact, others]))
+    device = inverse.device
+    shared = _shared_with(co_occurrence, others, exact).to(device)  # [R, K]
+    columns = torch.from_numpy(np.concatenate([exact, others])).to(device)
     diagonal = inverse.diagonal()
     size = max(1, MAX_CELLS // max(1, len(columns)))
     for begin in range(0, len(exact), size):
@@ -167,15 +176,15 @@ def _weights(
         weights = torch.cat([-rows / diagonal, torch.sparse.mm(shared, rows.T).T], dim=1)
         weights[torch.arange(len(rows)), begin + torch.arange(len(rows))] = 0
         yield WeightBlock(exact[begin : begin + size], columns, weights)
-    own = torch.from_numpy(co_occurrence.diagonal())
+    own = torch.from_numpy(co_occurrence.diagonal()).to(device)
     for rows_of_block, counts in co_occurrence.blocks(others):
-        count = torch.from_numpy(counts)
-        to_exact = count[:, torch.from_numpy(exact)]
+        count = torch.from_numpy(counts).to(device)
+        to_exact = count[:, torch.from_numpy(exact).to(device)]
         explained = torch.sparse.mm(to_exact.to_sparse(), inverse)  # [S, K]
         rest = own[rows_of_block] + l2 - (explained * to_exact).sum(1)  # [S]
         rest = rest.clamp(min=l2 * 0.5)[:, None]
         exactly = explained / rest / (diagonal + explained.square() / rest)
-        between = count[:, torch.from_numpy(others)] - torch.sparse.mm(shared, explained.T).T
+        between = count[:, torch.from_numpy(others).to(device)] - torch.sparse.mm(shared, explained.T).T
         between[torch.arange(len(count)), np.searchsorted(others, rows_of_block)] = 0
         weights = torch.cat([exactly, between / rest], dim=1)
         yield WeightBlock(rows_of_block, columns, weights)

@@ -23,7 +23,7 @@ class WeightBlock(NamedTuple):
     columns: Tensor
     """[C] item rows that get the weights."""
     weights: Tensor
-    """[S, C] float32; 0 is none."""
+    """[S, C] float32 on the columns' device; 0 is none."""
 
 
 class Strongest:
@@ -37,14 +37,15 @@ class Strongest:
         self._weights: list[Tensor] = [torch.empty(0)]
 
     def add(self, block: WeightBlock) -> None:
-        """Keep the strongest of a block, by absolute value."""
+        """Keep the strongest of a block on the host, by absolute value."""
         limit = min(self._limit, block.weights.shape[1])
         found = block.weights.abs().topk(limit, dim=1).indices  # [S, M]
-        weights = block.weights.gather(1, found)
-        present = (weights != 0) & (block.columns[found] != 0)
+        weights = block.weights.gather(1, found).cpu()
+        rows = block.columns[found].cpu()
+        present = (weights != 0) & (rows != 0)
         source = torch.from_numpy(block.rows)[:, None].expand_as(present)
         self._sources.append(source[present])
-        self._rows.append(block.columns[found][present].to(torch.int32))
+        self._rows.append(rows[present].to(torch.int32))
         self._weights.append(weights[present])
 
     def table(self) -> WeightTable:
