@@ -19,10 +19,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+STAGED_BYTES = 1 << 16
+"""Up to this size a CUDA driver copies pageable memory without waiting."""
+
 
 def offsets_of(lengths: Tensor) -> Tensor:
     """Cut flat values into examples of the given lengths, [B] -> [B + 1]."""
     return functional.pad(lengths.cumsum(0), (1, 0))
+
+
+def moved(values: Tensor, device: torch.device | str) -> Tensor:
+    """Move a tensor without waiting for the device's earlier work."""
+    if values.device.type == "cpu" and values.nbytes > STAGED_BYTES and str(device) != "cpu":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
 
 
 class Jagged(NamedTuple):
@@ -69,12 +79,8 @@ class Jagged(NamedTuple):
         return Jagged(self.values[source], offsets, weights)
 
     def to(self, device: torch.device | str) -> Jagged:
-        weights = None if self.weights is None else self.weights.to(device, non_blocking=True)
-        return Jagged(
-            self.values.to(device, non_blocking=True),
-            self.offsets.to(device, non_blocking=True),
-            weights,
-        )
+        weights = None if self.weights is None else moved(self.weights, device)
+        return Jagged(moved(self.values, device), moved(self.offsets, device), weights)
 
     @classmethod
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> Jagged:

@@ -101,7 +101,7 @@ def fit_sequence(
         def loss_at(step: int) -> Tensor:
             batch = windows.batch(inputs.sequences, run.ranks.part(order.indices(step)))
             share = run.ranks.share(step, own.seed)
-            return model.loss(batch.to(run.device), share=share)
+            return model.loss(model.labelled(batch).to(run.device), share=share)
 
         source = ScoredSource(model.score)
         return model, fit_retriever(model, source, loss_at, len(windows), steps, own, stop_by)

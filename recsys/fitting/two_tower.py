@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from recsys.data.batch import moved
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.order import BatchOrder
 from recsys.fitting.continued import NewEvents
@@ -55,8 +56,9 @@ def fit_two_tower(
     def loss_at(step: int) -> Tensor:
         chosen = positions[run.ranks.part(order.indices(step))]
         queries = inputs.queries(chosen, max_history=config.max_history)
-        labels = sequences.labels(chosen).to(run.device)
-        return model.loss(queries.to(run.device), labels, run.ranks.share(step, run.seed))
+        labels = moved(sequences.labels(chosen), run.device)
+        share = run.ranks.share(step, run.seed)
+        return model.loss(queries.to(run.device), labels, share, is_cut=True)
 
     source = ScoredSource(model.score)
     result = fit_retriever(model, source, loss_at, len(positions), training, run, stop_by)

@@ -228,6 +228,17 @@ class CatalogueModel(nn.Module):
         """Encode rows of the catalogue as the history reads them, [R] -> [R, D]."""
         return self.encoded(rows, self._content[rows])
 
+    def item_inputs_of_all(self) -> tuple[Tensor, Tensor]:
+        """Encode all rows that have an id: their numbers, [R], and their inputs, [R, D]."""
+        rows = torch.arange(self.inputs.num_item_rows, device=self._content.device)
+        if len(rows) < self.num_item_rows or rows.device.type == "cpu":
+            return rows, self.item_inputs(rows)
+        # The catalogue as it lies: to pick categories a GPU would have to be waited for.
+        categories = Jagged(self._category_rows, self._category_offsets)
+        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        inputs: Tensor = self.item_tower(items, self._content)
+        return rows, inputs
+
     def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
         """Encode rows of the catalogue whose content [R, content_dim] was looked up, [R, D]."""
         categories = Jagged(self._category_rows, self._category_offsets).take(rows)

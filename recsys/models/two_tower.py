@@ -38,6 +38,9 @@ from recsys.models.item_tower import (
     read_settings,
 )
 
+ALL_UP_TO = 4
+"""Items of the catalogue for each row that a step reads, up to which a GPU encodes all of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerConfig:
@@ -152,8 +155,13 @@ class QueryTower(nn.Module):
         recency = ends[segments] - 1 - torch.arange(len(segments), device=segments.device)
         values = self.dropout(inputs + self.recency(recency))  # [M, D]
         has_history = history.lengths() > 0  # [B]
-        last = self.no_history.expand(len(ends), -1).clone()
-        last[has_history] = values[ends[has_history] - 1].to(last.dtype)
+        if values.is_cuda:
+            # To pick the queries with a history a GPU would have to be waited for.
+            from_zero = torch.cat([self.no_history[None].to(values.dtype), values])
+            last = from_zero[torch.where(has_history, ends, 0)]
+        else:
+            last = self.no_history.expand(len(ends), -1).clone()
+            last[has_history] = values[ends[has_history] - 1].to(last.dtype)
         normed = self.attention_norm(values)
         state = last + self.dropout(self.attention(normed, self.attention_norm(last), segments))
         state = state + self.dropout(self.hidden(state))
@@ -210,16 +218,27 @@ class TwoTower(RetrievalModel):
         vectors: Tensor = self.query_tower(queries, known, inputs)
         return vectors
 
-    def loss(self, queries: JaggedBatch, item_rows: Tensor, share: StepShare = WHOLE) -> Tensor:
+    def loss(
+        self,
+        queries: JaggedBatch,
+        item_rows: Tensor,
+        share: StepShare = WHOLE,
+        *,
+        is_cut: bool = False,
+    ) -> Tensor:
         """Softmax loss of the labels against in-batch and uniform negatives.
 
         Args:
             queries: What was known before each label.
             item_rows: The labels, [B], each >= 1.
             share: Of the step's batch, whose labels are the in-batch negatives.
+            is_cut: Whether no history has more than max_history events; to look a GPU would have
+                to be waited for.
         """
         config = self.config
-        history = latest(queries["history"], config.max_history)
+        history = queries["history"]
+        if not is_cut:
+            history = latest(history, config.max_history)
         if config.num_uniform_negatives >= self.inputs.num_item_rows - 1:
             candidates = every_item(self.inputs.num_item_rows, item_rows.device)
         else:
@@ -230,8 +249,11 @@ class TwoTower(RetrievalModel):
                 share.draws(item_rows.device),
             )
         rows = torch.cat([item_rows, candidates.rows, history.values])
-        distinct, place = torch.unique(rows, return_inverse=True)
-        inputs = self.item_inputs(distinct)  # [R, D]
+        if self._encodes_all(len(rows)) and rows.is_cuda:
+            (_, inputs), place = self.item_inputs_of_all(), rows  # [R, D]
+        else:
+            distinct, place = torch.unique(rows, return_inverse=True)
+            inputs = self.item_inputs(distinct)  # [R, D]
         label_place, others = place[: len(item_rows)], place[len(item_rows) :]
         candidate_place = others[: len(candidates.rows)]
         history_place = others[len(candidates.rows) :]
@@ -244,6 +266,11 @@ class TwoTower(RetrievalModel):
             label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
         )
         return loss * share.weight(item_rows)
+
+    def _encodes_all(self, num_rows: int) -> bool:
+        """Whether a GPU encodes every item sooner than it finds the distinct ones of so many."""
+        few, tables = self.inputs.num_item_rows <= ALL_UP_TO * num_rows, self.item_tower.tables
+        return few and tables.updates is None and not tables.is_sharded
 
     @classmethod
     def load(

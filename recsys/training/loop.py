@@ -28,6 +28,7 @@ from recsys.training.checkpoint import (
     prepare_directory,
     save_checkpoint,
 )
+from recsys.training.guard import BadSteps, StepGuard
 from recsys.training.optim import (
     RowTables,
     ScheduleConfig,
@@ -284,6 +285,18 @@ class Run:
     def has_ended(self) -> bool:
         return self.state.place() >= self.config.num_steps
 
+    def count_bad_steps(self, bad: BadSteps, tracker: Tracker) -> None:
+        """Note steps that were skipped.
+
+        Raises:
+            TrainingDiverged: There were too many in a row.
+        """
+        if bad.total:
+            self.state.bad_steps += bad.total
+            tracker.log(self.state.step, bad_steps=self.state.bad_steps)
+        if bad.longest >= self.config.max_bad_steps:
+            raise self.roll_back(bad.longest)
+
     def roll_back(self, bad_in_a_row: int) -> TrainingDiverged:
         """Load the last checkpoint into the model; return the error to raise."""
         step, num_bad = self.state.step, self.state.bad_steps
@@ -375,7 +388,7 @@ def train(
     run, tables = Run(model, optimizer, config, checkpoint_dir, ranks), RowTables(model)
     ranks.begin(model)
     run.resume()
-    state, bad_in_a_row = run.state, 0
+    state, guard = run.state, StepGuard(optimizer, device)
     model.train()
 
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
@@ -396,31 +409,29 @@ def train(
             ranks.mean_gradients(model)
             grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
 
-            # The only wait for the device in a step: dense weights move after loss and gradient are
-            # known to be finite, and a step that is skipped leaves them and the optimizer alone.
-            if bool(torch.isfinite(mean_loss + grad_norm)):
-                optimizer.step()
-                bad_in_a_row = 0
-            else:
-                state.bad_steps += 1
-                bad_in_a_row += 1
-                tracker.log(state.step, bad_steps=state.bad_steps)
-                if bad_in_a_row >= config.max_bad_steps:
-                    raise run.roll_back(bad_in_a_row)
+            # Dense weights move after loss and gradient are known to be finite, and a step that is
+            # skipped leaves them and the optimizer alone.
+            guard.step(mean_loss + grad_norm)
+            if guard.waits:
+                run.count_bad_steps(guard.read(), tracker)
             optimizer.zero_grad(set_to_none=True)
             last = run.count_step(validates=evaluate is not None)
 
             if state.step % config.log_every == 0 or last:
+                run.count_bad_steps(guard.read(), tracker)
                 numbers = {"loss": mean_loss.item(), "grad_norm": grad_norm.item()}
                 tracker.log(state.step, **numbers, learning_rate=learning_rate)
                 progress.show(state.step, config.num_steps, **numbers)
 
             if evaluate is not None and (state.step % config.eval_every == 0 or last):
+                run.count_bad_steps(guard.read(), tracker)
                 tracker.log(state.step, **run.validate(evaluate))
 
-            # Never in a bad streak: what made it may be in the weights already.
-            if bad_in_a_row == 0 and run.save_is_due():
-                run.save()
+            if run.save_is_due():
+                run.count_bad_steps(guard.read(), tracker)
+                # Never in a bad streak: what made it may be in the weights already.
+                if guard.in_a_row == 0:
+                    run.save()
 
     run.save()
     return run.finish()

@@ -287,20 +287,11 @@ class GenerativeModel(RetrievalModel):
             rows = torch.unique(read) if self.config.reads_items else read[:0]
             return None, rows, self.item_inputs(rows)
         if draws is None or draws >= num_item_rows - 1:
-            rows = torch.arange(num_item_rows, device=labels.device)
-            return Ranked(rows[1:], None), rows, self._every_item(rows)
+            rows, inputs = self.item_inputs_of_all()
+            return Ranked(rows[1:], None), rows, inputs
         ranked = sampled_items(labels, draws, self.item_tower.item_counts)
         rows = torch.unique(torch.cat([ranked.rows, read]))
         return ranked, rows, self.item_inputs(rows)
-
-    def _every_item(self, rows: Tensor) -> Tensor:
-        """Encode all items with an id, [R] -> [R, D]; a GPU need not count their categories."""
-        if len(rows) < self.num_item_rows:
-            return self.item_inputs(rows)
-        categories = Jagged(self._category_rows, self._category_offsets)
-        items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
-        inputs: Tensor = self.item_tower(items, self._content)
-        return inputs
 
     def _training_context(self, history: Jagged, rows: Tensor, inputs: Tensor) -> GenerativeContext:
         """Read histories for all positions; each position reads up to its place."""

@@ -39,6 +39,7 @@ from recsys.models.item_tower import (
 )
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
+from recsys.models.sequence.labelled import LabelledEvents
 from recsys.models.sequence.neighbours import ItemNeighbours
 
 
@@ -76,12 +77,18 @@ def sampled_items(
     return Ranked(rows, torch.log(-torch.expm1(-expected)))
 
 
-def seen_before(history: Jagged) -> Jagged:
-    """List for each event of each sequence its item and those before it, M ragged rows."""
+def seen_before(history: Jagged, num_seen: int | None = None) -> Jagged:
+    """List for each event of each sequence its item and those before it, M ragged rows.
+
+    Args:
+        history: At least one sequence.
+        num_seen: Items listed in all; None counts them, for which a GPU is waited for.
+    """
     segments = history.segments()
     counts = torch.arange(1, len(segments) + 1, device=segments.device) - history.offsets[segments]
     offsets = functional.pad(counts.cumsum(0), (1, 0))
-    event = torch.repeat_interleave(counts)  # [X]
+    # Without the size it would wait for the device to count.
+    event = torch.repeat_interleave(counts, output_size=num_seen)  # [X]
     source = history.offsets[segments][event] - offsets[event]
     return Jagged(history.values[source + torch.arange(len(event), device=event.device)], offsets)
 
@@ -191,30 +198,42 @@ class SequenceModel(RetrievalModel):
         encoded: Tensor = self.encoder(inputs, history, times)
         return self.encoder.last(encoded, history)
 
+    def labelled(self, batch: JaggedBatch) -> LabelledEvents:
+        """Take of a batch what ``loss`` reads; best where the batch was made.
+
+        Args:
+            batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
+                cut to the latest), and ``history.times`` of the same events where there are times.
+                ``history.counted``, where it is there, is 0 for events that are no labels.
+        """
+        limit, counted = self.config.max_length + 1, None
+        events, times = self._read(batch, limit)
+        if "history.counted" in batch:
+            counted = latest(batch["history.counted"], limit).values
+        return LabelledEvents.of(events, times, counted)
+
     def loss(
         self,
-        batch: JaggedBatch,
+        batch: JaggedBatch | LabelledEvents,
         softmax_over: Tensor | None = None,
         share: StepShare = WHOLE,
     ) -> Tensor:
         """Softmax loss of every event that follows another, the mean over them.
 
         Args:
-            batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
-                cut to the latest), and ``history.times`` of the same events where there are times.
-                ``history.counted``, where it is there, is 0 for events that are no labels.
+            batch: As ``labelled`` reads it, or what that returned.
             softmax_over: Item rows, ascending, of the softmax, [C], such as a domain's items;
                 every label is one of them. By default what the settings say.
             share: Of the step's batch; draws stand against the labels of all of it.
         """
-        events, times = self._read(batch, self.config.max_length + 1)
-        labels, has_label = next_events(events)  # [M]
-        if "history.counted" in batch:
-            counted, _ = next_events(latest(batch["history.counted"], self.config.max_length + 1))
+        given = batch if isinstance(batch, LabelledEvents) else self.labelled(batch)
+        events, times, num_seen = given.events, given.times, given.num_seen
+        labels, _ = next_events(events)  # [M]
+        if given.counted is not None:
+            counted, _ = next_events(events._replace(values=given.counted))
             labels = torch.where(counted > 0, labels, 0)
-        kept = has_label.nonzero()[:, 0]  # [P]
-        lengths = (events.lengths() - 1).clamp(min=0)
-        history = Jagged(events.values[kept], functional.pad(lengths.cumsum(0), (1, 0)))
+        kept, offsets = given.positions()  # [P], [B + 1]
+        history = Jagged(events.values[kept], offsets)
         ranked = self._ranked(labels[kept], softmax_over, share)
         rows, inputs = self._inputs(ranked, history)
         places = places_among(rows, history.values, self.inputs.num_item_rows)
@@ -222,7 +241,8 @@ class SequenceModel(RetrievalModel):
         encoded = self.encoder(read, history, None if times is None else times[kept])
         places = places_among(rows, ranked.rows, self.inputs.num_item_rows)
         items = functional.embedding(places, inputs)  # [C, D]
-        loss = self._softmax(encoded, items, ranked, history, labels[kept])
+        seen = seen_before(history, num_seen) if self.config.leave_out_history else None
+        loss = self._softmax(encoded, items, ranked, seen, labels[kept])
         return loss * share.weight(labels[kept])
 
     def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> Ranked:
@@ -241,22 +261,24 @@ class SequenceModel(RetrievalModel):
     def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
         """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""
         if len(ranked.rows) == self.inputs.num_item_rows - 1:
-            rows = torch.arange(self.inputs.num_item_rows, device=ranked.rows.device)
-        else:
-            rows = torch.unique(torch.cat([ranked.rows, history.values]))
+            return self.item_inputs_of_all()
+        rows = torch.unique(torch.cat([ranked.rows, history.values]))
         return rows, self.item_inputs(rows)
 
     def _softmax(
-        self, encoded: Tensor, items: Tensor, ranked: Ranked, history: Jagged, labels: Tensor
+        self, encoded: Tensor, items: Tensor, ranked: Ranked, seen: Jagged | None, labels: Tensor
     ) -> Tensor:
-        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
+        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D].
+
+        Args:
+            seen: Items that do not stand against a position's label, P ragged rows.
+        """
         config, num_item_rows = self.config, self.inputs.num_item_rows
         weights = (labels > 0).float()  # an unknown item is no label
         labels = labels.clamp(min=ranked.rows[0])
         columns = places_among(ranked.rows, labels, num_item_rows, first=1)  # [P]
         excluded = None
-        if config.leave_out_history:
-            seen = seen_before(history)
+        if seen is not None:
             column = places_among(ranked.rows, seen.values, num_item_rows, first=1)
             column = column.clamp(max=len(ranked.rows) - 1)
             absent = ranked.rows[column] != seen.values

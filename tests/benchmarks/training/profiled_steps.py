@@ -1,0 +1,99 @@
+"""What the steps of a training are made of: time by kernel, and where the host waits for a GPU."""
+
+from __future__ import annotations
+
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from recsys.training.loop import TrainResult
+
+EVERY = 50
+"""Steps between two calls of a training's tracker."""
+NUM_STEPS = 3 * EVERY + 6
+TOP = 14
+
+
+class ProfiledSteps(NamedTuple):
+    """Times of one training's steps."""
+
+    step_ms: float
+    """Of the clock."""
+    busy_ms: float
+    """Of kernels on the device."""
+    launches: float
+    shares: dict[str, float]
+    """By kernel, of the device's time; the largest ones."""
+    waits: dict[str, float]
+    """By place in the code, how often a step waits there for the device."""
+
+
+class StepProfiler:
+    """A tracker that profiles 50 steps, times 50 more, and then looks for waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._waits: Counter[str] = Counter()
+        self._begun = self._seconds = 0.0
+        self._shown = warnings.showwarning
+
+    def log(self, step: int, **values: float) -> None:
+        if "loss" not in values:
+            return
+        torch.cuda.synchronize(self._device)
+        if step == EVERY:
+            self._begun = time.perf_counter()
+        elif step == 2 * EVERY:
+            self._seconds = time.perf_counter() - self._begun
+            self._profiler.start()
+        elif step == 3 * EVERY:
+            self._profiler.stop()
+            self._look_for_waits()
+        else:
+            torch.cuda.set_sync_debug_mode("default")
+            warnings.showwarning = self._shown
+
+    def _look_for_waits(self) -> None:
+        def note(message: Any, *_: Any) -> None:
+            if "synchroniz" not in str(message):
+                return
+            frames = [one for one in traceback.extract_stack() if "/recsys/" in one.filename]
+            if frames:
+                last = frames[-1]
+                place = f"{last.filename.rpartition('/recsys/')[2]}:{last.lineno}"
+                self._waits[f"{place} {last.line}"] += 1
+
+        warnings.showwarning = note
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+
+    def result(self) -> ProfiledSteps:
+        """Sum up."""
+        kernels = Counter[str]()
+        launches = 0
+        for event in self._profiler.events() or []:
+            if event.device_type == torch.autograd.DeviceType.CUDA:
+                kernels[event.name] += event.device_time_total
+                launches += 1
+        total = sum(kernels.values()) or 1.0
+        return ProfiledSteps(
+            step_ms=self._seconds / EVERY * 1e3,
+            busy_ms=total / EVERY / 1e3,
+            launches=launches / EVERY,
+            shares={name[:90]: value / total for name, value in kernels.most_common(TOP)},
+            waits={place: count / 6 for place, count in self._waits.most_common()},
+        )
+
+
+def profiled(fit: Callable[[StepProfiler], TrainResult], device: torch.device) -> ProfiledSteps:
+    """Profile a training of ``NUM_STEPS`` steps without validation."""
+    profiler = StepProfiler(device)
+    fit(profiler)
+    return profiler.result()

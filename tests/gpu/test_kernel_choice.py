@@ -1,0 +1,113 @@
+"""What runs with the kernels gives what runs without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recsys.data.batch import JaggedBatch
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.item_weights import fit_ease
+from recsys.kernels.choice import KERNELS, uses, without
+from recsys.models.item_weights.ease import EaseWeightsConfig
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
+from recsys.training.guard import StepGuard
+from tests.gpu.test_training_path import INPUTS, catalogue, world
+
+pytestmark = pytest.mark.gpu
+
+BATCH = 32
+
+
+def batch_of(num_users: int) -> JaggedBatch:
+    sequences = world()
+    last = sequences.offsets[2 : num_users + 2] - 1
+    return sequences.queries(last, max_history=12)
+
+
+def model_on(device: torch.device | str, **changes: object) -> SequenceModel:
+    torch.manual_seed(1)
+    config = SequenceConfig(embedding_dim=32, hidden_dim=64, max_length=12, **changes)  # type: ignore[arg-type]
+    return SequenceModel(config, INPUTS, catalogue()).to(device).eval()
+
+
+def loss_and_gradients(model: SequenceModel, device: torch.device) -> tuple[float, torch.Tensor]:
+    loss = model.loss(model.labelled(batch_of(BATCH)).to(device))
+    loss.backward()
+    gradients = [one.grad.flatten() for one in model.parameters() if one.grad is not None]
+    return float(loss.detach()), torch.cat(gradients).cpu()
+
+
+@pytest.mark.parametrize("block", ["attention", "hstu"])
+def test_a_sequence_model_with_and_without_kernels_and_on_a_cpu(
+    cuda: torch.device, block: str
+) -> None:
+    with without("all"):
+        plain = loss_and_gradients(model_on(cuda, block=block), cuda)
+    found = loss_and_gradients(model_on(cuda, block=block), cuda)
+    on_cpu = loss_and_gradients(model_on("cpu", block=block), torch.device("cpu"))
+    for other in (plain, on_cpu):
+        assert found[0] == pytest.approx(other[0], rel=1e-4)
+        torch.testing.assert_close(found[1], other[1], rtol=1e-2, atol=1e-4)
+
+
+def test_every_kernel_runs_on_a_gpu_until_it_is_switched_off(cuda: torch.device) -> None:
+    assert [use.kernel for use in uses(cuda) if use.runs] == list(KERNELS)
+    with without("lora"):
+        assert [use.kernel for use in uses(cuda) if not use.runs] == ["lora"]
+
+
+def test_ease_on_a_gpu_keeps_the_weights_of_the_cpu(cuda: torch.device) -> None:
+    inputs = ModelInputs(sequences=world(), catalogue=catalogue(), sizes=INPUTS)
+    for exact in (200, 40):
+        config = EaseWeightsConfig(l2=(20.0,), history_power=(0.0,), exact_items=exact)
+        expected = fit_ease(inputs, config, "train", None).table
+        found = fit_ease(inputs, config, "train", None, cuda).table
+        dense = [
+            torch.zeros(len(one.offsets) - 1, len(one.offsets) - 1).index_put(
+                (torch.repeat_interleave(one.offsets.diff()), one.rows.long()), one.weights
+            )
+            for one in (expected, found)
+        ]
+        torch.testing.assert_close(dense[1], dense[0], rtol=1e-3, atol=1e-5)
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_is_counted_without_waiting(
+    cuda: torch.device,
+) -> None:
+    weight = torch.nn.Parameter(torch.ones(4, device=cuda))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    guard = StepGuard(optimizer, cuda)
+    assert not guard.waits
+    bad, good = torch.tensor(torch.nan, device=cuda), torch.tensor(1.0, device=cuda)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in (bad, bad, good, bad):
+            weight.grad = torch.ones_like(weight)
+            before = weight.detach().clone()
+            guard.step(step)
+            if step is bad:
+                last = before
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(weight.detach(), last)
+    assert float(weight[0]) == pytest.approx(1 - 0.1 - 0.001, rel=1e-3)
+    assert guard.read() == (3, 2)
+    assert guard.in_a_row == 1
+    assert guard.read() == (0, 1)
+
+
+def test_a_training_step_of_the_sequence_model_never_waits(
+    cuda: torch.device, tmp_path: Path
+) -> None:
+    model = model_on(cuda).train()
+    given = model.labelled(batch_of(BATCH))
+    model.loss(given.to(cuda)).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.loss(given.to(cuda)).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
