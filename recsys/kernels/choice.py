@@ -17,8 +17,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.launch import interpreting
-
 SWITCH = "RECSYS_KERNELS_OFF"
 KERNELS = {
     "embedding_bag": "torch's embedding bags",
@@ -68,6 +66,12 @@ def is_on(kernel: str) -> bool:
 def runs(kernel: str, tensor: Tensor) -> bool:
     """Whether a kernel runs on a tensor: on CUDA, or in Triton's interpreter."""
     return (tensor.is_cuda or interpreting()) and kernel not in _off and has_triton()
+
+
+@cache
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs the kernels, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache

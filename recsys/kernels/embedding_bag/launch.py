@@ -6,22 +6,16 @@ small one takes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache, reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import interpreting
 from recsys.kernels.embedding_bag.cuda_driver import Packed, packing
-
-
-@cache
-def interpreting() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @lru_cache(maxsize=16)

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.kernels.choice import has_triton, is_on
-from recsys.kernels.embedding_bag.launch import interpreting
+from recsys.kernels.choice import has_triton, interpreting, is_on
 from recsys.kernels.lora import reference
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

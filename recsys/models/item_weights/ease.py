@@ -184,7 +184,9 @@ def _weights(
         rest = own[rows_of_block] + l2 - (explained * to_exact).sum(1)  # [S]
         rest = rest.clamp(min=l2 * 0.5)[:, None]
         exactly = explained / rest / (diagonal + explained.square() / rest)
-        between = count[:, torch.from_numpy(others).to(device)] - torch.sparse.mm(shared, explained.T).T
+        between = (
+            count[:, torch.from_numpy(others).to(device)] - torch.sparse.mm(shared, explained.T).T
+        )
         between[torch.arange(len(count)), np.searchsorted(others, rows_of_block)] = 0
         weights = torch.cat([exactly, between / rest], dim=1)
         yield WeightBlock(rows_of_block, columns, weights)
