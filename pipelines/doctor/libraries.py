@@ -214,6 +214,41 @@ def check_triton(environment: Environment) -> CheckResult:
     return result("ok", found)
 
 
+KERNELS_CODE = """
+import json, torch
+from recsys.kernels.choice import uses
+from recsys.kernels.tuning import SHIPPED, cache_folder, file_name
+here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+tuned = None
+if here.type == "cuda":
+    name = file_name(torch.cuda.get_device_name(here))
+    tuned = any((folder / name).is_file() for folder in (cache_folder(), SHIPPED))
+print(json.dumps({"device": here.type, "tuned": tuned, "uses": [list(use) for use in uses(here)]}))
+"""
+
+
+def check_kernels(environment: Environment) -> CheckResult:
+    """Say which of the platform's kernels run here, and why others do not."""
+    wanted = "on a CUDA device all of them, tuned for it"
+    if environment.versions["torch"] is None:
+        return CheckResult("kernels", "absent", "no torch", wanted)
+    probe = environment.probe(KERNELS_CODE)
+    if probe.error:
+        fix = "unset RECSYS_KERNELS_OFF" if "RECSYS_KERNELS_OFF" in probe.error else None
+        return CheckResult("kernels", "fail", probe.error, wanted, fix=fix)
+    running = [name for name, runs, _ in probe.values["uses"] if runs]
+    if probe.values["device"] != "cuda":
+        return CheckResult("kernels", "absent", "no CUDA device; plain torch computes", wanted)
+    found = [f"on: {', '.join(running) or 'none'}"]
+    found += [f"off: {name} ({why})" for name, runs, why in probe.values["uses"] if not runs]
+    tuned = bool(probe.values["tuned"])
+    found += [] if tuned else ["untuned"]
+    is_whole = len(running) == len(probe.values["uses"])
+    fix = "unset RECSYS_KERNELS_OFF" if not is_whole else None if tuned else "recsys kernels tune"
+    status: Status = "ok" if is_whole and tuned else "warn"
+    return CheckResult("kernels", status, "; ".join(found), wanted, fix=fix)
+
+
 def check_polars(environment: Environment) -> CheckResult:
     """Sum a column."""
     result = imported(
@@ -268,6 +303,7 @@ LIBRARY_CHECKS = (
     check_torchrec,
     check_faiss,
     check_triton,
+    check_kernels,
     check_polars,
     check_mlflow,
     check_minilm,

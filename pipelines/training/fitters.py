@@ -22,7 +22,7 @@ from recsys.fitting.item_weights import (
 )
 from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.sequence import fit_sequence, num_windows
-from recsys.fitting.training import Fitted, StopBy, TrainingRun
+from recsys.fitting.training import Fitted, StopBy, TrainingRun, device_named
 from recsys.fitting.two_tower import fit_two_tower, num_labels
 from recsys.models.generative.model import GenerativeConfig
 from recsys.models.item_weights.model import ItemWeights
@@ -70,7 +70,7 @@ def baselines_of(
         chosen: Folder of these models as they were fitted on train, whose settings are taken; None
             chooses among a model's settings by validation.
     """
-    judge = None
+    judge, device = None, device_named(config.training.device)
     if chosen is None:
         judge = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
         judge = judge.sample(CHOICE_USERS, config.seed)
@@ -81,9 +81,9 @@ def baselines_of(
         "item_to_item": fit_item_to_item(inputs, config.item_to_item, split),
     }
     if config.ease.enabled:
-        models["ease"] = fit_ease(inputs, config.ease, split, judge)
+        models["ease"] = fit_ease(inputs, config.ease, split, judge, device)
     if config.item_knn.enabled:
-        models["item_knn"] = fit_item_knn(inputs, config.item_knn, split, judge)
+        models["item_knn"] = fit_item_knn(inputs, config.item_knn, split, judge, device)
     if not config.evaluation.exclude_history:
         models |= fit_repeating(inputs, config, split, judge)
     content = fit_content(inputs, config.content_similarity)

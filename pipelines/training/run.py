@@ -21,6 +21,7 @@ from pipelines.training.fitters import ModelFitter
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.training import TrainingRun, device_named
+from recsys.kernels.choice import summary
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import first_members
@@ -152,11 +153,13 @@ def training_run(
     Raises:
         UnstableTrainingError: If loss or gradients did not stay finite.
     """
-    curve = Curve(context.run, name, curve_file)
+    curve, place = Curve(context.run, name, curve_file), device_named(device)
+    if place.type == "cuda":
+        log.print(f"[dim]{title}: {summary(place)}[/]")
     with ProgressBar(title, visible=context.show_progress) as progress:
         run = TrainingRun(
             seed=context.config.seed,
-            device=device_named(device),
+            device=place,
             checkpoint_dir=checkpoint_dir,
             progress=progress,
             curve=curve,

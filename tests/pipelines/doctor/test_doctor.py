@@ -111,6 +111,43 @@ def test_old_triton_cannot_interpret_beside_numpy_2(versions: dict[str, str | No
     assert library_checks.check_triton(environment(versions)).status == status
 
 
+ON, OFF = ["lora", True, ""], ["topk_search", False, "RECSYS_KERNELS_OFF names it: torch"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "status", "reported", "fix"),
+    [
+        (Probe(values={"device": "cpu", "tuned": None, "uses": [ON]}), "absent", "plain", None),
+        (Probe(values={"device": "cuda", "tuned": True, "uses": [ON]}), "ok", "on: lora", None),
+        (
+            Probe(values={"device": "cuda", "tuned": False, "uses": [ON]}),
+            "warn",
+            "untuned",
+            "recsys kernels tune",
+        ),
+        (
+            Probe(values={"device": "cuda", "tuned": True, "uses": [ON, OFF]}),
+            "warn",
+            "off: topk_search (RECSYS_KERNELS_OFF names it: torch)",
+            "unset RECSYS_KERNELS_OFF",
+        ),
+        (
+            Probe(error="ValueError: RECSYS_KERNELS_OFF names hstu, which is no kernel"),
+            "fail",
+            "no kernel",
+            "unset RECSYS_KERNELS_OFF",
+        ),
+    ],
+)
+def test_kernels_in_use_are_listed_with_the_reasons_of_others(
+    probe: Probe, status: str, reported: str, fix: str | None
+) -> None:
+    here = Environment(versions={**dict.fromkeys(DISTRIBUTIONS), **CPU}, probe=lambda _: probe)
+    result = library_checks.check_kernels(here)
+    assert (result.status, result.fix) == (status, fix)
+    assert reported in result.found
+
+
 def test_a_processor_without_the_instructions_of_polars_gets_the_build_for_it():
     result = library_checks.check_polars(
         environment({"polars": "2.1.0"}, error="crashed with SIGILL")

@@ -1,0 +1,80 @@
+"""The switch of the kernels, and what it says of a device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from recsys.kernels.choice import KERNELS, is_on, parsed_switch, runs, summary, uses, without
+from recsys.kernels.hstu_attention.op import hstu_attention
+from recsys.kernels.hstu_attention.reference import reference_attention
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys.kernels.choice.has_triton", lambda: True)
+
+
+@pytest.mark.usefixtures("_triton")
+def test_on_a_gpu_every_kernel_runs_but_those_that_are_off() -> None:
+    assert [use.kernel for use in uses(GPU) if use.runs] == list(KERNELS)
+    with without("lora", "topk_search"):
+        off = {use.kernel: use.reason for use in uses(GPU) if not use.runs}
+        assert off == {
+            "topk_search": "RECSYS_KERNELS_OFF names it: torch's product and topk",
+            "lora": "RECSYS_KERNELS_OFF names it: batched products in torch",
+        }
+        with without("all"):
+            assert summary(GPU).startswith("kernels on cuda: none; without embedding_bag,")
+        assert not is_on("lora")
+    assert is_on("lora")
+
+
+def test_a_gpu_without_triton_keeps_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys.kernels.choice.has_triton", lambda: False)
+    assert [use.kernel for use in uses(GPU) if use.runs] == ["captured_search"]
+    assert uses(GPU)[0].reason.startswith("Triton is not installed")
+
+
+def test_on_a_cpu_none_runs_and_one_reason_is_given() -> None:
+    assert not any(use.runs for use in uses(CPU))
+    assert summary(CPU).endswith("captured_search (the device is cpu)")
+
+
+def test_a_name_that_is_no_kernels_is_refused_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match="names hstu, which is no kernel; there are embedding_bag"):
+        parsed_switch("lora, hstu")
+    assert parsed_switch(" lora ,") == {"lora"}
+    assert parsed_switch("") == set()
+
+
+def test_the_environment_switches_kernels_off() -> None:
+    code = "from recsys.kernels.choice import is_on; print(is_on('lora'), is_on('topk_search'))"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RECSYS_KERNELS_OFF": "lora"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.interpreted(only=True)
+def test_a_kernel_that_is_off_gives_way_to_its_reference() -> None:
+    torch.manual_seed(0)
+    offsets = torch.tensor([0, 5, 5, 12])
+    q, k, v = (torch.randn(12, 2, 16) for _ in range(3))
+    assert runs("hstu_attention", q)
+    found = hstu_attention(q, k, v, offsets, 8)
+    with without("hstu_attention"):
+        assert not runs("hstu_attention", q)
+        expected = hstu_attention(q, k, v, offsets, 8)
+    assert torch.equal(expected, reference_attention(q, k, v, offsets, 8, None, None, None))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
