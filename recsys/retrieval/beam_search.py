@@ -235,8 +235,25 @@ class CapturedSearch(Generic[TensorsT, StateT]):
                 )
             static.copy_(given)
         self._restrict(masks)
+        return check_scores(self._replayed())
+
+    @torch.no_grad()
+    def lists(self, context: TensorsT, allowed: Tensor) -> TopK:
+        """Do what ``search`` does without ever waiting for the device, NaN unchecked.
+
+        Args:
+            context: Of the captured shape.
+            allowed: Items that each request may be shown, [B, num_item_rows] bool on the device.
+        """
+        assert self._allowed is not None, "the search was captured without item masks"
+        for static, given in zip(self._context, context, strict=True):
+            static.copy_(given)
+        self._allowed.copy_(allowed)
+        return self._replayed()
+
+    def _replayed(self) -> TopK:
         self._graph.replay()
-        return check_scores(TopK(self._lists.scores.clone(), self._lists.item_rows.clone()))
+        return TopK(self._lists.scores.clone(), self._lists.item_rows.clone())
 
     def _restrict(self, masks: Sequence[ItemMask] | None) -> None:
         if self._allowed is None or masks is None:
