@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.threads import side_by_side
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
 
 Config = TypeVar("Config")
@@ -287,7 +288,9 @@ class CatalogueModel(nn.Module):
             torch.split(self._content[first:], ENCODED_AT_A_TIME),
             strict=True,
         )
-        return [self.encoded(some, content) for some, content in parts]
+        if self._content.device.type != "cpu" or self.training:
+            return [self.encoded(some, content) for some, content in parts]
+        return side_by_side(lambda part: self.encoded(*part), parts)
 
     @torch.no_grad()
     def item_vectors(self, items: JaggedBatch, content: Tensor) -> Tensor:
