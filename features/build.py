@@ -78,6 +78,7 @@ from features.splits import (
     newest_of_some,
 )
 from features.tables import aligned, catalogue, read_table, write_categories, write_user_features
+from features.user_ids import write_user_ids
 from features.vocabulary import extended, read_vocabulary, write_vocabulary
 
 __all__ = [
@@ -463,6 +464,8 @@ class _Build:
             people, config.user_columns, self.out, config.previous
         )
         report.warnings += warnings
+        order = self.out / "sequences" / config.splits.tie_orders[0]
+        cardinality |= write_user_ids(config, order, self.out, report.user_ids)
         report.users, report.items = len(user_ids), len(item_ids)
         if self.forgotten:
             self.forgotten.counts["events"] = report.filtered[FORGOTTEN]

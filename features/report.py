@@ -36,6 +36,8 @@ class FeaturesReport:
     items_without_catalogue: int = 0
     forgotten: Counter[str] = field(default_factory=Counter)
     """Rows of forgotten users by table; the events are among the filtered."""
+    user_ids: dict[str, int] = field(default_factory=dict)
+    """What became of rows for users' ids; empty where there are none."""
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

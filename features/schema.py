@@ -187,10 +187,47 @@ class NewestSplit:
             raise ValueError(f"the share of held-out users must be in [0, 1), got {self.share}")
 
 
+UserIdKind = Literal["admitted", "hashed", "hashed_twice"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UserIdRows:
+    """Rows of an embedding table for users' ids (``user_ids.py``); ``[features.user_ids]``."""
+
+    rows: int = 0
+    """Rows of the table; 0 gives users none: they are their histories and columns alone."""
+    kind: UserIdKind = "admitted"
+    """admitted: a row of their own while there are any; hashed: rows are shared by a hash;
+    hashed_twice: the sum of two shared rows of tables half as large."""
+    min_events: int = 5
+    """Training events from which a user is not unknown any more."""
+    ttl_days: float | None = None
+    """Days without an event after which a user is unknown again and the row is free; None never
+    takes it back."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(UserIdKind):
+            raise ValueError(
+                f"features.user_ids.kind must be one of {get_args(UserIdKind)}, got {self.kind!r}"
+            )
+        if self.rows < 0 or (self.kind == "hashed_twice" and self.rows == 1):
+            raise ValueError(
+                f"features.user_ids.rows must be >= 0 (2 for hashed_twice), got {self.rows}"
+            )
+        if self.min_events < 1:
+            raise ValueError(f"features.user_ids.min_events must be >= 1, got {self.min_events}")
+        if self.ttl_days is not None and not self.ttl_days > 0:
+            raise ValueError(
+                f"features.user_ids.ttl_days must be > 0 or left out, got {self.ttl_days}"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class FeatureChoice:
     """Which features are made."""
 
+    user_ids: UserIdRows = field(default_factory=UserIdRows)
+    """Rows for users' ids."""
     user_columns: tuple[str, ...] = ()
     """User columns that the two-tower reads; numbers fall into ten equal parts."""
     context_features: tuple[str, ...] = tuple(FEATURES)

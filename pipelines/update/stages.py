@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from features.build import build_features as build
 from features.schema import NewestSplit
+from features.user_ids import FEATURE, read_owners, renewed
 from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.memory import free_memory
@@ -42,7 +44,7 @@ from pipelines.stages.list import STAGES
 from pipelines.training.fitters import baselines_of, sequence_settings
 from pipelines.training.run import save_model, training_run
 from recsys.fitting.continued import NewEvents
-from recsys.fitting.grown import grown_generative, grown_ranker
+from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
 from recsys.fitting.inputs import GIVEN, ModelInputs
 from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.training import Refit, TrainingRun
@@ -173,6 +175,19 @@ def continuing(context: StageContext, name: str, device: str) -> Iterator[Traini
         curve.write(context.output / GIVEN / "curve.jsonl")
 
 
+def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.int64]]:
+    """List rows of users' ids that have other owners than when the weights were trained.
+
+    Args:
+        trained: Folder of what the weights' bundle was made from.
+    """
+    owners = read_owners(context.inputs["build_features"])
+    before = read_owners(trained / "build_features")
+    if owners is None or before is None:
+        return {}
+    return {FEATURE: renewed(owners, before)}
+
+
 def served_weights(context: StageContext, name: str) -> Refit | None:
     """Read the weights that are continued; None where there is no such model."""
     folder, _ = weights_of(context)
@@ -180,6 +195,8 @@ def served_weights(context: StageContext, name: str) -> Refit | None:
     if not model.exists():
         return None
     weights = load_file(model / f"{name}.safetensors")
+    for feature, rows in renewed_rows(context, folder).items():
+        weights = without_rows(weights, feature, rows)
     return Refit(best_step=1, num_examples=1, weights=weights)
 
 
@@ -257,7 +274,7 @@ def train_ranker(context: StageContext) -> StageRows:
     if not served.exists():
         return StageRows(rows_in=0, rows_out=0)
     inputs = read_model_inputs(context)
-    model = grown_ranker(served, inputs)
+    model = grown_ranker(served, inputs, renewed_rows(context, folder))
     for name in (Ranker.FILE, "config.json"):
         (served / name).unlink()
     model.save(served)

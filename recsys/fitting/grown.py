@@ -7,12 +7,15 @@ Axes: N item rows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from recsys.data.dataset import Rows
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import grown_state
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
@@ -58,7 +61,26 @@ def grown_generative(
     return model.eval()
 
 
-def grown_ranker(directory: Path, inputs: ModelInputs) -> Ranker:
+def without_rows(weights: Mapping[str, Tensor], feature: str, rows: Rows) -> dict[str, Tensor]:
+    """Zero rows of a user feature's table, because what they were trained for has gone.
+
+    Args:
+        weights: Of any model that reads user features.
+        feature: Its name.
+        rows: Of the table; those beyond it are ignored.
+    """
+    found = dict(weights)
+    for name, value in weights.items():
+        if name.endswith(f".user_{feature}.weight"):
+            table = value.clone()
+            table[torch.from_numpy(rows[rows < len(table)])] = 0
+            found[name] = table
+    return found
+
+
+def grown_ranker(
+    directory: Path, inputs: ModelInputs, renewed: Mapping[str, Rows] | None = None
+) -> Ranker:
     """Read a trained ranker over a catalogue to which items were appended since, as it is.
 
     New items count as unseen.
@@ -66,6 +88,7 @@ def grown_ranker(directory: Path, inputs: ModelInputs) -> Ranker:
     Args:
         directory: That its ``save`` wrote.
         inputs: Of the larger catalogue, whose first rows are the ones it was trained on.
+        renewed: Rows of user features' tables that have other owners since.
     """
     config, sizes = read_settings(directory, RankerConfig, RankerInputs, None)
     now = replace(
@@ -77,5 +100,8 @@ def grown_ranker(directory: Path, inputs: ModelInputs) -> Ranker:
     )
     unseen = torch.zeros(now.num_item_rows)
     model = Ranker(config, now, inputs.catalogue, unseen)
-    model.load_state_dict(grown_state(model, load_file(directory / Ranker.FILE)))
+    weights = load_file(directory / Ranker.FILE)
+    for feature, rows in (renewed or {}).items():
+        weights = without_rows(weights, feature, rows)
+    model.load_state_dict(grown_state(model, weights))
     return model.eval()

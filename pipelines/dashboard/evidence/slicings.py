@@ -112,6 +112,9 @@ class Slicings:
         """Name the single ones that there are."""
         features = self._known.features
         own = [] if features is None else sorted((features / "user_features").glob("*.npy"))
+        # Rows of users' ids have no names and are no groups.
+        named = "vocabularies/user_{}.parquet"
+        own = [path for path in own if features and (features / named.format(path.stem)).exists()]
         names = [*LABELS, *(f"{USER}{path.stem}" for path in own)]
         # Counting users by item takes longest, so that is left until it is needed.
         counted = "" if features is None else "item_popularity"

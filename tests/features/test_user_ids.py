@@ -1,0 +1,136 @@
+"""Rows for users' ids: admission, eviction, sharing; bounded and deterministic over a stream."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+
+from features.build import FeaturesConfig, FeaturesReport, SourceConfig, build_features
+from features.schema import UserIdRows
+from features.user_ids import UserActivity, assigned, read_owners, renewed
+from recsys.fitting.grown import without_rows
+
+DAY = 86_400
+
+
+def activity(counts: list[int], days: list[int] | None = None) -> UserActivity:
+    """Users of rows 1, 2, ...; row 0 is nobody's."""
+    times = None if days is None else np.array([0, *days]) * DAY
+    return UserActivity(np.array([0, *counts]), times)
+
+
+def rows_of(settings: UserIdRows, users: UserActivity, previous: np.ndarray | None = None):  # type: ignore[no-untyped-def]
+    found = assigned(settings, users, previous)
+    assert found is not None
+    return found
+
+
+def test_the_most_active_have_rows_and_others_are_unknown() -> None:
+    found = rows_of(UserIdRows(rows=2, min_events=3), activity([3, 9, 2, 5]))
+    assert found.features["id"].tolist() == [0, 0, 1, 0, 2]
+    assert found.owners.tolist() == [0, 2, 4]
+    assert found.counts["without room"] == 1
+    assert found.cardinality == {"id": 3}
+
+
+def test_rows_stay_with_their_users_and_expired_ones_are_given_to_others() -> None:
+    settings = UserIdRows(rows=2, min_events=2, ttl_days=10)
+    first = rows_of(settings, activity([5, 4, 1], [1, 1, 1]))
+    assert first.owners.tolist() == [0, 1, 2]
+    # User 1 came back on day 20, user 2 did not, user 3 has enough events.
+    later = rows_of(settings, activity([6, 4, 7], [20, 1, 20]), first.owners)
+    assert later.owners.tolist() == [0, 1, 3]
+    assert later.features["id"].tolist() == [0, 1, 0, 2]
+    assert later.counts["evicted"] == 1
+    assert renewed(later.owners, first.owners).tolist() == [2]
+
+
+def test_another_number_of_rows_and_expiry_without_times_are_refused() -> None:
+    before = rows_of(UserIdRows(rows=2), activity([9]))
+    with pytest.raises(ValueError, match="restore the setting, or train anew"):
+        assigned(UserIdRows(rows=3), activity([9]), before.owners)
+    with pytest.raises(ValueError, match="ttl_days needs event_time"):
+        assigned(UserIdRows(rows=3, ttl_days=1), activity([9]))
+    for wrong in ({"rows": -1}, {"kind": "magic"}, {"min_events": 0}, {"ttl_days": 0}):
+        with pytest.raises(ValueError, match=r"features\.user_ids"):
+            UserIdRows(**wrong)  # type: ignore[arg-type]
+
+
+def test_shared_rows_count_their_collisions_and_two_hashes_have_fewer() -> None:
+    users = activity([5] * 2_000 + [1] * 100)
+    once = rows_of(UserIdRows(rows=1_000, kind="hashed"), users)
+    twice = rows_of(UserIdRows(rows=1_000, kind="hashed_twice"), users)
+    shared = once.counts["share all rows with another"]
+    # Of 2,000 users in 1,000 rows a share of 1 - (1 - 1 / 1000) ** 1999 has company.
+    assert shared == pytest.approx(2_000 * (1 - 0.999**1_999), rel=0.05)
+    assert twice.counts["share all rows with another"] < shared / 50
+    assert twice.cardinality == {"id": 501, "id_second": 501}
+    assert once.counts["unknown"] == 100
+    assert (once.features["id"][-100:] == 0).all()
+
+
+def test_a_stream_with_churn_keeps_to_its_rows_and_gives_the_same_ones_each_time() -> None:
+    settings = UserIdRows(rows=120, min_events=3, ttl_days=5)
+    ends = []
+    for _ in range(2):
+        random, owners = np.random.default_rng(7), None
+        counts, last = np.zeros(2_001, np.int64), np.zeros(2_001, np.int64)
+        for day in range(40):
+            present = np.arange(1 + 40 * day, 1 + 40 * day + 400)
+            present = present[present < len(counts)]
+            came = random.choice(present, size=200)
+            np.add.at(counts, came, 1)
+            last[came] = (day + 1) * DAY
+            found = rows_of(settings, UserActivity(counts, last), owners)
+            owners = found.owners
+            owned = owners[owners > 0]
+            assert len(np.unique(owned)) == len(owned) <= settings.rows
+            assert (last[owned] >= (day + 1 - 5) * DAY).all()
+        ends.append(owners)
+    assert np.array_equal(*ends)
+
+
+def build(folder: Path, days: int, **more: object) -> FeaturesReport:
+    users = ["often", "seldom", "later"]
+    first = {"often": 0, "seldom": 0, "later": 6}
+    rows = [
+        (user, f"i{number % 7}", 1_700_000_000 + DAY * day + number)
+        for user in users
+        for day in range(first[user], days if user != "seldom" else 2)
+        for number in range(3)
+    ]
+    path = folder / "events.parquet"
+    pl.DataFrame(rows, schema=["user_id", "item_id", "event_time"], orient="row").write_parquet(
+        path
+    )
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(path,)),
+        now=datetime(2024, 6, 1, tzinfo=UTC),
+        user_ids=UserIdRows(rows=2, min_events=2, ttl_days=4),
+        **more,  # type: ignore[arg-type]
+    )
+    return build_features(config, folder / f"out{days}")
+
+
+def test_builds_hand_rows_on_and_continued_weights_forget_the_evicted(tmp_path: Path) -> None:
+    build(tmp_path, 3)
+    before = read_owners(tmp_path / "out3")
+    assert before is not None
+    report = build(tmp_path, 12, previous=tmp_path / "out3")
+    now = read_owners(tmp_path / "out12")
+    assert now is not None
+    assert report.user_ids["evicted"] == 1
+    ids = ["", *pl.read_parquet(tmp_path / "out12/vocabularies/users.parquet")["id"].to_list()]
+    assert sorted(ids[owner] for owner in now[1:]) == ["later", "often"]
+    rows = renewed(now, before)
+    name = "query_tower.features.collection.embedding_bags.user_id.weight"
+    weights = without_rows({name: torch.ones(3, 4), "other": torch.ones(3, 4)}, "id", rows)
+    kept = [row for row in range(3) if row not in rows]
+    assert (weights[name][torch.from_numpy(rows)] == 0).all()
+    assert (weights[name][kept] == 1).all()
+    assert (weights["other"] == 1).all()
