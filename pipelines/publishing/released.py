@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from features.people.forgotten import APPLIED
 from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
 from pipelines.engine.workspace import Workspace
@@ -193,8 +194,9 @@ def link(source: str | Path, target: str | Path) -> None:
 def link_rows(features: Path, target: Path) -> None:
     """Link what says which row an id has, and the manifest."""
     link_tree(features / "vocabularies", target / "vocabularies")
-    for name in (MANIFEST, "features.json"):
-        link(features / name, target / name)
+    for name in (MANIFEST, "features.json", APPLIED):
+        if name != APPLIED or (features / name).exists():
+            link(features / name, target / name)
 
 
 def settings_of(folder: Path, stage: str) -> Mapping[str, object] | None:

@@ -13,6 +13,8 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
+from features.people.forgotten import hash_of
+from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.engine.history import read_history
 from pipelines.publishing.released import Released
 from recsys.data.dataset import Sequences
@@ -192,6 +194,29 @@ def test_rows_are_appended_and_never_moved(shop: Shop) -> None:
     assert rows[1].head(rows[0].height).equals(rows[0])
     assert rows[2].head(rows[1].height).equals(rows[1])
     assert rows[1].height == rows[0].height + NEW_ITEMS
+
+
+def test_an_increment_leaves_out_who_was_forgotten_and_moves_nobody(
+    shop: Shop, recsys: Recsys
+) -> None:
+    people = pl.read_parquet(shop.workspace / "build_features/vocabularies/users.parquet")["id"]
+    person, other = people[4], people[9]
+    given = ("-c", shop.folder / "shop.toml", "-w", shop.workspace)
+    result = recsys("users", "forget", person, *given)
+    assert result.exit_code == 0, result.output
+    assert "partitions of the workspace" in result.output
+    assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output
+    # Another one was forgotten on the sixth day, and has come back since.
+    moment = int(1_000 * (FIRST + timedelta(days=5)).timestamp())
+    add_to_list(shop.workspace / LIST, {hash_of(other): moment})
+    for day in (7, 8):
+        shop.day(day)
+        assert "incremental" in shop.update()
+        users = Recommender.load(shop.workspace / "bundles/current").bundle.users
+        named = [*people[:4], "(forgotten 5)", *people[5:9], "(forgotten 10)", *people[10:], other]
+        assert list(users.user_ids)[1:] == named
+        assert [len(users.history(row)) for row in (5, 10)] == [0, 0]
+        assert len(users.history(len(named))) == day - 4
 
 
 def test_held_out_users_are_trained_on_by_the_next_increment(shop: Shop) -> None:
