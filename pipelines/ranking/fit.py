@@ -117,14 +117,16 @@ def fit_ranker(
     device, metric = run.device, config.evaluation.primary_metric
     split = split_by_user(examples, training.validation_users, config.seed)
     model = model.to(device)
-    event_loss = ranker_loss(model, examples, split.train, training, config.seed, device)
+    event_loss = ranker_loss(model, examples, split.train, training, config.seed, device, run.ranks)
     impression_loss = None
     if impressions is not None:
         lists = usable(impressions)
         lists = lists[~is_held_out(impressions)[lists]]
         if len(lists):
             fit_examination(model, impressions, lists)
-            impression_loss = shown_losses(model, impressions, lists, training, config.seed, device)
+            impression_loss = shown_losses(
+                model, impressions, lists, training, config.seed, device, run.ranks
+            )
 
     def loss_at(step: int) -> Tensor:
         loss = event_loss(step)

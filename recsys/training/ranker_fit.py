@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from recsys.data.order import BatchOrder
+from recsys.data.share import WHOLE, StepShare
 from recsys.models.ranker.batch import Feedback
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Correction
@@ -21,6 +23,7 @@ from recsys.training.expert_balance import settling
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 from recsys.training.passes import TrainingConfig
 from recsys.training.ranking_examples import Drawn, RankingExamples, draw_places
+from recsys.training.ranks import ALONE, Ranks
 
 BLOCK = 256
 """Queries scored at a time."""
@@ -76,7 +79,7 @@ class RankerFitConfig(TrainingConfig):
             raise ValueError(f"like_from must be finite, got {self.like_from}")
 
 
-def listwise_loss(logits: Tensor, drawn: Drawn) -> Tensor:
+def listwise_loss(logits: Tensor, drawn: Drawn, share: StepShare = WHOLE) -> Tensor:
     """Softmax cross entropy of the first candidate, a positive, among its query's, a scalar.
 
     The mean over tasks of the mean over queries whose first candidate has the task's feedback.
@@ -84,12 +87,13 @@ def listwise_loss(logits: Tensor, drawn: Drawn) -> Tensor:
     Args:
         logits: [B, C, T].
         drawn: The candidates; those without a label are left out of the list.
+        share: Of the step's batch.
     """
     absent = drawn.labels[:, :, :1].isnan()
     among = (logits + drawn.log_weights[:, :, None]).masked_fill(absent, NEVER).log_softmax(1)
     wanted = (drawn.labels[:, 0] == 1).to(among.dtype)  # [B, T]
     per_task = -(among[:, 0] * wanted).sum(0) / wanted.sum(0).clamp(min=1)
-    return per_task.mean()
+    return (per_task * share.weight(wanted)).mean()
 
 
 def ranker_loss(
@@ -99,6 +103,7 @@ def ranker_loss(
     config: RankerFitConfig,
     seed: int,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Callable[[int], Tensor]:
     """Fit the linear correction of a base score, and return the loss of each training step.
 
@@ -111,12 +116,13 @@ def ranker_loss(
         config: Sizes of a step, weights of the losses.
         seed: Of the order and the draws.
         device: Where a step's candidates go.
+        ranks: The processes that train together.
     """
     if model.correction is not None:
         candidates = examples.candidates.take(chosen)
         model.correction.fit_scale(candidates.features[candidates.present].to(device))
         fit_line(model.correction, examples, chosen, config)
-    losses = step_losses(model, examples, chosen, config, seed, device)
+    losses = step_losses(model, examples, chosen, config, seed, device, ranks)
     settle = settling(model, examples.candidates.item_rows[chosen], device)
 
     def loss_at(step: int) -> Tensor:
@@ -189,6 +195,7 @@ def step_losses(
     config: RankerFitConfig,
     seed: int,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Callable[[int], Tensor]:
     """Return the loss of each step, a function of the step alone; arguments as ``ranker_loss``."""
     order = BatchOrder(len(chosen), min(config.batch_size, len(chosen)), seed)
@@ -197,11 +204,14 @@ def step_losses(
         queries = chosen[torch.from_numpy(order.indices(step))]
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         labels = examples.labels[queries]
+        # Of the whole step, so that its draws do not depend on the number of ranks.
         drawn = draw_places(labels, config.num_hard, config.num_random, generator)
-        ranked = model(examples.batch(queries, drawn.places).to(device))
+        own = torch.from_numpy(ranks.part(np.arange(len(queries))))
+        drawn, share = Drawn(*(part[own] for part in drawn)), ranks.share(step, seed)
+        ranked = model(examples.batch(queries[own], drawn.places).to(device))
         drawn = Drawn(*(part.to(device) for part in drawn))
-        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn)
-        tasks = model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)))
+        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn, share)
+        tasks = model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)), share)
         return listwise + config.task_share * tasks
 
     return loss_at

@@ -17,6 +17,7 @@ from recsys.models.ranker.batch import Candidates, Feedback
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import RankerFitConfig, minimise
 from recsys.training.ranking_examples import NOT_SHOWN, UNOBSERVED, RankingExamples
+from recsys.training.ranks import ALONE, Ranks
 
 
 class Impressions(NamedTuple):
@@ -115,6 +116,7 @@ def shown_losses(
     config: RankerFitConfig,
     seed: int,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Callable[[int], Tensor]:
     """Return the loss of a step's shown lists, a scalar and a function of the step alone.
 
@@ -125,13 +127,14 @@ def shown_losses(
         config: Size of a step.
         seed: Of the order.
         device: Where a step's candidates go.
+        ranks: The processes that train together.
     """
     assert examples.slots is not None
     all_slots = examples.slots
     order = BatchOrder(len(chosen), min(config.batch_size, len(chosen)), seed)
 
     def loss_at(step: int) -> Tensor:
-        queries = chosen[torch.from_numpy(order.indices(step))]
+        queries = chosen[torch.from_numpy(ranks.part(order.indices(step)))]
         slots = all_slots[queries]
         longest = int((slots != NOT_SHOWN).sum(1).max())
         # Shown candidates first, in the order of the blend.
@@ -140,6 +143,7 @@ def shown_losses(
         labels = examples.labels[queries[:, None], places].flatten(0, 1)
         own = slots.gather(1, places).clamp(min=0).flatten()
         ranked = model(batch.to(device))
-        return model.loss_of(ranked, Feedback(labels.to(device), own.to(device)))
+        feedback = Feedback(labels.to(device), own.to(device))
+        return model.loss_of(ranked, feedback, ranks.share(step, seed))
 
     return loss_at

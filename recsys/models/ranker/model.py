@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch, latest
+from recsys.data.share import WHOLE, StepShare
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import Calibrator
 from recsys.layers.cross import CrossNetwork
@@ -208,8 +209,8 @@ class Ranker(CatalogueModel):
         """Weighted cross entropy of all tasks plus the router's loss; see ``loss_of``."""
         return self.loss_of(self(batch), feedback)
 
-    def loss_of(self, ranked: Ranked, feedback: Feedback) -> Tensor:
-        """Compute the loss of predictions.
+    def loss_of(self, ranked: Ranked, feedback: Feedback, share: StepShare = WHOLE) -> Tensor:
+        """Compute the loss of predictions, of this process's share of the step's batch.
 
         Raises:
             ValueError: If there are slots and the model was built without, or the reverse; with a
@@ -232,7 +233,7 @@ class Ranker(CatalogueModel):
                 ranked.logits, truth, reduction="none"
             )
         per_task = (losses * observed).sum(0) / observed.sum(0).clamp(min=1)  # [T]
-        total = self._weighted(per_task)
+        total = self._weighted(per_task * share.weight(observed))
         return total if ranked.routing is None else total + ranked.routing.loss
 
     def _weighted(self, losses: Tensor) -> Tensor:
