@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pipelines.engine.stage import Stage
 
 EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a check refused,
-5 an alarm was raised, 70 training diverged, 71 out of memory, 74 disk error, 75 in use by another
-command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
+5 an alarm was raised, 70 training diverged, 71 out of memory, 72 a training process was lost, 74
+disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
 
 app = typer.Typer(
     cls=PlainErrors,
@@ -131,6 +131,9 @@ def run(
         str | None,
         typer.Option(help="Time of an automatic run, such as 90s, 10m or 1h (default 15m)."),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Where trainings work: local, or torchrun (several GPUs).")
+    ] = None,
     quiet: Quiet = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run and why; write nothing.")
@@ -157,7 +160,8 @@ def run(
     """
     from pipelines.engine.history import recorded
 
-    sources = (config, preset, workspace, assignments or [])
+    assignments = [*(assignments or []), *([f'engine="{engine}"'] if engine else [])]
+    sources = (config, preset, workspace, assignments)
     stages = (stage or [], until, force or [])
     if config is None and preset is None:
         raise ValueError(

@@ -2,8 +2,9 @@
 
 Exit codes: 0 success; 1 an internal error, with its traceback; 2 invalid command, configuration or
 data; 3 a check refused (release: the champion stays; parity: differences); 5 an alarm was raised;
-70 training diverged; 71 out of memory; 74 disk error; 75 the workspace, a stage of it or the folder
-of bundles is in use; 130 interrupted. The table of them for operators is in docs/scheduled.md.
+70 training diverged; 71 out of memory; 72 a process of a training on several was lost; 74 disk
+error; 75 the workspace, a stage of it or the folder of bundles is in use; 130 interrupted. The
+table of them for operators is in docs/scheduled.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typer.core import TyperGroup
 
 from pipelines.engine.errors import (
     AlarmError,
+    RankLostError,
     RefusedError,
     UnstableTrainingError,
     WorkspaceBusyError,
@@ -45,6 +47,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     AlarmError: 5,
     UnstableTrainingError: 70,
     MemoryError: 71,
+    RankLostError: 72,
     ValueError: 2,
     OSError: 74,
     KeyboardInterrupt: 130,

@@ -17,3 +17,7 @@ class RefusedError(RuntimeError):
 
 class AlarmError(RuntimeError):
     """A check of the data or of what is served raised an alarm; the command exits with code 5."""
+
+
+class RankLostError(RuntimeError):
+    """A process of a training on several ended or fell behind; the command exits with code 72."""

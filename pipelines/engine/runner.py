@@ -18,6 +18,7 @@ from typing import Protocol
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain, to_toml
 from pipelines.engine.artifacts import Manifest, begin, commit
+from pipelines.engine.launch import called, engine_of
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
@@ -213,7 +214,7 @@ def make(
     with recording as run:
         partial = begin(final)
         with naming_system_errors(stage):
-            rows = stage.function(replace(context, output=partial, run=run))
+            rows = called(stage, replace(context, output=partial, run=run))
         seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
         manifest = commit(
             partial,
@@ -224,6 +225,7 @@ def make(
                 "host": platform.node(),
                 "started": started_at.isoformat(timespec="seconds"),
                 "peak_memory_bytes": memory,
+                **engine_of(stage, context.config),
             },
         )
     workspace.keep_only_checkpoints(stage.name, None)

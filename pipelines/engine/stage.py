@@ -33,6 +33,8 @@ class StageContext:
     show_progress: bool = False
     run: RunLog = field(default_factory=RunLog)
     """Where metrics are logged that are worth seeing before the stage is done."""
+    latest_step: Path | None = None
+    """File in which a rank of several says how far its training is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,11 @@ class StageRows:
 def no_raw_files(_config: RunConfig) -> Mapping[str, Path]:
     """Stand in for the raw files of a stage that reads artefacts only."""
     return {}
+
+
+def never(_config: RunConfig) -> bool:
+    """Stand in for the training of a stage that has none."""
+    return False
 
 
 def always(_context: StageContext) -> bool:
@@ -73,6 +80,8 @@ class Stage:
     """What its artefact holds, in words."""
     sections: tuple[str, ...]
     """Sections or dotted keys of RunConfig that shape the artefact; a change makes it again."""
+    on_ranks: Callable[[RunConfig], bool] = never
+    """Whether it trains, so that an engine of several processes runs it on all of them."""
     raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
     outputs_exist: Callable[[StageContext], bool] = always
     """Whether what the stage wrote outside its artefact is there yet."""

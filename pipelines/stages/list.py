@@ -39,6 +39,13 @@ SEQUENCE = ("sequence", "sequence_training")
 GENERATIVE = ("generative", "generative_training")
 EXCLUDED = "evaluation.exclude_history"
 
+
+def trains(config: RunConfig) -> bool:
+    """Say whether a model is trained that is released."""
+    trainings = (config.training, config.sequence_training, config.generative_training)
+    return any(one.enabled for one in trainings)
+
+
 STAGES = [
     Stage(
         name="build_features",
@@ -78,6 +85,7 @@ STAGES = [
     Stage(
         name="train_two_tower",
         function=train_two_tower,
+        on_ranks=lambda config: config.training.enabled,
         description="Train the two-tower where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="two_tower, training curve",
@@ -86,6 +94,7 @@ STAGES = [
     Stage(
         name="train_sequence",
         function=train_sequence,
+        on_ranks=lambda config: config.sequence_training.enabled,
         description="Train the sequence model where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="sequence, ensemble, training curve",
@@ -104,6 +113,7 @@ STAGES = [
     Stage(
         name="train_generative",
         function=train_generative,
+        on_ranks=lambda config: config.generative_training.enabled,
         description="Train the generative model where it is enabled; validation picks its step",
         reads=("build_features", "embed_items", "train_sequence", "build_semantic_ids"),
         reads_if={"train_sequence": RunConfig.generation_is_taught},
@@ -121,6 +131,7 @@ STAGES = [
     Stage(
         name="train_ranker",
         function=train_ranker,
+        on_ranks=lambda config: config.ranker_training.enabled,
         description="Train the ranker of blended candidates where it is enabled; validation judges",
         reads=(*SOURCES, "fit_blend"),
         writes="ranker, its calibration, its validation metrics",
@@ -163,6 +174,7 @@ STAGES = [
     Stage(
         name="refit",
         function=refit,
+        on_ranks=trains,
         description="Refit all models on all events, for release",
         reads=(
             "build_features",

@@ -27,6 +27,8 @@ from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import first_members
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
+from recsys.training.distributed.process_group import local_device
+from recsys.training.distributed.several import present_ranks
 from recsys.training.loop import TrainingDiverged
 
 NOTHING_TO_TRAIN_ON = (
@@ -121,6 +123,18 @@ class ProgressBar:
         self._bar.update(self._task, completed=step, total=num_steps, numbers=numbers)
 
 
+class StepFile:
+    """Shows progress, and keeps the latest step where the launching process can read it."""
+
+    def __init__(self, shown: ProgressBar, path: Path) -> None:
+        self._shown, self._path = shown, path
+        path.write_text("before its first step")
+
+    def show(self, step: int, num_steps: int, **values: float) -> None:
+        self._path.write_text(f"after step {step} of {num_steps}")
+        self._shown.show(step, num_steps, **values)
+
+
 def save_model(model: Model, folder: Path, name: str) -> None:
     """Write a model; of a sequence model its fast members, and in another folder all of them."""
     whole = model.to("cpu")
@@ -153,16 +167,19 @@ def training_run(
     Raises:
         UnstableTrainingError: If loss or gradients did not stay finite.
     """
-    curve, place = Curve(context.run, name, curve_file), device_named(device)
-    if place.type == "cuda":
+    ranks = present_ranks(context.config.torchrun)
+    curve = Curve(context.run, name, None if ranks.rank else curve_file)
+    place = device_named(device) if ranks.size == 1 else local_device(device)
+    if place.type == "cuda" and ranks.rank == 0:
         log.print(f"[dim]{title}: {summary(place)}[/]")
     with ProgressBar(title, visible=context.show_progress) as progress:
         run = TrainingRun(
             seed=context.config.seed,
             device=place,
             checkpoint_dir=checkpoint_dir,
-            progress=progress,
+            progress=StepFile(progress, context.latest_step) if context.latest_step else progress,
             curve=curve,
+            ranks=ranks,
         )
         try:
             yield run, curve

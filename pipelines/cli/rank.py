@@ -1,0 +1,146 @@
+"""One rank of a stage that runs on several; started by ``pipelines/engine/launch.py``.
+
+python -m pipelines.cli.rank FOLDER_OF_THE_LAUNCH
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import validate
+from pipelines.engine.console import EXIT_CODES
+from pipelines.engine.launch import (
+    ERROR,
+    JOB,
+    LOGGED,
+    RAISED,
+    ROWS,
+    STEP,
+    Job,
+    trains_on_cpu,
+)
+from pipelines.engine.run_log import RunLog
+from pipelines.engine.stage import StageContext
+from pipelines.engine.workspace import Workspace
+from pipelines.stages.list import STAGES
+from recsys.training.distributed.process_group import RanksError, local_device, process_group
+
+OUT_OF_MEMORY = "out of memory"
+
+
+class LogFile(RunLog):
+    """Writes what is logged to a file, which the launching process reads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def log(self, step: int, **values: float) -> None:
+        self._write("log", (step, values))
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        self._write("metrics", dict(values))
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        self._write("artifact", (str(path.absolute()), folder))
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self._write("tags", dict(values))
+
+    def _write(self, kind: str, arguments: object) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([kind, arguments]) + "\n")
+
+
+def end_with_the_parent() -> None:
+    """Let the kernel end this process when the launching one is killed."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def context_of(job: Job, folder: Path, rank: int) -> StageContext:
+    """Build what the stage is handed; further ranks write where nobody looks."""
+    config = validate(RunConfig, job.config, JOB)
+    output = Path(job.output)
+    if rank:
+        output = folder / f"output-{rank}"
+        output.mkdir()
+    return StageContext(
+        config=config,
+        workspace=Workspace(config.workspace),
+        inputs={name: Path(path) for name, path in job.inputs.items()},
+        output=output,
+        checkpoints=Path(job.checkpoints),
+        making=job.making,
+        show_progress=job.show_progress and rank == 0,
+        run=RunLog() if rank else LogFile(folder / LOGGED),
+        latest_step=folder / STEP.format(rank),
+    )
+
+
+def error_of(error: BaseException, rank: int) -> dict[str, object]:
+    """Describe an error for the launching process."""
+    kind = next((name for name, one in RAISED.items() if isinstance(error, one)), "")
+    lines = str(error).splitlines()
+    message = str(error) if kind else (lines[0] if lines else repr(error))
+    if isinstance(error, RanksError):
+        kind = "ValueError"
+    elif OUT_OF_MEMORY in str(error).lower():
+        kind = "MemoryError"
+        message = (
+            f"rank {rank} on {platform.node()}: {message} Make batch_size of the stage's training "
+            "smaller, take more GPUs (torchrun.processes), or shard smaller tables too "
+            "(torchrun.shard_from)"
+        )
+    return {"rank": rank, "time": time.time(), "kind": kind, "message": message}
+
+
+def work(folder: Path, rank: int, size: int) -> None:
+    """Run the job's stage as one rank."""
+    job = Job(**json.loads((folder / JOB).read_text()))
+    context = context_of(job, folder, rank)
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    stage = next(one for one in STAGES if one.name == job.stage)
+    device = local_device("cpu" if trains_on_cpu(context.config) else "auto")
+    with process_group(device, context.config.torchrun.wait_seconds):
+        rows = stage.function(context)
+    if rank == 0:
+        (folder / ROWS).write_text(json.dumps(asdict(rows)))
+
+
+def main() -> None:
+    """Work, or write down why not."""
+    end_with_the_parent()
+    # TorchRec's advice to its developers.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    for name in ("torchrec", "torch.fx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    folder, rank, size = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        work(folder, rank, size)
+    except Exception as error:
+        (folder / ERROR.format(rank)).write_text(json.dumps(error_of(error, rank)))
+        if not isinstance(error, tuple(EXIT_CODES)) or os.environ.get("RECSYS_TRACEBACK"):
+            traceback.print_exc(file=sys.stderr)
+        sys.stderr.flush()
+        # Not by the usual way: to leave a group whose other ranks are gone can hang.
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

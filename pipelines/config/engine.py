@@ -1,0 +1,56 @@
+"""Where a run works: in this process, on several ranks, or on a Ray cluster.
+
+    engine = "torchrun"
+
+    [torchrun]
+    processes = 4
+
+Nothing here shapes an artefact: a workspace that four GPUs trained goes on on a laptop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from recsys.training.distributed.sharded import ShardingConfig
+
+Engine = Literal["local", "torchrun", "ray"]
+MIN_WAIT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunConfig(ShardingConfig):
+    """How the training stages run on several processes (ranks), one a GPU.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    processes: int = 0
+    """Ranks on this machine; 0 takes one a GPU, or two on a CPU."""
+    wait_seconds: float = 600.0
+    """How long a rank waits for the others in a step before the training ends with an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes < 0:
+            raise ValueError(f"processes must be >= 1, or 0 for one a GPU, got {self.processes}")
+        if not self.wait_seconds >= MIN_WAIT_SECONDS:
+            raise ValueError(
+                f"wait_seconds must be at least {MIN_WAIT_SECONDS:g}, got {self.wait_seconds}: "
+                "starting a rank alone takes some seconds"
+            )
+
+
+def check_engine(engine: Engine) -> None:
+    """Refuse an engine that is not there.
+
+    Raises:
+        ValueError: Says which are.
+    """
+    if engine == "ray":
+        raise ValueError(
+            'engine = "ray" is not there yet; use engine = "local", or engine = "torchrun" for '
+            "several GPUs or processes of one machine"
+        )
