@@ -41,9 +41,8 @@ EXCLUDED = "evaluation.exclude_history"
 
 
 def trains(config: RunConfig) -> bool:
-    """Say whether a model is trained that is released."""
-    trainings = (config.training, config.sequence_training, config.generative_training)
-    return any(one.enabled for one in trainings)
+    """Say whether a released model is trained whose batches several ranks can share."""
+    return config.training.enabled or config.sequence_training.enabled
 
 
 STAGES = [
@@ -113,7 +112,6 @@ STAGES = [
     Stage(
         name="train_generative",
         function=train_generative,
-        on_ranks=lambda config: config.generative_training.enabled,
         description="Train the generative model where it is enabled; validation picks its step",
         reads=("build_features", "embed_items", "train_sequence", "build_semantic_ids"),
         reads_if={"train_sequence": RunConfig.generation_is_taught},

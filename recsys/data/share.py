@@ -25,7 +25,8 @@ class StepShare(Protocol):
         """Weigh a mean over this part's labels so that the mean over processes is the whole's.
 
         Args:
-            labels: Item rows, [P]; 0 is no label.
+            labels: Item rows, [P], or one column a task, [P, T], each with a mean of its own; 0 is
+                no label.
         """
 
     def draws(self, device: torch.device) -> torch.Generator | None:

@@ -310,9 +310,7 @@ class Run:
     def finish(self) -> TrainResult:
         """Leave the best weights in the model and tell how the run went."""
         state = self.state
-        self.ranks.whole(self.model)
-        if self.best:
-            self.model.load_state_dict(self.best)
+        self.ranks.whole(self.model, self.best)
         self.model.eval()
         return TrainResult(
             num_steps=state.step,

@@ -74,8 +74,13 @@ class Ranks(Protocol):
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
         """Put this rank's generators back."""
 
-    def whole(self, model: nn.Module) -> None:
-        """Make the model one that a single process can use, at the first rank, on the host."""
+    def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
+        """Make the model one that a single process can use, on every rank.
+
+        Args:
+            model: Takes the best weights where there are any, else keeps its own.
+            best: Of the first rank where tables are sharded, else of each.
+        """
 
 
 class OneRank:
@@ -127,8 +132,9 @@ class OneRank:
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
         set_random_states(states)
 
-    def whole(self, model: nn.Module) -> None:
-        pass
+    def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
+        if best:
+            model.load_state_dict(dict(best))
 
 
 ALONE = OneRank()

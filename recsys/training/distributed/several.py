@@ -42,7 +42,7 @@ class Part:
         return gathered(labels)
 
     def weight(self, labels: Tensor) -> Tensor | float:
-        count = (labels > 0).sum().to(torch.float64)
+        count = (labels > 0).sum(0).to(torch.float64)
         mean = count.clone()
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
@@ -163,9 +163,11 @@ class SeveralRanks:
             # States of other ranks' devices are not this one's to set.
             set_random_states(_known(own))
 
-    def whole(self, model: nn.Module) -> None:
-        if self._tables is not None:
-            self._tables.make_whole(model)
+    def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
+        if self._tables is None:
+            ALONE.whole(model, best)
+        else:
+            self._tables.make_whole(model, best if self.agreed(float(bool(best))) else None)
             self._tables = None
 
     def _replicated(self, model: nn.Module) -> list[nn.Parameter]:

@@ -27,6 +27,7 @@ from recsys.layers.embedding.collection import EmbeddingBags, torchrec_collectio
 from recsys.layers.embedding.row_updates import SLOTS, RowUpdateConfig, Rule, State
 from recsys.layers.embedding.tables import PlainCollection
 from recsys.training.distributed.whole import (
+    broadcast_whole,
     copy_parts,
     gathered_parts,
     local_parts,
@@ -190,19 +191,23 @@ class ShardedTables:
         )
         return tuple(weights.size())[: 1 if one_a_row else 2]
 
-    def make_whole(self, model: nn.Module) -> None:
-        """Put plain tables in place of sharded ones: whole at the first rank, empty elsewhere."""
-        state = self.state_of(model)
-        for place, layer in self._layers.items():
+    def make_whole(self, model: nn.Module, best: Mapping[str, Tensor] | None) -> None:
+        """Put plain tables in place of sharded ones, on every rank's host.
+
+        Args:
+            model: On the host from here on.
+            best: Weights that it takes, at the first rank; None keeps its own.
+        """
+        state = self.state_of(model) if best is None else best
+        for layer in self._layers.values():
             plain = PlainCollection(list(layer.tables.values()))
-            if state:
-                plain.to_empty(device="cpu")
-            layer.put(plain)
-            with torch.no_grad():
-                for name in layer.tables if state else ():
-                    layer.weight(name).copy_(state[joined_name(place, WEIGHTS.format(name))])
-        if state:
-            model.to("cpu")
+            layer.put(plain.to_empty(device="cpu"))
+        model.to("cpu")
+        if dist.get_rank() == 0:
+            model.load_state_dict(dict(state))
+        for value in model.state_dict().values():
+            broadcast_whole(value)
+        model.train(model.training)
 
 
 class ShardedRowUpdates:
@@ -253,7 +258,9 @@ class ShardedRowUpdates:
         return {}
 
     def num_steps(self) -> int:
-        return max((int(one.iter_cpu) for one in _kernels(self._layer)), default=0)
+        own = max((int(one.iter_cpu) for one in _kernels(self._layer)), default=0)
+        # A rank may hold no table of the layer.
+        return _greatest(own, torch.device("cpu"))
 
     def set_num_steps(self, num_steps: int) -> None:
         for one in _kernels(self._layer):

@@ -92,3 +92,11 @@ def _part(mine: Mapping[Place, Tensor], shard: Shard, num_axes: int) -> Tensor:
 def _chunks(part: Tensor) -> list[Tensor]:
     row_bytes = max(1, part[:1].numel() * part.element_size())
     return list(torch.split(part, max(1, CHUNK_BYTES // row_bytes)))
+
+
+def broadcast_whole(value: Tensor) -> None:
+    """Give every rank the first one's tensor, on the host, part by part."""
+    flat = value.detach().view(-1)
+    if len(flat):
+        for part in torch.split(flat, max(1, CHUNK_BYTES // flat.element_size())):
+            dist.broadcast(part, src=0)
