@@ -27,6 +27,7 @@ from pipelines.engine.console import EXIT_CODES
 from pipelines.engine.launch import (
     ERROR,
     JOB,
+    LOG,
     LOGGED,
     RAISED,
     ROWS,
@@ -71,6 +72,14 @@ def end_with_the_parent() -> None:
     if sys.platform == "linux":
         set_death_signal = 1
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def write_to(path: Path) -> None:
+    """Send what this process and its libraries print to a file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(file, stream.fileno())
+    os.close(file)
 
 
 def context_of(job: Job, folder: Path, rank: int) -> StageContext:
@@ -131,6 +140,8 @@ def main() -> None:
     for name in ("torchrec", "torch.fx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     folder, rank, size = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank:
+        write_to(folder / LOG.format(rank))
     try:
         work(folder, rank, size)
     except Exception as error:

@@ -33,7 +33,7 @@ from pipelines.engine.stage import Stage, StageContext, StageRows
 WORK = "pipelines.cli.rank"
 """Module that is one rank; above this room, because it knows all stages."""
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
-STEP, ERROR = "step-{}", "error-{}.json"
+STEP, ERROR, LOG = "step-{}", "error-{}.json", "log-{}.txt"
 SECONDS_BETWEEN_LOOKS = 1.0
 TIMEOUT_WORDS = ("timed out", "timeout")
 AGAIN = "Run the same command again: it goes on from the newest checkpoint"
@@ -99,7 +99,7 @@ def engine_of(stage: Stage, config: RunConfig) -> dict[str, Any]:
 
 def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
     """Start the ranks, pass on what they log, and wait for all of them."""
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -124,9 +124,7 @@ def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
-        logs_specs=DefaultLogsSpecs(
-            log_dir=str(folder), redirects=dict.fromkeys(range(1, size), Std.ALL)
-        ),
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
     with passing_on(folder / LOGGED, context.run), quiet_launcher():
         try:
@@ -226,7 +224,7 @@ def explained(
         if code < 0 and code not in ended:
             name = signal.Signals(-code).name
             hint = (
-                " (a machine that runs out of memory does that)" if -code == signal.SIGKILL else ""
+                " (the system does that when memory runs short)" if -code == signal.SIGKILL else ""
             )
             where = f"rank {rank} of {size} (process {process} on {platform.node()})"
             return RankLostError(
@@ -272,5 +270,5 @@ def errors_of(folder: Path, size: int) -> list[dict[str, Any]]:
 
 def log_of(folder: Path, rank: int) -> str:
     """Name the log of a rank; the first one's is the terminal."""
-    logs = sorted(folder.glob(f"**/{rank}/stderr.log"))
-    return f". Its log: {logs[-1]}" if logs else ""
+    path = folder / LOG.format(rank)
+    return f". Its log: {path}" if path.exists() else ""

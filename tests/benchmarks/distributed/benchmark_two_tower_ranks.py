@@ -26,18 +26,18 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from recsys.training.distributed.process_group import local_device, process_group
-from recsys.training.distributed.several import SeveralRanks
-from recsys.training.distributed.sharded import ShardingConfig
-from recsys.training.ranks import ALONE, Ranks
 from torch import Tensor
 
 from recsys.layers.embedding.collection import filled_later
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.training.distributed.process_group import local_device, process_group
+from recsys.training.distributed.several import SeveralRanks
+from recsys.training.distributed.sharded import ShardingConfig
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress
+from recsys.training.ranks import ALONE, Ranks
 from tests.benchmarks.distributed.collectives import measured
 from tests.benchmarks.distributed.experts_over_ranks import compared
 from tests.benchmarks.distributed.world import USER, World

@@ -1,0 +1,205 @@
+"""A training stage on two ranks: the same weights as here, also after a kill; errors that help."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from features.schema import FilterConfig
+from pipelines.config.engine import TorchrunConfig
+from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig, TwoTowerTrainingConfig
+from pipelines.engine.artifacts import read_json
+from pipelines.engine.errors import RankLostError, UnstableTrainingError
+from pipelines.engine.launch import ERROR, STEP, explained, num_ranks, passed_on
+from pipelines.engine.run_log import RunLog
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.stages.list import STAGES
+from recsys.models.two_tower import TwoTowerConfig
+
+WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
+FIRST_TIME = 1_700_000_000
+SECONDS_FOR_A_STEP = 120
+
+
+def settings(folder: Path, engine: str) -> RunConfig:
+    """Two groups of users, each with items of its own."""
+    events = folder / "events.csv"
+    if not events.exists():
+        lines = [
+            f"u{user},i{20 * (user % 2) + (7 * user + 3 * n) % 20},{FIRST_TIME + 1000 * user + n}"
+            for user in range(60)
+            for n in range(12)
+        ]
+        events.write_text("\n".join(["user_id,item_id,event_time", *lines]) + "\n")
+    return RunConfig(
+        workspace=folder / engine,
+        engine=engine,
+        torchrun=TorchrunConfig(processes=2, wait_seconds=60),
+        data=DataConfig(events=events),
+        filters=FilterConfig(min_user_events=0, min_item_events=0),
+        two_tower=TwoTowerConfig(
+            embedding_dim=8, hidden_dim=8, dropout=0.0, id_dropout=0.0, backend="torch"
+        ),
+        training=TwoTowerTrainingConfig(
+            batch_size=64,
+            max_epochs=20,
+            epochs_per_evaluation=5,
+            patience=50,
+            device="cpu",
+            checkpoint_seconds=1e-3,
+        ),
+        evaluation=EvaluationConfig(num_resamples=0),
+    )
+
+
+def ranks_below() -> dict[int, int]:
+    """Process of each rank that this process started."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (place / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = next((one for one in variables if one.startswith(b"RANK=")), None)
+        if parent == os.getpid() and rank is not None:
+            found[int(rank.removeprefix(b"RANK="))] = int(place.name)
+    return found
+
+
+def kill_once_it_steps(workspace: Path, rank: int) -> None:
+    until = time.monotonic() + SECONDS_FOR_A_STEP
+    while time.monotonic() < until:
+        for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
+            has_state = any(workspace.glob("checkpoints/*/given/step-*"))
+            if path.read_text().startswith("after step") and has_state:
+                os.kill(ranks_below()[rank], signal.SIGKILL)
+                return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("launch")
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> str:
+    """The error of a run whose second rank was killed, before a run that went on."""
+    chosen = pick_stages(STAGES, [], "train_two_tower")
+    run_stages(chosen, settings(folder, "local"))
+    config = settings(folder, "torchrun")
+    killer = threading.Thread(target=kill_once_it_steps, args=(config.workspace, 1))
+    killer.start()
+    with pytest.raises(RankLostError) as caught:
+        run_stages(chosen, config)
+    killer.join()
+    run_stages(chosen, config)
+    return str(caught.value)
+
+
+def test_a_killed_rank_is_named_with_its_signal_and_its_log(killed: str) -> None:
+    assert "rank 1 of 2" in killed
+    assert "was killed by SIGKILL" in killed
+    assert "in stage train_two_tower: rank 0 " in killed
+    assert "rank 1 after step" in killed
+    assert "Run the same command again" in killed
+    assert "Its log: " in killed
+
+
+def test_two_ranks_that_went_on_after_a_kill_end_where_one_process_ends(
+    folder: Path, killed: str
+) -> None:
+    one, two = (load_file(folder / engine / WEIGHTS) for engine in ("local", "torchrun"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        # Sums in another order, carried on by two hundred steps of Adam.
+        torch.testing.assert_close(two[name], value, rtol=2e-2, atol=5e-3, msg=name)
+
+
+def test_no_artefact_depends_on_the_engine_and_run_json_names_it(folder: Path, killed: str) -> None:
+    of = {engine: folder / engine / "train_two_tower" for engine in ("local", "torchrun")}
+    first, second = (read_json(of[engine] / "manifest.json") for engine in of)
+    assert first["config"] == second["config"]
+    assert read_json(of["local"] / "run.json")["engine"] == "local"
+    made = read_json(of["torchrun"] / "run.json")
+    assert (made["engine"], made["ranks"]) == ("torchrun", 2)
+    # So a run here goes on from what ranks have made.
+    here = replace(settings(folder, "torchrun"), engine="local")
+    outcomes = run_stages(pick_stages(STAGES, [], "train_two_tower"), here)
+    assert all(outcome.skipped for outcome in outcomes)
+
+
+def noted(folder: Path, rank: int, kind: str, message: str) -> None:
+    error = {"rank": rank, "time": rank, "kind": kind, "message": message}
+    (folder / ERROR.format(rank)).write_text(json.dumps(error))
+
+
+def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path: Path) -> None:
+    noted(tmp_path, 1, "UnstableTrainingError", "loss was not finite")
+    noted(tmp_path, 0, "", "Connection closed by peer")
+    found = explained("refit", tmp_path, 2, {0: (1, 5), 1: (1, 6)})
+    assert isinstance(found, UnstableTrainingError)
+    assert str(found) == "loss was not finite"
+
+
+def test_ranks_that_waited_too_long_say_who_is_behind(tmp_path: Path) -> None:
+    (tmp_path / STEP.format(0)).write_text("after step 40 of 90")
+    (tmp_path / STEP.format(1)).write_text("after step 20 of 90")
+    noted(tmp_path, 0, "", "Timed out waiting 60000ms for recv operation to complete")
+    found = explained("refit", tmp_path, 2, {0: (1, 5)})
+    assert isinstance(found, RankLostError)
+    assert "rank 0 after step 40 of 90; rank 1 after step 20 of 90" in str(found)
+    assert "torchrun.wait_seconds" in str(found)
+
+
+def test_any_other_error_names_its_rank(tmp_path: Path) -> None:
+    noted(tmp_path, 1, "", "no kernel image is available")
+    found = explained("refit", tmp_path, 2, {1: (1, 6)})
+    assert "rank 1 of 2 failed in stage refit: no kernel image is available" in str(found)
+
+
+class Kept(RunLog):
+    def __init__(self) -> None:
+        self.found: list[object] = []
+
+    def log(self, step: int, **values: float) -> None:
+        self.found.append((step, values))
+
+    def metrics(self, values: object) -> None:
+        self.found.append(values)
+
+
+def test_what_the_first_rank_logs_is_passed_on_line_by_line(tmp_path: Path) -> None:
+    path, kept = tmp_path / "logged.jsonl", Kept()
+    assert passed_on(path, 0, kept) == 0
+    path.write_text('["log", [3, {"loss": 0.5}]]\n["metrics", {"a": 1')
+    place = passed_on(path, 0, kept)
+    path.write_text('["log", [3, {"loss": 0.5}]]\n["metrics", {"a": 1}]\n')
+    passed_on(path, place, kept)
+    assert kept.found == [(3, {"loss": 0.5}), {"a": 1}]
+
+
+def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> None:
+    config = RunConfig(workspace=tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert num_ranks(config) == 4
+    assert num_ranks(replace(config, torchrun=TorchrunConfig(processes=3))) == 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert num_ranks(config) == 2
+
+
+def test_impossible_engines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='"ray" is not there yet; use engine = "local"'):
+        RunConfig(workspace=tmp_path, engine="ray")
+    with pytest.raises(ValueError, match="processes must be >= 1, or 0"):
+        TorchrunConfig(processes=-1)
+    with pytest.raises(ValueError, match="wait_seconds must be at least 5"):
+        TorchrunConfig(wait_seconds=1)
