@@ -85,14 +85,14 @@ def called(stage: Stage, context: StageContext) -> StageRows:
         RankLostError: A rank ended or fell behind; says which, and where its log is.
     """
     config = context.config
-    if config.engine != "torchrun" or not stage.on_ranks(config):
+    if not stage.on_ranks(config) or config.engine != "torchrun":
         return stage.function(context)
     return on_ranks(stage, context, num_ranks(config))
 
 
 def engine_of(stage: Stage, config: RunConfig) -> dict[str, Any]:
     """Say for run.json where a stage worked."""
-    if config.engine != "torchrun" or not stage.on_ranks(config):
+    if not stage.on_ranks(config) or config.engine != "torchrun":
         return {"engine": "local"}
     return {"engine": config.engine, "ranks": num_ranks(config)}
 
