@@ -36,7 +36,7 @@ JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
 STEP, ERROR, LOG = "step-{}", "error-{}.json", "log-{}.txt"
 SECONDS_BETWEEN_LOOKS = 1.0
 TIMEOUT_WORDS = ("timed out", "timeout")
-AGAIN = "Run the same command again: it goes on from the newest checkpoint"
+GOES_ON = "Run the same command again: it goes on from the newest checkpoint"
 RAISED: dict[str, type[Exception]] = {
     "ValueError": ValueError,
     "MemoryError": MemoryError,
@@ -48,7 +48,7 @@ RAISED: dict[str, type[Exception]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What every rank is told."""
+    """What every rank runs."""
 
     stage: str
     config: Mapping[str, Any]
@@ -229,7 +229,7 @@ def explained(
             where = f"rank {rank} of {size} (process {process} on {platform.node()})"
             return RankLostError(
                 f"{where} was killed by {name}{hint} in stage {stage}: {steps_of(folder, size)}. "
-                f"{AGAIN}{log_of(folder, rank)}"
+                f"{GOES_ON}{log_of(folder, rank)}"
             )
     errors = sorted(errors_of(folder, size), key=lambda one: float(one["time"]))
     for error in errors:
@@ -241,13 +241,13 @@ def explained(
         return RankLostError(
             f"the ranks of stage {stage} waited for each other longer than "
             f"torchrun.wait_seconds: {steps_of(folder, size)}. The one that is behind is slow or "
-            f"hangs: look at its machine, or set torchrun.wait_seconds higher. {AGAIN}"
+            f"hangs: look at its machine, or set torchrun.wait_seconds higher. {GOES_ON}"
         )
     rank = int(errors[0]["rank"]) if errors else min(failures, default=0)
     code = failures.get(rank, (1, 0))[0]
     what = errors[0]["message"] if errors else f"ended with exit code {code}"
     return RankLostError(
-        f"rank {rank} of {size} failed in stage {stage}: {what}. {AGAIN}{log_of(folder, rank)}"
+        f"rank {rank} of {size} failed in stage {stage}: {what}. {GOES_ON}{log_of(folder, rank)}"
     )
 
 
