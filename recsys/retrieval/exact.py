@@ -16,6 +16,7 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, allowed_rows, no_items, select_top_k
 from recsys.kernels.topk_search.op import DTYPES, MAX_DIM, MAX_K, fused_top_k, mask_words
 
+FEW_QUERIES, QUERIES_AT_ONCE = 8, 64
 SELECTIVE = 32
 """A GPU fetches the allowed items first where they are fewer than one in so many."""
 
@@ -65,6 +66,10 @@ def exact_top_k(
         max_scores = 1 << 23 if queries.device.type == "cpu" else 1 << 28
     item_chunk = max(1, min(items.shape[0], max_scores))
     query_chunk = max(1, max_scores // item_chunk)
+    if query_chunk < min(len(queries), FEW_QUERIES):
+        # Of ten million items each part is fetched from memory once for all these queries.
+        query_chunk = max(1, min(len(queries), QUERIES_AT_ONCE, max_scores))
+        item_chunk = max(1, max_scores // query_chunk)
     best = no_items(len(queries), k, queries.device)
     for begin in range(0, len(queries), query_chunk):
         part = queries[begin : begin + query_chunk].float()
