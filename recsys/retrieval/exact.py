@@ -50,7 +50,7 @@ def exact_top_k(
     if items.ndim != 2 or items.shape[0] == 0:
         raise ValueError(f"items must be [N, D] with row 0 (padding), got {tuple(items.shape)}")
     check_queries(queries, items.shape[1])
-    if max_scores is None and _kernel_takes(queries, items, k) and not _is_selective(mask):
+    if max_scores is None and kernel_takes(queries, items, k) and not is_selective(mask):
         return fused_top_k(queries, items, k, mask_words(mask, items.shape[0], items.device))
     allowed = allowed_rows(mask, items.shape[0]).to(items.device)
     # Few allowed items are best gathered first, many best blanked out after. Measured: fetching
@@ -88,14 +88,14 @@ def exact_top_k(
     return best
 
 
-def _kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
+def kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
     """Whether the search can run without scores in memory."""
     alike = queries.is_cuda and queries.device == items.device and queries.dtype == items.dtype
     fits = 1 <= k <= MAX_K and 1 <= items.shape[1] <= MAX_DIM and len(queries) > 0
     return alike and fits and items.dtype in DTYPES and items.is_contiguous()
 
 
-def _is_selective(mask: ItemMask | None) -> bool:
+def is_selective(mask: ItemMask | None) -> bool:
     """Whether fetching the allowed items takes less than walking past all."""
     return mask is not None and mask.count() * SELECTIVE < mask.num_item_rows
 

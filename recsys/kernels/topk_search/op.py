@@ -48,12 +48,19 @@ def mask_words(mask: ItemMask | None, num_item_rows: int, device: torch.device |
             f"the item mask covers {mask.num_item_rows} item rows, the catalogue has "
             f"{num_item_rows}; build the mask from the same bundle"
         )
-    packed = torch.zeros(num_words * 4, dtype=torch.uint8)
-    packed[: len(mask.bytes)] = torch.from_numpy(mask.bytes)
+    packed, known = torch.zeros(num_words * 4, dtype=torch.uint8), mask.bytes
+    packed[: len(known)] = torch.from_numpy(known)
     return packed.view(torch.int32).to(device)
 
 
-def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = None) -> TopK:
+def fused_top_k(
+    queries: Tensor,
+    items: Tensor,
+    k: int,
+    words: Tensor | None = None,
+    *,
+    halves: Tensor | None = None,
+) -> TopK:
     """Find the k allowed items with the greatest inner product for each query.
 
     Scores are float32 sums of the inputs' products. The lists are those of a float64 ranking, up
@@ -64,11 +71,19 @@ def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = N
         items: [N, D] contiguous fp32, bf16 or fp16, on the queries' device and of their type.
         k: List length; lists with fewer allowed items end in row -1, score -inf.
         words: Which rows may be shown, from `mask_words`: [W] for all queries, or [B, W].
+        halves: Half-precision copies of fp32 items, [N, D], by which groups are chosen: half of the
+            memory traffic. Scores are still those of ``items``; a quarter more groups are looked at
+            to make up for the copies' rounding.
 
     Raises:
         ValueError: Shapes, types or devices that do not fit.
     """
     _check(queries, items, k)
+    if halves is not None and (halves.shape != items.shape or not halves.is_contiguous()):
+        raise ValueError(
+            f"halves must be contiguous copies of the items, {tuple(items.shape)}, got "
+            f"{tuple(halves.shape)} with strides {halves.stride()}"
+        )
     if words is None:
         words = mask_words(None, items.shape[0], items.device)
     _check_words(words, queries, items)
@@ -82,6 +97,7 @@ def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = N
             items,
             k,
             words if words.ndim == 1 else words[begin : begin + part].contiguous(),
+            halves,
         )
         for begin in range(0, len(queries), part)
     ]
@@ -93,17 +109,26 @@ def fused_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor | None = N
     return TopK(torch.cat([one.scores for one in found]), torch.cat([one[1] for one in found]))
 
 
-def _search(queries: Tensor, items: Tensor, k: int, words: Tensor) -> TopK:
+def _search(
+    queries: Tensor, items: Tensor, k: int, words: Tensor, halves: Tensor | None = None
+) -> TopK:
     from recsys.kernels.topk_search.triton_kernel import group_maxima, score_groups, select
 
     programs = 8
     if items.is_cuda:
         properties = torch.cuda.get_device_properties(items.device)
         programs = PROGRAMS_PER_MULTIPROCESSOR * properties.multi_processor_count
-    maxima = group_maxima(queries, items, words, programs=programs)
     # The two passes round differently, so a few groups more than k are looked at.
+    spare = max(MIN_SPARE_GROUPS, k // 8)
+    if halves is None:
+        maxima = group_maxima(queries, items, words, programs=programs)
+    else:
+        # A query's scale changes no order; this one suits half precision.
+        scale = queries.abs().amax(1, keepdim=True).clamp_min(1e-30)
+        maxima = group_maxima((queries / scale).to(halves.dtype), halves, words, programs=programs)
+        spare = max(2 * MIN_SPARE_GROUPS, k // 4)
     num_groups = -(-items.shape[0] // GROUP)
-    groups = best_groups(maxima, min(num_groups, k + max(MIN_SPARE_GROUPS, k // 8)))
+    groups = best_groups(maxima, min(num_groups, k + spare))
     scores = score_groups(queries, items, words, groups)  # [B, 32 C]
     taken = min(k, items.shape[0])
     rows, scores = select(scores, taken, groups, width=items.shape[0])

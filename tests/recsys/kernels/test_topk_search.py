@@ -100,6 +100,10 @@ def check_kernel(
                 if words is None:
                     words = mask_words(None, num_items, torch.device(device))
                 check_lists(found, queries, items, k, words)
+                if dtype == torch.float32 and turn == 0:
+                    halves = items.half()
+                    found = fused_top_k(queries, items, k, words, halves=halves)
+                    check_lists(found, queries, items, k, words)
     empty = fused_top_k(vectors(0, 4).to(device), vectors(5, 4).to(device), 2)
     assert empty.item_rows.shape == (0, 2)
 
@@ -130,3 +134,9 @@ def test_kernel_on_the_gpu() -> None:
 def test_kernel_in_the_interpreter() -> None:
     # Each type meets each kind of mask over the sizes.
     check_kernel("cpu", SMALL, num_masks=1)
+
+
+def test_half_copies_of_other_items_are_refused() -> None:
+    queries, items = torch.ones(2, 5), torch.ones(40, 5)
+    with pytest.raises(ValueError, match=r"copies of the items, \(40, 5\), got \(39, 5\)"):
+        fused_top_k(queries, items, 1, halves=items[1:].half())

@@ -9,7 +9,7 @@ from recsys.data.top_k import top_k_of_scores
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.index import ExactIndex, VectorIndex, gpu_dtype, index_of
+from recsys.retrieval.index import ExactIndex, VectorIndex, gpu_layout, halves_of, index_of
 
 NUM_ROWS, DIM = 3_000, 16
 KINDS = ("exact", "flat", "ivf_sq8", "hnsw")
@@ -91,10 +91,24 @@ def test_the_kind_follows_the_number_of_items() -> None:
     assert isinstance(index_of(ITEMS, FaissIndexConfig(kind="hnsw")), FaissIndex)
 
 
-def test_a_gpu_holds_the_widest_type_that_fits() -> None:
-    assert gpu_dtype(10_000_000, 64, 3 << 30) == torch.float32
-    assert gpu_dtype(10_000_000, 64, 2 << 30) == torch.float16
-    assert gpu_dtype(10_000_000, 64, 1 << 30) is None
+def test_a_gpu_holds_the_most_that_fits() -> None:
+    assert gpu_layout(10_000_000, 64, 4 << 30) == (torch.float32, True)
+    assert gpu_layout(10_000_000, 64, 3 << 30) == (torch.float32, False)
+    assert gpu_layout(10_000_000, 64, 2 << 30) == (torch.float16, False)
+    assert gpu_layout(10_000_000, 64, 1 << 30) == (None, False)
+
+
+def test_half_copies_hold_vectors_of_like_lengths_at_any_scale() -> None:
+    vectors = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
+    vectors[0] = 0
+    for scale in (1e-6, 1.0, 1e6):
+        copied = halves_of(vectors * scale)
+        assert copied is not None
+        back = copied.float() * (vectors.abs().max() / copied.float().abs().max())
+        torch.testing.assert_close(back, vectors, rtol=2e-3, atol=2e-3)
+    vectors[7] *= 1e-4
+    assert halves_of(vectors) is None
+    assert halves_of(torch.zeros(5, 3)) is None
 
 
 @pytest.mark.gpu
