@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,17 @@ Rows = NDArray[np.int64]
 Values = NDArray[np.float32]
 MAX_CELLS = 1 << 22
 """Cells of a block of rows, and pairs that are in memory at a time, about 200 MiB."""
+
+
+class CountedPairs(NamedTuple):
+    """Items that share users, without a cell for those that share none."""
+
+    rows: Rows
+    """[Q], ascending."""
+    others: Rows
+    """[Q], ascending within an item; the item itself is one."""
+    counts: Values
+    """[Q]"""
 
 
 @dataclass(frozen=True)
@@ -144,3 +156,39 @@ class CoOccurrence:
             amount *= self.values[pairs]
             found += np.bincount(code, weights=amount, minlength=cells)
         return found.astype(np.float32).reshape(len(item_rows), self.num_item_rows)
+
+    def pair_blocks(self, item_rows: Rows) -> Iterator[CountedPairs]:
+        """Count what items share by pairs that there are: work by events, not by the catalogue.
+
+        Args:
+            item_rows: Ascending.
+        """
+        lengths = self.items.lengths()
+        totals = np.concatenate([[0], np.cumsum(lengths[self._users])])
+        work = totals[self._ends[item_rows]] - totals[self._begins[item_rows]]
+        begin = 0
+        while begin < len(item_rows):
+            inside = np.cumsum(work[begin:]) <= MAX_CELLS
+            end = begin + max(1, int(np.argmin(inside)) if not inside.all() else len(inside))
+            yield self._pairs_of(item_rows[begin:end], int(work[begin:end].sum()))
+            begin = end
+
+    def _pairs_of(self, item_rows: Rows, num_pairs: int) -> CountedPairs:
+        if num_pairs > MAX_CELLS:  # of one item with very many users
+            counts = self.rows_of(item_rows)[0]
+            others = np.flatnonzero(counts)
+            return CountedPairs(np.full(len(others), item_rows[0]), others, counts[others])
+        begins, ends = self._begins[item_rows], self._ends[item_rows]
+        entries = concatenated_ranges(begins, ends)
+        users = self._users[entries]
+        lengths = self.items.lengths()[users]
+        pairs = concatenated_ranges(self.items.offsets[users], self.items.offsets[users + 1])
+        code = np.repeat(np.repeat(item_rows, ends - begins), lengths) * self.num_item_rows
+        code += self.items.rows[pairs]
+        amount = np.repeat(self._own[entries], lengths) * self.values[pairs]
+        order = np.argsort(code, kind="stable")
+        code = code[order]
+        first = np.flatnonzero(np.diff(code, prepend=-1))
+        counts = np.add.reduceat(amount[order].astype(np.float64), first) if len(first) else amount
+        rows, others = np.divmod(code[first], self.num_item_rows)
+        return CountedPairs(rows, others, counts.astype(np.float32))

@@ -47,6 +47,9 @@ class EaseWeightsConfig:
     """Items of the exact regression, those with the most users. Memory grows with the square, time
     with the cube: 1 GiB and 20 s at 12,500 on one core; estimated 10 GiB and 20 minutes at 50,000
     on two."""
+    extended_items: int = 50_000
+    """Items with weights at all, those with the most users: each of the others takes time by the
+    size of the catalogue, a million of them hours."""
     choice_items: int = 3_000
     """Items of the regressions that ``l2`` is chosen by, where there are several."""
     max_events: int = 500
@@ -57,7 +60,14 @@ class EaseWeightsConfig:
         if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):
             raise ValueError(f"l2 must be penalties > 0 and finite, got {self.l2}")
         check_powers(self.history_power)
-        for name in ("num_weights", "exact_items", "choice_items", "max_events", "max_history"):
+        for name in (
+            "num_weights",
+            "exact_items",
+            "extended_items",
+            "choice_items",
+            "max_events",
+            "max_history",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
@@ -146,7 +156,7 @@ def ease_model(
     kept = Strongest(co_occurrence.num_item_rows, config.num_weights)
     shared.diagonal().add_(config.l2[0])
     inverse = invert_in_place(shared)
-    every = most_frequent(co_occurrence, co_occurrence.num_item_rows) if extends else exact
+    every = most_frequent(co_occurrence, config.extended_items) if extends else exact
     others = np.setdiff1d(every, exact)
     for block in _weights(co_occurrence, exact, others, inverse, config.l2[0]):
         kept.add(block)

@@ -22,6 +22,9 @@ from recsys.models.item_weights.strongest import Strongest, WeightBlock
 
 SECONDS_PER_DAY = 86_400
 NO_DECAY = 0.0
+PAIRS_FROM = 20_000
+"""Item rows from which items are counted by the pairs that there are: a row for each of them has a
+cell for every other, which for a million items takes hours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +74,20 @@ def item_knn_model(items: UserItems, config: ItemKnnConfig) -> ItemWeights:
     root = np.sqrt(np.maximum(pairs.diagonal(), 1e-12))
     source, target = torch.from_numpy((idf / root).astype(np.float32)), torch.from_numpy(1 / root)
     kept = Strongest(items.num_item_rows, config.num_neighbours)
-    every = torch.arange(items.num_item_rows)
     counted = np.flatnonzero(counts)
-    for rows, shared in pairs.blocks(counted[counted > 0]):
-        own = torch.from_numpy(rows)
-        weights = torch.from_numpy(shared) * source[own, None] * target
-        weights[torch.arange(len(own)), own] = 0
-        kept.add(WeightBlock(rows, every, weights))
+    counted = counted[counted > 0]
+    if items.num_item_rows > PAIRS_FROM:
+        for block in pairs.pair_blocks(counted):
+            own, others = torch.from_numpy(block.rows), torch.from_numpy(block.others)
+            weights = torch.from_numpy(block.counts) * source[own] * target[others]
+            kept.add_pairs(own, others, weights.masked_fill_(own == others, 0))
+    else:
+        every = torch.arange(items.num_item_rows)
+        for rows, shared in pairs.blocks(counted):
+            own = torch.from_numpy(rows)
+            weights = torch.from_numpy(shared) * source[own, None] * target
+            weights[torch.arange(len(own)), own] = 0
+            kept.add(WeightBlock(rows, every, weights))
     history = HistoryWeights(
         power=config.history_power[0], max_events=config.max_history, distinct=True
     )

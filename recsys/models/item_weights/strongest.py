@@ -48,6 +48,25 @@ class Strongest:
         self._rows.append(rows[present].to(torch.int32))
         self._weights.append(weights[present])
 
+    def add_pairs(self, rows: Tensor, columns: Tensor, weights: Tensor) -> None:
+        """Keep the strongest of some items, each of whose pairs are all here.
+
+        Args:
+            rows: [Q] items that the weights are from, ascending.
+            columns: [Q] item rows that get them.
+            weights: [Q] float32; 0 is none.
+        """
+        present = (weights != 0) & (columns != 0)
+        rows, columns, weights = rows[present], columns[present], weights[present]
+        order = weights.abs().argsort(descending=True, stable=True)
+        order = order[rows[order].argsort(stable=True)]  # by item, the strongest first
+        rows = rows[order]
+        place = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
+        kept = place < self._limit
+        self._sources.append(rows[kept])
+        self._rows.append(columns[order][kept].to(torch.int32))
+        self._weights.append(weights[order][kept])
+
     def table(self) -> WeightTable:
         """Join what was kept."""
         sources, order = torch.cat(self._sources).sort(stable=True)

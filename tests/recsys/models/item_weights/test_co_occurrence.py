@@ -45,6 +45,12 @@ def test_rows_are_those_of_the_weighted_product(
     for rows, block in pairs.blocks(np.arange(NUM_ROWS)):
         found[rows] = block
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    counted = np.zeros((NUM_ROWS, NUM_ROWS))
+    for one in pairs.pair_blocks(np.arange(NUM_ROWS)):
+        assert (counted[one.rows, one.others] == 0).all()
+        assert (np.diff(one.rows * NUM_ROWS + one.others) > 0).all()
+        counted[one.rows, one.others] = one.counts
+    np.testing.assert_allclose(counted, wanted, rtol=1e-5)
     np.testing.assert_allclose(pairs.diagonal(), (taken**2).sum(0), rtol=1e-5)
 
 

@@ -113,3 +113,14 @@ def test_a_catalogue_beyond_the_memory_is_refused_with_a_size_that_fits() -> Non
 def test_equal_events_give_equal_weights() -> None:
     first, second = (fitted(pairs_of()[0], EaseWeightsConfig()) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.table, second.table, strict=True))
+
+
+def test_items_beyond_the_most_frequent_have_no_weights() -> None:
+    pairs, _ = pairs_of()
+    every = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3)))
+    some = dense(fitted(pairs, EaseWeightsConfig(l2=(5.0,), exact_items=3, extended_items=5)))
+    kept = most_frequent(pairs, 5)
+    left_out = np.setdiff1d(np.arange(NUM_ROWS), kept)
+    assert not some[left_out].any()
+    assert not some[:, left_out].any()
+    np.testing.assert_allclose(some[np.ix_(kept, kept)], every[np.ix_(kept, kept)], atol=1e-6)

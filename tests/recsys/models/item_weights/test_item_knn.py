@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from recsys.models.item_weights import item_knn
 from recsys.models.item_weights.co_occurrence import UserItems
 from recsys.models.item_weights.item_knn import ItemKnnConfig, item_knn_model
 
@@ -38,6 +39,21 @@ def test_a_weight_is_bm25_times_the_cosine_with_decayed_events() -> None:
             wanted = idf[source] * shared / root[source] / root[target]
             assert float(weight) == pytest.approx(wanted, rel=1e-5)
             assert source != target != 0
+
+
+def test_a_large_catalogue_has_the_weights_of_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    num_rows, num_users = 300, 400
+    rows = rng.integers(0, num_rows, (num_users, 9)).reshape(-1)
+    offsets = np.arange(num_users + 1) * 9
+    times = rng.integers(0, 90, len(rows)) * DAY
+    items = UserItems.of(rows, offsets[:-1], offsets[1:], times, num_rows, 99)
+    config = ItemKnnConfig(num_neighbours=20)
+    by_rows = item_knn_model(items, config).table
+    monkeypatch.setattr(item_knn, "PAIRS_FROM", 10)
+    by_pairs = item_knn_model(items, config).table
+    assert by_pairs.offsets.tolist() == by_rows.offsets.tolist()
+    np.testing.assert_allclose(by_pairs.weights, by_rows.weights, rtol=1e-5)
 
 
 def test_without_times_nothing_decays() -> None:
