@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from pipelines.tracking import history, registry, tracking
+from tests.forked.children import ForkingSubprocess
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
 CHROMIUM_FLAGS = [
@@ -63,6 +65,15 @@ def pytest_terminal_summary(
         left_out.append(ON_A_GPU)
     if left_out:
         terminalreporter.write_line(f"not run: {'; '.join(left_out)}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children() -> Iterator[None]:
+    """Fork MLflow's children from a process that has imported it; importing takes seconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (history, registry, tracking):
+            patch.setattr(module, "subprocess", ForkingSubprocess())
+        yield
 
 
 @pytest.fixture(scope="session")
