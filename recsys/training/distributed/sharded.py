@@ -270,7 +270,9 @@ class ShardedRowUpdates:
 
 def _kernels(layer: EmbeddingBags) -> list[Any]:
     """List FBGEMM's tables of a layer on this rank."""
-    return [one for one in layer.modules() if hasattr(one, "iter_cpu")]
+    # A plain list, which ``modules`` does not look into.
+    lookups: Any = getattr(layer.collection, "_lookups", ())
+    return [one for lookup in lookups for one in lookup.modules() if hasattr(one, "iter_cpu")]
 
 
 def _greatest(count: int, device: torch.device) -> int:

@@ -133,6 +133,11 @@ def main() -> None:
                 state = run(case, folder / f"{case}-checkpoints", int(stop_at) if stop_at else None)
             except StoppedError:
                 continue
+            for value in state.values():
+                # What comes after a training reads the model on every rank.
+                of_the_first = value.clone()
+                dist.broadcast(of_the_first, src=0)
+                assert of_the_first.equal(value)
             if os.environ["RANK"] == "0":
                 save_file(state, folder / f"{case}-{size}.safetensors")
                 shutil.rmtree(folder / f"{case}-checkpoints")

@@ -1,5 +1,6 @@
 """Several ranks train what one process trains, and go on where another number of ranks stopped."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from recsys.training.distributed.process_group import RanksError, local_device
+from recsys.training.checkpoint import load_latest
+from recsys.training.distributed.process_group import (
+    RanksError,
+    check_versions,
+    local_device,
+    own_versions,
+)
 from recsys.training.distributed.sharded import ShardingConfig, rule_of
 from recsys.training.distributed.whole import Shard
 from recsys.training.optim import AdamWConfig
@@ -36,11 +43,24 @@ def launched(folder: Path, num_ranks: int, *cases: str) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two ranks run every case, and stop two of them; four go on with one."""
+    """Two ranks run every case, and stop three of them; four go on with one."""
     folder = tmp_path_factory.mktemp("ranks")
-    launched(folder, 2, *CASES, "replicated@3", "row_wise@4")
+    launched(folder, 2, *CASES, "replicated@3", "row_wise@4", "table_wise@5")
+    check_updates_are_counted(folder / "table_wise-checkpoints")
     launched(folder, 4, "row_wise")
     return folder
+
+
+def check_updates_are_counted(checkpoints: Path) -> None:
+    """Adam's bias corrections need the number of updates of sharded tables too."""
+    checkpoint = load_latest(checkpoints)
+    assert checkpoint is not None
+    steps = {
+        name: int(value)
+        for name, value in checkpoint.tensors["optimizer"].items()
+        if name.startswith("step/") and ".embedding_bags." in name
+    }
+    assert list(steps.values()) == [checkpoint.step] * 2
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +85,21 @@ def test_four_ranks_go_on_with_the_checkpoint_of_two(folder: Path, alone) -> Non
     assert_same(alone["row_wise"], load_file(folder / "row_wise-4.safetensors"), since=3)
 
 
-def test_one_process_goes_on_with_the_checkpoint_of_two(folder: Path, alone) -> None:
-    state = ranks_at_work.run("replicated", folder / "replicated-checkpoints")
-    assert_same(alone["replicated"], state, since=3)
+@pytest.mark.parametrize("case", ["replicated", "table_wise"])
+def test_one_process_goes_on_with_the_checkpoint_of_two(folder: Path, alone, case: str) -> None:
+    state = ranks_at_work.run(case, folder / f"{case}-checkpoints")
+    assert_same(alone[case], state, since=3)
+
+
+def test_ranks_of_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = own_versions() | {"node": "here", "torch": "2.13.0"}
+    there = json.dumps(own | {"node": "there", "torch": "2.11.0"})
+    module = "recsys.training.distributed.process_group.gathered_texts"
+    monkeypatch.setattr(module, lambda text: [text, text])
+    check_versions(own)
+    monkeypatch.setattr(module, lambda text: [text, there])
+    with pytest.raises(RanksError, match=r"of torch: 2\.11\.0 on there, 2\.13\.0 on here; install"):
+        check_versions(own)
 
 
 def test_rules_and_sizes_decide_what_is_sharded() -> None:
