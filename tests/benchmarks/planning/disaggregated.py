@@ -28,7 +28,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class RankerSize:
-    """The ranker; by default 105 billion weights, of which 5 billion work on a candidate."""
+    """The ranker; by default 104 billion weights, of which 4 billion work on a candidate."""
 
     layers: int = 24
     dim: int = 4_096
