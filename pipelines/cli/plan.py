@@ -33,6 +33,7 @@ Negatives = Annotated[
 Optimizer = Annotated[
     str | None, typer.Option(help="How table rows move: rowwise_adam (GPU), adam, dense (CPU).")
 ]
+Head = Annotated[float, typer.Option(help="Top items that are about equally frequent.")]
 Memory = Annotated[
     float | None, typer.Option(help="GiB of the GPU, or of the CPU's RAM, other than is known.")
 ]
@@ -55,6 +56,7 @@ def plan(
     history: Annotated[float, typer.Option(help="Mean events of a history.")] = 25,
     optimizer: Optimizer = None,
     skew: Annotated[float, typer.Option(help="Zipf exponent of the ids; 0 is even.")] = 1.0,
+    head: Head = 0,
     memory_gib: Memory = None,
     host_rows: HostRows = False,
     as_json: AsJson = False,
@@ -84,6 +86,7 @@ def plan(
         "history": history,
         "tables": optimizer,
         "skew": skew,
+        "head": head,
     }
     work = workload(sizes, on_cpu=gpus == 0)
     found = plan_for(work, machine, gpus, price_per_hour, from_host=host_rows)

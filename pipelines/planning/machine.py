@@ -31,7 +31,11 @@ class StepCost:
     event_ns: float
     """For each event of the histories,"""
     value_ns: float
-    """and for each number of it."""
+    """and for each number of it;"""
+    hottest_ns: float
+    """for each occurrence of the most frequent item, whose gradients are summed one by one."""
+    label_ns: float
+    """For each number of the labels' vectors: the towers' layers."""
     row_ns: float
     """For each number of the different rows: lookup, gradient, optimizer."""
     table_ns: float

@@ -152,7 +152,9 @@ def host_rows(
     whole = row_wise(work, machine, gpus, table)
     # Each GPU serves its rows to all, so the union of all batches misses once a GPU's share.
     hottest = hot_share * table.rows
-    missing = distinct_rows(table.rows, gpus * table.ids_of_a_step, work.skew, hottest) / gpus
+    missing = (
+        distinct_rows(table.rows, gpus * table.ids_of_a_step, work.skew, hottest=hottest) / gpus
+    )
     return replace(
         whole,
         placement="host rows",

@@ -69,6 +69,8 @@ def step_parts(work: Workload, machine: Machine, gpus: int) -> dict[str, float]:
         "fixed": cost.fixed_ms,
         "scores": (cost.score_ns + cost.score_dim_ns * work.dim / 64) * scores * 1e-6,
         "histories": (cost.event_ns + cost.value_ns * work.dim) * work.values * 1e-6,
+        "most frequent item": cost.hottest_ns * work.hottest_events * 1e-6,
+        "towers": cost.label_ns * work.batch * work.dim * 1e-6,
         "rows": (cost.row_ns * rows + cost.table_ns * moved) * 1e-6,
     }
     parts["waiting for launches"] = max(0.0, cost.host_ms - sum(parts.values()))

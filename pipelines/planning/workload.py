@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 Tables = Literal["adam", "rowwise_adam", "dense"]
+Floats = NDArray[np.float64]
 FLOAT = 4
 """Bytes of a float32: weights and optimizer state of trained tables."""
 MAX_ROWS = 10**12
@@ -42,6 +44,9 @@ class Workload:
     """How table rows move; ``optimizer.tables`` of a run."""
     skew: float = 1.0
     """Exponent of Zipf's law of the ids: 0 is even, 1 the usual."""
+    head: float = 0.0
+    """Items at the top that are about equally frequent (Mandelbrot's shift of the ranks); 0 makes
+    the first by far the most frequent."""
 
     def __post_init__(self) -> None:
         _check_count("items", self.items, 1, MAX_ROWS)
@@ -51,6 +56,7 @@ class Workload:
         _check_number("events_per_day", self.events_per_day, 1, 1e15)
         _check_number("history", self.history, 1, 1e5)
         _check_number("skew", self.skew, 0, 3)
+        _check_number("head", self.head, 0, 1e9)
         if self.dim % 4 or not 4 <= self.dim <= 4_096:
             raise ValueError(
                 f"dim must be a multiple of 4 between 4 and 4096 (rows are read 16 bytes at a "
@@ -79,9 +85,17 @@ class Workload:
 
     def item_rows_of_a_step(self, gpus: int) -> float:
         """Expect the different item rows that one GPU reads, R; uniform ones hardly repeat."""
-        drawn = distinct_rows(self.items, self.values + self.batch * gpus, self.skew)
+        draws = self.values + self.batch * gpus
+        drawn = distinct_rows(self.items, draws, self.skew, head=self.head)
         even = min(self.negatives, self.items) * (1 - drawn / self.items)
         return min(float(self.items), drawn + even)
+
+    @property
+    def hottest_events(self) -> float:
+        """Expect how often the most frequent item occurs in a GPU's histories."""
+        edges, shares = _ranks(self.items, self.skew, self.head)
+        in_first = np.clip((2 - edges[:-1]) / np.diff(edges), 0, 1)
+        return self.values * float((in_first * shares * np.diff(edges)).sum())
 
     @property
     def user_rows_of_a_step(self) -> float:
@@ -115,20 +129,29 @@ def _check_number(name: str, value: float, least: float, most: float) -> None:
         raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
 
 
-def distinct_rows(rows: int, draws: float, skew: float, hottest: float = 0.0) -> float:
-    """Expect how many different rows ids name, where ranks are drawn with density x^-skew.
+def _ranks(rows: int, skew: float, head: float) -> tuple[Floats, Floats]:
+    """Lay ranks out from 1 on: edges of 4,000 parts, and the share of one rank in each."""
+    edges = np.geomspace(1, rows + 1, 4_000)
+    widths = np.diff(edges)
+    weights = (np.sqrt(edges[1:] * edges[:-1]) + head) ** -skew
+    return edges, weights / (weights * widths).sum()
+
+
+def distinct_rows(
+    rows: int, draws: float, skew: float, *, hottest: float = 0.0, head: float = 0.0
+) -> float:
+    """Expect how many different rows ids name, where ranks are drawn with density (x + head)^-skew.
 
     Args:
         rows: Of the table.
         draws: Ids.
         skew: Of that density; 1 is Zipf's law.
         hottest: Rows of so low a rank are not counted, as those that a cache holds.
+        head: Ranks that are about equally frequent.
     """
     if hottest >= rows:
         return 0.0
-    edges = np.geomspace(1, rows + 1, 4_000)
-    ranks, widths = np.sqrt(edges[1:] * edges[:-1]), np.diff(edges)
-    weights = ranks**-skew
-    share = weights / (weights * widths).sum()
+    edges, share = _ranks(rows, skew, head)
+    widths = np.diff(edges)
     beyond = np.clip((edges[1:] - 1 - hottest) / widths, 0, 1)
     return float((widths * beyond * -np.expm1(-draws * share)).sum())

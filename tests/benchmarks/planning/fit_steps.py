@@ -19,13 +19,27 @@ from pipelines.planning.machine import StepCost
 from pipelines.planning.workload import Workload
 from tests.benchmarks.harness import command_line
 
-FITTED = ("fixed_ms", "score_ns", "score_dim_ns", "event_ns", "value_ns", "row_ns", "table_ns")
+FITTED = (
+    "fixed_ms",
+    "score_ns",
+    "score_dim_ns",
+    "event_ns",
+    "value_ns",
+    "hottest_ns",
+    "label_ns",
+    "row_ns",
+    "table_ns",
+)
 
 
 def workload_of(step: dict[str, Any]) -> Workload:
     """Describe a measured step as a plan's workload."""
     names = ("items", "dim", "batch", "history", "negatives", "tables")
-    return Workload(**{name: step[name] for name in names}, users=step.get("users", 0))
+    return Workload(
+        **{name: step[name] for name in names},
+        users=step.get("users", 0),
+        head=step.get("head", 0.0),
+    )
 
 
 def quantities(step: dict[str, Any]) -> list[float]:
@@ -35,7 +49,17 @@ def quantities(step: dict[str, Any]) -> list[float]:
     moved = work.items * work.dim * 1e-6 if work.tables == "dense" else 0.0
     rows = work.item_rows_of_a_step(1) * work.dim * 1e-6
     events = work.values * 1e-6
-    return [1.0, scores, scores * work.dim / 64, events, events * work.dim, rows, moved]
+    return [
+        1.0,
+        scores,
+        scores * work.dim / 64,
+        events,
+        events * work.dim,
+        work.hottest_events * 1e-6,
+        work.batch * work.dim * 1e-6,
+        rows,
+        moved,
+    ]
 
 
 def fitted(steps: list[dict[str, Any]], host_ms: float) -> StepCost:

@@ -29,6 +29,8 @@ def round_machine() -> Machine:
         score_dim_ns=0,
         event_ns=0,
         value_ns=0,
+        hottest_ns=0,
+        label_ns=0,
         row_ns=0,
         table_ns=0,
     )
@@ -163,3 +165,11 @@ def test_the_command_answers_for_gpus_and_for_a_laptop() -> None:
     words = run(app, ["plan", "--items", "1e5", "--gpus", "0"])
     assert words.exit_code == 0
     assert "fits on this CPU" in words.output
+
+
+def test_the_most_frequent_item_is_expected_as_often_as_it_is_drawn() -> None:
+    draws = np.random.default_rng(1).random(200_000)
+    first = np.count_nonzero(np.floor(10_001**draws) == 1)
+    one = work(items=10_000, batch=1_000, history=200)
+    assert one.hottest_events == pytest.approx(first, rel=0.03)
+    assert replace(one, head=1_000.0).hottest_events < first / 50
