@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +11,45 @@ from torch import Tensor
 
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows
+from recsys.data.windows import Windows, training_windows
 from recsys.fitting.continued import NewEvents
+from recsys.fitting.fixed_shapes import FixedWindows
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.neighbours import ItemNeighbours
 from recsys.retrieval.sources import ScoredSource
+from recsys.training.captured import FixedShapeLoss
 from recsys.training.members import Trained, member_seed, train_members
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Tracker
+
+
+def fixed_loss(
+    model: SequenceModel,
+    loss_at: Callable[[int], Tensor],
+    order: BatchOrder,
+    windows: Windows,
+    sequences: Sequences,
+) -> Callable[[int], Tensor]:
+    """Bring batches to one shape where a step of it needs no look at the data."""
+    config = model.config
+    fixed = FixedWindows.of(
+        windows,
+        sequences,
+        model.num_item_rows,
+        min(order.batch_size, order.num_samples),
+        config.max_length,
+        reads_times=config.time_buckets > 0 or config.calendar_days > 0,
+    )
+    if not model.ranks_all(fixed.num_positions):
+        return loss_at
+    return FixedShapeLoss(
+        loss_at,
+        lambda step: fixed.inputs(order.indices(step)),
+        lambda batch: model.loss(fixed.labelled(batch)),
+    )
 
 
 def near_items(inputs: ModelInputs, split: FitSplit, num_neighbours: int) -> ItemNeighbours | None:
@@ -97,14 +126,16 @@ def fit_sequence(
         model = SequenceModel(part, inputs.sizes, inputs.catalogue, counts, neighbours)
         model = model.to(run.device)
         order = BatchOrder(num_examples, training.batch_size, own.seed)
+        fixes = run.device.type == "cuda" and run.ranks.size == 1 and len(windows) > 0
 
         def loss_at(step: int) -> Tensor:
             batch = windows.batch(inputs.sequences, run.ranks.part(order.indices(step)))
             share = run.ranks.share(step, own.seed)
             return model.loss(model.labelled(batch).to(run.device), share=share)
 
+        loss = fixed_loss(model, loss_at, order, windows, inputs.sequences) if fixes else loss_at
         source = ScoredSource(model.score)
-        return model, fit_retriever(model, source, loss_at, len(windows), steps, own, stop_by)
+        return model, fit_retriever(model, source, loss, len(windows), steps, own, stop_by)
 
     model, result = train_members(config, fit_one)
     return Fitted(model, result, len(windows))

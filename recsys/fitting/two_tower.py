@@ -5,17 +5,21 @@ Axes: P labels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from recsys.data.batch import moved
-from recsys.data.dataset import FitSplit, Sequences
+from recsys.data.dataset import FitSplit, Rows, Sequences
 from recsys.data.order import BatchOrder
 from recsys.fitting.continued import NewEvents
+from recsys.fitting.fixed_shapes import FixedQueries
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.sources import ScoredSource
+from recsys.training.captured import FixedShapeLoss
 from recsys.training.passes import TrainingConfig
 
 
@@ -31,6 +35,39 @@ def untrained_two_tower(
     counts = inputs.item_counts(split)
     torch.manual_seed(run.seed)
     return TwoTower(config, inputs.sizes, inputs.catalogue, counts).to(run.device)
+
+
+def fixed_loss(
+    model: TwoTower,
+    loss_at: Callable[[int], Tensor],
+    order: BatchOrder,
+    positions: Rows,
+    inputs: ModelInputs,
+) -> Callable[[int], Tensor]:
+    """Bring batches to one shape where a step of it needs no look at the data."""
+    config, sequences = model.config, inputs.sequences
+    features = model.inputs
+    names = (
+        *(f"user.{name}" for name in features.user_features),
+        *(f"context.{name}" for name in features.context_features),
+    )
+    fixed = FixedQueries.of(
+        sequences, positions, min(order.batch_size, order.num_samples), config.max_history, names
+    )
+    num_rows = fixed.batch_size + fixed.num_events  # and the candidates
+    if model.num_item_rows != inputs.sizes.num_item_rows or not model.encodes_all(num_rows):
+        return loss_at
+
+    def inputs_at(step: int) -> Tensor | None:
+        chosen = positions[order.indices(step)]
+        queries = inputs.queries(chosen, max_history=config.max_history)
+        return fixed.inputs(queries, sequences.labels(chosen))
+
+    def loss_of(batch: Tensor) -> Tensor:
+        queries, labels = fixed.read(batch)
+        return model.loss(queries, labels, is_cut=True)
+
+    return FixedShapeLoss(loss_at, inputs_at, loss_of)
 
 
 def fit_two_tower(
@@ -60,6 +97,8 @@ def fit_two_tower(
         share = run.ranks.share(step, run.seed)
         return model.loss(queries.to(run.device), labels, share, is_cut=True)
 
+    fixes = run.device.type == "cuda" and run.ranks.size == 1 and len(positions) > 0
+    loss = fixed_loss(model, loss_at, order, positions, inputs) if fixes else loss_at
     source = ScoredSource(model.score)
-    result = fit_retriever(model, source, loss_at, len(positions), training, run, stop_by)
+    result = fit_retriever(model, source, loss, len(positions), training, run, stop_by)
     return Fitted(model, result, len(positions))

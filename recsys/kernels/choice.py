@@ -25,6 +25,7 @@ KERNELS = {
     "topk_search": "torch's product and topk",
     "lora": "batched products in torch",
     "captured_search": "a launch for each operation of a beam search",
+    "captured_step": "a launch for each operation of a training step",
 }
 """By kernel, what runs without it."""
 
@@ -100,7 +101,7 @@ def uses(device: torch.device) -> list[Use]:
             reason = f"{SWITCH} names it"
         elif device.type != "cuda":
             reason = f"the device is {device.type}"
-        elif kernel != "captured_search" and not has_triton():
+        elif not kernel.startswith("captured") and not has_triton():
             reason = "Triton is not installed"
         found.append(Use(kernel, not reason, f"{reason}: {instead}" if reason else ""))
     return found

@@ -152,5 +152,6 @@ def _leave_out(
     if len(ends) < len(offsets):
         columns = columns[ends[0] : ends[-1]]
     rows = torch.repeat_interleave(ends.diff(), output_size=len(columns))
-    scores[rows, columns] = -torch.inf
+    # Not by a number of the host, which would be copied: no graph could be captured.
+    scores.index_put_((rows, columns), scores.new_full((), -torch.inf))
     scores.scatter_(1, labels[:, None], own)

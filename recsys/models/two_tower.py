@@ -229,7 +229,7 @@ class TwoTower(RetrievalModel):
         """Softmax loss of the labels against in-batch and uniform negatives.
 
         Args:
-            queries: What was known before each label.
+            queries: What was known before each label; further ones only fill a batch up.
             item_rows: The labels, [B], each >= 1.
             share: Of the step's batch, whose labels are the in-batch negatives.
             is_cut: Whether no history has more than max_history events; to look a GPU would have
@@ -249,7 +249,7 @@ class TwoTower(RetrievalModel):
                 share.draws(item_rows.device),
             )
         rows = torch.cat([item_rows, candidates.rows, history.values])
-        if self._encodes_all(len(rows)) and rows.is_cuda:
+        if self.encodes_all(len(rows)) and rows.is_cuda:
             (_, inputs), place = self.item_inputs_of_all(), rows  # [R, D]
         else:
             distinct, place = torch.unique(rows, return_inverse=True)
@@ -258,7 +258,8 @@ class TwoTower(RetrievalModel):
         candidate_place = others[: len(candidates.rows)]
         history_place = others[len(candidates.rows) :]
 
-        query = self.query_tower(queries, history, inputs[history_place])  # [B, D]
+        query = self.query_tower(queries, history, inputs[history_place])
+        query = query[: len(item_rows)]  # [B, D]
         items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
         label_scores = (query * items[label_place]).sum(1) / config.temperature  # [B]
         candidate_scores = query @ items[candidate_place].T / config.temperature  # [B, C]
@@ -267,7 +268,7 @@ class TwoTower(RetrievalModel):
         )
         return loss * share.weight(item_rows)
 
-    def _encodes_all(self, num_rows: int) -> bool:
+    def encodes_all(self, num_rows: int) -> bool:
         """Whether a GPU encodes every item sooner than it finds the distinct ones of so many."""
         few, tables = self.inputs.num_item_rows <= ALL_UP_TO * num_rows, self.item_tower.tables
         return few and tables.updates is None and not tables.is_sharded

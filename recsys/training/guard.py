@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
+from recsys.training.orthogonal import Muon
+
 
 class BadSteps(NamedTuple):
     """Steps that moved nothing, since they were last read."""
@@ -28,8 +30,8 @@ class StepGuard:
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
-        # A subclass of AdamW may do more than the fused kernel, which alone reads the switch.
-        fused = type(optimizer) is AdamW and all(
+        # Another subclass of AdamW may do more than the fused kernel, which reads the switch.
+        fused = type(optimizer) in (AdamW, Muon) and all(
             group.get("fused") for group in optimizer.param_groups
         )
         self.waits = not (device.type == "cuda" and fused)

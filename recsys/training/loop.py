@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ import torch.utils.deterministic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from recsys.training.captured import CapturedStep, can_capture
 from recsys.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -352,6 +354,47 @@ def reproducible_sums(enabled: bool) -> Iterator[None]:
         memory.fill_uninitialized_memory = fill_before  # type: ignore[attr-defined]
 
 
+def captured_step(
+    run: Run, loss_at: Callable[[int], Tensor], tables: RowTables, guard: StepGuard
+) -> CapturedStep | None:
+    """Prepare to run steps as CUDA graphs; None where they cannot be, or should not."""
+    config, device = run.config, next(run.model.parameters()).device
+    moves_rows, alone = bool(tables.layers), run.ranks.size == 1
+    if not (alone and can_capture(loss_at, guard, device, config.num_steps, moves_rows=moves_rows)):
+        return None
+    precision = partial(autocast, device, config.precision)
+    loss: Any = loss_at
+    return CapturedStep(loss, run.model, guard, run.optimizer, config.max_grad_norm, precision)
+
+
+def launched_step(
+    run: Run,
+    loss_at: Callable[[int], Tensor],
+    learning_rate: float,
+    tables: RowTables,
+    guard: StepGuard,
+) -> tuple[Tensor, Tensor]:
+    """Train one step; return the mean loss of all ranks and the norm of the gradients."""
+    model, ranks, config = run.model, run.ranks, run.config
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate
+    tables.begin_step(learning_rate)
+    with autocast(next(model.parameters()).device, config.precision):
+        loss = loss_at(run.state.step)
+    # Tables that move by rows do so in here, so they hear of the loss first.
+    mean_loss = ranks.mean(loss.detach())
+    if tables.may_move(mean_loss):
+        # In this thread: to wake autograd's own took longer than many a kernel.
+        with torch.autograd.set_multithreading_enabled(False):
+            loss.backward()  # type: ignore[no-untyped-call]
+    ranks.mean_gradients(model)
+    grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
+    # Dense weights move after loss and gradient are known to be finite, and a step that is skipped
+    # leaves them and the optimizer alone.
+    guard.step(mean_loss + grad_norm)
+    return mean_loss, grad_norm
+
+
 def train(
     model: nn.Module,
     loss_at: Callable[[int], Tensor],
@@ -390,26 +433,14 @@ def train(
     model.train()
 
     deterministic = device.type == "cpu" if config.deterministic is None else config.deterministic
+    captured = None if deterministic else captured_step(run, loss_at, tables, guard)
     with reproducible_sums(deterministic):
         while not (run.has_ended() or state.stopped_early):
             learning_rate = lr_at(state.place(), config.schedule, config.num_steps)
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            tables.begin_step(learning_rate)
-            with autocast(device, config.precision):
-                loss = loss_at(state.step)
-            # Tables that move by rows do so in here, so they hear of the loss first.
-            mean_loss = ranks.mean(loss.detach())
-            if tables.may_move(mean_loss):
-                # In this thread: to wake autograd's own took longer than many a kernel.
-                with torch.autograd.set_multithreading_enabled(False):
-                    loss.backward()  # type: ignore[no-untyped-call]
-            ranks.mean_gradients(model)
-            grad_norm = clip_gradients(model.parameters(), config.max_grad_norm)
-
-            # Dense weights move after loss and gradient are known to be finite, and a step that is
-            # skipped leaves them and the optimizer alone.
-            guard.step(mean_loss + grad_norm)
+            numbers = None if captured is None else captured.step(state.step, learning_rate)
+            if numbers is None:
+                numbers = launched_step(run, loss_at, learning_rate, tables, guard)
+            mean_loss, grad_norm = numbers
             if guard.waits:
                 run.count_bad_steps(guard.read(), tracker)
             optimizer.zero_grad(set_to_none=True)
@@ -417,9 +448,9 @@ def train(
 
             if state.step % config.log_every == 0 or last:
                 run.count_bad_steps(guard.read(), tracker)
-                numbers = {"loss": mean_loss.item(), "grad_norm": grad_norm.item()}
-                tracker.log(state.step, **numbers, learning_rate=learning_rate)
-                progress.show(state.step, config.num_steps, **numbers)
+                shown = {"loss": mean_loss.item(), "grad_norm": grad_norm.item()}
+                tracker.log(state.step, **shown, learning_rate=learning_rate)
+                progress.show(state.step, config.num_steps, **shown)
 
             if evaluate is not None and (state.step % config.eval_every == 0 or last):
                 run.count_bad_steps(guard.read(), tracker)

@@ -63,6 +63,8 @@ class Muon(AdamW):
             matrices: Parameters of the groups, whose decay and learning rate they keep.
         """
         super().__init__(groups, **settings)
+        self.found_inf: Tensor | None = None
+        """On the device: not zero where a step is to move nothing, as of torch's fused AdamW."""
         self._matrices = {id(matrix) for matrix in matrices}
 
     @torch.no_grad()
@@ -94,9 +96,22 @@ class Muon(AdamW):
                 # AdamW looks for a count of steps wherever there is a state.
                 state["step"] = torch.zeros((), device=parameter.device)
                 state["momentum"] = torch.zeros_like(parameter)
-            state["momentum"].mul_(MOMENTUM).add_(gradient)
+            if self.found_inf is None:
+                state["momentum"].mul_(MOMENTUM).add_(gradient)
+            else:
+                moved = MOMENTUM * state["momentum"] + gradient
+                state["momentum"].copy_(self._unless_bad(state["momentum"], moved))
             steps.append(gradient + MOMENTUM * state["momentum"])
         group, shape = stack[0][2], stack[0][0].shape
         length = group["lr"] * ADAM_LENGTH * math.sqrt(max(shape))
         for (parameter, _, _), turn in zip(stack, orthogonalised(torch.stack(steps)), strict=True):
-            parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(turn, alpha=length)
+            kept = 1 - group["lr"] * group["weight_decay"]
+            if self.found_inf is None:
+                parameter.mul_(kept).sub_(turn, alpha=length)
+            else:
+                parameter.copy_(self._unless_bad(parameter, parameter * kept - turn * length))
+
+    def _unless_bad(self, before: Tensor, after: Tensor) -> Tensor:
+        """Choose on the device, as AdamW's fused kernel does."""
+        assert self.found_inf is not None
+        return torch.where(self.found_inf > 0, before, after)

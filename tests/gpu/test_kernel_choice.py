@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +13,19 @@ import torch
 from recsys.data.batch import JaggedBatch
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import fit_ease
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.sequence import fit_sequence
+from recsys.fitting.training import TrainingRun
+from recsys.fitting.two_tower import fit_two_tower
 from recsys.kernels.choice import KERNELS, uses, without
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
+from recsys.models.two_tower import TwoTowerConfig
+from recsys.training.captured import CapturedStep, FixedShapeLoss
 from recsys.training.guard import StepGuard
+from recsys.training.optim import AdamWConfig
+from recsys.training.passes import TrainingConfig
 from tests.gpu.test_training_path import INPUTS, catalogue, world
 
 pytestmark = pytest.mark.gpu
@@ -100,9 +111,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_is_counted_without_waiting(
     assert guard.read() == (0, 1)
 
 
-def test_a_training_step_of_the_sequence_model_never_waits(
-    cuda: torch.device, tmp_path: Path
-) -> None:
+def test_a_training_step_of_the_sequence_model_never_waits(cuda: torch.device) -> None:
     model = model_on(cuda).train()
     given = model.labelled(batch_of(BATCH))
     model.loss(given.to(cuda)).backward()
@@ -111,3 +120,93 @@ def test_a_training_step_of_the_sequence_model_never_waits(
         model.loss(given.to(cuda)).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class Losses:
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def log(self, step: int, **values: float) -> None:
+        if "loss" in values:
+            self.found.append(values["loss"])
+
+
+def trained(
+    model: str, device: torch.device, matrices: Any = "adam"
+) -> tuple[list[float], Mapping[str, torch.Tensor]]:
+    """Train 120 steps without dropout: the losses that were logged, and the weights."""
+    inputs = ModelInputs(sequences=world(), catalogue=catalogue(), sizes=INPUTS)
+    training = TrainingConfig(
+        batch_size=16,
+        max_steps=120,
+        max_epochs=1000,
+        precision="float32",
+        optimizer=AdamWConfig(matrices=matrices),
+    )
+    run = TrainingRun(seed=2, device=device, curve=(losses := Losses()))
+    queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
+    small: dict[str, Any] = {"embedding_dim": 32, "hidden_dim": 32, "dropout": 0.0}
+    if model == "sequence":
+        config = SequenceConfig(max_length=12, id_dropout=0.0, **small)
+        fitted = fit_sequence(inputs, config, training, run, queries).model
+    else:
+        two = TwoTowerConfig(max_history=12, id_dropout=0.0, num_uniform_negatives=100, **small)
+        fitted = fit_two_tower(inputs, two, training, run, queries).model
+    return losses.found, {name: one.cpu() for name, one in fitted.state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    ("model", "matrices"),
+    [("sequence", "adam"), ("sequence", "orthogonal"), ("two_tower", "adam")],
+)
+def test_a_training_of_captured_steps_is_that_of_launched_ones(
+    cuda: torch.device, model: str, matrices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[CapturedStep] = []
+    real = CapturedStep.__init__
+
+    def note(self: CapturedStep, *arguments: Any) -> None:
+        made.append(self)
+        real(self, *arguments)
+
+    monkeypatch.setattr(CapturedStep, "__init__", note)
+    with without("captured_step"):
+        expected, weights = trained(model, cuda, matrices)
+    assert not made
+    found, captured = trained(model, cuda, matrices)
+    (step,) = made
+    assert step._graph is not None
+    assert not step.has_failed
+    assert found == pytest.approx(expected, rel=1e-3)
+    for name, one in weights.items():
+        torch.testing.assert_close(captured[name], one, rtol=1e-2, atol=2e-3, msg=name)
+
+
+def test_a_captured_step_draws_anew_and_skips_what_is_not_finite(cuda: torch.device) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).to(cuda)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
+    guard = StepGuard(optimizer, cuda)
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return model(batch.float().view(4, 4)).square().mean() / (batch[0] != 9)
+
+    loss = FixedShapeLoss(
+        lambda step: torch.zeros(()),
+        lambda step: None if step == 7 else torch.arange(16) + 9 * (step in (5, 8, 9)),
+        loss_of,
+    )
+    captured = CapturedStep(loss, model, guard, optimizer, 1.0, nullcontext)
+    seen, weights = [], []
+    for step in range(12):
+        numbers = captured.step(step, 0.0 if step < 10 else 0.1)
+        assert (numbers is None) == (step == 7)
+        if numbers is not None:
+            seen.append(float(numbers[0]))
+        weights.append(model[0].weight.detach().clone())
+    assert [math.isfinite(one) for one in seen] == [step not in (5, 7, 8) for step in range(11)]
+    finite = [one for one in seen if math.isfinite(one)]
+    assert len(set(finite)) == len(finite)
+    assert torch.equal(weights[9], weights[0])
+    assert (weights[11] - weights[10]).abs().max() > 0.01
+    assert guard.read() == (3, 2)

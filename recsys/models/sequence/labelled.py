@@ -28,6 +28,8 @@ class LabelledEvents(NamedTuple):
     """P."""
     num_seen: int
     """X."""
+    seen: Jagged | None = None
+    """Each position's item and those before it, P ragged rows; None counts them from the events."""
 
     @classmethod
     def of(cls, events: Jagged, times: Tensor | None, counted: Tensor | None) -> LabelledEvents:
@@ -39,7 +41,8 @@ class LabelledEvents(NamedTuple):
     def to(self, device: torch.device | str) -> LabelledEvents:
         times = None if self.times is None else moved(self.times, device)
         counted = None if self.counted is None else moved(self.counted, device)
-        return self._replace(events=self.events.to(device), times=times, counted=counted)
+        seen = None if self.seen is None else self.seen.to(device)
+        return self._replace(events=self.events.to(device), times=times, counted=counted, seen=seen)
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Name the events that have a label, [P], and cut them into sequences, [B + 1]."""

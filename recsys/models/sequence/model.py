@@ -227,7 +227,7 @@ class SequenceModel(RetrievalModel):
             share: Of the step's batch; draws stand against the labels of all of it.
         """
         given = batch if isinstance(batch, LabelledEvents) else self.labelled(batch)
-        events, times, num_seen = given.events, given.times, given.num_seen
+        events, times, seen = given.events, given.times, given.seen
         labels, _ = next_events(events)  # [M]
         if given.counted is not None:
             counted, _ = next_events(events._replace(values=given.counted))
@@ -241,9 +241,19 @@ class SequenceModel(RetrievalModel):
         encoded = self.encoder(read, history, None if times is None else times[kept])
         places = places_among(rows, ranked.rows, self.inputs.num_item_rows)
         items = functional.embedding(places, inputs)  # [C, D]
-        seen = seen_before(history, num_seen) if self.config.leave_out_history else None
+        if not self.config.leave_out_history:
+            seen = None
+        elif seen is None:
+            seen = seen_before(history, given.num_seen)
         loss = self._softmax(encoded, items, ranked, seen, labels[kept])
         return loss * share.weight(labels[kept])
+
+    def ranks_all(self, num_positions: int) -> bool:
+        """Whether a step of so many positions has one shape: all items, scored at once."""
+        config, num_items = self.config, self.inputs.num_item_rows - 1
+        draws = config.num_uniform_negatives
+        every = (draws is None or draws >= num_items) and num_items + 1 == self.num_item_rows
+        return every and num_positions * num_items <= config.max_scores
 
     def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> Ranked:
         if softmax_over is not None:

@@ -1,0 +1,157 @@
+"""A whole training step as one CUDA graph: forward, backward, clipping and the optimizer.
+
+The step of a small model is several hundred kernels of a few microseconds each, and starting one
+from Python takes longer than most of them run (``tests/benchmarks/results/training``). A graph
+starts them all at once. Its shapes are fixed, so batches are brought to one shape by examples that
+count for nothing; a batch that does not fit takes an ordinary step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from recsys.data.batch import moved
+from recsys.kernels.choice import is_on
+from recsys.training.guard import StepGuard
+from recsys.training.optim import clip_gradients
+
+logger = logging.getLogger(__name__)
+
+ORDINARY_FIRST = 3
+"""Steps before the capture, in which libraries and the optimizer's state are set up."""
+MIN_STEPS = 50
+"""Shorter trainings are over before a capture pays."""
+
+
+class FixedShapeLoss:
+    """The loss of each step, which can also be computed from batches of one shape."""
+
+    def __init__(
+        self,
+        loss_at: Callable[[int], Tensor],
+        inputs_at: Callable[[int], Tensor | None],
+        loss_of: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Pair the two ways.
+
+        Args:
+            loss_at: Loss of the batch of a step, whatever its shape.
+            inputs_at: The batch of a step on the host as integers, [S] int64, always of one
+                length; None where it does not fit.
+            loss_of: The same loss of such a batch on the device, without waiting for it.
+        """
+        self._loss_at = loss_at
+        self.inputs_at = inputs_at
+        self.loss_of = loss_of
+
+    def __call__(self, step: int) -> Tensor:
+        return self._loss_at(step)
+
+
+class CapturedStep:
+    """Runs training steps by replaying a graph of one."""
+
+    def __init__(
+        self,
+        loss: FixedShapeLoss,
+        model: nn.Module,
+        guard: StepGuard,
+        optimizer: Optimizer,
+        max_grad_norm: float | None,
+        precision: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._loss, self._model, self._guard = loss, model, guard
+        self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
+        self._precision = precision
+        self._device = next(model.parameters()).device
+        self._rate = torch.zeros((), device=self._device)
+        self._inputs: Tensor | None = None
+        self._done = 0
+        self._stream: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._numbers: tuple[Tensor, Tensor] | None = None
+        self.has_failed = False
+
+    def step(self, step: int, learning_rate: float) -> tuple[Tensor, Tensor] | None:
+        """Train a step; return its loss and gradient norm, None where it does not fit.
+
+        Both are overwritten by the next step.
+        """
+        given = None if self.has_failed else self._loss.inputs_at(step)
+        if given is None:
+            return None
+        if self._inputs is None:
+            self._inputs = torch.empty_like(given, device=self._device)
+        self._inputs.copy_(moved(given, self._device), non_blocking=True)
+        self._rate.fill_(learning_rate)
+        for group in self._optimizer.param_groups:
+            group["lr"], group["capturable"] = self._rate, True
+        if self._graph is None and self._done == ORDINARY_FIRST and not self._capture():
+            return None
+        if self._graph is None:
+            self._done += 1
+            return self._ordinary()
+        self._graph.replay()
+        return self._numbers
+
+    def _ordinary(self) -> tuple[Tensor, Tensor]:
+        """Run the step on the stream that it will be captured on."""
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            numbers = self._body()
+            self._optimizer.zero_grad(set_to_none=True)
+        here.wait_stream(self._stream)
+        return numbers
+
+    def _capture(self) -> bool:
+        """Capture the step, which does not run it; say whether that went well."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                numbers = self._body()
+        except RuntimeError as error:
+            self.has_failed = True
+            self._optimizer.zero_grad(set_to_none=True)
+            logger.warning(
+                "training_step_not_captured reason=%r; steps are launched kernel by kernel", error
+            )
+            return False
+        self._graph, self._numbers = graph, numbers
+        return True
+
+    def _body(self) -> tuple[Tensor, Tensor]:
+        assert self._inputs is not None
+        with self._precision():
+            loss = self._loss.loss_of(self._inputs)
+        with torch.autograd.set_multithreading_enabled(False):
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = clip_gradients(self._model.parameters(), self._max_grad_norm)
+        loss = loss.detach()
+        self._guard.step(loss + norm)
+        return loss, norm
+
+
+def can_capture(
+    loss_at: object, guard: StepGuard, device: torch.device, num_steps: int, *, moves_rows: bool
+) -> bool:
+    """Whether steps may be captured: on CUDA, by the fused optimizer alone, of one shape.
+
+    Args:
+        loss_at: A ``FixedShapeLoss``, or any other loss, which is not captured.
+        guard: Of the optimizer.
+        device: Of the model.
+        num_steps: Of the training.
+        moves_rows: Whether tables move by rows inside the backward, with a rate from the host.
+    """
+    fixed = isinstance(loss_at, FixedShapeLoss)
+    fast = device.type == "cuda" and is_on("captured_step") and not guard.waits
+    return fixed and fast and not moves_rows and num_steps >= MIN_STEPS

@@ -1,0 +1,151 @@
+"""Batches brought to one shape have the losses and gradients of the batches as they were."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences
+from recsys.data.order import BatchOrder
+from recsys.data.windows import training_windows
+from recsys.fitting import sequence as sequence_fit
+from recsys.fitting import two_tower as two_tower_fit
+from recsys.fitting.fixed_shapes import FixedWindows, room_for
+from recsys.fitting.inputs import ModelInputs
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.model import SequenceModel
+from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.training.captured import FixedShapeLoss
+
+NUM_ITEMS, NUM_USERS = 40, 30
+SIZES = FeatureSizes(
+    num_item_rows=NUM_ITEMS + 1, num_categories=4, user_features={"age": 5}, context_features={}
+)
+
+
+def events() -> Sequences:
+    """Sequences of 0 to 20 events with times; one event is of an item without a row."""
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([[0], rng.integers(1, 21, NUM_USERS)])
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    rows = rng.integers(1, NUM_ITEMS + 1, offsets[-1])
+    rows[offsets[5]] = NUM_ITEMS + 7
+    times = rng.integers(1_600_000_000, 1_600_900_000, offsets[-1])
+    return Sequences(
+        item_rows=rows,
+        offsets=offsets,
+        train_end=offsets[1:],
+        validation_end=offsets[1:],
+        times=np.sort(times),
+    )
+
+
+def catalogue() -> ItemCatalogue:
+    lists = [[], *([1 + row % 3] for row in range(NUM_ITEMS))]
+    return ItemCatalogue(torch.empty(NUM_ITEMS + 1, 0), Jagged.from_lists(lists))
+
+
+def gradients(model: nn.Module, loss: Tensor) -> Tensor:
+    model.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    return torch.cat([torch.zeros(1) if one.grad is None else one.grad.flatten()
+                      for one in model.parameters()])  # fmt: skip
+
+
+def assert_same(model: nn.Module, loss: object, steps: int) -> int:
+    """Compare the two ways of each step; return how many fitted."""
+    assert isinstance(loss, FixedShapeLoss)
+    fitted = 0
+    for step in range(steps):
+        inputs = loss.inputs_at(step)
+        if inputs is None:
+            continue
+        fitted += 1
+        torch.manual_seed(step)
+        expected = loss(step)
+        torch.manual_seed(step)
+        found = loss.loss_of(inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            gradients(model, found), gradients(model, expected), rtol=1e-4, atol=1e-6
+        )
+    return fitted
+
+
+@pytest.mark.parametrize("leave_out", [True, False])
+@pytest.mark.parametrize("block", ["attention", "hstu"])
+def test_the_sequence_models_loss_is_that_of_the_batch_alone(block: str, leave_out: bool) -> None:
+    config = SequenceConfig(
+        embedding_dim=16,
+        hidden_dim=16,
+        max_length=7,
+        block=block,  # type: ignore[arg-type]
+        dropout=0.0,
+        id_dropout=0.0,
+        calendar_days=30.0,
+        leave_out_history=leave_out,
+    )
+    torch.manual_seed(0)
+    model, sequences = SequenceModel(config, SIZES, catalogue()), events()
+    windows = training_windows(sequences, "all", 7)
+    order = BatchOrder(len(windows), 8, 0)
+
+    def loss_at(step: int) -> Tensor:
+        return model.loss(windows.batch(sequences, order.indices(step)))
+
+    loss = sequence_fit.fixed_loss(model, loss_at, order, windows, sequences)
+    assert assert_same(model, loss, 20) >= 15
+
+
+def test_the_two_towers_loss_is_that_of_the_batch_alone() -> None:
+    config = TwoTowerConfig(
+        embedding_dim=16,
+        hidden_dim=16,
+        max_history=6,
+        dropout=0.0,
+        id_dropout=0.0,
+        num_uniform_negatives=10,
+    )
+    counts = torch.arange(NUM_ITEMS + 1)
+    torch.manual_seed(0)
+    model, sequences = TwoTower(config, SIZES, catalogue(), counts), events()
+    ages = np.arange(NUM_USERS + 1) % 5
+    inputs = ModelInputs(
+        sequences=replace(sequences, item_rows=np.minimum(sequences.item_rows, NUM_ITEMS)),
+        catalogue=catalogue(),
+        sizes=SIZES,
+        user_features={"age": ages},
+    )
+    positions = inputs.sequences.label_positions("all")
+    order = BatchOrder(len(positions), 16, 0)
+
+    def loss_at(step: int) -> Tensor:
+        chosen = positions[order.indices(step)]
+        return model.loss(inputs.queries(chosen, max_history=6), inputs.sequences.labels(chosen))
+
+    loss = two_tower_fit.fixed_loss(model, loss_at, order, positions, inputs)
+    assert assert_same(model, loss, 20) >= 15
+
+
+def test_a_batch_that_is_too_long_takes_an_ordinary_step() -> None:
+    sequences = events()
+    windows = training_windows(sequences, "all", 20)
+    fixed = FixedWindows.of(windows, sequences, NUM_ITEMS + 1, 4, 20, reads_times=False)
+    longest = np.argsort(windows.ends - windows.starts)[-4:]
+    assert fixed._replace(num_events=30).inputs(longest) is None
+    assert fixed._replace(num_pairs=30).inputs(longest) is None
+    assert fixed.inputs(longest[:3]) is None
+
+
+def test_there_is_room_for_nearly_every_batch_and_for_no_more_than_the_longest() -> None:
+    lengths = np.random.default_rng(0).integers(2, 50, 5_000)
+    room = room_for(lengths, 64)
+    sums = [np.random.default_rng(n).choice(lengths, 64).sum() for n in range(1_000)]
+    assert max(sums) <= room < 1.5 * np.mean(sums)
+    assert room_for(np.array([3, 5, 9]), 2) <= 14
