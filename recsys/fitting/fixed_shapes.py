@@ -1,8 +1,9 @@
 """Batches brought to one shape, so that a training step can be a CUDA graph.
 
-A batch is filled up with examples of the unknown item: for the sequence model windows whose labels
-count for nothing, for the two-tower queries without a label. What fits nearly every batch is known
-from the lengths of the examples; the rest take an ordinary step.
+A batch is filled up with examples that count for nothing: for the sequence model windows without
+labels, for the two-tower queries without one. They hold all items in turn, because the gradients of
+equal rows are added one after the other. What fits nearly every batch is known from the lengths of
+the examples; the rest take an ordinary step.
 
 Axes: B examples of a batch, D examples that fill it up, M events, X pairs of a position and an item
 up to there, L most events that an example may read.
@@ -92,7 +93,7 @@ class FixedWindows(NamedTuple):
     def sizes(self) -> list[int]:
         """Count the numbers of each part of a batch."""
         events = self.num_events + self.num_filling
-        parts = [events, self.num_windows + 1, self.num_pairs, self.num_positions + 1]
+        parts = [events, events, self.num_windows + 1, self.num_pairs, self.num_positions + 1]
         return [*parts, events] if self.reads_times else parts
 
     def inputs(self, chosen: Rows) -> Tensor | None:
@@ -106,7 +107,10 @@ class FixedWindows(NamedTuple):
         if not fits or len(chosen) != self.batch_size:
             return None
         out = np.zeros(sum(self.sizes()), np.int64)
-        items, offsets, pairs, pair_offsets, *times = np.split(out, np.cumsum(self.sizes())[:-1])
+        parts = np.split(out, np.cumsum(self.sizes())[:-1])
+        items, counted, offsets, pairs, pair_offsets, *times = parts
+        items[:] = np.arange(len(items)) % self.num_item_rows
+        counted[:num_events] = 1
         places = concatenated_ranges(starts, ends)
         rows = np.asarray(self.sequences.item_rows[places])
         items[:num_events] = np.where((rows >= 0) & (rows < self.num_item_rows), rows, 0)
@@ -125,11 +129,11 @@ class FixedWindows(NamedTuple):
 
     def labelled(self, inputs: Tensor) -> LabelledEvents:
         """Read what ``inputs`` laid out, on any device."""
-        items, offsets, pairs, pair_offsets, *times = torch.split(inputs, self.sizes())
+        items, counted, offsets, pairs, pair_offsets, *times = torch.split(inputs, self.sizes())
         return LabelledEvents(
             events=Jagged(items, offsets),
             times=times[0] if times else None,
-            counted=None,
+            counted=counted,
             num_positions=self.num_positions,
             num_seen=self.num_pairs,
             seen=Jagged(pairs, pair_offsets),
@@ -140,6 +144,7 @@ class FixedQueries(NamedTuple):
     """Labels of a two-tower and what was known before them, brought to one shape."""
 
     batch_size: int
+    num_item_rows: int
     num_events: int
     num_filling: int
     max_history: int
@@ -150,6 +155,7 @@ class FixedQueries(NamedTuple):
     def of(
         cls,
         sequences: Sequences,
+        num_item_rows: int,
         positions: Rows,
         batch_size: int,
         max_history: int,
@@ -161,7 +167,7 @@ class FixedQueries(NamedTuple):
         num_events = room_for(lengths, batch_size)
         fewest = int(np.sort(lengths)[:batch_size].sum())
         num_filling = 1 + max(0, num_events - fewest) // max_history
-        return cls(batch_size, num_events, num_filling, max_history, features)
+        return cls(batch_size, num_item_rows, num_events, num_filling, max_history, features)
 
     @property
     def num_queries(self) -> int:
@@ -181,6 +187,7 @@ class FixedQueries(NamedTuple):
         filling = torch.from_numpy(filling_lengths(rest, self.num_filling, self.max_history))
         out = torch.zeros(sum(self.sizes()), dtype=torch.int64)
         values, offsets, rows, *features = torch.split(out, self.sizes())
+        values.copy_(torch.arange(len(values)) % self.num_item_rows)
         values[: len(history.values)] = history.values
         offsets[: size + 1] = history.offsets
         offsets[size + 1 :] = history.offsets[-1] + filling.cumsum(0)

@@ -52,7 +52,12 @@ def fixed_loss(
         *(f"context.{name}" for name in features.context_features),
     )
     fixed = FixedQueries.of(
-        sequences, positions, min(order.batch_size, order.num_samples), config.max_history, names
+        sequences,
+        inputs.sizes.num_item_rows,
+        positions,
+        min(order.batch_size, order.num_samples),
+        config.max_history,
+        names,
     )
     num_rows = fixed.batch_size + fixed.num_events  # and the candidates
     if model.num_item_rows != inputs.sizes.num_item_rows or not model.encodes_all(num_rows):

@@ -285,7 +285,12 @@ class SequenceModel(RetrievalModel):
         """
         config, num_item_rows = self.config, self.inputs.num_item_rows
         weights = (labels > 0).float()  # an unknown item is no label
-        labels = labels.clamp(min=ranked.rows[0])
+        if labels.is_cuda:
+            # Gradients of equal rows are added one after the other, those of no label too.
+            others = ranked.rows[torch.arange(len(labels), device=labels.device) % len(ranked.rows)]
+            labels = torch.where(labels > 0, labels, others)
+        else:
+            labels = labels.clamp(min=ranked.rows[0])
         columns = places_among(ranked.rows, labels, num_item_rows, first=1)  # [P]
         excluded = None
         if seen is not None:

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recsys.training.loop import TrainResult
-
 EVERY = 50
 """Steps between two calls of a training's tracker."""
 NUM_STEPS = 3 * EVERY + 6
@@ -94,7 +92,7 @@ class StepProfiler:
         )
 
 
-def profiled(fit: Callable[[StepProfiler], TrainResult], device: torch.device) -> ProfiledSteps:
+def profiled(fit: Callable[[StepProfiler], object], device: torch.device) -> ProfiledSteps:
     """Profile a training of ``NUM_STEPS`` steps without validation."""
     profiler = StepProfiler(device)
     fit(profiler)
