@@ -144,13 +144,16 @@ def describe(
 ) -> None:
     """Show counts, time span and density, and warn of suspicious data.
 
+    Where the events do not fit into memory, those of one user in so many are described.
+
     [bold]Example[/] recsys data describe amazon-beauty, or recsys data describe shop.toml
     """
     import polars as pl
 
     from features.scan import read_whole
     from pipelines.datasets.describe import describe as describe_tables
-    from pipelines.datasets.describe import typed_events
+    from pipelines.datasets.describe import share_that_fits, typed_events
+    from pipelines.engine.memory import free_memory
     from pipelines.presets.resolve import resolve, with_dataset
     from pipelines.stages.build_features import features_config
 
@@ -163,7 +166,11 @@ def describe(
     if tables.items is not None:
         parts = [read_whole(path, tables.items, ("item_id",)) for path in tables.items.paths]
         items = pl.concat(parts, how="diagonal_relaxed")
-    description = describe_tables(typed_events(tables.events), items)
+    share = share_that_fits(tables.events, free_memory())
+    description = describe_tables(typed_events(tables.events, share), items)
+    if share > 1:
+        sample = f"one user in {share}, as all do not fit into memory; counts are of the sample"
+        description.facts.insert(0, ("sample", sample))
     if as_json:
         facts = dict(description.facts)
         out.print_json(data={"name": name, **facts, "warnings": description.warnings})

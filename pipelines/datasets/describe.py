@@ -28,13 +28,36 @@ class Description:
     warnings: list[str]
 
 
-def typed_events(source: SourceConfig) -> pl.DataFrame:
-    """Read event files as features/ reads them; what it cannot read is null."""
+MEMORY_PER_BYTE = {".parquet": 30}
+"""To describe events takes so much memory for each byte of a file; of text files less."""
+MEMORY_PER_BYTE_OF_TEXT = 8
+
+
+def share_that_fits(source: SourceConfig, memory: int) -> int:
+    """Choose N such that the events of one user in N fit into half of the memory."""
+    needed = sum(
+        path.stat().st_size * MEMORY_PER_BYTE.get(path.suffix, MEMORY_PER_BYTE_OF_TEXT)
+        for path in source.paths
+        if path.exists()
+    )
+    return max(1, -(-2 * needed // max(1, memory)))
+
+
+def typed_events(source: SourceConfig, one_in: int = 1) -> pl.DataFrame:
+    """Read event files as features/ reads them; what it cannot read is null.
+
+    Args:
+        source: The files.
+        one_in: Read the events of one user in so many, drawn by the hash of the id.
+    """
     frames = []
     for path in source.paths:
         file = EventFile.open(path, source)
         with naming(path):
-            frames.append(file.frame.select(typed_columns(file.schema, source)).collect())
+            frame = file.frame.select(typed_columns(file.schema, source))
+            if one_in > 1:
+                frame = frame.filter(pl.col("user_id").hash() % one_in == 0)
+            frames.append(frame.collect())
     events = pl.concat(frames, how="diagonal_relaxed")
     if "event_time" in events.columns:
         events = events.with_columns(pl.col("event_time").cast(pl.Datetime("us", "UTC")))

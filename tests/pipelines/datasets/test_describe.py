@@ -4,7 +4,7 @@ from pathlib import Path
 import polars as pl
 
 from features.schema import SourceConfig
-from pipelines.datasets.describe import describe, typed_events
+from pipelines.datasets.describe import describe, share_that_fits, typed_events
 from recsys.testing.world_defects import Defects
 from recsys.testing.worlds import WorldConfig, world
 
@@ -78,3 +78,17 @@ def test_planted_defects_are_read_as_the_run_reads_them(tmp_path: Path) -> None:
         file.write("u,i,yesterday\n")
     again = " ".join(describe(typed_events(source)).warnings)
     assert "1 events have no readable event_time" in again
+
+
+def test_of_a_log_larger_than_memory_some_users_are_described_whole(tmp_path: Path) -> None:
+    users = [f"u{number // 3}" for number in range(3_000)]
+    times = [MONDAY] * len(users)
+    path = tmp_path / "events.parquet"
+    pl.DataFrame({"user_id": users, "item_id": users, "event_time": times}).write_parquet(path)
+    source = SourceConfig(paths=(path,))
+    assert share_that_fits(source, 10**10) == 1
+    assert share_that_fits(source, path.stat().st_size * 30) == 2
+    some = typed_events(source, 4)
+    counts = some.group_by("user_id").len()
+    assert counts["len"].unique().to_list() == [3]
+    assert 150 < counts.height < 350
