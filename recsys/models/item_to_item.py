@@ -13,7 +13,9 @@ Axes: E events, V events a model may see, W distances in both directions, P pair
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,7 @@ Rows = NDArray[np.int64]
 
 PAIRS_PER_BLOCK = 1 << 24
 """Pairs that are in memory at a time, about 1 GiB; one item's pairs always go together."""
+MAX_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,17 +161,27 @@ def count_neighbours(
         popularity**-config.target_power,
     )
 
-    lengths = np.zeros(num_item_rows, np.int64)
-    rows, weights = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
-    for first, end in _item_blocks(counts, max(1, PAIRS_PER_BLOCK // (2 * config.window))):
+    def neighbours(block: tuple[int, int]) -> tuple[Rows, Rows, NDArray[np.float32]]:
+        first, end = block
         anchors = by_item[item_begin[first] : item_begin[end - 1] + counts[end - 1]]
         pairs, sums = _pair_weights(events, anchors, num_item_rows, config)
         source, target = np.divmod(pairs, num_item_rows)
         scaled = (sums * source_scale[source] * target_scale[target]).astype(np.float32)
         kept = _strongest(source, target, scaled, config.num_neighbours)
-        lengths += np.bincount(source[kept], minlength=num_item_rows)
-        rows.append(target[kept].astype(np.int32))
-        weights.append(scaled[kept])
+        return source[kept], target[kept], scaled[kept]
+
+    lengths = np.zeros(num_item_rows, np.int64)
+    rows, weights = [np.empty(0, np.int32)], [np.empty(0, np.float32)]
+    num_threads = max(1, min(MAX_THREADS, torch.get_num_threads()))
+    events_per_block = PAIRS_PER_BLOCK // (2 * config.window * num_threads)
+    blocks = _item_blocks(counts, max(1, events_per_block))
+    with ThreadPoolExecutor(num_threads) as threads:
+        # numpy sorts and adds without the interpreter; a few blocks at a time bound the memory.
+        while some := list(islice(blocks, num_threads)):
+            for source, target, weight in threads.map(neighbours, some):
+                lengths += np.bincount(source, minlength=num_item_rows)
+                rows.append(target.astype(np.int32))
+                weights.append(weight)
     return WeightTable(
         offsets=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])),
         rows=torch.from_numpy(np.concatenate(rows)),
