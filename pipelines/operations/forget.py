@@ -37,7 +37,7 @@ from serving.online.store import StoreError
 FEATURES = "build_features"
 ANSWERS = "answers-*.parquet"
 NEXT_RUN = "the next recsys run makes it without them"
-COLLECTED = "stays until recsys gc, or you, delete it; a server reads nothing of it that is theirs"
+COLLECTED = "stays until recsys gc, or you, delete it"
 RAW = "left out of every run; --rewrite-files takes the rows out"
 PUBLIC = "not looked into: it is fetched as others published it; left out of every run"
 FAR = "not looked into: it is not on this machine; left out of every run"

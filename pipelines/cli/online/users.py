@@ -68,7 +68,10 @@ def sentences(report: ForgetReport, num_users: int) -> list[str]:
     people = "1 user" if num_users == 1 else f"{num_users:,} users"
     lines = [f"{people} forgotten; {report.list_path} keeps them out of every later run"]
     if report.store is None:
-        lines.append("no online store was found; name that of a server with --store")
+        lines.append(
+            "no online store was found, so a server answers with what its bundle knows of them "
+            "until the next release; name the server's store with --store"
+        )
     lines += [f"removed {rows:,} rows: {where}" for where, rows in report.removed.items() if rows]
     for one in report.held:
         rows = "" if one.rows is None else f" {one.rows:,} rows:"

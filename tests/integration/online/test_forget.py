@@ -105,6 +105,7 @@ def test_it_says_what_went_and_what_still_holds_them(
     assert f"still held: 1 rows: {folder / 'users.csv'}" in said
     assert f"still held: {folder / 'run/bundles' / before}" in said
     assert "the next recsys run makes it without them" in said
+    assert "no online store" not in said
     # The list names nobody.
     assert PERSON not in (folder / "run/forgotten.json").read_text()
     assert len(read_list(folder / "run/forgotten.json")) == 1
