@@ -27,8 +27,13 @@ def local_device(name: str) -> torch.device:
     """Choose this rank's device; ``auto`` takes a GPU of its own where there is one.
 
     Raises:
-        RanksError: More ranks than GPUs on this machine.
+        RanksError: More ranks than GPUs on this machine, or a name that all ranks would share.
     """
+    if name.startswith("cuda:"):
+        raise RanksError(
+            f"device = {name!r} names one GPU, and several ranks take one each; set it to 'cuda' "
+            "or 'auto'"
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name != "cuda":

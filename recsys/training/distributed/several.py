@@ -10,6 +10,7 @@ Axes: P labels of a part.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -169,6 +170,10 @@ class SeveralRanks:
         else:
             self._tables.make_whole(model, best if self.agreed(float(bool(best))) else None)
             self._tables = None
+            # Sharded tables refer to each other in circles, and fill the device until these go.
+            gc.collect()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
 
     def _replicated(self, model: nn.Module) -> list[nn.Parameter]:
         sharded = set() if self._tables is None else self._tables.parameters

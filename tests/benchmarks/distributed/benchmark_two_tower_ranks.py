@@ -12,6 +12,7 @@ exchanges between ranks are timed by size (``constants.json``), for the calculat
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -275,6 +276,7 @@ def work(args: argparse.Namespace) -> None:
             )
             ranks = SeveralRanks(sharding) if case.sharded else ALONE
             own = trained(case, ranks, device, out / f"checkpoint-{size}")
+            gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
             found["trainings"] += own
@@ -389,7 +391,8 @@ def write(out: Path, sizes: list[int], *, tiny: bool) -> None:
         Row(name=f"{one['kind']} {one['bytes']}: seconds", value=one["seconds"], unit="s")
         for one in largest["exchanges"]
     ]
-    write_results(f"constants{end}", rows, device=device)
+    if rows:
+        write_results(f"constants{end}", rows, device=device)
 
 
 if __name__ == "__main__":

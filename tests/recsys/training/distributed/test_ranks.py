@@ -132,3 +132,5 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(RanksError, match=r"needs GPU 2, and .* has 2; set torchrun\.processes"):
         local_device("cuda")
+    with pytest.raises(RanksError, match="'cuda:1' names one GPU, and several ranks take one each"):
+        local_device("cuda:1")
