@@ -53,7 +53,7 @@ def settings(folder: Path, engine: str) -> RunConfig:
             epochs_per_evaluation=2,
             patience=50,
             device="cpu",
-            checkpoint_seconds=1e-3,
+            checkpoint_seconds=0.05,
         ),
         evaluation=EvaluationConfig(num_resamples=0),
     )

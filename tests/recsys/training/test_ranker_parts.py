@@ -1,55 +1,24 @@
 """A ranker's step in parts has the gradient of the whole step."""
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.share import WholeStep
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
-from recsys.training.ranks import ALONE, OneRank, Rows
+from recsys.training.ranks import ALONE, OneRank
 from recsys.training.shown_lists import shown_losses
+from tests.recsys.training.parts import two_parts
 
 NUM_ITEMS, NUM_QUERIES, LENGTH = 30, 40, 12
 CPU = torch.device("cpu")
 CONFIG = RankerFitConfig(num_candidates=LENGTH, num_hard=4, num_random=4, batch_size=21)
 EVERYONE = torch.arange(NUM_QUERIES)
-
-
-class Counted(WholeStep):
-    """Weighs parts by counts that an earlier round over all of them has left."""
-
-    def __init__(self, counts: list[list[Tensor]], rank: int, *, is_known: bool) -> None:
-        self.counts, self.rank, self.is_known, self.calls = counts, rank, is_known, 0
-
-    def weight(self, labels: Tensor) -> Tensor | float:
-        call, self.calls = self.calls, self.calls + 1
-        if not self.is_known:
-            self.counts[self.rank].append((labels > 0).sum(0).double())
-            return 1.0
-        mean = torch.stack([of_rank[call] for of_rank in self.counts]).mean(0)
-        return (self.counts[self.rank][call] / mean.clamp(min=1e-9)).float()
-
-
-class Part(OneRank):
-    """One of several ranks, without the others."""
-
-    size = 2
-
-    def __init__(self, rank: int, share: Counted) -> None:
-        self.rank, self._share = rank, share
-
-    def part(self, examples: Rows) -> Rows:
-        return np.array_split(examples, self.size)[self.rank]
-
-    def share(self, step: int, seed: int) -> Counted:
-        return self._share
 
 
 def examples() -> RankingExamples:
@@ -96,10 +65,10 @@ def gradients(loss: str, ranks: OneRank) -> list[Tensor]:
 
 @pytest.mark.parametrize("loss", ["events", "shown lists"])
 def test_the_mean_over_parts_is_the_gradient_of_the_whole_step(loss: str) -> None:
-    counts: list[list[Tensor]] = [[], []]
-    for rank in (0, 1):
-        gradients(loss, Part(rank, Counted(counts, rank, is_known=False)))
-    parts = [gradients(loss, Part(rank, Counted(counts, rank, is_known=True))) for rank in (0, 1)]
+    first_round, second_round = two_parts()
+    for rank in first_round:
+        gradients(loss, rank)
+    parts = [gradients(loss, rank) for rank in second_round]
     whole = gradients(loss, ALONE)
     assert any(float(one.abs().max()) > 1e-4 for one in whole)
     for expected, first, second in zip(whole, *parts, strict=True):
