@@ -30,7 +30,7 @@ from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower_one import OneQuery
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.index import VectorIndex
 from recsys.retrieval.sources import GeneratedSource, Source
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours
@@ -100,7 +100,7 @@ class ScoredSource:
 class IndexedSource:
     """Nearest items to the vector of a history, of a large catalogue."""
 
-    def __init__(self, encode: Callable[[Query], Tensor], index: FaissIndex) -> None:
+    def __init__(self, encode: Callable[[Query], Tensor], index: VectorIndex) -> None:
         """Take what encodes a request's history, [D]."""
         self._encode, self._index = encode, index
 
@@ -148,7 +148,7 @@ class HistorySource:
         return OneList.of(self._source(query.features, mask.as_bool()[None], k).lists)
 
 
-def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> RequestSource:
+def sequence_source(model: SequenceModel, index: VectorIndex | None = None) -> RequestSource:
     """Rank the items that come next after a history, as SequenceModel.score does.
 
     Args:
@@ -229,7 +229,7 @@ class ContentSource:
         self,
         neighbours: ContentNeighbours | None,
         similarity: ContentSimilarity | None = None,
-        index: FaissIndex | None = None,
+        index: VectorIndex | None = None,
     ) -> None:
         self._neighbours = neighbours
         self._similar: RequestSource | None = None

@@ -1,6 +1,6 @@
 """How fitted models rank a catalogue: by a score for every item, or by lists where there are many.
 
-A score for every item of a catalogue of a million takes 20 ms of a core for a query and source; a
+A score for every item of a catalogue of a million takes 16 ms of a core for a query and source; a
 search of an index, or the weights of a history, 1 ms. Lists are those that serving would make, so
 that is what is measured there; how far behind its list a target ranks is not known then.
 

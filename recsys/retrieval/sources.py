@@ -14,7 +14,9 @@ from functools import cached_property
 from threading import Lock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,6 +34,7 @@ from recsys.semantic_ids.trie import Trie
 ContextT = TypeVar("ContextT")
 ContextT_co = TypeVar("ContextT_co", covariant=True)
 StateT = TypeVar("StateT")
+Rows = NDArray[np.int64]
 Score = Callable[[JaggedBatch], Tensor]
 
 MODELS = (
@@ -184,22 +187,23 @@ class IndexedSource:
                 f"{index.num_item_rows}; build the mask from the same bundle"
             )
         allowed = allowed[:, : index.num_item_rows]
-        hidden = allowed.any(0).sum() - allowed.sum(1)
-        together = len(hidden) == 0 or int(hidden.max()) <= MAX_HIDDEN
-        size = max(1, len(allowed)) if together else 1
-        lists = [
-            self._searched(part, own, k)
-            for part, own in zip(
-                torch.split(vectors, size), torch.split(allowed, size), strict=True
-            )
-        ]
-        return Ranking(with_history(joined_lists(lists), queries), None)
+        shared, counts = shared_mask(allowed)
+        if len(counts) == 0 or shared.count() - int(counts.min()) <= MAX_HIDDEN:
+            lists = self._searched(vectors, allowed, k, shared, counts)
+        else:
+            parts = [
+                self._searched(vectors[[place]], one, k, *shared_mask(one))
+                for place, one in enumerate(torch.split(allowed, 1))
+            ]
+            lists = joined_lists(parts)
+        return Ranking(with_history(lists, queries), None)
 
-    def _searched(self, vectors: Tensor, allowed: Tensor, k: int) -> TopK:
+    def _searched(
+        self, vectors: Tensor, allowed: Tensor, k: int, shared: ItemMask, counts: Rows
+    ) -> TopK:
         """Search for queries [B, D] that may be shown nearly the same items, [B, N]."""
-        shared = ItemMask(allowed.any(0).cpu().numpy())
-        hidden = int((shared.count() - allowed.sum(1)).max()) if len(allowed) else 0
         # The index takes one mask for all, so as many more are found as a query may not be shown.
+        hidden = shared.count() - int(counts.min()) if len(counts) else 0
         everything = shared.count() == shared.num_item_rows - 1
         found = self.index.search(vectors, k + hidden, None if everything else shared)
         scores, rows = (part.to(allowed.device) for part in found)
@@ -241,8 +245,9 @@ class PopularSource:
         self._num_item_rows = len(item_scores)
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
-        hidden = self._num_item_rows - allowed[:, : self._num_item_rows].sum(1)
-        width = min(k + int(hidden.max()) if len(hidden) else k, self._num_item_rows)
+        _, counts = shared_mask(allowed[:, : self._num_item_rows])
+        hidden = self._num_item_rows - int(counts.min()) if len(counts) else 0
+        width = min(k + hidden, self._num_item_rows)
         scores, rows = (part[:width].to(allowed.device) for part in (self._scores, self._rows))
         found = TopK(scores.expand(len(allowed), -1), rows.expand(len(allowed), -1))
         shown = allowed[:, rows] & (rows > 0)
@@ -354,6 +359,16 @@ def allowed_items(
 def eligible_scores(scores: Tensor, allowed: Tensor) -> Tensor:
     """Write -inf over what may not be shown, [B, N]."""
     return scores.masked_fill(~allowed, -torch.inf)
+
+
+def shared_mask(allowed: Tensor) -> tuple[ItemMask, Rows]:
+    """Allow what any query may be shown, and count what each may, [B, N] bool."""
+    if allowed.is_cuda:
+        return ItemMask(allowed.any(0).cpu().numpy()), allowed.sum(1).cpu().numpy()
+    rows = allowed.numpy()
+    # A tenth of the time of torch's sums, which count in 64 bits.
+    counts = np.array([np.count_nonzero(one) for one in rows], np.int64)
+    return ItemMask(np.logical_or.reduce(rows, axis=0)), counts
 
 
 def first_shown(found: TopK, shown: Tensor, k: int) -> TopK:

@@ -36,7 +36,7 @@ from tests.benchmarks.harness import Row, command_line, write_results
 SIZES = (1_000_000, 10_000_000)
 DIM, K, BLOCK = 64, 100, 500_000
 NUM_CLUSTERS, NOISE = 2_000, 0.6
-TARGET = 0.98
+TARGET, LEAST = 0.99, 0.98
 P99 = {1_000_000: 4.0, 10_000_000: 10.0}
 """Goals in milliseconds without a filter."""
 
@@ -150,7 +150,7 @@ def measure(folder: Path, num_rows: int, options: argparse.Namespace) -> list[Ro
             len(np.intersect1d(one.item_rows, best[best > 0])) / max(1, (best > 0).sum())
             for one, best in zip(lists, truth, strict=True)
         ]
-        goal = {"at_least": TARGET} if place == 0 else {}
+        goal = {"at_least": LEAST} if place == 0 else {}
         rows.append(Row(name=f"{case}: recall@{K}", value=float(np.mean(shared)), **goal))
         for percent in (50, 99):
             most = (
