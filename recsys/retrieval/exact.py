@@ -14,6 +14,7 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, allowed_rows, no_items, select_top_k
+from recsys.kernels.choice import runs
 from recsys.kernels.topk_search.op import DTYPES, MAX_DIM, MAX_K, fused_top_k, mask_words
 
 FEW_QUERIES, QUERIES_AT_ONCE = 8, 64
@@ -90,7 +91,8 @@ def exact_top_k(
 
 def kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
     """Whether the search can run without scores in memory."""
-    alike = queries.is_cuda and queries.device == items.device and queries.dtype == items.dtype
+    alike = runs("topk_search", queries) and queries.is_cuda
+    alike = alike and queries.device == items.device and queries.dtype == items.dtype
     fits = 1 <= k <= MAX_K and 1 <= items.shape[1] <= MAX_DIM and len(queries) > 0
     return alike and fits and items.dtype in DTYPES and items.is_contiguous()
 

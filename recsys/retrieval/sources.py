@@ -254,6 +254,23 @@ class PopularSource:
         return Ranking(first_shown(found, shown, k), None)
 
 
+class DeviceSource:
+    """A source whose model is on a device, for callers on the host."""
+
+    def __init__(self, source: Source, device: torch.device) -> None:
+        self._source, self._device = source, device
+
+    def item_vectors(self) -> Tensor | None:
+        """Return the model's vectors of all items, [N, F]; None where no ranker reads them."""
+        own = self._source
+        return own.item_vectors() if isinstance(own, ScoredSource | IndexedSource) else None
+
+    def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
+        lists, scores = self._source(queries.to(self._device), allowed.to(self._device), k)
+        on_host = TopK(*(part.cpu() for part in lists))
+        return Ranking(on_host, None if scores is None else scores.cpu())
+
+
 class Generator(Protocol[ContextT_co]):
     """A model that generates semantic IDs; its ``decode_step`` is in the beam search."""
 
@@ -342,7 +359,9 @@ def lists_of(rankings: Mapping[str, Ranking]) -> dict[str, TopK]:
 def behaviour_vectors(sources: Mapping[str, Source]) -> Tensor | None:
     """Return the sequence model's vectors of all items, [N, F]; None without one."""
     source = sources.get("sequence")
-    return source.item_vectors() if isinstance(source, ScoredSource | IndexedSource) else None
+    if isinstance(source, ScoredSource | IndexedSource | DeviceSource):
+        return source.item_vectors()
+    return None
 
 
 def allowed_items(

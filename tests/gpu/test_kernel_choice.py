@@ -22,6 +22,7 @@ from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTowerConfig
+from recsys.retrieval.sources import DeviceSource, ScoredSource, behaviour_vectors
 from recsys.training.captured import CapturedStep, FixedShapeLoss
 from recsys.training.guard import StepGuard
 from recsys.training.optim import AdamWConfig
@@ -210,3 +211,19 @@ def test_a_captured_step_draws_anew_and_skips_what_is_not_finite(cuda: torch.dev
     assert torch.equal(weights[9], weights[0])
     assert (weights[11] - weights[10]).abs().max() > 0.01
     assert guard.read() == (3, 2)
+
+
+def test_a_source_on_the_gpu_answers_the_host_as_one_there(cuda: torch.device) -> None:
+    batch = batch_of(BATCH)
+    allowed = torch.rand(BATCH, INPUTS.num_item_rows) < 0.7
+    on_host = ScoredSource(model_on("cpu").score)
+    own = model_on(cuda)
+    source = DeviceSource(ScoredSource(own.score, item_vectors=own.all_item_vectors), cuda)
+    expected, found = on_host(batch, allowed, 10), source(batch, allowed, 10)
+    assert found.scores is not None
+    assert expected.scores is not None
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.lists.scores, expected.lists.scores, rtol=1e-4, atol=1e-5)
+    vectors = behaviour_vectors({"sequence": source})
+    assert vectors is not None
+    assert vectors.device.type == "cpu"

@@ -14,12 +14,14 @@ from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.retrieval import sources
 from recsys.retrieval.index import ExactIndex
 from recsys.retrieval.sources import (
+    DeviceSource,
     IndexedSource,
     PopularSource,
     ScoredSource,
     Source,
     WeightsSource,
     allowed_items,
+    behaviour_vectors,
 )
 
 NUM_ROWS, DIM = 400, 8
@@ -136,3 +138,19 @@ def test_an_index_is_built_once_when_it_is_needed() -> None:
     for _ in range(2):
         source(queries, allowed, 5)
     assert built == [1]
+
+
+def test_a_source_on_a_device_ranks_and_names_its_vectors_for_the_host() -> None:
+    scored = ScoredSource(score, item_vectors=lambda: ITEMS)
+    there = DeviceSource(scored, torch.device("cpu"))
+    queries, allowed = histories(), allowed_items(None, 30, NUM_ROWS)
+    expected, found = scored(queries, allowed, 12), there(queries, allowed, 12)
+    assert torch.equal(found.lists.item_rows, expected.lists.item_rows)
+    assert found.scores is not None
+    assert torch.equal(found.scores, cast("torch.Tensor", expected.scores))
+    vectors = behaviour_vectors({"sequence": there})
+    assert vectors is not None
+    assert torch.equal(vectors, ITEMS)
+    popular = DeviceSource(PopularSource(torch.arange(NUM_ROWS).float()), torch.device("cpu"))
+    assert popular(queries, allowed, 3).scores is None
+    assert behaviour_vectors({"sequence": popular}) is None
