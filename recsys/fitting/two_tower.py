@@ -46,6 +46,8 @@ def fixed_loss(
 ) -> Callable[[int], Tensor]:
     """Bring batches to one shape where a step of it needs no look at the data."""
     config, sequences = model.config, inputs.sequences
+    if not model.encodes_all(order.batch_size * (1 + config.max_history)):
+        return loss_at
     features = model.inputs
     names = (
         *(f"user.{name}" for name in features.user_features),
