@@ -258,7 +258,9 @@ class TwoTower(RetrievalModel):
         candidate_place = others[: len(candidates.rows)]
         history_place = others[len(candidates.rows) :]
 
-        query = self.query_tower(queries, history, inputs[history_place])
+        # Not by [], whose gradient adds up an item's occurrences one after the other.
+        read = inputs.index_select(0, history_place)  # [M, D]
+        query = self.query_tower(queries, history, read)
         query = query[: len(item_rows)]  # [B, D]
         items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
         label_scores = (query * items[label_place]).sum(1) / config.temperature  # [B]
