@@ -94,7 +94,8 @@ def kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
     alike = runs("topk_search", queries) and queries.is_cuda
     alike = alike and queries.device == items.device and queries.dtype == items.dtype
     fits = 1 <= k <= MAX_K and 1 <= items.shape[1] <= MAX_DIM and len(queries) > 0
-    return alike and fits and items.dtype in DTYPES and items.is_contiguous()
+    there = alike and runs("topk_search", items)
+    return there and fits and items.dtype in DTYPES and items.is_contiguous()
 
 
 def is_selective(mask: ItemMask | None) -> bool:
