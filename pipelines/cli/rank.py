@@ -123,7 +123,8 @@ def work(folder: Path, rank: int, size: int) -> None:
     """Run the job's stage as one rank."""
     job = Job(**json.loads((folder / JOB).read_text()))
     context = context_of(job, folder, rank)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     stage = next(one for one in STAGES if one.name == job.stage)
     device = local_device("cpu" if trains_on_cpu(context.config) else "auto")
     with process_group(device, context.config.torchrun.wait_seconds):
