@@ -1,1 +1,1 @@
-"""Replay a run's past: what each policy of training would have earned, step by step."""
+"""Replay a run's log step by step: retraining policies compared in quality and cost."""

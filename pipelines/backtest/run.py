@@ -3,7 +3,7 @@
 <workspace>/backtest/
   workspace/       the stages that prepare the arrays
   steps/, ...      the replay, see recsys/replay/folder.py
-  backtest.json    every row of every step, slices, what each policy and peer earned
+  backtest.json    metrics of every policy, source and peer by step, slices, summary
   backtest.html    the page
 """
 
@@ -88,14 +88,14 @@ def plan_lines(replay: Replay) -> list[str]:
     steps, config = replay.steps, replay.config
     first, last = replay_dates(replay)
     lines = [
-        f"{len(steps) - 1} steps from {first} to {last}, behind a warm-up: "
+        f"{len(steps) - 1} steps from {first} to {last}, after a warm-up step: "
         + ", ".join(config.policies),
         f"models: {', '.join(replay.models)}",
     ]
     missing = config.num_steps - (len(steps) - 1)
     if missing > 0:
         lines.append(
-            f"note: {config.num_steps} steps were wished for; the log has times for "
+            f"note: {config.num_steps} steps were requested; the log's timestamps allow "
             f"{len(steps) - 1}"
         )
     return lines

@@ -33,12 +33,12 @@ def backtest(
     as_json: AsJson = False,
     browse: Open = False,
 ) -> None:
-    """Replay the past: what each policy of training would have earned, step by step.
+    """Replay the log step by step and compare retraining policies in quality and cost.
 
-    For each step models are fitted on what was known before it and answer the step's events, each
-    with the history up to its moment. Policies full, incremental and never run side by side. A
-    replay that was killed goes on where it was; lists of peers in its folder are measured too.
-    The settings are those of [backtest].
+    Models of a step are trained on the events before it and evaluated on the events in it, each
+    with the user's history up to then. Policies full, incremental and never run side by side. A
+    replay that was killed resumes; lists of peers in its folder are measured too. The settings are
+    those of [backtest].
 
     [bold]Examples[/]
 

@@ -1,4 +1,4 @@
-"""Measure a replay: every row of every step, slices, and what each policy and peer earned in all.
+"""Measure a replay: metrics of all rows by step, slices, summaries of policies and peers.
 
 Axes: Q queries of a step, M targets, N item rows, S steps.
 """
@@ -31,11 +31,11 @@ RARE, FREQUENT = 5, 50
 """Events of an item before a step, below and from which it is rare and frequent."""
 NUM_RESAMPLES = 1_000
 PROTOCOL = (
-    "For each step models are fitted on the events before it. A query is a user at a moment of the "
-    "step: its history is what the user had strictly before that moment, its targets are the "
-    "user's items of that moment. All items with an event before the step are ranked; an item that "
-    "is newer is missed. Settings are chosen on the warm-up step, blend weights are learned on the "
-    "step before the one they are judged on."
+    "Models of a step are trained on all events before it. A query is a user at a timestamp of the "
+    "step: its history is the user's events strictly before that timestamp, its targets are the "
+    "user's items at it. All items with an event before the step are ranked; a newer target counts "
+    "as a miss. Hyperparameters are chosen on the warm-up step; blend weights are learned on the "
+    "step before the one that they are evaluated on."
 )
 
 

@@ -1,7 +1,7 @@
 """Cut a log's timeline into steps.
 
 Step 0 is the warm-up: models fitted before it choose their settings by it, and the first blend
-weights are learned on it. Steps from 1 on are judged.
+weights are learned on it. Steps from 1 on are evaluated.
 
 Axes: E events.
 """
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 Policy = Literal["full", "incremental", "never"]
 POLICIES: dict[Policy, str] = {
-    "full": "every model is fitted from scratch before every step",
-    "incremental": "counts are recounted and trained weights go on from earlier ones",
-    "never": "models and blend weights of the first step answer all steps",
+    "full": "all models are retrained from scratch before every step",
+    "incremental": "counts are recomputed; trained models continue from earlier weights",
+    "never": "models and blend weights of the first step serve all steps",
 }
 SECONDS_PER_DAY = 86_400
 MIN_KNOWN = 2

@@ -17,11 +17,11 @@ from pipelines.reports.figure import written
 from pipelines.reports.wording import metric_label, metric_meaning, model_label
 
 MAX_LINES = 9
-X_TIME = "begin of the step (UTC)"
+X_TIME = "start of the step (UTC)"
 BANDS = "Bands are 95% intervals over queries."
 NEWCOMERS = {
-    "users": "A query counts by whether its user had events before the step.",
-    "items": "A query counts by its item with the fewest events before the step: new had none, "
+    "users": "Slices are by whether the user had events before the step.",
+    "items": "Slices are by the target with the fewest events before the step: new had none, "
     "rare fewer than 5, frequent 50 or more.",
 }
 Lines = Mapping[str, Sequence[At]]
@@ -123,7 +123,7 @@ def freshness(choice: Choice, found: Mapping[str, Ageing]) -> Chart:
             rows.append((name, one.step, one.age, one.share, one.error, float(fitted)))
     return Chart(
         key="freshness",
-        title=f"How models age: {choice.list_name}",
+        title=f"Quality by age of the models: {choice.list_name}",
         note=f"{metric_label(choice.metric)} of models that are never retrained, relative to fresh "
         "ones on the same queries, by their age. Bars are 95% intervals (too wide rather than too "
         "narrow: both lists' errors count as if independent); the line never rises with age.",
@@ -157,8 +157,8 @@ def costs(choice: Choice, found: Sequence[Earned]) -> Chart:
     return Chart(
         key="cost",
         title=f"{label} by the cost of training",
-        note="Training behind the first step, which all policies share; further left is cheaper, "
-        "further up better. Bars are 95% intervals over steps: what other weeks could have given.",
+        note="Training after the first step, which all policies share; further left is cheaper, "
+        "further up better. Bars are 95% intervals over steps.",
         description=f"{label} by seconds of training: "
         + ", ".join(f"{one.name} {written(one.value)} for {one.seconds:,.0f} s" for one in found),
         spec=cost_chart(points, colors, x_title="training, all models (s)", y_title=label),
@@ -221,8 +221,8 @@ def leads(choice: Choice, lead: Lead) -> Chart:
     return Chart(
         key="blend",
         title=f"The served list against the best source of each step, policy {choice.policy}",
-        note=f"Difference of {label}, paired by query; below 0 the source that turned out best was "
-        "ahead. Bands are 95% intervals.",
+        note=f"Difference of {label}, paired by query; below 0 the best source of the step was "
+        "above it. Bands are 95% intervals.",
         description=f"Lead of the served list in {label} on {len(bands)} steps.",
         spec=banded_lines(
             bands, {"lead": color_of(0)}, x_title=X_TIME, y_title=f"difference of {label}"

@@ -117,21 +117,18 @@ def words_of(ageing: Ageing) -> list[str]:
     lines = []
     if found:
         parts = ", ".join(f"{name} {share:.1%}" for name, _, share in found)
-        lines.append(
-            f"What stale models cost, of the quality of models that are {_made(ageing.fresh)}: "
-            f"{parts}."
-        )
+        lines.append(f"Loss in quality by age, against models {_made(ageing.fresh)}: {parts}.")
     if found and youngest > found[0][1]:
         lines.append(
-            f"The youngest age that was measured is {youngest:,.1f} days; below it the loss is "
-            "taken to grow evenly. Shorter steps (backtest.step_days) measure it."
+            f"The lowest age measured is {youngest:,.1f} days; below it the loss is interpolated "
+            "linearly. Use shorter steps (backtest.step_days) to measure it."
         )
     days = ageing.days_to_lose(LOST)
-    when = "a tenth is lost at no age that was measured"
+    when = "the loss reaches 10% at no measured age"
     if days is not None:
-        when = f"a tenth is lost after {days:,.0f} days"
+        when = f"the loss reaches 10% after {days:,.0f} days"
     lost = 1 - ageing.kept(ageing.oldest)
-    lines.append(f"Models that are {ageing.oldest:,.0f} days old have lost {lost:.1%}; {when}.")
+    lines.append(f"Models {ageing.oldest:,.0f} days old have lost {lost:.1%}; {when}.")
     return lines
 
 

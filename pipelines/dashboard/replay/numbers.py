@@ -1,4 +1,4 @@
-"""What backtests earned: quality beside cost, the lead over peers and over the best source."""
+"""Quality and training time of policies, the lead over peers and over the best source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR = 3_600.0
 
 
 class Earned(NamedTuple):
-    """What a policy earned, and what it took."""
+    """Quality and training time of a policy."""
 
     name: str
     policy: str

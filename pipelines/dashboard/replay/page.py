@@ -1,4 +1,4 @@
-"""The page Replay: what retraining would have earned, how models age, and what both cost."""
+"""The page Replay: quality and cost of retraining policies, and quality by age of the models."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _over_time(choice: Choice) -> Section:
     return Section(
         key="time",
         title="Quality over time",
-        note="Models know what came before a step; its queries are what users did in it.",
+        note="Models are trained on the events before a step and evaluated on the events in it.",
         blocks=[figures.by_policy(choice), figures.by_source(choice)],
     )
 
@@ -142,8 +142,8 @@ def _ageings(choice: Choice) -> dict[str, Ageing]:
 def _freshness(choice: Choice, ageings: dict[str, Ageing]) -> Section:
     if not ageings:
         words = (
-            "How models age is not known: that needs a policy that retrains (full or incremental) "
-            "beside never, with at least two steps. backtest.policies says which are replayed."
+            "Quality by age needs a policy that retrains (full or incremental) beside never, with "
+            "at least two steps; set backtest.policies."
         )
         return Section(key="freshness", title="Freshness", blocks=[Words(lines=[words])])
     several = len(ageings) > 1
@@ -202,7 +202,7 @@ def _costs(choice: Choice, found: Sequence[Earned]) -> Section:
     return Section(
         key="cost",
         title="Cost",
-        note="Seconds are those of the machine that replayed.",
+        note="Training time was measured on the machine that ran the backtest.",
         blocks=[figures.costs(choice, found), table],
     )
 
@@ -220,8 +220,8 @@ def _slices(choice: Choice) -> Section:
             Table(
                 key="slices",
                 title=f"Slices by policy: {'served list' if choice.row == SERVED else choice.row}",
-                note=f"{metric_label(choice.metric)} over the queries of all steps. A query of new "
-                "items has one that no model knew, and all miss it.",
+                note=f"{metric_label(choice.metric)} over the queries of all steps. New items "
+                "have no event before the step, so no list can contain them.",
                 columns=(
                     Column(label="queries of"),
                     *(
@@ -245,7 +245,7 @@ def _peers(context: Context, choice: Choice) -> Section:
         best = (whole or gaps)[0]
         lines = [
             f"The best peer, {best.peer}, has {best.value:.4f}; the served list is "
-            f"{'ahead' if best.difference >= 0 else 'behind'} by {abs(best.difference):.4f} "
+            f"{'above' if best.difference >= 0 else 'below'} it by {abs(best.difference):.4f} "
             f"(95% interval {best.low:+.4f} to {best.high:+.4f}, {best.num_steps} steps)."
         ]
         blocks += [Words(lines=lines), figures.peers(choice, gaps)]
@@ -257,7 +257,7 @@ def _peers(context: Context, choice: Choice) -> Section:
     return Section(
         key="peers",
         title="Peers on the same queries",
-        note="Models from elsewhere, given the same events and judged on the same queries.",
+        note="Models of other libraries, same training events, same queries.",
         blocks=blocks,
     )
 
@@ -266,17 +266,17 @@ def _blend(choice: Choice) -> Section:
     lead = lead_of(choice)
     if lead is None or not lead.steps:
         return Section(key="blend", title="The blend against its best source", blocks=[])
-    side = "ahead of" if lead.difference >= 0 else "behind"
+    side = "above" if lead.difference >= 0 else "below"
     below = [one.step for one in lead.steps if one.difference < -one.error]
     words = (
         f"Over all steps the served list is {side} its best source, {model_label(lead.member)}, by "
         f"{abs(lead.difference):.4f} (\u00b1 {TWO_SIDED * lead.error:.4f}); "
         + (
-            f"on {len(below)} of {len(lead.steps)} steps a source was ahead by more than a "
-            "standard error."
+            f"on {len(below)} of {len(lead.steps)} steps a source was above it by more than "
+            "one standard error."
             if below
-            else f"on none of {len(lead.steps)} steps was a source ahead by more than a standard "
-            "error."
+            else f"on none of {len(lead.steps)} steps was a source above it by more than one "
+            "standard error."
         )
     )
     return Section(

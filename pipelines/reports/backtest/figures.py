@@ -38,7 +38,7 @@ def figures_of(document: Document) -> dict[str, list[Figure]]:
                 document,
                 [*policies, *peers],
                 "policies",
-                "Served lists over time, and the best peers",
+                "The served list of each policy over time, and the best peers",
             ),
             *freshness(document),
         ],
@@ -47,7 +47,7 @@ def figures_of(document: Document) -> dict[str, list[Figure]]:
                 document,
                 members[:MAX_LINES],
                 "members",
-                f"The served list and its members, policy {first}",
+                f"The served list and its sources, policy {first}",
             )
         ],
     }
@@ -82,13 +82,13 @@ def lines_figure(document: Document, names: Names, key: str, title: str) -> Figu
     return Figure(
         key=key,
         title=title,
-        note="Bands reach one standard error over queries to each side.",
-        description=f"{metric_label(metric)} of {', '.join(colors)} by the step's begin.",
+        note="Bands: ± one standard error over queries.",
+        description=f"{metric_label(metric)} of {', '.join(colors)} by the step's start.",
         spec=banded_lines(
-            bands, colors, x_title="begin of the step (UTC)", y_title=metric_label(metric)
+            bands, colors, x_title="start of the step (UTC)", y_title=metric_label(metric)
         ),
         legend=colors,
-        columns=("step", "begin", "list", metric_label(metric), "standard error"),
+        columns=("step", "start", "list", metric_label(metric), "standard error"),
         rows=rows,
     )
 
@@ -107,20 +107,20 @@ def freshness(document: Document) -> list[Figure]:
         points,
         colors,
         x_title="age of the models, days",
-        y_title="share of fresh models' quality",
+        y_title="quality relative to fresh models",
         y_format=".0%",
         from_zero=True,
     )
     return [
         Figure(
             key="freshness",
-            title="How models age",
-            note="The served list of models that are never retrained, relative to the one of "
-            "models retrained before every step.",
-            description="Share of fresh models' quality by the age of the models.",
+            title="Quality by age of the models",
+            note="The served list of models that are never retrained, relative to that of models "
+            "retrained before every step.",
+            description="Quality relative to fresh models by the age of the models.",
             spec=spec,
             legend={},
-            columns=("step", "age, days", "share"),
+            columns=("step", "age, days", "relative quality"),
             rows=[(str(step), f"{age:,.1f}", percent(share)) for step, age, share in ages],
         )
     ]

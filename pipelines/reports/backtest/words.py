@@ -1,4 +1,4 @@
-"""A backtest in words: what retraining would have earned, and which line is the top one."""
+"""A backtest in words: what retraining is worth, and how the served list compares."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def words_of(document: Document) -> list[str]:
 
 
 def freshness_words(document: Document) -> list[str]:
-    """Say what each policy earned, against the freshest."""
+    """Compare each policy with retraining before every step."""
     rows = {one["policy"]: one for one in served_rows(document)}
     if "full" not in rows or len(rows) < 2:
         return []
@@ -76,11 +76,12 @@ def freshness_words(document: Document) -> list[str]:
         share = fit_seconds(document, policy) / cost if cost else 0.0
         relative = f"{value / full - 1:+.1%}" if full else "no comparison"
         parts.append(
-            f"{POLICY_NAMES[policy]} it has {value:.4f} ({relative}, at {share:.0%} of the cost)"
+            f"{value:.4f} if {POLICY_NAMES[policy]} ({relative}, with {share:.0%} of the training "
+            "time)"
         )
     return [
-        f"From {first['begin'][:10]} to {last['end'][:10]}, in {len(document['steps'])} steps, the "
-        f"served list has {metric} {full:.4f} where its models are "
+        f"{metric} of the served list, mean of {len(document['steps'])} steps from "
+        f"{first['begin'][:10]} to {last['end'][:10]}: {full:.4f} if models are "
         f"{POLICY_NAMES['full']}; {'; '.join(parts)}.",
         *age_words(document),
     ]
@@ -93,8 +94,11 @@ def age_words(document: Document) -> list[str]:
         return []
     _, age, share = ages[-1]
     half = next((days for _, days, one in ages if one < 0.9), None)
-    early = "" if half is None else f" A tenth is lost after {half:,.0f} days."
-    return [f"Models that are {age:,.0f} days old keep {share:.0%} of what fresh ones have.{early}"]
+    early = "" if half is None else f" The loss first exceeds 10% at {half:,.0f} days."
+    return [
+        f"Models {age:,.0f} days old reach {share:.0%} of the "
+        f"{metric_label(document['metric'])} of freshly trained ones.{early}"
+    ]
 
 
 def relative_to_full(document: Document, policy: str) -> list[tuple[int, float, float]]:
@@ -115,25 +119,25 @@ def relative_to_full(document: Document, policy: str) -> list[tuple[int, float, 
 
 
 def lead_words(document: Document) -> list[str]:
-    """Say whether the served list is the top line of its members."""
+    """Compare the served list with its best source."""
     found = []
     for lead in document["leads"][:1]:
         below = [one["step"] for one in lead["steps"] if one["difference"] < -one["standard_error"]]
         high = TWO_SIDED * lead["standard_error"]
         text = (
-            f"The served list is {'ahead of' if lead['difference'] >= 0 else 'behind'} its best "
-            f"member, {model_label(lead['member'])}, by {abs(lead['difference']):.4f} "
-            f"(± {high:.4f})"
+            f"The served list is {'above' if lead['difference'] >= 0 else 'below'} its best "
+            f"single source, {model_label(lead['member'])}, by {abs(lead['difference']):.4f} "
+            f"(95% interval ± {high:.4f})"
         )
         if below:
             text += (
                 f"; on {len(below)} of {len(lead['steps'])} steps "
-                f"({', '.join(map(str, below))}) the member that turned out best was ahead by "
-                "more than a standard error"
+                f"({', '.join(map(str, below))}) the best source of that step was above it by more "
+                "than one standard error"
             )
         else:
             text += (
-                f"; on none of {len(lead['steps'])} steps was any member ahead by more than a "
+                f"; on none of {len(lead['steps'])} steps was a source above it by more than one "
                 "standard error"
             )
         found.append(text + ".")
@@ -146,17 +150,17 @@ def peer_words(document: Document) -> list[str]:
     if not served or not peers:
         return []
     ours, best = value_of(document, served[0]), value_of(document, peers[0])
-    ratio = f", {ours / best:.2f} times as much" if best > 0 else ""
+    ratio = f" ({ours / best:.2f} times)" if best > 0 else ""
     return [
-        f"The best of {len(peers)} peers on the same queries, {peers[0]['row']}, has {best:.4f}; "
-        f"the served list has {ours:.4f}{ratio}."
+        f"Best of {len(peers)} models of other libraries (peers) on the same queries: "
+        f"{peers[0]['row']} with {best:.4f}; the served list has {ours:.4f}{ratio}."
     ]
 
 
 def lines_of(document: Document) -> list[str]:
     """Write the end of the command: a table, then the words."""
     metrics = list(document["summary"][0]["metrics"])
-    head = ["policy", "list", *(metric_label(name) for name in metrics), "seconds to fit"]
+    head = ["policy", "list", *(metric_label(name) for name in metrics), "training, s"]
     rows = [
         [
             one["policy"],

@@ -57,13 +57,13 @@ def test_the_command_ends_with_words_a_document_and_a_page(tmp_path):
     write_events(tmp_path, log_of_days())
     code, printed, said = run("--config", shop(tmp_path), "--workspace", tmp_path / "run")
     assert code == 0, said
-    assert "never retrained it has" in printed
+    assert "if never retrained" in printed
     assert "full" in said
     assert "incremental" in said
     folder = tmp_path / "run" / "backtest"
     document = json.loads((folder / "backtest.json").read_text())
     assert [step["number"] for step in document["steps"]] == [1, 2, 3]
-    assert "What each policy earned" in (folder / "backtest.html").read_text()
+    assert "Quality and cost by policy" in (folder / "backtest.html").read_text()
     # A second call finds everything done.
     marks = {path: path.stat().st_mtime_ns for path in folder.glob("steps/*/*.json")}
     code, printed, _ = run(

@@ -168,7 +168,7 @@ def test_stale_models_lose_a_hundredth_a_day(tmp_path: Path) -> None:
     page = build(context, Query.of())
     said = " ".join(line for words in blocks_of(page.blocks, Words) for line in words.lines)
     assert "a day 1.0%, a week 7.0%" in said
-    assert "a tenth is lost after 10 days" in said
+    assert "the loss reaches 10% after 10 days" in said
 
 
 def test_a_fitted_line_never_rises() -> None:
@@ -217,7 +217,7 @@ def test_peers_are_paired_by_step(tmp_path: Path) -> None:
     assert 0.09 <= float(str(peer[3])) <= 0.094 <= float(str(peer[4])) <= 0.1
     said = " ".join(line for words in blocks_of(page.blocks, Words) for line in words.lines)
     assert "als, 1 step: out of memory" in said
-    assert "on 1 of 5 steps a source was ahead" in said
+    assert "on 1 of 5 steps a source was above it" in said
 
 
 def test_backtests_of_one_data_stand_side_by_side(tmp_path: Path) -> None:

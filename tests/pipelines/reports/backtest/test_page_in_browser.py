@@ -43,6 +43,6 @@ def test_hostile_names_are_only_text(open_page):
 
 def test_without_scripts_every_number_is_there(open_page):
     page = open_page(java_script_enabled=False)
-    assert "0.2000" in page.inner_text("#earned")
+    assert "0.2000" in page.inner_text("#policies")
     assert "2026-01-04" in page.inner_text("#steps")
     assert "failed on step 1, 2, 3, 4" in page.inner_text("#peers")

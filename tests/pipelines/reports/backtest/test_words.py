@@ -6,24 +6,25 @@ from pipelines.reports.backtest.words import fit_seconds, lines_of, relative_to_
 from tests.pipelines.reports.backtest.document import document
 
 
-def test_words_say_what_each_policy_earned_and_what_ages():
-    earned, aged, lead, peers = words_of(document())
-    assert earned == (
-        "From 2026-01-01 to 2026-01-05, in 4 steps, the served list has NDCG@10 0.2000 where its "
-        "models are retrained before every step; never retrained it has 0.1600 (-20.0%, at 0% of "
-        "the cost)."
+def test_words_compare_policies_ages_sources_and_peers():
+    policies, aged, lead, peers = words_of(document())
+    assert policies == (
+        "NDCG@10 of the served list, mean of 4 steps from 2026-01-01 to 2026-01-05: 0.2000 if "
+        "models are retrained before every step; 0.1600 if never retrained (-20.0%, with 0% of the "
+        "training time)."
     )
     assert aged == (
-        "Models that are 30 days old keep 50% of what fresh ones have. "
-        "A tenth is lost after 20 days."
+        "Models 30 days old reach 50% of the NDCG@10 of freshly trained ones. "
+        "The loss first exceeds 10% at 20 days."
     )
     assert lead == (
-        "The served list is ahead of its best member, EASE, by 0.0325 (± 0.0098); on 1 of 4 steps "
-        "(3) the member that turned out best was ahead by more than a standard error."
+        "The served list is above its best single source, EASE, by 0.0325 (95% interval ± 0.0098); "
+        "on 1 of 4 steps (3) the best source of that step was above it by more than one standard "
+        "error."
     )
     assert peers == (
-        "The best of 1 peers on the same queries, EASE (numpy), has 0.1000; the served list has "
-        "0.2000, 2.00 times as much."
+        "Best of 1 models of other libraries (peers) on the same queries: EASE (numpy) with "
+        "0.1000; the served list has 0.2000 (2.00 times)."
     )
 
 
@@ -76,7 +77,7 @@ def test_slices_are_means_over_queries_and_failures_are_collected():
 def test_the_command_ends_with_a_table_and_the_words():
     made = document()
     lines = lines_of({**made, "words": words_of(made)})
-    assert lines[0].split() == ["policy", "list", "NDCG@10", "Recall@10", "seconds", "to", "fit"]
+    assert lines[0].split() == ["policy", "list", "NDCG@10", "Recall@10", "training,", "s"]
     assert lines[1].split() == ["full", "served", "0.2000", "0.4000", "0.0"]
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[-5:] == ["", *words_of(made)]
