@@ -69,9 +69,10 @@ def rows_of_steps(parts: Parts) -> Iterator[Row]:
         others = parts.get((part, arrays, True), {})
         for name, one in ours.items():
             other = others.get(name)
-            more = f", {one['launches']:.0f} kernels, busy {one['busy_ms']:.2f} ms"
             if part == "world":
                 more = f", {one['steps_a_pass']} steps a pass"
+            else:
+                more = f", {one['launches']:.0f} kernels, busy {one['busy_ms']:.2f} ms"
             yield Row(
                 name=f"{arrays or '10M events'}, {name}: a step{more}",
                 value=round(one["step_ms"], 2),
