@@ -43,14 +43,24 @@ class TorchrunConfig(ShardingConfig):
             )
 
 
-def check_engine(engine: Engine) -> None:
-    """Refuse an engine that is not there.
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Which Ray cluster works, and how many tasks at a time.
 
     Raises:
-        ValueError: Says which are.
+        ValueError: A number is out of its range.
     """
-    if engine == "ray":
-        raise ValueError(
-            'engine = "ray" is not there yet; use engine = "local", or engine = "torchrun" for '
-            "several GPUs or processes of one machine"
-        )
+
+    address: str | None = None
+    """Of a cluster that runs (``host:6379``); None takes RAY_ADDRESS, else starts one here."""
+    tasks_at_once: int = 0
+    """Tasks that run at a time; 0 takes one a processor of the cluster."""
+    retries: int = 3
+    """How often a task is run again whose worker or node was lost."""
+
+    def __post_init__(self) -> None:
+        if self.tasks_at_once < 0 or self.retries < 0:
+            raise ValueError(
+                f"tasks_at_once and retries must be >= 0, got {self.tasks_at_once} and "
+                f"{self.retries}"
+            )

@@ -21,7 +21,7 @@ from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.auto import AutoConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
-from pipelines.config.engine import Engine, TorchrunConfig, check_engine
+from pipelines.config.engine import Engine, RayConfig, TorchrunConfig
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.release import ReleaseConfig as ReleaseConfig
@@ -224,9 +224,10 @@ class RunConfig:
     workspace: Path
     seed: int = 0
     engine: Engine = "local"
-    """Where the training stages work: in this process, or on several (``torchrun``). No artefact
-    depends on it."""
+    """Where work is done: in this process; training stages on several (``torchrun``); preparation
+    and batch scoring as tasks on a cluster (``ray``). No artefact depends on it."""
     torchrun: TorchrunConfig = field(default_factory=TorchrunConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     auto: AutoConfig = field(default_factory=AutoConfig)
     data: DataConfig = field(default_factory=DataConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
@@ -262,7 +263,6 @@ class RunConfig:
     monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
 
     def __post_init__(self) -> None:
-        check_engine(self.engine)
         if self.makes_ids_of_behaviour() and not self.sequence_training.enabled:
             raise ValueError(
                 'semantic_ids.source = "sequence" needs a sequence model: set '

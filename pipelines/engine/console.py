@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from pipelines.engine.errors import (
     AlarmError,
+    ClusterError,
     RankLostError,
     RefusedError,
     UnstableTrainingError,
@@ -48,6 +49,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     UnstableTrainingError: 70,
     MemoryError: 71,
     RankLostError: 72,
+    ClusterError: 72,
     ValueError: 2,
     OSError: 74,
     KeyboardInterrupt: 130,

@@ -19,5 +19,9 @@ class AlarmError(RuntimeError):
     """A check of the data or of what is served raised an alarm; the command exits with code 5."""
 
 
+class ClusterError(RuntimeError):
+    """A Ray cluster is not there, or lost a task for good; the command exits with code 72."""
+
+
 class RankLostError(RuntimeError):
     """A process of a training on several ended or fell behind; the command exits with code 72."""

@@ -30,6 +30,8 @@ from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
 
+ON_RAY = ("build_features",)
+"""Stages that hand tasks to a Ray cluster."""
 WORK = "pipelines.cli.rank"
 """Module that is one rank; above this room, because it knows all stages."""
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
@@ -92,6 +94,8 @@ def called(stage: Stage, context: StageContext) -> StageRows:
 
 def engine_of(stage: Stage, config: RunConfig) -> dict[str, Any]:
     """Say for run.json where a stage worked."""
+    if config.engine == "ray" and stage.name in ON_RAY:
+        return {"engine": "ray"}
     if not stage.on_ranks(config) or config.engine != "torchrun":
         return {"engine": "local"}
     return {"engine": config.engine, "ranks": num_ranks(config)}

@@ -11,6 +11,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import forgotten_users, list_path
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import StageContext, StageRows
+from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.exported import parts_of
 
 NO_VALUES = {"value": ""}
@@ -52,7 +53,14 @@ def features_config(config: RunConfig) -> FeaturesConfig:
 
 def build_features(context: StageContext) -> StageRows:
     """Build the features artefact; what was left out and why goes into its report.json."""
-    report = build(features_config(context.config), context.output, memory=free_memory())
+    config = features_config(context.config)
+    if context.config.engine == "ray":
+        # Paths on other machines are whole ones.
+        with ray_cluster(context.config.ray) as run:
+            out = context.output.absolute()
+            report = build(config, out, run=run, workers=run.workers, memory=free_memory())
+    else:
+        report = build(config, context.output, memory=free_memory())
     return StageRows(
         rows_in=report.rows_in,
         rows_out=report.events,

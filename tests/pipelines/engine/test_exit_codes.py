@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pipelines.engine.console import EXIT_CODES, PlainErrors
 from pipelines.engine.errors import (
     AlarmError,
+    ClusterError,
     RankLostError,
     RefusedError,
     UnstableTrainingError,
@@ -26,6 +27,7 @@ ERRORS = {
     "unstable": (UnstableTrainingError("not finite"), 70),
     "memory": (MemoryError("out of memory"), 71),
     "rank": (RankLostError("rank 1 of 2"), 72),
+    "cluster": (ClusterError("nothing answers"), 72),
     "disk": (OSError(28, "No space left on device"), 74),
     "busy": (WorkspaceBusyError("in use"), 75),
     "interrupted": (KeyboardInterrupt(), 130),

@@ -1,0 +1,212 @@
+"""Tasks on a Ray cluster: the same functions, the same files, other machines.
+
+The one place that knows Ray. A task is a function of a module and plain values; what it writes
+depends on the task alone, so a lost one is simply run again elsewhere, and a run ends with the same
+bytes on any number of machines. All machines see the data and the workspace at the same paths, and
+have the same versions.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pipelines.config.engine import RayConfig
+from pipelines.engine.console import log
+from pipelines.engine.errors import ClusterError
+
+Part = TypeVar("Part")
+Result = TypeVar("Result")
+COMPARED = ("recsys-platform", "polars", "numpy", "torch", "ray")
+"""Libraries that have to be of one version on all nodes."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Nothing is told to anybody."""
+
+
+@contextmanager
+def ray_cluster(config: RayConfig) -> Iterator[RayRunner]:
+    """Join the cluster at ``config.address``, or start one on this machine until the block ends.
+
+    Raises:
+        ValueError: Ray is not installed, or the nodes have different versions.
+        ClusterError: Nothing answers at the address.
+    """
+    if find_spec("ray") is None:
+        raise ValueError(
+            'engine = "ray" needs Ray, which is not installed; install the extra: '
+            "pip install 'recsys-platform[ray]'"
+        )
+    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    import ray
+
+    own = not ray.is_initialized()
+    if own:
+        _join(config)
+    try:
+        runner = RayRunner(config)
+        check_versions(runner.versions())
+        log.print(runner.log_line(), soft_wrap=True)
+        yield runner
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _join(config: RayConfig) -> None:
+    import ray
+
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        ray.init(include_dashboard=False, num_cpus=config.tasks_at_once or None, **options)
+        return
+    _check_answers(address)
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"the Ray cluster at {address} cannot be joined: {error}") from error
+
+
+def _check_answers(address: str, seconds: float = 5.0) -> None:
+    """Find out soon that nobody is there: Ray itself waits for minutes.
+
+    Raises:
+        ClusterError: Nothing answers.
+    """
+    place = urlsplit(address if "//" in address else f"//{address}")
+    if place.hostname is None or place.port is None:
+        return
+    try:
+        socket.create_connection((place.hostname, place.port), timeout=seconds).close()
+    except OSError as error:
+        raise ClusterError(
+            f"nothing answers at {address} ({error}); start a cluster with `ray start --head`, "
+            "correct ray.address, or leave it out for one on this machine"
+        ) from error
+
+
+class RayRunner:
+    """Applies a function to tasks on the cluster and hands the results back in order.
+
+    A task whose worker or node is lost is run again, at most ``config.retries`` times.
+    """
+
+    def __init__(self, config: RayConfig) -> None:
+        import ray
+
+        self._ray, self._config = ray, config
+        self.nodes = {
+            node["NodeID"]: str(node["NodeManagerHostname"])
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        """Host of each node, by its id."""
+        cpus = int(ray.cluster_resources().get("CPU", 1))
+        self.workers = config.tasks_at_once or max(1, cpus)
+        """Tasks that run at a time."""
+
+    def __call__(
+        self, function: Callable[[Part], Result], tasks: Iterable[Part], /
+    ) -> Iterator[Result]:
+        """Run tasks.
+
+        Raises:
+            ClusterError: A task was lost more often than is retried.
+            Exception: What the function raised; names the node in its notes.
+        """
+        remote = self._ray.remote(num_cpus=1, max_retries=self._config.retries)(_on_a_node)
+        pending: deque[Any] = deque()
+        for task in tasks:
+            if len(pending) == 2 * self.workers:
+                yield self._result(pending.popleft())
+            pending.append(remote.remote(function, task))
+        while pending:
+            yield self._result(pending.popleft())
+
+    def _result(self, reference: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            outcome = self._ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.cause from None
+        except errors.RayError as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+            raise ClusterError(
+                f"a task was lost {self._config.retries + 1} times: {first}. A worker that is "
+                "ended again and again often has too little memory: lower ray.tasks_at_once. Run "
+                "the same command again; finished stages are kept"
+            ) from error
+        if "error" not in outcome:
+            return outcome["result"]
+        raised: Exception = outcome["error"]
+        raised.add_note(f"on node {outcome['node']}")
+        raise raised
+
+    def versions(self) -> list[Mapping[str, str]]:
+        """Ask every node for the versions of what it runs."""
+        strategies = self._ray.util.scheduling_strategies
+        remote = self._ray.remote(num_cpus=0)(own_versions)
+        found = []
+        for node in self.nodes:
+            place = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+            found.append(remote.options(scheduling_strategy=place).remote())
+        return [dict(one) for one in self._ray.get(found)]
+
+    def log_line(self) -> str:
+        """Say in a line where tasks run."""
+        hosts = ", ".join(sorted(set(self.nodes.values())))
+        return f"ray: {len(self.nodes)} nodes ({hosts}), {self.workers} tasks at a time"
+
+
+def _on_a_node(function: Callable[[Part], Result], task: Part) -> dict[str, Any]:
+    """Run one task where Ray has put it; its error comes back with the node's name."""
+    node = platform.node()
+    try:
+        return {"node": node, "result": function(task)}
+    except FileNotFoundError as error:
+        named = error.filename or str(error)
+        missing = FileNotFoundError(
+            f"{named} is not on node {node}: put the data and the workspace on storage that all "
+            "nodes see at the same paths, or run without this node"
+        )
+        return {"node": node, "error": missing}
+    except (ValueError, OSError, MemoryError) as error:
+        return {"node": node, "error": error}
+
+
+def own_versions() -> dict[str, str]:
+    """Name this process's machine, Python, libraries and code."""
+    found = {"node": platform.node(), "python": platform.python_version()}
+    for name in COMPARED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def check_versions(everyone: Iterable[Mapping[str, str]]) -> None:
+    """Refuse nodes whose libraries differ: what they write would.
+
+    Raises:
+        ValueError: Names the nodes and the versions.
+    """
+    found = list(everyone)
+    for name in found[0] if found else ():
+        versions: dict[str, list[str]] = {}
+        for one in found:
+            versions.setdefault(one[name], []).append(one["node"])
+        if name != "node" and len(versions) > 1:
+            where = "; ".join(f"{what} on {', '.join(on)}" for what, on in sorted(versions.items()))
+            raise ValueError(
+                f"the nodes of the Ray cluster have different versions of {name}: {where}. "
+                "Install the same lock file on all of them"
+            )

@@ -1,0 +1,165 @@
+"""Tasks on two Ray nodes: the same bytes as here, with a node killed midway."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from features.build import build_features
+from pipelines.config.engine import RayConfig
+from pipelines.engine.errors import ClusterError
+from pipelines.executor.ray_cluster import RayRunner, check_versions, ray_cluster
+from pipelines.presets.resolve import resolve
+from pipelines.stages.build_features import features_config
+from tests.conftest import TINY_SHOP
+from tests.recsys.testing.synthetic import markov_world, write_csv
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[object]:
+    """Two nodes of one processor each on this machine; its address is RAY_ADDRESS meanwhile."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Workers find the tests' functions as this process does.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        made = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        made.add_node(num_cpus=1)
+        patch.setenv("RAY_ADDRESS", made.address)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny shop whose events lie in three files."""
+    folder = tmp_path_factory.mktemp("shop")
+    write_csv(markov_world(num_users=120, num_items=40, seed=1), folder)
+    lines = (folder / "events.csv").read_text().splitlines()
+    third = len(lines) // 3
+    for number in range(3):
+        end = None if number == 2 else (number + 1) * third
+        part = lines[1:][number * third : end]
+        (folder / f"events-{number}.csv").write_text("\n".join([lines[0], *part]) + "\n")
+    files = ", ".join(f'"events-{number}.csv"' for number in range(3))
+    text = TINY_SHOP.replace('events = "events.csv"', f"events = [{files}]")
+    (folder / "shop.toml").write_text(text + "\n[tracking]\nenabled = false\n")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def dies_once(task: tuple[int, str]) -> int:
+    """End the worker of one task, the first time."""
+    number, folder = task
+    marker = Path(folder) / "died"
+    if number == 3 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def slow(task: tuple[int, str]) -> str:
+    """Say which process worked, and be at it for a moment."""
+    number, folder = task
+    (Path(folder) / f"begun-{number}").touch()
+    time.sleep(0.5)
+    return ray.get_runtime_context().get_node_id()
+
+
+def always_dies(_: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def reads(path: str) -> str:
+    return Path(path).read_text()
+
+
+def refuses(number: int) -> int:
+    raise ValueError(f"{number} is no price")
+
+
+def test_results_come_in_order_and_a_lost_worker_is_replaced(cluster, tmp_path: Path) -> None:
+    with ray_cluster(RayConfig()) as run:
+        assert len(run.nodes) == 2
+        assert run.workers == 2
+        assert list(run(square, range(9))) == [number**2 for number in range(9)]
+        tasks = [(number, str(tmp_path)) for number in range(6)]
+        assert list(run(dies_once, tasks)) == [number**2 for number in range(6)]
+    assert (tmp_path / "died").exists()
+
+
+def test_errors_name_what_and_where(cluster, tmp_path: Path) -> None:
+    with ray_cluster(RayConfig(retries=0)) as run:
+        with pytest.raises(ValueError, match="3 is no price") as found:
+            list(run(refuses, [3]))
+        assert found.value.__notes__[0].startswith("on node ")
+        with pytest.raises(FileNotFoundError, match=r"gone\.csv is not on node .*same paths"):
+            list(run(reads, [str(tmp_path / "gone.csv")]))
+        with pytest.raises(ClusterError, match=r"a task was lost 1 times: .*tasks_at_once"):
+            list(run(always_dies, [1]))
+
+
+def test_preparation_on_the_cluster_has_the_bytes_of_preparation_here(
+    cluster, shop: Path, tmp_path: Path
+) -> None:
+    config = features_config(resolve(shop / "shop.toml", preset=None, assignments=[]))
+    build_features(config, tmp_path / "here")
+    with ray_cluster(RayConfig()) as run:
+        build_features(config, tmp_path / "there", run=run, workers=run.workers)
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_a_node_that_is_killed_costs_nothing_but_time(cluster, tmp_path: Path) -> None:
+    """The second node goes while its tasks run; the first does them."""
+    second = cluster.worker_nodes and sorted(cluster.worker_nodes, key=str)[0]
+    run = RayRunner(RayConfig())
+    found = run(slow, [(number, str(tmp_path)) for number in range(8)])
+    first = next(found)
+    cluster.remove_node(second, allow_graceful=False)
+    rest = list(found)
+    assert len([first, *rest]) == 8
+    assert len({path.name for path in tmp_path.glob("begun-*")}) == 8
+    assert set(rest[-3:]) == {ray.get_runtime_context().get_node_id()}
+
+
+def test_an_address_where_nothing_answers_is_refused_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    wrong = RayConfig(address="127.0.0.1:9")
+    words = r"nothing answers at 127\.0\.0\.1:9 .*ray start --head"
+    with pytest.raises(ClusterError, match=words), ray_cluster(wrong):
+        pass
+
+
+def test_nodes_of_different_versions_are_refused() -> None:
+    one = {"node": "a", "python": "3.11.7", "polars": "2.1.0"}
+    check_versions([one, {**one, "node": "b"}])
+    with pytest.raises(ValueError, match=r"versions of polars: 2\.0\.9 on c; 2\.1\.0 on a, b\."):
+        check_versions([one, {**one, "node": "b"}, {**one, "node": "c", "polars": "2.0.9"}])
+
+
+def test_impossible_settings_are_refused() -> None:
+    for wrong in ({"tasks_at_once": -1}, {"retries": -1}):
+        with pytest.raises(ValueError, match="must be >= 0"):
+            RayConfig(**wrong)
