@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from pipelines.engine.stage import Stage
 
 EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a check refused,
-5 an alarm was raised, 70 training diverged, 71 out of memory, 72 a training process or cluster was lost,
-74 disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
+5 an alarm was raised, 70 training diverged, 71 out of memory, 72 a rank or a cluster was lost, 74
+disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
 
 app = typer.Typer(
     cls=PlainErrors,
