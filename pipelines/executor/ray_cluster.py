@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 COMPARED = ("recsys-platform", "polars", "numpy", "torch", "ray")
 """Libraries that have to be of one version on all nodes."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Nothing is told to anybody."""
+"""Ray sends no statistics of its use."""
 
 
 @contextmanager
