@@ -22,7 +22,7 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.retrieval.index import VectorIndex, index_of
+from recsys.retrieval.index import index_of
 from recsys.retrieval.index_recall import tuned_index
 from recsys.retrieval.sources import (
     IndexedSource,
@@ -31,6 +31,7 @@ from recsys.retrieval.sources import (
     Source,
     WeightsSource,
 )
+from recsys.retrieval.vector_index import VectorIndex
 
 NUM_TUNING_QUERIES = 300
 MAX_HISTORY = 200

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.retrieval.exact import check_queries, exact_top_k, is_selective, kernel_takes
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import build_index
+from recsys.retrieval.vector_index import VectorIndex
 
 GPU_SHARE = 0.5
 """Of a GPU's free memory that item vectors may take; models and group maxima need the rest."""
@@ -32,27 +32,6 @@ GPU_SHARE = 0.5
 LEAST_SHARE = 1e-2
 """Of the largest number of any vector that each vector's largest has to be, for half precision to
 tell the shortest vectors' scores apart."""
-
-
-class VectorIndex(Protocol):
-    """Item vectors that are searched by inner product; many threads may search."""
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def num_item_rows(self) -> int: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
-        """Find the k best items of each query [B, D] among those the mask allows, [B, k]."""
-        ...
-
-    def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
-        """Find the k best items of one query [D], which is on the host."""
-        ...
 
 
 class ExactIndex:

@@ -27,7 +27,7 @@ from recsys.kernels.choice import is_on
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_weights.model import ItemWeights
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch, check_scores
-from recsys.retrieval.index import VectorIndex
+from recsys.retrieval.vector_index import VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.trie import Trie
 

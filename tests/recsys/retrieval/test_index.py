@@ -10,7 +10,8 @@ from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.index import ExactIndex, VectorIndex, gpu_layout, halves_of, index_of
+from recsys.retrieval.index import ExactIndex, gpu_layout, halves_of, index_of
+from recsys.retrieval.vector_index import VectorIndex
 
 NUM_ROWS, DIM = 3_000, 16
 KINDS = ("exact", "flat", "ivf_sq8", "hnsw")
