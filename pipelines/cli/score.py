@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -49,6 +49,13 @@ Categories = Annotated[
 Where = Annotated[
     str | None, typer.Option(help="Only items with \"price < 50 and category in ['a', 'b']\".")
 ]
+Engine = Annotated[
+    Literal["local", "ray"], typer.Option(help="ray makes the parts on a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="host:port of the Ray cluster; RAY_ADDRESS, or one started here."),
+]
 MaxFailedShare = Annotated[
     float, typer.Option(help="Share of lists that may fail; the others are kept.")
 ]
@@ -70,6 +77,8 @@ def score(
         Profile, typer.Option(help="full also queries the generative model.")
     ] = "fast",
     workers: Annotated[int | None, typer.Option(help="Processes; one for each CPU.")] = None,
+    engine: Engine = "local",
+    address: Address = None,
     max_failed_share: MaxFailedShare = 0.01,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -88,6 +97,8 @@ def score(
       recsys score --users newsletter.csv --category Comedy --out newsletter
 
       recsys score --surface related --k 10
+
+      recsys score --engine ray --address 10.0.0.1:6379
     """
     from pipelines.scoring.request import ScoreRequest
     from pipelines.scoring.run import score as make_lists
@@ -104,6 +115,8 @@ def score(
     wanted: dict[str, object] = {"categories": categories, "where": where}
     chosen = {name: value for name, value in wanted.items() if value}
     request = ScoreRequest(
+        engine=engine,
+        address=address,
         bundle=str(path),
         out=str(to or path.parent.parent / "lists" / f"{path.name}-{surface}"),
         surface=surface,

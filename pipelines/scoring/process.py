@@ -18,7 +18,9 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines.engine.artifacts import MANIFEST
+from pipelines.engine.errors import ClusterError
 from pipelines.engine.stage import installed_version
+from pipelines.scoring import over_ray
 from pipelines.scoring.job import Job, key_of, keys_of, plan, write_manifest
 from pipelines.scoring.parts import Part, sweep
 from pipelines.scoring.request import ScoreRequest
@@ -55,13 +57,7 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
         write_manifest(out, job, {"complete": False})
     loaded = time.perf_counter()
     send_message(driver, {"lists_in_all": len(keys), "bundle": job.bundle})
-    workers = Workers(
-        Task(recommender, job, keys, out), driver, lambda message: send_message(driver, message)
-    )
-    before = os.times()
-    parts = workers.run(range(job.num_parts), request.workers)
-    after = os.times()
-    cpu = after.children_user + after.children_system - before.children_user
+    parts, cpu_seconds = make_parts(request, Task(recommender, job, keys, out), driver)
     described = summed(job, [parts[number] for number in range(job.num_parts)])
     failed_share = described["num_failed"] / job.num_keys
     described["complete"] = failed_share <= request.max_failed_share
@@ -74,9 +70,26 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
         "lists_made": sum(part.num_keys for part in made),
         "load_seconds": round(loaded - begun, 1),
         "seconds": round(time.perf_counter() - loaded, 1),
-        "cpu_seconds": round(cpu - before.children_system, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
         "unix_time": job.unix_time,
     }
+
+
+def make_parts(
+    request: ScoreRequest, task: Task, driver: socket.socket
+) -> tuple[dict[int, Part], float]:
+    """Make the parts here or on a Ray cluster; return them and the seconds of CPUs it took."""
+
+    def report(message: dict[str, Any]) -> None:
+        send_message(driver, message)
+
+    if request.engine == "ray":
+        return over_ray.make_parts(request, task.job, task.keys, report)
+    before = os.times()
+    parts = Workers(task, driver, report).run(range(task.job.num_parts), request.workers)
+    after = os.times()
+    user = after.children_user - before.children_user
+    return parts, user + after.children_system - before.children_system
 
 
 def summed(job: Job, parts: list[Part]) -> dict[str, Any]:
@@ -123,6 +136,8 @@ def run(driver: socket.socket) -> None:
         return
     except OSError as error:
         outcome = {"disk": str(error)}
+    except ClusterError as error:
+        outcome = {"cluster": str(error)}
     send_message(driver, outcome)
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.errors import WorkspaceBusyError
+from pipelines.engine.errors import ClusterError, WorkspaceBusyError
 from pipelines.engine.workspace import check_writable
 from pipelines.scoring.request import ScoreRequest
 from recsys.data.durable import locked
@@ -44,6 +44,7 @@ def score(
 
     Raises:
         ValueError: What is wrong with the bundle, the folder, the options, or too many lists.
+        ClusterError: Nodes of the Ray cluster were lost too often.
         WorkspaceBusyError: Another run works in the folder.
     """
     out = Path(request.out)
@@ -96,6 +97,8 @@ def _in_processes(
         raise ValueError(outcome["refused"])
     if "disk" in outcome:
         raise OSError(outcome["disk"])
+    if "cluster" in outcome:
+        raise ClusterError(outcome["cluster"])
     raise RuntimeError(
         f"the process that loads the bundle ended with code {process.returncode}; see above"
     )
