@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.benchmarks.peers import seeds
 from tests.benchmarks.peers.check_metrics import largest_differences, ours
 from tests.benchmarks.peers.counting import ease, popularity
 from tests.benchmarks.peers.environments import ENVIRONMENTS_OF_PEERS, commands
@@ -340,3 +341,19 @@ def test_a_peer_that_gives_no_score_lists_nothing(backtest):
         )
     )
     assert not nothing.lists(queries).any()
+
+
+def test_seeds_of_one_replay_stand_side_by_side_and_other_data_is_refused():
+    def of_seed(seed, value, data="a"):
+        row = {"policy": "full", "row": "served", "metrics": {"ndcg@10": value}}
+        return {"seed": seed, "data_digest": data, "steps": [1], "summary": [row]}
+
+    rows = {
+        row.name: row for row in seeds.rows_of([of_seed(0, 0.1), of_seed(1, 0.3)], 0.05, "peer")
+    }
+    assert rows["full.served: mean"].value == 0.2
+    assert rows["full.served: mean"].ratio == pytest.approx(4)
+    assert rows["full.served: sd"].value == round(0.02**0.5, 4)
+    assert rows["full.served: seed 1"].value == 0.3
+    with pytest.raises(ValueError, match="seed 1 replays other data"):
+        seeds.rows_of([of_seed(0, 0.1), of_seed(1, 0.3, "b")], 0.05, "peer")
