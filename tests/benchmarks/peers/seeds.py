@@ -84,12 +84,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", help="name of the result in results/peers")
+    parser.add_argument("--note", default="", help="a sentence below the rows")
     options = parser.parse_args()
     documents = [json.loads((one / "backtest.json").read_text()) for one in options.folders]
     backtest = Backtest(options.folders[0])
     peers = [line_of(backtest, name) for name in names_of(backtest) if name.startswith(PEER)]
     best = max(peers, key=lambda line: (line.num_steps, line.ndcg))
     rows, notes = rows_of(documents, best.ndcg, best.name), notes_of(documents)
+    notes += f"\n\n{options.note}" if options.note else ""
     if options.write:
         write_results(options.write, rows, notes=notes)
     else:
