@@ -27,8 +27,13 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 COMPARED = ("recsys-platform", "polars", "numpy", "torch", "ray")
 """Libraries that have to be of one version on all nodes."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Ray sends no statistics of its use."""
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_task_oom_retries": "3",
+}
+"""Ray sends no statistics of its use, and a task that lacks memory is not retried for ever."""
+SECONDS_TO_ANSWER = 60.0
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def ray_cluster(config: RayConfig) -> Iterator[RayRunner]:
             'engine = "ray" needs Ray, which is not installed; install the extra: '
             "pip install 'recsys-platform[ray]'"
         )
-    os.environ.update({name: os.environ.get(name, value) for name, value in QUIET.items()})
+    os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
     import ray
 
     own = not ray.is_initialized()
@@ -158,7 +163,14 @@ class RayRunner:
         for node in self.nodes:
             place = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
             found.append(remote.options(scheduling_strategy=place).remote())
-        return [dict(one) for one in self._ray.get(found)]
+        try:
+            return [dict(one) for one in self._ray.get(found, timeout=SECONDS_TO_ANSWER)]
+        except self._ray.exceptions.GetTimeoutError as error:
+            hosts = ", ".join(sorted(set(self.nodes.values())))
+            raise ClusterError(
+                f"not every node of the Ray cluster ({hosts}) answered within "
+                f"{SECONDS_TO_ANSWER:g} seconds; see `ray status`, and take a node out that hangs"
+            ) from error
 
     def log_line(self) -> str:
         """Say in a line where tasks run."""
@@ -178,7 +190,9 @@ def _on_a_node(function: Callable[[Part], Result], task: Part) -> dict[str, Any]
             "nodes see at the same paths, or run without this node"
         )
         return {"node": node, "error": missing}
-    except (ValueError, OSError, MemoryError) as error:
+    except ValueError as error:
+        return {"node": node, "error": ValueError(f"{error} (on node {node})")}
+    except (OSError, MemoryError) as error:
         return {"node": node, "error": error}
 
 
