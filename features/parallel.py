@@ -27,8 +27,14 @@ class Runner(Protocol):
     ) -> Iterator[Result]: ...
 
 
+THREADS = "RECSYS_TASK_THREADS"
+"""Variable of the environment by which a cluster says how many threads a task may use."""
+
+
 def num_cores() -> int:
     """Count the cores that this process may use, at most 8."""
+    if given := os.environ.get(THREADS):
+        return max(1, int(given))
     return min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
 
 

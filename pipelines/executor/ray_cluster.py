@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from features.parallel import THREADS
 from pipelines.config.engine import RayConfig
 from pipelines.engine.console import log
 from pipelines.engine.errors import ClusterError
@@ -127,7 +128,11 @@ class RayRunner:
             ClusterError: A task was lost more often than is retried.
             Exception: What the function raised; names the node in its notes.
         """
-        remote = self._ray.remote(num_cpus=1, max_retries=self._config.retries)(_on_a_node)
+        # Ray counts a processor for each task, so none takes more.
+        one = {"env_vars": {THREADS: "1", "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}}
+        remote = self._ray.remote(num_cpus=1, max_retries=self._config.retries, runtime_env=one)(
+            _on_a_node
+        )
         pending: deque[Any] = deque()
         for task in tasks:
             if len(pending) == 2 * self.workers:

@@ -39,7 +39,7 @@ def settings_of(config: RunConfig) -> str:
     """Write the settings that the metrics depend on as TOML, without paths."""
     sections = {name for name in SECTIONS if "." not in name}
     table = {name: value for name, value in plain(config).items() if name in sections}
-    for key in ("events", "items", "users"):
+    for key in ("events", "items", "users", "partitions", "online_events", "forgotten"):
         table["data"].pop(key, None)
     return to_toml(table)
 

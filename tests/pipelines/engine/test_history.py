@@ -65,7 +65,7 @@ def test_an_error_is_recorded_with_the_code_it_ends_with(
 
 
 def test_every_exit_code_has_an_outcome(tmp_path: Path) -> None:
-    assert set(EXIT_CODES.values()) == {2, 3, 5, 70, 71, 74, 75, 130}
+    assert set(EXIT_CODES.values()) == {2, 3, 5, 70, 71, 72, 74, 75, 130}
     assert set(history_module.OUTCOMES) == {0, 3, 5, 75}
 
 

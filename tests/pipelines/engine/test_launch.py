@@ -197,8 +197,6 @@ def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> Non
 
 
 def test_impossible_engines_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='"ray" is not there yet; use engine = "local"'):
-        RunConfig(workspace=tmp_path, engine="ray")
     with pytest.raises(ValueError, match="processes must be >= 1, or 0"):
         TorchrunConfig(processes=-1)
     with pytest.raises(ValueError, match="wait_seconds must be at least 5"):

@@ -26,6 +26,7 @@ class TinyConfig:
     workspace: Path
     numbers: Numbers
     report: dict[str, str] = field(default_factory=dict)
+    engine: str = "local"
 
     def raw_file_keys(self) -> list[str]:
         return ["numbers.path"]

@@ -31,6 +31,7 @@ class TinyConfig:
 
     workspace: Path
     value: dict[str, int] = field(default_factory=dict)
+    engine: str = "local"
 
     def raw_file_keys(self) -> list[str]:
         return []

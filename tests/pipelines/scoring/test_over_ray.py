@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.executor.ray_cluster import QUIET
+from pipelines.executor.ray_cluster import SETTINGS
 from pipelines.scoring.over_ray import part_on_node
 from pipelines.scoring.request import ScoreRequest
 from pipelines.scoring.run import score
@@ -37,7 +37,7 @@ def two_nodes() -> Iterator[Any]:
     """Two nodes of one CPU on this machine; the second may be killed."""
     pytest.importorskip("ray")
     before = dict(os.environ)
-    os.environ.update(QUIET)
+    os.environ.update(SETTINGS)
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}

@@ -128,7 +128,9 @@ def test_members_trained_elsewhere_are_not_trained_again(small_world, tmp_path, 
     )
     steps = []
     counting = SequenceModel.loss
-    monkeypatch.setattr(SequenceModel, "loss", lambda *given: steps.append(1) or counting(*given))
+    monkeypatch.setattr(
+        SequenceModel, "loss", lambda *given, **more: steps.append(1) or counting(*given, **more)
+    )
     found = run_once(prepared, tmp_path, SETTINGS)["rows"]
     of_refit = found["sequence_refit"]["training"]["num_steps"]
     # The first member alone here, and when it is fitted again.
