@@ -144,7 +144,7 @@ def test_an_unknown_metric_is_refused():
 
 
 @pytest.mark.slow  # Numba compiles ranx on first use.
-@pytest.mark.filterwarnings("ignore:unsafe cast from uint64 to int64")
+@pytest.mark.filterwarnings("ignore:.*unsafe cast from uint64 to int64")
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), num_levels=st.integers(1, 12))
 def test_metrics_agree_with_ranx(seed, num_levels):
