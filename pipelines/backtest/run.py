@@ -18,6 +18,7 @@ from typing import Any
 from pipelines.backtest.arrays import ORDER, arrays_of
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
+from pipelines.executor.ray_cluster import ray_cluster
 from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
 from recsys.replay.folder import FIRST, read_json
@@ -52,7 +53,11 @@ def backtest(
 
     Raises:
         ValueError: There is no past to replay, or the folder holds another replay.
+        ClusterError: The Ray cluster cannot be joined, or lost a task too often.
     """
+    if config.engine == "ray":
+        # On other machines it is found by its whole path.
+        folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK):
         prepared = arrays_of(config, folder, show_progress=show_progress)
@@ -66,7 +71,11 @@ def backtest(
         )
         for line in plan_lines(replay):
             say(line)
-        run_replay(replay, Estimating(replay, say).say)
+        if config.engine == "ray":
+            with ray_cluster(config.ray) as run:
+                run_replay(replay, Estimating(replay, say, run.workers).say, run)
+        else:
+            run_replay(replay, Estimating(replay, say, replay.config.jobs).say)
         return write(replay)
 
 
@@ -111,8 +120,8 @@ def replay_dates(replay: Replay) -> tuple[str, str]:
 class Estimating:
     """Passes lines on; after the first step's models it says how long the rest will take."""
 
-    def __init__(self, replay: Replay, say: Callable[[str], None]) -> None:
-        self._replay, self._say = replay, say
+    def __init__(self, replay: Replay, say: Callable[[str], None], at_once: int) -> None:
+        self._replay, self._say, self._at_once = replay, say, at_once
         self._begin = time.perf_counter()
 
     def say(self, line: str) -> None:
@@ -120,5 +129,5 @@ class Estimating:
         self._say(line)
         if line.startswith(FIRST) and "full" in self._replay.config.policies:
             seconds = read_json(self._replay.folder.done(1, FIRST))["seconds"]
-            left = seconds * (len(self._replay.steps) - 2) * 1.2 / self._replay.config.jobs
+            left = seconds * (len(self._replay.steps) - 2) * 1.2 / self._at_once
             self._say(f"about {max(1, round(left / 60))} minutes for the other steps")

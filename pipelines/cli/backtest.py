@@ -46,6 +46,8 @@ def backtest(
 
       recsys backtest --config shop.toml --set backtest.step_days=7 --set backtest.num_steps=12
 
+      recsys backtest --config shop.toml --set engine=ray
+
       recsys backtest --config shop.toml --prepare arrays/shop
     """
     from pipelines.backtest.arrays import arrays_of, save_arrays

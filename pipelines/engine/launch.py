@@ -30,7 +30,7 @@ from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
 
-ON_RAY = ("build_features",)
+ON_RAY = ("build_features", "embed_items")
 """Stages that hand tasks to a Ray cluster."""
 WORK = "pipelines.cli.rank"
 """Module that is one rank; above this room, because it knows all stages."""

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from pipelines.config.content import ContentConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
+from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
 from pipelines.inputs.tensors import CONTENT_FILE
 from pipelines.stages.enrich_items import load_enrichment
 from recsys.content.attributes import enriched_text
-from recsys.content.embedding_cache import encode_cached
+from recsys.content.embedding_cache import encode_cached, in_turn
+from recsys.content.encoder import Encoder, HashEncoder, Vectors
+from recsys.content.joined_encoder import JoinedEncoder
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """Name the files of an encoder that is given by path."""
     return encoder_files(config.content)
+
+
+def encoded_on_ray(
+    config: RunConfig, encoder: Encoder, batches: Iterable[list[str]]
+) -> Iterator[Vectors]:
+    """Encode each batch as a task of the Ray cluster, [n, D]."""
+    todo = list(batches)
+    if isinstance(encoder, HashEncoder) or len(todo) < 2:
+        yield from in_turn(encoder, todo)
+        return
+    with ray_cluster(config.ray) as run:
+        yield from run(encoded_on_node, [(config.content, texts) for texts in todo])
+
+
+def encoded_on_node(task: tuple[ContentConfig, list[str]]) -> Vectors:
+    """Encode a batch where this runs, [n, D]; words that are put beside are not this task's."""
+    config, texts = task
+    encoder = encoder_here(config)
+    return (encoder.first if isinstance(encoder, JoinedEncoder) else encoder).encode(texts)
+
+
+@lru_cache(maxsize=1)
+def encoder_here(config: ContentConfig) -> Encoder:
+    """Load a task's encoder once a process."""
+    encoder = make_encoder(config)
+    assert encoder is not None
+    return encoder
 
 
 def described_by(folder: Path) -> dict[str, str]:
@@ -50,7 +82,12 @@ def embed_items(context: StageContext) -> StageRows:
             if context.show_progress and log.is_terminal:
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
-        vectors[1:] = encode_cached(texts, encoder, cache_dir("embeddings"), progress=report)
+        cache = cache_dir("embeddings")
+        if context.config.engine == "ray":
+            encoding = partial(encoded_on_ray, context.config)
+            vectors[1:] = encode_cached(texts, encoder, cache, progress=report, encoding=encoding)
+        else:
+            vectors[1:] = encode_cached(texts, encoder, cache, progress=report)
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
     summary = {

@@ -18,7 +18,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,13 @@ from recsys.data.durable import write_durably
 
 logger = logging.getLogger(__name__)
 Halves = NDArray[np.float16]
+Encoding = Callable[[Encoder, Iterable[list[str]]], Iterator[Vectors]]
+"""Encodes batches of texts, each [n, D], in their order."""
+
+
+def in_turn(encoder: Encoder, batches: Iterable[list[str]]) -> Iterator[Vectors]:
+    """Encode one batch after the other in this process."""
+    return map(encoder.encode, batches)
 
 
 def encode_cached(
@@ -39,6 +46,7 @@ def encode_cached(
     *,
     shard_rows: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    encoding: Encoding = in_turn,
 ) -> Vectors:
     """Encode texts, reading from the cache what is there and adding what is not.
 
@@ -47,6 +55,7 @@ def encode_cached(
         shard_rows: Texts encoded between two writes: what a killed run loses at most. None leaves
             it to the encoder.
         progress: Gets (texts encoded, texts to encode) after each shard.
+        encoding: Encodes the texts of each shard, here or on other machines.
 
     Returns:
         [n, D] float32, rows of unit length, or zeros for texts without words.
@@ -54,7 +63,12 @@ def encode_cached(
     if isinstance(encoder, JoinedEncoder):
         # The second one is quick; the first one's vectors are shared with runs that use it alone.
         first = encode_cached(
-            texts, encoder.first, cache_dir, shard_rows=shard_rows, progress=progress
+            texts,
+            encoder.first,
+            cache_dir,
+            shard_rows=shard_rows,
+            progress=progress,
+            encoding=encoding,
         )
         return encoder.joined(first, texts)
     shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
@@ -68,13 +82,16 @@ def encode_cached(
     missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
     # Texts of like length share a shard, so that the encoder pads little.
     todo = sorted(missing, key=lambda key: (-len(missing[key]), key))
-    for begin in range(0, len(todo), shard_rows):
-        part = todo[begin : begin + shard_rows]
-        rows = encoder.encode([missing[key] for key in part]).astype(np.float16)
-        _write_shard(folder, encoder, part, rows)
-        known.update(zip(part, rows, strict=True))
+    shards = [todo[begin : begin + shard_rows] for begin in range(0, len(todo), shard_rows)]
+    batches = ([missing[key] for key in shard] for shard in shards)
+    encoded = 0
+    for shard, vectors in zip(shards, encoding(encoder, batches), strict=True):
+        rows = vectors.astype(np.float16)
+        _write_shard(folder, encoder, shard, rows)
+        known.update(zip(shard, rows, strict=True))
+        encoded += len(shard)
         if progress is not None:
-            progress(begin + len(part), len(todo))
+            progress(encoded, len(todo))
     logger.info(
         "encoded texts", extra={"encoder": encoder.name, "texts": len(texts), "encoded": len(todo)}
     )

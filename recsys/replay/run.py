@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -29,6 +29,9 @@ from recsys.reproduction.recipe import Recipe
 from recsys.reproduction.run import LEDGER, RunSettings, note_test_look
 
 DESCRIPTION = "replay.json"
+Task = tuple[Replay, Unit]
+Elsewhere = Callable[[Callable[[Task], list[str]], Iterable[Task]], Iterator[list[str]]]
+"""Applies a function to tasks on other machines and hands the results back."""
 
 
 def replay_of(
@@ -86,8 +89,14 @@ def models_of(recipe: Recipe) -> tuple[str, ...]:
     return tuple(name for name in REPLAYED if name in recipe.sources)
 
 
-def run(replay: Replay, say: Say) -> None:
-    """Do what is not done yet: fits, lists, blends."""
+def run(replay: Replay, say: Say, elsewhere: Elsewhere | None = None) -> None:
+    """Do what is not done yet: fits, lists, blends.
+
+    Args:
+        replay: What is replayed.
+        say: Writes a line of the log.
+        elsewhere: Runs units on other machines, which see the replay's folder at the same path.
+    """
     write_queries(replay)
     for number, policy in ((0, WARM_UP), (1, FIRST)):
         if not replay.folder.is_done(number, policy):
@@ -95,7 +104,11 @@ def run(replay: Replay, say: Say) -> None:
             seconds = read_json(replay.folder.done(number, policy))["seconds"]
             say(f"{policy} models: {seconds:,.1f} s")
     units = [unit for unit in units_of(replay) if any(_open(replay, unit))]
-    if replay.config.jobs > 1 and len(units) > 1:
+    if elsewhere is not None:
+        for lines in elsewhere(unit_lines, [(replay, unit) for unit in units]):
+            for line in lines:
+                say(line)
+    elif replay.config.jobs > 1 and len(units) > 1:
         in_processes(replay, units, say)
     else:
         for unit in units:
@@ -138,6 +151,12 @@ def in_processes(replay: Replay, units: list[Unit], say: Say) -> None:
 
 def _unit(replay: Replay, unit: Unit, threads: int) -> list[str]:
     torch.set_num_threads(threads)
+    return unit_lines((replay, unit))
+
+
+def unit_lines(task: Task) -> list[str]:
+    """Run a unit and return what it has to say."""
+    replay, unit = task
     lines: list[str] = []
     run_unit(replay, unit, lines.append)
     return lines

@@ -4,16 +4,22 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from features.build import build_features
+from pipelines.backtest.run import backtest
 from pipelines.config.engine import RayConfig
 from pipelines.engine.errors import ClusterError
 from pipelines.executor.ray_cluster import RayRunner, check_versions, ray_cluster
+from pipelines.inputs.content_models import make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
+from pipelines.stages.embed_items import encoded_on_ray
+from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
@@ -63,6 +69,12 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def arrays_in(path: Path) -> list[list[int]]:
+    """Item rows of a file of lists; its seconds differ from run to run."""
+    with np.load(path) as arrays:
+        return arrays["item_rows"].tolist()
 
 
 def square(number: int) -> int:
@@ -128,6 +140,55 @@ def test_preparation_on_the_cluster_has_the_bytes_of_preparation_here(
     with ray_cluster(RayConfig()) as run:
         build_features(config, tmp_path / "there", run=run, workers=run.workers)
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
+
+
+def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
+    cluster, shop: Path, tmp_path: Path
+) -> None:
+    config = resolve(
+        shop / "shop.toml",
+        preset=None,
+        assignments=["engine=ray", "content.encoder=minilm+words"],
+    )
+    texts = [f"{place} apples and {place % 5} pears of brand {place % 7}" for place in range(20)]
+    encoder = make_encoder(config.content)
+    assert encoder is not None
+    here = encode_cached(texts, encoder, tmp_path / "here", shard_rows=4)
+    said: list[str] = []
+    there = encode_cached(
+        texts,
+        encoder,
+        tmp_path / "there",
+        shard_rows=4,
+        progress=lambda done, total: said.append(f"{done} of {total}"),
+        encoding=partial(encoded_on_ray, config),
+    )
+    assert said == ["4 of 20", "8 of 20", "12 of 20", "16 of 20", "20 of 20"]
+    # Halves; a product's sums are in another order where threads are more.
+    assert np.abs(there - here).max() < 2e-3
+    # What is kept is read, not encoded.
+    assert np.array_equal(encode_cached(texts, encoder, tmp_path / "there"), there)
+
+
+def test_a_backtest_on_the_cluster_has_the_lists_of_one_here(
+    cluster, shop: Path, tmp_path: Path
+) -> None:
+    settings = ["backtest.num_steps=3", "training.enabled=false"]
+    found = {}
+    for engine in ("local", "ray"):
+        folder = tmp_path / engine
+        config = resolve(
+            shop / "shop.toml",
+            preset=None,
+            assignments=[*settings, f"engine={engine}", f"workspace={folder}"],
+        )
+        said: list[str] = []
+        backtest(config, folder / "backtest", said.append, show_progress=False)
+        assert sum(line.startswith("step ") for line in said) == 6
+        lists = sorted(folder.glob("backtest/steps/*/lists/*.npz"))
+        found[engine] = {str(path.relative_to(folder)): arrays_in(path) for path in lists}
+    assert found["local"]
+    assert found["ray"] == found["local"]
 
 
 def test_a_node_that_is_killed_costs_nothing_but_time(cluster, tmp_path: Path) -> None:
