@@ -26,7 +26,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
-from pipelines.cli.online import control, dashboard, events, experiments, keys, users
+from pipelines.cli.online import control, dashboard, events, experiments, keys, mcp, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import (
     dry_run as planned,
@@ -83,6 +83,7 @@ for command in (
     distil.distil,
     bundles.serve,
     bundles.recommend,
+    mcp.mcp,
     bundles.append_items,
     score.score,
     backtest.backtest,
