@@ -172,15 +172,15 @@ def _best_of_few(
     scores: NDArray[np.float32], k: int, item_rows: NDArray[np.int64] | None
 ) -> OneList:
     """Rank as ``best_of_one`` does: whatever reaches the k-th score is sorted, then cut."""
-    most = np.maximum.reduce(scores)
-    if most != most:
+    number, least = len(scores), np.float32(-np.inf)
+    # Behind the cut lie the best, and NaN, which numpy orders above everything.
+    best = np.partition(scores, number - k)[number - k :] if number > k else scores
+    if (most := np.maximum.reduce(best)) != most:
         raise _nan_error(0)
-    rows = np.flatnonzero(scores > -np.inf)
+    if number > k:
+        least = best[0]
+    rows = np.flatnonzero(scores >= least if least > -np.inf else scores > -np.inf)
     found = scores[rows]
-    if (number := len(rows)) > k:
-        last = np.partition(found, number - k)[number - k]
-        reached = np.flatnonzero(found >= last)
-        rows, found = rows[reached], found[reached]
     rows = rows if item_rows is None else item_rows[rows]
     order = np.argsort(-found)
     ranked = found[order]
