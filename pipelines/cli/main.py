@@ -25,6 +25,7 @@ from pipelines.cli import (
     score,
     semantic_ids,
     tracking,
+    tune,
 )
 from pipelines.cli.online import control, dashboard, events, experiments, keys, mcp, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
@@ -87,6 +88,7 @@ for command in (
     bundles.append_items,
     score.score,
     backtest.backtest,
+    tune.tune,
     monitor.monitor,
     ingest.ingest,
     status.status,
@@ -133,7 +135,7 @@ def run(
         typer.Option(help="Time of an automatic run, such as 90s, 10m or 1h (default 15m)."),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Where trainings work: local, or torchrun (several GPUs).")
+        str | None, typer.Option(help="Where it works: local, torchrun (several GPUs) or ray.")
     ] = None,
     quiet: Quiet = False,
     dry_run: Annotated[

@@ -19,6 +19,8 @@ from pipelines.inputs.content_models import make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
 from pipelines.stages.embed_items import encoded_on_ray
+from pipelines.tuning.run import Tuning, tune
+from pipelines.tuning.space import parse_space
 from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
@@ -189,6 +191,20 @@ def test_a_backtest_on_the_cluster_has_the_lists_of_one_here(
         found[engine] = {str(path.relative_to(folder)): arrays_in(path) for path in lists}
     assert found["local"]
     assert found["ray"] == found["local"]
+
+
+def test_trials_on_the_cluster_are_proposed_as_others_end(
+    cluster, shop: Path, tmp_path: Path
+) -> None:
+    config = resolve(
+        shop / "shop.toml", preset=None, assignments=["engine=ray", f"workspace={tmp_path}"]
+    )
+    space = parse_space(["item_to_item.window=2..30"])
+    said: list[str] = []
+    found = tune(config, space, Tuning(num_trials=7), tmp_path / "tune", said.append)
+    assert [one["number"] for one in found["trials"]] == list(range(7))
+    assert all(one["metric"] is not None for one in found["trials"])
+    assert len(said) == 7
 
 
 def test_a_node_that_is_killed_costs_nothing_but_time(cluster, tmp_path: Path) -> None:

@@ -78,8 +78,8 @@ def test_lists_are_made_without_a_redis_and_follow_again_when_it_is_back(serve, 
         assert (refused.value.status, refused.value.code) == (503, "store_failed")
         redis.thaw() if fault == "freeze" else redis.start()
         wait_for(lambda: all(STORE not in codes(client.recommend("ann", k=5)) for _ in range(10)))
-        # What was acknowledged is still there.
-        assert client.recommend("ann", k=5).fallback is None
+        # What was acknowledged is still there; a busy machine may miss a read's 50 ms.
+        wait_for(lambda: client.recommend("ann", k=5).fallback is None)
 
 
 def test_a_server_starts_without_its_redis(serve, redis):

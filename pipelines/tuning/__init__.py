@@ -1,0 +1,1 @@
+"""Hyper-parameters chosen on validation: trials here or on a Ray cluster."""

@@ -1,0 +1,133 @@
+"""What ``--over`` says: the settings that trials vary, and the values they may have.
+
+sequence_training.schedule.learning_rate=1e-4..1e-2   a range; log-uniform from a factor of 10
+sequence.num_blocks=1..4                              whole numbers
+sequence.embedding_dim=32,64,128                      some values
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.config.toml import Table, merge, parse_assignment
+
+LOG_FROM = 10.0
+"""Ratio of a range's ends from which values are drawn log-uniformly."""
+ROW_OF = {
+    "popularity": "popularity",
+    "item_to_item": "item_to_item",
+    "ease": "ease",
+    "item_knn": "item_knn",
+    "content_similarity": "content",
+    "two_tower": "two_tower",
+    "training": "two_tower",
+    "sequence": "sequence",
+    "sequence_training": "sequence",
+    "blend": "blend_fast",
+}
+"""What a section of the configuration shapes."""
+BLEND = "blend_fast"
+FORM = "write section.key=low..high for a range, or section.key=a,b,c for some values"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key and the values that it may have: a range (``low``, ``high``), or ``choices``."""
+
+    key: str
+    low: float = 0.0
+    high: float = 0.0
+    is_whole: bool = False
+    choices: tuple[Any, ...] = ()
+
+    @property
+    def is_log(self) -> bool:
+        """Whether values are drawn log-uniformly."""
+        return self.low > 0 and self.high >= LOG_FROM * self.low
+
+    def __str__(self) -> str:
+        if self.choices:
+            return f"{self.key} in {', '.join(map(str, self.choices))}"
+        kind = "whole numbers" if self.is_whole else "log-uniform" if self.is_log else "uniform"
+        return f"{self.key} from {self.low:g} to {self.high:g} ({kind})"
+
+
+def parse_setting(text: str) -> Setting:
+    """Read one ``--over``.
+
+    Raises:
+        ValueError: It is no range and no list, or its section shapes no model.
+    """
+    key, equals, values = (part.strip() for part in text.partition("="))
+    if not equals or not key or not values:
+        raise ValueError(f"--over {text!r}: {FORM}")
+    section = key.split(".")[0]
+    if section not in ROW_OF or "." not in key:
+        raise ValueError(
+            f"--over {text!r}: trials vary keys of {', '.join(ROW_OF)}; what prepares the data is "
+            "the same for all of them"
+        )
+    low, dots, high = values.partition("..")
+    if not dots:
+        choices = tuple(dict.fromkeys(_value(part, text) for part in values.split(",")))
+        if len(choices) < 2:
+            raise ValueError(f"--over {text!r}: one value leaves nothing to choose; {FORM}")
+        return Setting(key, choices=choices)
+    ends = [_value(part, text) for part in (low, high)]
+    if not all(type(end) in (int, float) for end in ends) or not ends[0] < ends[1]:
+        raise ValueError(f"--over {text!r}: a range needs two numbers, the smaller first")
+    whole = all(type(end) is int for end in ends)
+    return Setting(key, low=float(ends[0]), high=float(ends[1]), is_whole=whole)
+
+
+def _value(text: str, whole: str) -> Any:
+    """Read a value as TOML; what is none is a plain string."""
+    if not text.strip():
+        raise ValueError(f"--over {whole!r}: a value is missing; {FORM}")
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def parse_space(texts: Sequence[str]) -> tuple[Setting, ...]:
+    """Read every ``--over``.
+
+    Raises:
+        ValueError: One cannot be read, or a key is named twice.
+    """
+    space = tuple(parse_setting(text) for text in texts)
+    if not space:
+        raise ValueError(f"name at least one setting to vary: --over ...; {FORM}")
+    keys = [setting.key for setting in space]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"--over names {', '.join(twice)} more than once")
+    return space
+
+
+def row_of(space: Sequence[Setting]) -> str:
+    """Name what the settings shape: one model, or the blend where they shape several."""
+    rows = {ROW_OF[setting.key.split(".")[0]] for setting in space}
+    return rows.pop() if len(rows) == 1 else BLEND
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Write a trial's values as ``--set`` takes them."""
+    return [f"{key}={_toml(value)}" for key, value in values.items()]
+
+
+def as_table(values: Mapping[str, Any]) -> Table:
+    """Write a trial's values as the nested tables of a configuration."""
+    table: Table = {}
+    for assignment in assignments(values):
+        table = merge(table, parse_assignment(assignment))
+    return table
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else repr(value)
