@@ -13,20 +13,17 @@ from rich.table import Column, Table
 
 from pipelines.cli import (
     adapters,
-    backtest,
     bundles,
-    compare,
     data,
     distil,
     kernels,
     plan,
     reports,
-    reproduce,
     score,
     semantic_ids,
     tracking,
-    tune,
 )
+from pipelines.cli.offline import backtest, compare, reproduce, tune
 from pipelines.cli.online import control, dashboard, events, experiments, keys, mcp, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import (
