@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -72,6 +72,14 @@ class Query:
     @property
     def has_history(self) -> bool:
         return len(self.history) > 0
+
+    def without(self, item_rows: Rows) -> Query:
+        """Leave items out of what models read; lists still leave them out as seen."""
+        if len(item_rows) == 0:
+            return self
+        kept = ~np.isin(self.history, item_rows)
+        times = None if self.times is None else self.times[kept]
+        return replace(self, history=self.history[kept], times=times)
 
     @cached_property
     def history_tensor(self) -> Tensor:

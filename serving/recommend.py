@@ -44,7 +44,7 @@ from serving.live import LiveState, Opener
 from serving.log import is_logged, log
 from serving.online.records import new_request_id, record_document, seed_of, time_of
 from serving.online.store import Visitor
-from serving.query import Query, fitted, hydrate
+from serving.query import NOTHING, Query, fitted, hydrate
 from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
 from serving.schemas import (
     Assigned,
@@ -226,11 +226,13 @@ class Recommender:
         now_ms: int | None = None,
         visitor: Visitor | None = None,
         seed: int | None = None,
+        without: Rows = NOTHING,
     ) -> Made:
         """Make one list, as `answer` does, with what its record is written from.
 
         Args:
             seed: Of what is drawn, by default from the list's own id.
+            without: Items of the history that models do not get to read.
         """
         clock, request_id = _Stopwatch(), new_request_id(now_ms)
         now_ms, seed = time_of(request_id), seed_of(request_id) if seed is None else seed
@@ -243,6 +245,7 @@ class Recommender:
             visitor, unreadable = self.live.visitor(request, surface.max_history)
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000)
+            query = query.without(without)
             clock.lap("hydrate")
             text = query.request.query
             searched = None if text is None else search_titles(self.titles, text)

@@ -108,6 +108,15 @@ class Settings(ServingOptions):
     """How long the store keeps events."""
     log_days: float = 7.0
     """How long the store keeps served lists."""
+    phrasing_url: str | None = None
+    """OpenAI-compatible server that rewords explanations where a request wants that, such as
+    ``http://127.0.0.1:8080/v1``; titles of the list and its history are sent to it."""
+    phrasing_model: str | None = None
+    """Its model; needed beside ``phrasing_url``."""
+    phrasing_key_variable: str = ""
+    """Name of the environment variable that holds its key."""
+    phrasing_timeout_seconds: float = 5.0
+    """An answer that takes longer is not waited for: the sentence stays as it was."""
     otlp_endpoint: str | None = None
     """OpenTelemetry collector that traces are sent to over HTTP, such as
     ``http://collector:4318``; None sends none."""
@@ -132,12 +141,16 @@ class Settings(ServingOptions):
             "store_timeout_ms",
             "event_days",
             "log_days",
+            "phrasing_timeout_seconds",
         ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be > 0, got {value}")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port must be in [0, 65536), got {self.port}")
+
+        if (self.phrasing_url is None) != (self.phrasing_model is None):
+            raise ValueError("phrasing_url and phrasing_model must be set together")
 
     @property
     def followed(self) -> Path:

@@ -6,20 +6,27 @@ bundle that made it is still served the result is the same to the last bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 
 from serving.cursor import read_cursor
+from serving.explanation.phrasing import Phraser
+from serving.explanation.removal import DEPTH, Influences, Mattered, influences
+from serving.explanation.words import Evidence, sentence_of, why_not_sentence
 from serving.filters import allowed_on
 from serving.online.store import RecentEvent, RequestRecord, Visitor
+from serving.query import NOTHING, Rows
 from serving.recommend import Made, Recommender
 from serving.schemas import (
     MAX_EXPLAINED,
     MAX_K,
     Explanation,
+    HistoryItem,
     Request,
     SlotExplained,
     WhyNot,
@@ -28,13 +35,20 @@ from serving.schemas import (
 
 
 def explain_list(
-    recommender: Recommender, record: RequestRecord, item_id: str | None, *, names_history: bool
+    recommender: Recommender,
+    record: RequestRecord,
+    item_id: str | None,
+    *,
+    names_history: bool,
+    phraser: Phraser | None = None,
 ) -> Explanation:
-    """Explain a served list.
+    """Explain a served list, or why an item is not in it.
 
     Args:
-        item_id: An item that may be missing from it.
+        item_id: An item that may be missing from it; what of the history holds the list's items up
+            is then not measured.
         names_history: Whether a reason may name items of the user's stored history.
+        phraser: Rewords the sentences, where wanted.
 
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue any more.
@@ -44,25 +58,15 @@ def explain_list(
     replay = _Replay(recommender, logged)
     same = logged["digest"] == recommender.bundle.digest
     same &= logged.get("configuration") == recommender.configuration.version
-    reasons = replay.reasons(names_history) if same else {}
-    items = []
-    for slot, item in enumerate(logged["items"], start=1):
-        reason, shares = reasons.get(item["item_id"], (None, None))
-        row = recommender.bundle.catalogue.row_of(item["item_id"])
-        title = recommender.cards.of(row).title if row else None
-        items.append(
-            SlotExplained(
-                slot=slot,
-                item_id=item["item_id"],
-                score=item["score"],
-                source=item["source"],
-                title=title,
-                reason=reason,
-                contributions=shares,
-                propensity=item.get("propensity"),
-                rules=item.get("rules"),
-            )
-        )
+    slots, num_left_out = [_slot(recommender, place, one) for place, one in _places(logged)], None
+    if same:
+        words = _Words(replay, names_history)
+        measured = words.influences(slots) if item_id is None else None
+        num_left_out = None if measured is None else measured.num_left_out
+        slots = [words.explained(slot, measured) for slot in slots]
+    why_not = None if item_id is None else replay.why_not(item_id)
+    if phraser is not None:
+        slots, why_not = _phrased(phraser, slots, why_not)
     return Explanation(
         request_id=record.request_id,
         unix_ms=record.time_ms,
@@ -70,11 +74,44 @@ def explain_list(
         still_served=same,
         surface=logged["surface"],
         num_live_events=len(logged.get("live", ())),
-        items=items,
+        items=slots,
         degraded=logged.get("degraded", []),
         experiment=logged.get("experiment"),
-        why_not=None if item_id is None else replay.why_not(item_id),
+        why_not=why_not,
+        num_left_out=num_left_out,
     )
+
+
+def _places(logged: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    return enumerate(logged["items"], start=1)
+
+
+def _slot(recommender: Recommender, place: int, item: Mapping[str, Any]) -> SlotExplained:
+    """Take what the record says of a place."""
+    row = recommender.bundle.catalogue.row_of(item["item_id"])
+    return SlotExplained(
+        slot=place,
+        item_id=item["item_id"],
+        score=item["score"],
+        source=item["source"],
+        title=recommender.cards.of(row).title if row else None,
+        propensity=item.get("propensity"),
+        rules=item.get("rules"),
+    )
+
+
+def _phrased(
+    phraser: Phraser, slots: list[SlotExplained], why_not: WhyNot | None
+) -> tuple[list[SlotExplained], WhyNot | None]:
+    """Reword the answer to why not, or else the sentences of the first places."""
+    if why_not is not None:
+        (said,) = phraser.phrased([why_not.sentence or why_not.detail])
+        return slots, replace(why_not, sentence=said)
+    there = [place for place, slot in enumerate(slots) if slot.sentence]
+    found = phraser.phrased([slots[place].sentence or "" for place in there])
+    for place, said in zip(there, found, strict=True):
+        slots[place] = replace(slots[place], sentence=said)
+    return slots, None
 
 
 def visitor_of(logged: Mapping[str, Any]) -> Visitor:
@@ -87,38 +124,47 @@ class _Replay:
     """Makes the list of a record again."""
 
     def __init__(self, recommender: Recommender, logged: Mapping[str, Any]) -> None:
-        self._recommender, self._logged = recommender, logged
+        self.recommender, self._logged = recommender, logged
         self._request = Request.model_validate(logged["request"])
         self._visitor = visitor_of(logged)
 
-    def _made(self, *, names_history: bool = True, **changes: object) -> Made:
+    def made(
+        self, *, names_history: bool = True, without: Rows = NOTHING, **changes: object
+    ) -> Made:
+        """Make the list, of another length or without items of the history."""
         request = self._request.model_copy(update=changes)
-        return self._recommender.make(
+        return self.recommender.make(
             request,
             names_history=names_history,
             now_ms=self._logged["unix_ms"],
             visitor=self._visitor,
             seed=self._logged.get("seed"),
+            without=without,
         )
 
-    def reasons(self, names_history: bool) -> dict[str, tuple[str | None, dict[str, float] | None]]:
+    def explained(self, names_history: bool) -> Made:
+        """Make the list with reasons."""
         k = min(self._request.k, MAX_EXPLAINED)
-        made = self._made(names_history=names_history, explain=True, k=k)
-        return {item.item_id: (item.reason, item.contributions) for item in made.reply.items}
+        return self.made(names_history=names_history, explain=True, k=k)
 
     def why_not(self, item_id: str) -> WhyNot:
         """Find the first step at which an item was lost."""
-        bundle = self._recommender.bundle
+        found = self._lost(item_id)
+        title = " ".join((found.title or found.item_id).split())
+        return replace(found, sentence=why_not_sentence(found.code, title, found.detail))
+
+    def _lost(self, item_id: str) -> WhyNot:
+        bundle = self.recommender.bundle
         row = bundle.catalogue.row_of(item_id)
         if row is None:
             detail = f"bundle {bundle.version} does not know it; append it, or train with it"
             return WhyNot(item_id, "unknown_item", detail)
-        title = self._recommender.cards.of(row).title
+        title = self.recommender.cards.of(row).title
         shown = [item["item_id"] for item in self._logged["items"]]
         if item_id in shown:
             detail = f"it was shown in slot {shown.index(item_id) + 1}"
             return WhyNot(item_id, "shown", detail, title)
-        made = self._made(k=MAX_K)
+        made = self.made(k=MAX_K)
         if not made.eligible.allows(np.array([row], np.int64))[0]:
             code, detail = self._why_ineligible(made, row, item_id)
             return WhyNot(item_id, code, detail, title)
@@ -132,7 +178,7 @@ class _Replay:
 
     def _why_ineligible(self, made: Made, row: int, item_id: str) -> tuple[WhyNotCode, str]:
         request = made.query.request
-        if row in self._recommender.live.hidden:
+        if row in self.recommender.live.hidden:
             return "hidden", "it is hidden on every surface"
         if (rule := self._hiding(made, row)) is not None:
             return "hidden", f"rule {rule!r} hides it on this surface"
@@ -148,7 +194,7 @@ class _Replay:
 
     def _hiding(self, made: Made, row: int) -> str | None:
         """Name a rule that hides an item."""
-        rule_rows, rows = self._recommender.arranger.rule_rows, np.array([row], np.int64)
+        rule_rows, rows = self.recommender.arranger.rule_rows, np.array([row], np.int64)
         for rule in made.resolved.rules:
             if rule.kind == "hide" and rule_rows.holds_for(rule, rows)[0]:
                 return rule.name
@@ -159,7 +205,7 @@ class _Replay:
         if request.query is not None:
             return "not_found", f"its title does not have the words {request.query!r}"
         domain = request.context.domain if surface.domain == "restrict" else None
-        allowed = allowed_on(surface.filter, domain, self._recommender.bundle)
+        allowed = allowed_on(surface.filter, domain, self.recommender.bundle)
         if allowed is not None and not allowed[row]:
             limit = f"domain {domain!r}" if surface.filter is None else repr(surface.filter)
             return "not_on_surface", f"surface {surface.name!r} shows only items of {limit}"
@@ -185,6 +231,63 @@ class _Replay:
         shown = self._logged["items"]
         lowest = f", the last one shown {shown[-1]['score']:.4g}" if shown else ""
         return "outranked", f"{best}; merged it has place {place}, score {score:.4g}{lowest}"
+
+
+class _Words:
+    """Says why each place of a list is as it is."""
+
+    def __init__(self, replay: _Replay, names_history: bool) -> None:
+        self._replay, self._bundle = replay, replay.recommender.bundle
+        self._made = replay.explained(names_history)
+        self._items = {item.item_id: item for item in self._made.reply.items}
+        self._named = None if names_history else self._made.query.sent.tolist()
+
+    def influences(self, slots: Sequence[SlotExplained]) -> Influences:
+        """Measure what of the history holds up each item."""
+        surface = self._made.resolved.surface
+        k = max(surface.min_k, min(DEPTH, surface.max_k))
+        row_of = self._bundle.catalogue.row_of
+        rows = [row for slot in slots[:MAX_EXPLAINED] if (row := row_of(slot.item_id))]
+        remade = partial(self._replay.made, k=k, explain=False)
+        return influences(lambda w: remade(without=w), rows, self._bundle.item_weights)
+
+    def explained(self, slot: SlotExplained, measured: Influences | None) -> SlotExplained:
+        """Give a place its reason, the parts of its score and its sentence."""
+        item, row = self._items.get(slot.item_id), self._bundle.catalogue.row_of(slot.item_id)
+        if item is None or row is None:
+            return slot
+        influence = None if measured is None else measured.by_row.get(row)
+        evidence = Evidence(
+            contributions=item.contributions or {},
+            influence=influence,
+            named=self._named,
+            rules=slot.rules or (),
+            beside=self._made.query.item_row != 0,
+            ranked=self._made.reply.served_by.ranker is not None,
+            num_left_out=0 if measured is None else measured.num_left_out,
+        )
+        found = replace(
+            slot,
+            reason=item.reason,
+            contributions=item.contributions,
+            sentence=sentence_of(row, evidence, self._bundle),
+        )
+        if influence is None:
+            return found
+        because = [self._shown(one) for one in influence.because if self._may_name(one)]
+        return replace(
+            found,
+            place=influence.place,
+            because=because or None,
+            place_without=influence.place_without,
+        )
+
+    def _may_name(self, one: Mattered) -> bool:
+        return self._named is None or one.item_row in self._named
+
+    def _shown(self, one: Mattered) -> HistoryItem:
+        card = self._replay.recommender.cards.of(one.item_row)
+        return HistoryItem(card.item_id, one.place, card.title)
 
 
 def _rearranging(made: Made) -> str:

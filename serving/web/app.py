@@ -16,6 +16,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from serving.bundle.published import check_published
+from serving.explanation.phrasing import Phraser, PhrasingOptions
 from serving.loading import describe, load_and_try
 from serving.log import LOG_FIELDS, log
 from serving.online.of_settings import open_writer, store_opener
@@ -142,8 +143,32 @@ def _add_explanations(app: FastAPI, recommender: Recommender, settings: Settings
         """Say why a served list is as it is, and why an item is not in it."""
         given = read_parameters(ExplainParameters, http)
         record = _record(recommender, request_id)
-        shown = shows_users(http, settings)
-        return JsonResponse(explain_list(recommender, record, given.item_id, names_history=shown))
+        shown, item_id = shows_users(http, settings), given.item_id
+        phraser = _phraser(settings) if given.phrase else None
+        return JsonResponse(
+            explain_list(recommender, record, item_id, names_history=shown, phraser=phraser)
+        )
+
+
+def _phraser(settings: Settings) -> Phraser:
+    """Reach the endpoint that rewords sentences.
+
+    Raises:
+        RefusedError: 422, the server has none, or its key is missing.
+    """
+    if settings.phrasing_url is None or settings.phrasing_model is None:
+        message = "this server rewords no sentences: phrasing_url and phrasing_model are not set"
+        raise RefusedError(422, "invalid_request", f"phrase: {message}")
+    options = PhrasingOptions(
+        url=settings.phrasing_url,
+        model=settings.phrasing_model,
+        key_variable=settings.phrasing_key_variable,
+        timeout_seconds=settings.phrasing_timeout_seconds,
+    )
+    try:
+        return Phraser.of(options)
+    except ValueError as error:
+        raise RefusedError(422, "invalid_request", f"phrase: {error}") from error
 
 
 def _record(recommender: Recommender, request_id: str) -> RequestRecord:

@@ -20,6 +20,7 @@ from serving.schemas import (
     BatchRequest,
     Degraded,
     Explanation,
+    HistoryItem,
     ItemCard,
     RankRequest,
     RecommendedItem,
@@ -129,7 +130,18 @@ LIST = Reply(
     timings_ms={"hydrate": 0.1, "filter": 0.1, "retrieve": 2.1, "rank": 0.9, "total": 3.4},
 )
 SLOT = SlotExplained(
-    1, "235", 0.0722, "two_tower", CARD.title, "goes with Twister (1996)", {"two_tower": 1.0}
+    slot=1,
+    item_id="235",
+    score=0.0722,
+    source="two_tower",
+    title=CARD.title,
+    reason="goes with Twister (1996)",
+    contributions={"two_tower": 1.0},
+    sentence="It fits the history as a whole (two_tower, 100% of the score). "
+    "Without Twister (1996) it would be in place 31 instead of 1.",
+    place=1,
+    because=[HistoryItem("118", 31, "Twister (1996)")],
+    place_without=31,
 )
 EXPLANATION = Explanation(
     request_id=LIST.request_id,

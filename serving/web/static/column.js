@@ -293,7 +293,7 @@ export class Column {
       const { why_not: found } = await server.explained(this.requestId, item_id);
       const places = Object.entries(found.places ?? {}).map(([source, place]) => `${source} ${place}`);
       const where = places.length ? ` Its place by source: ${places.join(", ")}.` : "";
-      answer.textContent = `${title}: ${found.detail}.${where}`;
+      answer.textContent = `${found.sentence ?? `${title}: ${found.detail}.`}${where}`;
     } catch (error) {
       answer.textContent = error.message;
     }

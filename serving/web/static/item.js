@@ -28,9 +28,9 @@ async function why(id, column) {
     const { items, experiment, num_live_events: live } = await server.explained(column.requestId);
     const slot = items.find((item) => item.item_id === id);
     if (!slot || opened.id !== id) return;
-    const reason = slot.source !== "rules" && slot.reason;
-    const said = [`Slot ${slot.slot}${reason ? `: ${reason}` : ""}.`];
-    if (slot.rules?.length) said.push(`Put there by rule ${slot.rules.join(", ")}.`);
+    const said = [`Slot ${slot.slot}.`];
+    if (slot.sentence) said.push(slot.sentence);
+    else if (slot.rules?.length) said.push(`Put there by rule ${slot.rules.join(", ")}.`);
     if (slot.propensity !== undefined) {
       said.push(`Drawn with probability ${slot.propensity.toPrecision(2)}.`);
     }

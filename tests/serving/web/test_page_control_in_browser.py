@@ -76,11 +76,11 @@ def test_why_an_item_is_here_and_why_another_is_not(open_page, controlled):
     page.wait_for_selector("#why:not([hidden])")
     assert listed(page)[1] == "item-9"
     assert page.inner_text("#why-text").startswith("Slot 2")
-    assert "Put there by rule launch." in page.inner_text("#why-text")
+    assert "It is put here by rule launch." in page.inner_text("#why-text")
     page.keyboard.press("Escape")
     page.click("#list .more >> nth=0")
     page.wait_for_selector("#why-parts dt")
-    assert "Slot 1: " in page.inner_text("#why-text")
+    assert "Slot 1. It " in page.inner_text("#why-text")
     shares = page.inner_text("#why-parts").split()
     assert sum(int(one[:-1]) for one in shares if one.endswith("%")) in range(98, 103)
     page.keyboard.press("Escape")

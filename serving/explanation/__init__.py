@@ -1,0 +1,1 @@
+"""Explanations: what of the history mattered, measured, and in words."""
