@@ -138,6 +138,7 @@ def hydrate(
     surface: Surface,
     visitor: Visitor = NOBODY,
     clock: int | None = None,
+    without: Rows = NOTHING,
 ) -> Query:
     """Look up the user, session or item of a request.
 
@@ -146,6 +147,7 @@ def hydrate(
     Args:
         visitor: What the online store knows of the user.
         clock: Unix seconds, by default now.
+        without: Items that models do not get to read, see `Query.without`.
 
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue.
@@ -197,7 +199,7 @@ def hydrate(
         times=times,
         categorical=categorical,
         degraded=tuple(degraded),
-    )
+    ).without(without)
 
 
 def _item_row(item_id: str, bundle: Bundle) -> int:

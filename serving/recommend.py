@@ -244,8 +244,7 @@ class Recommender:
         if visitor is None:
             visitor, unreadable = self.live.visitor(request, surface.max_history)
         with torch.inference_mode():
-            query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000)
-            query = query.without(without)
+            query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, without)
             clock.lap("hydrate")
             text = query.request.query
             searched = None if text is None else search_titles(self.titles, text)
@@ -268,8 +267,7 @@ class Recommender:
             arranged = self.arranger.arrange(ranked, resolved, query, eligible, seed)
             items = self._select(arranged.ranked, query, names_history)
             clock.lap("select")
-        corrected = () if searched is None else searched.notes
-        short = []
+        corrected, short = () if searched is None else searched.notes, []
         if len(items) < request.k and (lengths or candidates):
             short.append(Degraded("short_list", f"{len(items)} of {request.k}"))
         parts = (*query.degraded, *unreadable, *limits.notes, *corrected, *notes)

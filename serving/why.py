@@ -17,7 +17,7 @@ import orjson
 from serving.cursor import read_cursor
 from serving.explanation.phrasing import Phraser
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
-from serving.explanation.words import Evidence, sentence_of, why_not_sentence
+from serving.explanation.words import SlotFacts, sentence_of, why_not_sentence
 from serving.filters import allowed_on
 from serving.online.store import RecentEvent, RequestRecord, Visitor
 from serving.query import NOTHING, Rows
@@ -257,12 +257,12 @@ class _Words:
         if item is None or row is None:
             return slot
         influence = None if measured is None else measured.by_row.get(row)
-        evidence = Evidence(
+        facts = SlotFacts(
             contributions=item.contributions or {},
             influence=influence,
             named=self._named,
             rules=slot.rules or (),
-            beside=self._made.query.item_row != 0,
+            of_an_item=self._made.query.item_row != 0,
             ranked=self._made.reply.served_by.ranker is not None,
             num_left_out=0 if measured is None else measured.num_left_out,
         )
@@ -270,7 +270,7 @@ class _Words:
             slot,
             reason=item.reason,
             contributions=item.contributions,
-            sentence=sentence_of(row, evidence, self._bundle),
+            sentence=sentence_of(row, facts, self._bundle),
         )
         if influence is None:
             return found

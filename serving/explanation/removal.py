@@ -23,7 +23,7 @@ Rows = NDArray[np.int64]
 Make = Callable[[Rows], Made]
 """Makes the list without some item rows of the history."""
 DEPTH = 200
-"""Places that are told apart."""
+"""The longest list whose places are compared."""
 LOST = DEPTH + 1
 """The place of an item behind them, or of one that is no candidate."""
 MAX_LATEST = 20

@@ -27,7 +27,7 @@ BY_SOURCE = {
     "popular": "is popular",
     "search": "is what was searched for",
 }
-BESIDE_AN_ITEM = "is like the item that it is shown beside"
+BY_THE_ITEM = "is like the item that it is shown beside"
 LEAST_SHARE = 0.1
 """Of the score; smaller parts are left out."""
 MAX_PARTS = 2
@@ -36,7 +36,7 @@ MAX_TITLE = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class SlotFacts:
     """What is known of why one item is in a list."""
 
     contributions: Mapping[str, float]
@@ -45,27 +45,27 @@ class Evidence:
     named: Sequence[int] | None
     """Items of the history that mattered and may be named; None where all may."""
     rules: Sequence[str] = ()
-    beside: bool = False
+    of_an_item: bool = False
     """Whether the list is of one item, not of a history."""
     ranked: bool = False
     """Whether a ranker ordered what the sources found."""
     num_left_out: int = 0
 
 
-def sentence_of(item_row: int, evidence: Evidence, bundle: Bundle) -> str:
+def sentence_of(item_row: int, facts: SlotFacts, bundle: Bundle) -> str:
     """Say why an item is in its list."""
-    if evidence.rules:
-        return f"It is put here by rule {', '.join(evidence.rules)}."
-    said = [_of_parts(evidence)]
-    influence = evidence.influence
+    if facts.rules:
+        return f"It is put here by rule {', '.join(facts.rules)}."
+    said = [_of_parts(facts)]
+    influence = facts.influence
     if influence is not None and influence.because:
         rows = [one.item_row for one in influence.because]
-        may = rows if evidence.named is None else [row for row in rows if row in evidence.named]
+        may = rows if facts.named is None else [row for row in rows if row in facts.named]
         said.append(_of_history(influence, may, len(rows) - len(may), bundle))
         said += _of_shared(item_row, may, bundle)
-    elif influence is not None and evidence.num_left_out:
+    elif influence is not None and facts.num_left_out:
         said.append(
-            f"None of the {evidence.num_left_out} items of the history that were left out, one at "
+            f"None of the {facts.num_left_out} items of the history that were left out, one at "
             "a time, moves it down."
         )
     return " ".join(said)
@@ -80,23 +80,23 @@ def why_not_sentence(code: WhyNotCode, title: str, detail: str) -> str:
     return f"{title} is not in the list because {detail}."
 
 
-def _of_parts(evidence: Evidence) -> str:
-    parts = sorted(evidence.contributions.items(), key=lambda part: -part[1])
+def _of_parts(facts: SlotFacts) -> str:
+    parts = sorted(facts.contributions.items(), key=lambda part: -part[1])
     parts = [part for part in parts if part[1] >= LEAST_SHARE][:MAX_PARTS]
     if not parts:
         return "It is in the list as a fallback."
     what = [
-        f"{_phrase(source, evidence.beside)} ({source}, {share:.0%}{of})"
+        f"{_phrase(source, facts.of_an_item)} ({source}, {share:.0%}{of})"
         for (source, share), of in zip(parts, (" of the score", ""), strict=False)
     ]
-    ordered = " A ranker then ordered the list." if evidence.ranked else ""
+    ordered = " A ranker then ordered the list." if facts.ranked else ""
     return f"It {' and '.join(what)}.{ordered}"
 
 
-def _phrase(source: str, beside: bool) -> str:
-    if beside and source not in ("popular", "search", "content"):
-        return BESIDE_AN_ITEM
-    if beside and source == "content":
+def _phrase(source: str, of_an_item: bool) -> str:
+    if of_an_item and source not in ("popular", "search", "content"):
+        return BY_THE_ITEM
+    if of_an_item and source == "content":
         return "is about the same as the item that it is shown beside"
     return BY_SOURCE.get(source, f"is found by {source}")
 

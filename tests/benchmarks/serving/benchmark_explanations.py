@@ -135,9 +135,9 @@ def main() -> None:
     recommender = Recommender.load(options.bundle, ServingOptions(profile="fast"))
     rows = measured(recommender, options.users)
     notes = (
-        f"Bundle {recommender.bundle.version} of the demo (MovieLens-100K), profile fast with its "
-        f"ranker; {options.users} users drawn with seed 0, lists of {K}. A place is by score, among "
-        "200; behind them counts as 201."
+        f"Bundle {recommender.bundle.version} of the demo (MovieLens-100K), profile fast with "
+        f"its ranker; {options.users} users drawn with seed 0, lists of {K}. A place is by score, "
+        "among 200; behind them is 201."
     )
     write_results("explanations", rows, notes=notes)
 
