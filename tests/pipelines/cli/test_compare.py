@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
-from pipelines.cli.offline.compare import run_names
 from pipelines.cli.main import app
+from pipelines.cli.offline.compare import run_names
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import Analysis
 from recsys.evaluation import significance
