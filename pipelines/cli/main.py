@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from functools import partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -108,6 +109,23 @@ for command in (
     reproduce.scale,
 ):
     app.command()(command)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the installed version and end."""
+    if wanted:
+        typer.echo(f"recsys {version('recsys-platform')}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole_program(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 @app.command()

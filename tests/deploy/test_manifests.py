@@ -76,18 +76,41 @@ def test_nobody_is_served_beyond_the_machine_without_a_key() -> None:
     assert keys == {"secretName": "recsys-keys"}
 
 
-def test_the_image_copies_what_there_is_and_runs_without_rights() -> None:
-    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-    sources = re.findall(r"^COPY (?!--)(.+) \S+$", DOCKERFILE, re.MULTILINE)
-    for source in " ".join(sources).split():
+@pytest.mark.parametrize(
+    ("name", "python", "lock"),
+    [("Dockerfile", "3.11", "cpu"), ("Dockerfile.gpu", "3.12", "gpu")],
+)
+def test_an_image_copies_what_there_is_and_runs_without_rights(
+    name: str, python: str, lock: str
+) -> None:
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    ignored = (DEPLOY / f"{name}.dockerignore").read_text().splitlines()
+    sources = " ".join(re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE)).split()
+    for source in sources:
         assert (ROOT / source).exists()
         assert f"!{source}" in ignored
-    assert set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) == {"python:3.11-slim"}
-    user, entry = DOCKERFILE.index("\nUSER 10001"), DOCKERFILE.index("\nENTRYPOINT")
-    assert user < entry
+    assert f"requirements/{lock}.txt" in sources
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {f"python:{python}-slim"}
+    assert "ADD " not in text
+    assert text.index("\nUSER 10001") < text.index("\nENTRYPOINT")
+    assert f"-f deploy/{name} " in text
+    assert not re.findall(r"\\[ \t]+$|\\\n\n", text, re.MULTILINE), "a continued line ends"
+
+
+def test_the_image_is_probed_on_the_port_it_opens() -> None:
     (probe,) = re.findall(r"http://127\.0\.0\.1:(\d+)(/\w+)", DOCKERFILE)
     assert probe == (IMAGE_ENVIRONMENT["RECSYS_PORT"], "/readyz")
     assert f"EXPOSE {IMAGE_ENVIRONMENT['RECSYS_PORT']}\n" in DOCKERFILE
+
+
+def test_the_image_for_gpus_names_the_folders_of_its_lock_and_python() -> None:
+    text = (DEPLOY / "Dockerfile.gpu").read_text(encoding="utf-8")
+    locked = (ROOT / "requirements" / "gpu.txt").read_text(encoding="utf-8")
+    folders = re.findall(r"\$NVIDIA/(\w+)/lib", text)
+    assert folders
+    for folder in folders:
+        assert f"nvidia-{folder.replace('_', '-')}-cu12==" in locked
+    assert "/lib/python3.12/site-packages/nvidia" in text
 
 
 def test_compose_mounts_bundles_read_only_and_waits_for_the_drain() -> None:
