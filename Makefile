@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript demo dashboard test test-numerics test-api year soak check format serve bench lock clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-numerics test-api year soak check format serve bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -38,6 +38,10 @@ install-airflow:  ## Airflow in .venv-airflow, for the tests that run the DAGs
 install-typescript: install  ## the TypeScript client's compiler, for its tests; needs Node.js
 	@$(BIN)/python -m serving.web.openapi > serving/client/typescript/openapi.json
 	@cd serving/client/typescript && npm ci --silent --no-fund --no-audit && npm run --silent generate
+
+# Material warns of the second version of MkDocs; versions are locked.
+docs: install  ## the documentation site in site/, which opens from a disk; any warning fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a bundle
 	@$(BIN)/recsys demo
@@ -86,4 +90,4 @@ lock: install  ## resolve requirements/*.in again
 	@$(BIN)/python requirements/lock.py cpu dev gpu airflow
 
 clean:  ## remove the environment, runs and caches
-	@rm -rf $(VENV) runs .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@rm -rf $(VENV) runs .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

@@ -1,0 +1,38 @@
+"""The reference of the Python interface: which objects; their docstrings say the rest."""
+
+from __future__ import annotations
+
+HEAD = """# Python
+
+The doors that programs use; names, arguments and errors are read from the source. What else there
+is lies in the [rooms](../contributing.md#the-rooms) of the source.
+
+"""
+OBJECTS = {
+    "Recommend": [
+        "serving.recommend.Recommender",
+        "serving.schemas.Request",
+        "serving.schemas.Reply",
+    ],
+    "Call a server": ["serving.client.blocking.Client", "serving.client.asynchronous.AsyncClient"],
+    "Judge lists": [
+        "recsys.evaluation.ranking",
+        "recsys.evaluation.paired",
+    ],
+    "Search vectors": ["recsys.retrieval.index.ExactIndex"],
+    "Models": [
+        "recsys.models.two_tower.TwoTower",
+        "recsys.models.item_to_item.ItemToItem",
+    ],
+    "Train": ["recsys.training.loop.train"],
+    "Synthetic worlds": ["recsys.testing.worlds"],
+}
+
+
+def python_page() -> str:
+    """Write a directive for each object, which mkdocstrings fills from the source."""
+    parts = [HEAD]
+    for title, names in OBJECTS.items():
+        parts.append(f"## {title}\n")
+        parts += [f"::: {name}\n" for name in names]
+    return "\n".join(parts)

@@ -1,0 +1,224 @@
+"""Every code block of the documentation is run, or read by what would read it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from pipelines.cli.main import app
+from pipelines.presets.resolve import ConfigSources
+from serving.bundle.catalogue import Catalogue
+from serving.bundle.manifest import publish
+from serving.bundle.properties import Properties
+from serving.bundle.users import Users
+from serving.bundle.write import write_bundle
+from serving.client import Client
+from serving.configuration.file import configuration_of
+from serving.security.keys import Key
+from tests.docs.pages import ROOT, Block, blocks, commands
+from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
+from tests.serving.web.try_it_page import serving
+
+BLOCKS = list(blocks())
+SHELL = ("", "sh", "bash")
+# Other programs, whose options are theirs; a block of these is not run.
+PROGRAMS = {
+    "airflow", "docker", "export", "git", "kubectl", "mlflow", "openssl", "pip", "python3.12",
+    "rsync", "ssh",
+}  # fmt: skip
+SIZE = SyntheticSize(num_items=240, num_users=200)
+
+
+def of(*languages: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language in languages]
+
+
+def is_drawing(block: Block) -> bool:
+    """README's picture of the data flow is drawn in letters."""
+    return block.text.startswith("raw events")
+
+
+def test_no_block_is_left_out() -> None:
+    known = {*SHELL, "toml", "python", "json", "math", "text"}
+    assert [str(block) for block in BLOCKS if block.language not in known] == []
+    assert len(BLOCKS) > 60
+
+
+def command_of(words: list[str]) -> tuple[Any, list[str]]:
+    """Find the command that words name, and the words behind its name."""
+    found, rest = get_command(app), words[1:]
+    while hasattr(found, "commands"):
+        assert rest, f"{' '.join(words)} names no command"
+        assert rest[0] in found.commands, f"recsys has no command {rest[0]!r}"
+        found, rest = found.commands[rest[0]], rest[1:]
+    return found, rest
+
+
+def check_recsys(words: list[str]) -> None:
+    """Read a line as the command line would: its options and arguments, and what --set sets."""
+    command, rest = command_of(words)
+    values, *_ = command.make_parser(command.context_class(command)).parse_args(list(rest))
+    for parameter in command.params:
+        given = values.get(parameter.name)
+        assert given is not None or not parameter.required, f"{words} lacks {parameter.name}"
+        choices = getattr(parameter.type_descriptor.annotation, "__args__", None)
+        if isinstance(given, str) and choices and all(isinstance(one, str) for one in choices):
+            assert given in choices, words
+    if assignments := values.get("assignments"):
+        ConfigSources(preset=values.get("preset") or "shop", assignments=assignments).config()
+
+
+def check_module(words: list[str]) -> None:
+    """``python -m module``: there is such a module."""
+    assert words[1] == "-m", words
+    if words[2] not in ("pip", "pytest"):
+        assert importlib.util.find_spec(words[2]) is not None, words
+
+
+@pytest.mark.parametrize("block", of(*SHELL), ids=str)
+def test_commands_are_those_that_there_are(block: Block) -> None:
+    if is_drawing(block):
+        return
+    verbs = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in commands(block):
+        while re.match(r"[A-Z_]+=", words[0]):
+            words = words[1:]
+        name = words[0].rpartition("/")[2]
+        if name == "recsys":
+            check_recsys(words)
+        elif name == "make":
+            assert {word for word in words[1:] if "=" not in word} <= verbs
+        elif name == "python":
+            check_module(words)
+        else:
+            assert name in PROGRAMS | {"curl"}, f"{block}: {name} is not known"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["recsys rum", "recsys run --budgets 1m", "recsys data fetch", "recsys run --set blend.no=1"],
+)
+def test_a_command_that_there_is_not_is_found(line: str) -> None:
+    # Exceptions of the parser are its own classes.
+    with pytest.raises((AssertionError, Exception), match=r"no command|o such option|lacks|blend"):
+        check_recsys(line.split())
+
+
+@pytest.mark.parametrize("block", of("toml"), ids=str)
+def test_configurations_are_read(block: Block, tmp_path: Path) -> None:
+    table = tomllib.loads(block.text)
+    if set(table) <= {"surfaces", "rules", "experiments"}:
+        configuration_of(table)
+    elif "keys" in table:
+        for key in table["keys"]:
+            Key.model_validate(key | {"sha256": "0" * 64})
+    else:
+        path = tmp_path / "shop.toml"
+        # A block that shows a part of a file stands above a preset.
+        preset = "" if "preset" in table else 'preset = "shop"\n'
+        path.write_text(preset + block.text)
+        ConfigSources(path=path).config()
+
+
+@pytest.mark.parametrize("block", of("json"), ids=str)
+def test_replies_are_json_with_gaps(block: Block) -> None:
+    json.loads(re.sub(r",\s*\.\.\.(?=[\s\]}])", "", block.text))
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with ids as those of the pages, where the demo puts its own."""
+    folder = tmp_path_factory.mktemp("pages")
+    made = folder / "runs" / "movielens-100k" / "bundles"
+    made.mkdir(parents=True)
+    parts = synthetic_parts(tmp_path_factory.mktemp("parts"), SIZE)
+    numbers = [str(row) for row in range(1, SIZE.num_items + 1)]
+    catalogue = Catalogue.from_lists(
+        item_ids=numbers,
+        display_texts=["Star Wars", *(f"Title {number}" for number in numbers[1:])],
+        category_names=["Action", "Comedy", "Horror"],
+        category_values=parts.catalogue.category_values,
+        category_offsets=parts.catalogue.category_offsets,
+    )
+    users = Users.from_lists(
+        user_ids=[str(row) for row in range(1, SIZE.num_users + 1)],
+        features=parts.users.features,
+        item_rows=parts.users.item_rows,
+        offsets=parts.users.offsets,
+        times=parts.users.times,
+    )
+    years = {"release_year": [1950.0 + row % 60 for row in range(SIZE.num_items)]}
+    properties = Properties.of_values({"release_year": "number"}, years)
+    parts = replace(parts, catalogue=catalogue, users=users, properties=properties)
+    write_bundle(made, parts, version="v1")
+    publish(made, "v1")
+    return made
+
+
+@pytest.fixture(scope="module")
+def address(bundles: Path) -> Iterator[str]:
+    store = bundles.parent / "online"
+    with serving(bundles, RECSYS_STORE=f"sqlite:{store}", RECSYS_ALLOW_ADMIN="true") as (where, _):
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{where}/readyz", timeout=5).close()
+                break
+            except OSError:
+                continue
+        yield where
+
+
+def option(words: list[str], *names: str) -> str | None:
+    return next((words[words.index(name) + 1] for name in names if name in words), None)
+
+
+CURLS = [
+    pytest.param(words, id=f"{block}-{place}")
+    for block in of(*SHELL)
+    if not is_drawing(block)
+    for place, words in enumerate(commands(block))
+    if words[0] == "curl"
+]
+
+
+@pytest.mark.parametrize("words", CURLS)
+def test_requests_are_answered(words: list[str], address: str) -> None:
+    url = next(word for word in words if word.startswith("http"))
+    body = option(words, "--json", "-d")
+    # A page cuts ids short.
+    sent = None if body is None else body.replace("019aab51...", 32 * "0").encode()
+    request = urllib.request.Request(
+        url.replace("http://127.0.0.1:8000", address),
+        data=sent,
+        headers={"content-type": "application/json"},
+        method=option(words, "-X"),
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status == 200
+    except urllib.error.HTTPError as error:
+        pytest.fail(f"{error.code}: {error.read().decode()}")
+
+
+@pytest.mark.parametrize("block", of("python"), ids=str)
+def test_programs_run(
+    block: Block, bundles: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bundles.parents[2])
+    text = block.text.replace("http://127.0.0.1:8000", address)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, str(block), "exec"), names)
+    # Connections that a program keeps until it ends.
+    if isinstance(client := names.get("client"), Client):
+        client.close()
