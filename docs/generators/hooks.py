@@ -43,8 +43,15 @@ MAKERS = dict(
     )
 )
 RESULTS = {"results/index.md": results_index}
-BEHIND = ("decisions/", "results/", "changelog", "contributing", "disaggregated")
-"""Pages that a search lists behind others of equal score."""
+BOOSTS = {
+    "faq": 2.0,
+    "decisions/": 0.3,
+    "results/": 0.3,
+    "changelog": 0.3,
+    "contributing": 0.3,
+    "disaggregated": 0.3,
+}
+"""Weight of pages in a search by how their names begin: answers come before records of why."""
 ORIGINS: dict[str, Path] = {}
 """File of the repository that a page comes from, by the page's place in the site."""
 
@@ -105,9 +112,8 @@ def page_text(path: Path, uri: str) -> str:
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Fill in what a page's markers name, and turn its links into the site's."""
     uri = page.file.src_uri
-    if uri.startswith(BEHIND):
-        # Guides answer a question before records of why and how fast.
-        page.meta.setdefault("search", {"boost": 0.3})
+    boost = next((weight for name, weight in BOOSTS.items() if uri.startswith(name)), 1.0)
+    page.meta.setdefault("search", {"boost": boost})
     markdown = re.sub(r"^<!-- stage (\w+) -->$", lambda m: stage_facts(m[1]), markdown, flags=re.M)
     # Markdown ends a comment at a blank line only.
     markdown = re.sub(r"^(<!-- .*? -->)\n(?=\|)", r"\1\n\n", markdown, flags=re.M)

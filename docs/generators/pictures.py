@@ -133,7 +133,7 @@ def stage_graph() -> str:
     for name, row in depth.items():
         in_row.setdefault(row, []).append(name)
     column: dict[str, float] = {}
-    for row, names in in_row.items():
+    for names in in_row.values():
         # A stage alone in its row stands below the last one that it waits for.
         waited = waits_for(reads, names[0])
         before = max(waited, key=depth.__getitem__, default="")
