@@ -115,6 +115,7 @@ class FilterConfig:
     min_value: float | None = None
     """Events with a smaller value (a low rating) are left out; online events have no ratings."""
     min_user_events: int = 0
+    """Events that a user must have, below which all of theirs are left out."""
     min_item_events: int = 0
     """Iterative k-core: both hold for what is left. 0 and 1 switch it off."""
     max_user_events: int | None = 10_000
@@ -147,7 +148,9 @@ class SplitConfig:
     """How labels are divided into train, validation and test."""
 
     kind: SplitKind = "leave_one_out"
+    """What is held out: each user's last two events, or the latest events of all."""
     validation_share: float = 0.1
+    """Share of the events before those of test, for ``global_time``."""
     test_share: float = 0.1
     """Shares of the events, latest last, for ``global_time``."""
     tie_orders: tuple[TieOrder, ...] = ("given",)

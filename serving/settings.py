@@ -69,6 +69,7 @@ class Settings(ServingOptions):
     drain_notice_seconds: float = 1.0
     """How long ``/readyz`` says 503 after SIGTERM while requests are still taken."""
     host: str = "127.0.0.1"
+    """Address that the server listens on."""
     port: int = 8000
     """0 takes any free port."""
     beam_timeout_ms: float | None = 200.0
@@ -84,6 +85,7 @@ class Settings(ServingOptions):
     torch_threads: int = 1
     """Threads of one model call; requests are small, so more threads only wait for each other."""
     log_requests: bool = True
+    """Whether each request is a line of the log."""
     keys: Path | None = None
     """File of clients' keys (serving/security/keys.py); None asks nobody for one."""
     allow_anonymous: bool = False

@@ -6,7 +6,6 @@ Usage: python -m mkdocs build --strict
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,13 @@ from docs.generators.http import http_page
 from docs.generators.navigation import filled
 from docs.generators.pictures import data_flow, request_path, stage_graph
 from docs.generators.python import python_page
-from docs.generators.results import missed_page, results_index
+from docs.generators.results import (
+    accuracy_page,
+    commands_page,
+    missed_page,
+    results_index,
+    speed_page,
+)
 from docs.generators.stages import stage_facts, stages_page
 
 MAKERS = dict(
@@ -34,6 +39,9 @@ MAKERS = dict(
             http_page,
             python_page,
             missed_page,
+            accuracy_page,
+            speed_page,
+            commands_page,
             stages_page,
             data_flow,
             request_path,
@@ -42,6 +50,7 @@ MAKERS = dict(
         strict=True,
     )
 )
+FROM_README = ("results/accuracy.md", "results/speed.md")
 RESULTS = {"results/index.md": results_index}
 BOOSTS = {
     "faq": 2.0,
@@ -56,16 +65,9 @@ ORIGINS: dict[str, Path] = {}
 """File of the repository that a page comes from, by the page's place in the site."""
 
 
-def package_version() -> str:
-    """Read the version that is built."""
-    with (repository.ROOT / "pyproject.toml").open("rb") as file:
-        version: str = tomllib.load(file)["project"]["version"]
-    return version
-
-
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the version into the header, and all results and decisions into the navigation."""
-    config.site_name = f"{config.site_name} {package_version()}"
+    config.site_name = f"{config.site_name} {repository.package_version()}"
     config.nav = filled(config.nav)
     return config
 
@@ -73,9 +75,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add generated pages, the pages outside docs/ and whatever those pages link to."""
     ORIGINS.clear()
-    for uri, make in MAKERS.items():
-        files.append(File.generated(config, uri, content=make()))
     waiting = [repository.ROOT / "CHANGELOG.md", repository.ROOT / "CONTRIBUTING.md"]
+    for uri, make in MAKERS.items():
+        text = make()
+        files.append(File.generated(config, uri, content=text))
+        if uri in FROM_README:
+            ORIGINS[uri] = repository.ROOT / "README.md"
+            waiting += repository.linked_paths(text, ORIGINS[uri])
     waiting += sorted(repository.RESULTS.rglob("*.md"))
     for file in files.documentation_pages():
         origin = repository.DOCS / file.src_uri

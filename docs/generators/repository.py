@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,9 @@ GENERATED = (
     "reference/http.md",
     "reference/python.md",
     "results/missed.md",
+    "results/accuracy.md",
+    "results/speed.md",
+    "results/commands.md",
     "stages/index.md",
     "pictures/data-flow.svg",
     "pictures/request.svg",
@@ -40,6 +44,13 @@ AS_THEY_ARE = {".png", ".svg", ".csv", ".json", ".jsonl", ".parquet", ".html", "
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".ts": "typescript", ".sh": "bash"}
 FENCE = re.compile(r"^(```+|~~~+)")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
+
+
+def package_version() -> str:
+    """Read the version that is built."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        version: str = tomllib.load(file)["project"]["version"]
+    return version
 
 
 def uri_of(path: Path) -> str:

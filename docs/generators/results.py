@@ -5,13 +5,26 @@ from __future__ import annotations
 import json
 import re
 
-from docs.generators.repository import RESULTS
+from docs.generators.repository import RESULTS, ROOT
 from docs.generators.text import prose, table
 
 MISSED_HEAD = """# Goals that were not reached
 
 Goals were set before their numbers were measured. These are the missed ones, from the same files as
 the [results](index.md); each links to its page, which says how it was measured.
+
+"""
+
+
+SPEED_MORE = """
+Requests a second of a server: [sizing](docs/operations.md#sizing). Every measurement, with its peer
+and its goal: [results](tests/benchmarks/results/README.md).
+"""
+COMMANDS_HEAD = """# By command
+
+`recsys reproduce` runs the tables of accuracy, `recsys backtest` the replay along time, `recsys
+kernels bench` the kernels on your machine. What else is measured has a script; run it from the
+repository's root, and it writes its page anew.
 
 """
 
@@ -25,27 +38,60 @@ def results_index() -> str:
     return f"{head}\n{missed}\n\n## {rest}"
 
 
+def readme_sections() -> dict[str, str]:
+    """Cut README at its headings; what stands before the first one has the name ""."""
+    text = "\n" + (ROOT / "README.md").read_text(encoding="utf-8")
+    parts = [part.partition("\n") for part in text.split("\n## ")]
+    return {"" if not place else title: body for place, (title, _, body) in enumerate(parts)}
+
+
+def accuracy_page() -> str:
+    """Show the tables of accuracy as README has them, behind its first paragraph."""
+    _, _, tables = readme_sections()[""].strip().partition("\n\n")[2].partition("\n\n")
+    return f"# Accuracy\n\n{tables}\n"
+
+
+def speed_page() -> str:
+    """Show the table of sizes and times as README has it."""
+    title = "Past one machine"
+    if title not in (found := readme_sections()):
+        raise ValueError(f"README.md has no section {title!r} to show as the page of speed")
+    return f"# Speed and size\n{found[title]}\n{SPEED_MORE}"
+
+
+def commands_page() -> str:
+    """List, for each command that measures, the pages that it writes."""
+    rows = []
+    for path in sorted(RESULTS.rglob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        page = path.with_suffix(".md")
+        if isinstance(found, dict) and "script" in found and page.exists():
+            place = page.relative_to(RESULTS)
+            device = found.get("device", "")
+            where = device if isinstance(device, str) else "; ".join(device)
+            rows.append(
+                (f"`python -m {found['script']}`", f"[{place.stem}]({place})", prose(where))
+            )
+    by_command = table(("command", "writes", "measured on"), sorted(rows))
+    return f"{COMMANDS_HEAD}{by_command}"
+
+
 def missed_page() -> str:
     """List the missed goals of every result, by subject."""
     parts = [MISSED_HEAD]
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        rows = []
+        lines = []
         for path in sorted(folder.glob("*.json")):
             found = json.loads(path.read_text(encoding="utf-8"))
             measured = found.get("rows", []) if isinstance(found, dict) else []
-            page = path.with_suffix(".md").name
-            rows += [
-                (
-                    f"[{path.stem}]({folder.name}/{page})",
-                    prose(one["name"]),
-                    number(one),
-                    prose(one["goal"]),
-                )
+            link = f"[{path.stem}]({folder.name}/{path.stem}.md)"
+            lines += [
+                f"- {link}, {prose(one['name'])}: {number(one)}, goal {prose(one['goal'])}"
                 for one in measured
                 if one.get("met") is False and path.with_suffix(".md").exists()
             ]
-        if rows:
-            parts += [f"## {folder.name}\n", table(("result", "what", "measured", "goal"), rows)]
+        if lines:
+            parts += [f"## {folder.name}\n", "\n".join(lines) + "\n"]
     return "\n".join(parts)
 
 

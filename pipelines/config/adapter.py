@@ -21,7 +21,9 @@ class AdapterConfig(TrainingConfig):
     model: Literal["auto", "two_tower", "sequence", "ranker"] = "auto"
     """Adapted model; ``auto`` is the sequence model if it is released, else the two-tower."""
     rank: int = 8
+    """Width of the correction."""
     alpha: float = 16.0
+    """Scale of the correction, divided by the rank."""
     targets: tuple[str, ...] = ()
     """Patterns of layer names; by default the linear layers of the query side, or those of a ranker
     that read one row per candidate."""
@@ -34,6 +36,7 @@ class AdapterConfig(TrainingConfig):
     """Share of the mean item vector that the adapter subtracts at first, where the base was trained
     on less than half of the domain's items; 0 for none."""
     dropout: float = 0.0
+    """Share of an adapted layer's inputs that are dropped in a training step."""
     max_share: float = 0.05
     """Maximum parameters of an adapter, as a share of the base's."""
     metric: str = "ndcg@10"

@@ -95,6 +95,7 @@ class SemanticIdsConfig:
     """What the codes group: items of like content, or items that people take alike, by the item
     vectors of the sequence model. New items get theirs by content either way."""
     num_levels: int = 3
+    """Codes of an ID, coarse to fine."""
     codes_per_level: int | None = None
     """None chooses by the size of the catalogue, at most 256."""
     resolution: Literal["nearest_free", "extra_level"] = "nearest_free"

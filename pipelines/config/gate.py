@@ -14,6 +14,7 @@ class GateConfig:
     num_queries: int = 200
     """Users for whom champion and challenger make a list."""
     list_length: int = 20
+    """Length of those lists."""
     min_kept_items: float = 0.9
     """Share of the champion's items that the challenger still has."""
     min_kept_users: float = 0.5

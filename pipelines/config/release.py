@@ -47,6 +47,7 @@ class ReleaseConfig:
     """What happens to a challenger that is shown to be neither better nor worse: newer data serve,
     or the champion stays."""
     min_index_recall: float = 0.99
+    """Least recall of the index against exact search."""
     promote: bool = True
     """Whether a bundle that passed is served at once, as champion; else it stays challenger until
     ``recsys promote``. The first bundle is always champion."""

@@ -222,7 +222,9 @@ class RunConfig:
     """One run, from raw events to a released bundle."""
 
     workspace: Path
+    """Folder of the run's artefacts, relative to the working directory."""
     seed: int = 0
+    """Of all that is drawn at random."""
     engine: Engine = "local"
     """Where work is done: in this process; training stages on several (``torchrun``); preparation
     and batch scoring as tasks on a cluster (``ray``). No artefact depends on it."""

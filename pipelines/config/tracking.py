@@ -11,11 +11,13 @@ class TrackingConfig:
     """Where runs are recorded; ``[tracking]``."""
 
     enabled: bool = True
+    """Whether runs are recorded at all."""
     uri: str | None = None
     """An MLflow server (http://host:5000) or database (sqlite:////path/mlflow.db); None is the one
     of MLFLOW_TRACKING_URI, else SQLite in the workspace. User and password come from
     MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
     experiment: str = "recsys"
+    """Name under which MLflow lists the runs."""
     model: str = "recsys"
     """Name of the bundles in the model registry."""
     upload_bundles: bool = True
@@ -31,7 +33,9 @@ class TrackingConfig:
     live_seconds: float = 60.0
     """How often a run's curves are sent while it runs, in the background."""
     request_seconds: int = 5
+    """How long one request to the server may take."""
     max_retries: int = 1
+    """More attempts of a request that failed."""
 
     def __post_init__(self) -> None:
         if self.uri is not None and urlsplit(self.uri).password:

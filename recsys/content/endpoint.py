@@ -39,10 +39,12 @@ class EndpointConfig:
     base_url: str
     """Such as "http://127.0.0.1:8080/v1"."""
     model: str
+    """Name by which the endpoint knows the model."""
     api_key_variable: str = ""
     """Name of the environment variable that holds the key; empty where no key is needed. The key
     itself never stands in a configuration, a log or an artefact."""
     timeout_seconds: float = 60.0
+    """How long one request may take."""
     max_retries: int = 4
     """More attempts after a timeout, a lost connection, status 408, 409, 429 or 5xx, or a reply
     that is no JSON."""

@@ -46,6 +46,7 @@ class ContentSimilarityConfig:
     history_power: float = 1.0
     """The r-th latest event of the history counts r ** -history_power."""
     max_history: int = 50
+    """Latest events of a history that count."""
     whitening: float = 1.0
     """How far directions are made equally long: 1 is fully, 0 leaves the vectors as they are but
     for their mean."""

@@ -38,9 +38,11 @@ class ItemToItemConfig:
     """Settings of ItemToItem; the defaults were chosen on validation of three Amazon sets."""
 
     num_neighbours: int = 200
+    """Strongest pairs of an item that are kept."""
     window: int = 20
     """Largest distance between two events that form a pair."""
     distance_power: float = 0.4
+    """Two events d apart add d ** -distance_power to their pair."""
     reverse_weight: float = 0.3
     """Weight of a pair against the direction of time, relative to along it."""
     source_power: float = 0.3
@@ -50,6 +52,7 @@ class ItemToItemConfig:
     history_power: float = 0.85
     """The r-th latest event of the history counts r ** -history_power."""
     max_history: int = 50
+    """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
         for name in ("num_neighbours", "window", "max_history"):

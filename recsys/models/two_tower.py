@@ -47,11 +47,15 @@ class TwoTowerConfig:
     """Settings of TwoTower; the defaults were chosen on validation of Amazon Beauty."""
 
     embedding_dim: int = 128
+    """Width of query and item vectors."""
     max_history: int = 50
+    """Latest events of a history that count."""
     num_heads: int = 1
+    """Heads of the attention; they divide the width."""
     hidden_dim: int = 256
     """Width inside the query tower's feed-forward layer."""
     dropout: float = 0.4
+    """Share of values that are dropped in a training step."""
     id_dropout: float = 0.05
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
@@ -61,9 +65,11 @@ class TwoTowerConfig:
     temperature: float = 0.07
     """Divides the cosine before the softmax."""
     label_smoothing: float = 0.1
+    """Share of the target that is spread over all candidates."""
     num_uniform_negatives: int = 2048
     """Uniform draws per step; as many as there are items or more means every item once."""
     backend: Backend = "auto"
+    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:

@@ -27,11 +27,13 @@ class FaissIndexConfig:
     """
 
     kind: Kind | Literal["auto"] = "auto"
+    """Kind of the index; ``auto`` chooses by the number of items."""
     flat_max_rows: int = 50_000
     """Up to so many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
     IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
     masks, so it is taken only where it is requested."""
     hnsw_neighbors: int = 32
+    """Links of a node of HNSW."""
     hnsw_build_effort: int = 100
     """Candidates kept while a node is linked (efConstruction)."""
     ivf_lists_per_sqrt_row: int = 4
@@ -44,6 +46,7 @@ class FaissIndexConfig:
     build_threads: int = 1
     """With 1, equal inputs give equal bytes on any number of cores."""
     seed: int = 0
+    """Of what the index draws while it is built."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("auto", *get_args(Kind)):

@@ -37,6 +37,7 @@ class ScheduleConfig:
     warmup_steps: int = 0
     """Steps of linear rise from learning_rate / warmup_steps."""
     decay: Literal["constant", "linear", "cosine"] = "cosine"
+    """How the learning rate falls after the warm-up."""
     decay_steps: int | None = None
     """Step at which the decay ends, warm-up included; None is the run's number of steps. A refit
     that stops early keeps the original's schedule by giving the original's number of steps."""
@@ -88,12 +89,16 @@ class AdamWConfig:
     """
 
     weight_decay: float = 0.01
+    """Share of a weight that a step takes off, times the learning rate."""
     decay_embeddings: bool = False
     """Whether embedding tables decay too. Off: a rare item's row would shrink to nothing between
     its updates."""
     beta1: float = 0.9
+    """Decay of the gradients' running mean."""
     beta2: float = 0.999
+    """Decay of the squared gradients' running mean."""
     eps: float = 1e-8
+    """Added to the divisor, so that it is never 0."""
     tables: Literal["auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad"] = "auto"
     """How embedding tables move. ``dense``: as any other weight, every row at every step. ``adam``:
     only rows of the batch, inside the backward; a row's moments then rest while it does not occur.

@@ -21,6 +21,7 @@ class TrainingConfig:
     """How a model is trained; for the two-tower the examples are the labels."""
 
     batch_size: int = 512
+    """Examples of a step, over all ranks."""
     max_epochs: float = 30.0
     """Passes over the examples, unless validation stops the run before."""
     max_steps: int | None = None
@@ -29,6 +30,7 @@ class TrainingConfig:
     """Ends it after so long, with one more validation and the learning rate decayed by then; None
     is no limit. Members that are trained apart share it, a refit has it anew."""
     epochs_per_evaluation: float = 1.0
+    """Passes from one look at validation to the next."""
     validation_users: int = 5_000
     """Users, drawn once by the seed, on whom the best step is chosen."""
     patience: int = 4
@@ -38,7 +40,9 @@ class TrainingConfig:
     optimizer: AdamWConfig = field(default_factory=AdamWConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     max_grad_norm: float | None = 1.0
+    """Norm that a gradient is scaled down to; None scales none."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the forward pass; ``auto`` is bfloat16 on a GPU that has it, float32 elsewhere."""
     device: str = "auto"
     """``auto`` takes a GPU where there is one; or ``cpu``, ``cuda``, ``cuda:1``."""
     refit_epochs: float | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,11 @@ import pytest
 from typer.main import get_command
 
 from docs.generators.command_line import commands
-from docs.generators.hooks import package_version
+from docs.generators.configuration import docstrings_of
+from docs.generators.repository import package_version
 from pipelines.cli.main import app
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import keys_of
+from pipelines.config.toml import dataclasses_in, keys_of
 from serving.settings import Settings
 from serving.web.openapi import document
 from tests.conftest import BuiltOnce
@@ -43,6 +46,7 @@ def build(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def site(built_once: BuiltOnce) -> Path:
+    pytest.importorskip("mkdocs", reason="needs MkDocs: make install")
     return built_once("site", build)
 
 
@@ -70,6 +74,22 @@ def test_the_references_name_every_command_key_setting_and_route(site: Path) -> 
 
     page = text_of(site / "reference" / "http.html")
     assert [path for path in document()["paths"] if path not in page] == []
+
+
+def undocumented(kind: type) -> Iterator[str]:
+    """List the keys of a configuration, and of those in it, that no docstring says anything of."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        within = list(dataclasses_in(hints[field.name]))
+        for one in within:
+            yield from undocumented(one)
+        if not within and not docstrings_of(kind).get(field.name):
+            yield f"{kind.__name__}.{field.name}"
+
+
+@pytest.mark.parametrize("kind", [RunConfig, Settings])
+def test_every_key_says_what_it_does(kind: type) -> None:
+    assert sorted(set(undocumented(kind))) == []
 
 
 def test_python_has_its_docstrings(site: Path) -> None:

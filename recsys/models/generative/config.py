@@ -18,15 +18,19 @@ class GenerativeConfig:
     """Settings of GenerativeModel; the defaults were chosen on validation of Amazon Beauty."""
 
     embedding_dim: int = 128
+    """Width of codes, events and states."""
     max_length: int = 50
     """Events of a history that are read."""
     num_layers: int = 2
+    """Blocks of the decoder."""
     num_heads: int = 2
+    """Heads of the attention; they divide the width."""
     hidden_dim: int = 256
     """Width inside a block's feed-forward layer."""
     position_buckets: int = 32
     """Distances between places that have a bias of their own."""
     dropout: float = 0.3
+    """Share of values that are dropped in a training step."""
     items: Literal["codes", "codes_tower", "codes_vectors"] = "codes_tower"
     """What an event is made of: codes alone, or also the item's id, content and categories, or also
     a vector of the item that another model has made, which is read as it is."""
@@ -36,7 +40,9 @@ class GenerativeConfig:
     id_dropout: float = 0.05
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
+    """Factor of the content's vector beside that of the id."""
     id_init_scale: float = 0.3
+    """Factor of the id table's first values, so that content leads before ids are learned."""
     memory_orders: tuple[int, ...] = ()
     """Lengths n of the n-grams of IDs that a hashed memory holds; empty for no memory."""
     memory_rows: int = 1 << 16
@@ -53,6 +59,7 @@ class GenerativeConfig:
     temperature: float = 0.07
     """Divides the dense head's cosine before the softmax."""
     dense_label_smoothing: float = 0.2
+    """Share of the target that is spread over all candidates."""
     num_uniform_negatives: int | None = None
     """Uniform draws per step that the dense head ranks beside the batch's labels; None is all."""
     leave_out_history: bool = True
@@ -60,6 +67,7 @@ class GenerativeConfig:
     max_scores: int = MAX_SCORES
     """Dense scores that training holds at a time."""
     backend: Backend = "auto"
+    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
 
     def __post_init__(self) -> None:
         for name, allowed in (

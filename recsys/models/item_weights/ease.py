@@ -36,6 +36,7 @@ class EaseWeightsConfig:
     """Whether EASE is a source of candidates, and its settings."""
 
     enabled: bool = False
+    """Whether it is fitted, measured beside the others and served."""
     l2: tuple[float, ...] = (100.0, 30.0, 300.0)
     """L2 penalties, in users of an item, of which validation chooses."""
     history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
@@ -55,6 +56,7 @@ class EaseWeightsConfig:
     max_events: int = 500
     """Latest events of a user that are read."""
     max_history: int = 200
+    """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
         if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):

@@ -32,6 +32,7 @@ class ItemKnnConfig:
     """Whether item-kNN is a source of candidates, and its settings."""
 
     enabled: bool = False
+    """Whether it is fitted, measured beside the others and served."""
     length_weight: tuple[float, ...] = (0.0, 0.7)
     """How much a user's number of items takes from each pair, of which validation chooses."""
     half_life_days: tuple[float, ...] = (NO_DECAY, 365.0)
@@ -41,9 +42,11 @@ class ItemKnnConfig:
     """The r-th latest event of the history counts r ** -history_power, of which validation
     chooses."""
     num_neighbours: int = 200
+    """Strongest pairs of an item that are kept."""
     max_events: int = 500
     """Latest events of a user that are read."""
     max_history: int = 200
+    """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
         for name in ("length_weight", "half_life_days"):

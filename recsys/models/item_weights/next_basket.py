@@ -44,7 +44,9 @@ class NextBasketConfig:
     """The r-th latest event of the history counts r ** -history_power, of which validation
     chooses."""
     num_neighbours: int = 200
+    """Strongest pairs of an item that are kept."""
     max_history: int = 200
+    """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
         check_powers(self.history_power)

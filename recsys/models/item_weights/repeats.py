@@ -27,6 +27,7 @@ class RepeatsConfig:
     history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0, 2.0)
     """An item's r-th latest event counts r ** -history_power, of which validation chooses."""
     max_history: int = 200
+    """Latest events of a history that count."""
 
     def __post_init__(self) -> None:
         check_powers(self.history_power)

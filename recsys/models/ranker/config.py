@@ -63,25 +63,32 @@ class RankerConfig:
     key_dim: int = 32
     """Width of target attention's keys."""
     max_history: int = 50
+    """Latest events of a history that count."""
     num_cross_layers: int = 2
+    """Layers in which fields cross (DCN-v2)."""
     cross_rank: int = 0
     """Width inside a cross layer; 0 is a full matrix."""
     trunk: Trunk = "sparse"
+    """What lies between the crossed fields and the tasks' heads."""
     hidden_dim: int = 48
     """Inner width of an expert, or of a dense trunk."""
     num_experts: int = 8
+    """Experts of a sparse trunk."""
     top_k: int = 2
     """Experts of a candidate in a sparse trunk."""
     num_shared_experts: int = 0
     """Additional experts that every candidate visits, in a sparse trunk."""
     router: Literal["sigmoid", "softmax", "noisy"] = "softmax"
+    """How a candidate's experts are chosen and weighed."""
     routed_by: Literal["item", "fields"] = "item"
     """What the router reads: the candidate's field alone, so that similar items share experts for
     every user, or all fields."""
     bias_rate: float = 0.01
+    """Largest step of an expert's bias, which balances the rows that experts get."""
     dense_steps: int = 0
     """First training steps, in which candidates visit every expert."""
     router_loss_weight: float = 0.01
+    """Weight of the routers' own loss, where they have one."""
     router_certainty: float = 0.0
     """Weight of each candidate's routing entropy, for ``top_k`` 1: 0.1 lets a router find groups of
     items by itself."""
@@ -99,15 +106,19 @@ class RankerConfig:
     task_values: Mapping[str, float] = field(default_factory=dict)
     """Value of each task in the score; 1 where not named."""
     dropout: float = 0.0
+    """Share of values that are dropped in a training step."""
     id_dropout: float = 0.05
     """Share of items whose id is dropped in a training step, so that content learns to replace it;
     at 1 the model reads content and categories only, in serving too."""
     content_weight: float = 1.0
+    """Factor of the content's vector beside that of the id."""
     id_init_scale: float = 0.3
+    """Factor of the id table's first values, so that content leads before ids are learned."""
     tile_rows: int = 384
     """Candidates scored at a time, padded, so that a score has the same bits in any batch; a
     multiple of 32. MKL's AVX2 kernels keep that promise at multiples of 96."""
     backend: Backend = "auto"
+    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
 
     def __post_init__(self) -> None:
         self._check_names_and_sizes()

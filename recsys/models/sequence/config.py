@@ -31,10 +31,13 @@ class SequenceConfig:
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"
+    """Kind of the blocks: SASRec's attention or HSTU."""
     member_blocks: tuple[Block, ...] = ()
     """Kind of each member's blocks where they differ; none: all are as ``block``."""
     num_blocks: int = 1
+    """Blocks one after the other."""
     num_heads: int = 1
+    """Heads of the attention; they divide the width."""
     hidden_dim: int = 256
     """Width inside an attention block's feed-forward layer."""
     position_buckets: int = 32
@@ -49,18 +52,22 @@ class SequenceConfig:
     absolute_positions: bool = True
     """Whether an event also carries its place in the sequence."""
     dropout: float = 0.4
+    """Share of values that are dropped in a training step."""
     id_dropout: float = 0.1
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
+    """Factor of the content's vector beside that of the id."""
     num_neighbours: int = 0
     """Items whose ids an item also reads: those that occur most near it in the events that the
     model is fitted on (models/sequence/neighbours.py). 0 for none."""
     neighbour_weight: float = 1.0
     """Of the mean of the neighbours' ids beside the item's own id."""
     id_init_scale: float = 0.3
+    """Factor of the id table's first values, so that content leads before ids are learned."""
     temperature: float = 0.07
     """Divides the cosine before the softmax."""
     label_smoothing: float = 0.25
+    """Share of the target that is spread over all candidates."""
     num_uniform_negatives: int | None = None
     """Uniform draws per step beside the batch's labels; None ranks against every item."""
     leave_out_history: bool = True
@@ -69,6 +76,7 @@ class SequenceConfig:
     max_scores: int = MAX_SCORES
     """Scores that training holds at a time: what a large catalogue costs in memory."""
     backend: Backend = "auto"
+    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
 
     def __post_init__(self) -> None:
         self._check_members()
