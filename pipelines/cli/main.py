@@ -24,7 +24,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
-from pipelines.cli.offline import backtest, compare, reproduce, tune
+from pipelines.cli.offline import backtest, compare, judge, reproduce, tune
 from pipelines.cli.online import control, dashboard, events, experiments, keys, mcp, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import (
@@ -87,6 +87,7 @@ for command in (
     score.score,
     backtest.backtest,
     tune.tune,
+    judge.judge,
     monitor.monitor,
     ingest.ingest,
     status.status,
@@ -217,6 +218,7 @@ def run_recorded(
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets import resolve as presets
+    from pipelines.publishing.gate.judged import check_judges
     from pipelines.stages.list import STAGES
 
     (config, preset, workspace, assigned), (only, until, force) = sources, stages
@@ -231,6 +233,7 @@ def run_recorded(
             'it out, or take preset = "auto"'
         )
     presets.check_places(settings)
+    check_judges(settings.release.gate, settings.workspace)
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else presets.with_dataset(settings)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pipelines.publishing.gate.judged import judged_verdicts
 from pipelines.publishing.gate.subject import Subject, at_least, at_most
 from pipelines.publishing.write_release import TIMED
 from serving.bundle.load import Bundle
@@ -86,6 +87,7 @@ def good_lists(subject: Subject) -> Iterator[Verdict]:
     yield latency(subject, challenger, champion[0] if champion else None)
     if champion and len(users) >= MIN_USERS:
         yield from variety(subject, challenger, champion[0])
+        yield from judged_verdicts(subject, users, challenger.items, champion[0].items)
 
 
 def latency(subject: Subject, challenger: Lists, champion: Lists | None) -> Verdict:

@@ -1,0 +1,265 @@
+"""Judge the lists of a run on validation, and measure the judges themselves.
+
+Axes: L users whose lists are judged, k list length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+from torch import Tensor
+
+from pipelines.inputs.tensors import CONTENT_FILE, read_inputs, released_order
+from pipelines.judging.honesty import honesty
+from pipelines.judging.language_judge import NAME, LanguageJudge
+from pipelines.publishing.gate.judged import report_path
+from pipelines.ranking.artefact import RANKED
+from recsys.content.prompt import LanguageModel
+from recsys.data.dataset import Sequences
+from recsys.data.durable import replace_file
+from recsys.evaluation.bootstrap import BootstrapConfig
+from recsys.evaluation.judges import (
+    Judge,
+    biases_of,
+    click_agreement,
+    planted_lists,
+    rank_correlation,
+    separation,
+)
+from recsys.evaluation.rubrics import Known, rubrics_of
+from serving.recommend import Recommender
+
+SERVED = (RANKED, "blend_fast", "blend")
+"""What is served, the first that a run has."""
+LIKELY = 0.5
+"""Agreement by chance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Lists of one run's models for the same users."""
+
+    known: Known
+    users: Tensor
+    """User rows, [L]."""
+    lists: Mapping[str, Tensor]
+    """By model, [L, k], 0 behind the end of a short list."""
+    hits: Mapping[str, Tensor]
+    """Whether a list has the user's held-out event, [L] bool."""
+    titles: Mapping[int, str]
+
+    @property
+    def served(self) -> str:
+        """The model whose lists are served, or the first there is."""
+        return next((name for name in SERVED if name in self.lists), next(iter(self.lists)))
+
+    def some(self, number: int) -> Judged:
+        """Take the first users: they are in random order."""
+        return Judged(
+            known=self.known,
+            users=self.users[:number],
+            lists={name: rows[:number] for name, rows in self.lists.items()},
+            hits={name: hit[:number] for name, hit in self.hits.items()},
+            titles=self.titles,
+        )
+
+
+def read_lists(workspace: Path, *, k: int, num_users: int, seed: int) -> Judged:
+    """Read the lists that evaluate kept for validation.
+
+    Raises:
+        ValueError: The run has none; says what to run.
+    """
+    features = workspace / "build_features"
+    if not features.is_dir():
+        raise ValueError(f"{workspace} has no build_features; run recsys run there first")
+    order = released_order(features)
+    path = workspace / "evaluate" / f"per_user_{order}_validation.parquet"
+    if not path.exists():
+        raise ValueError(f"{path} is missing; run recsys run, whose stage evaluate writes it")
+    content = workspace / "embed_items"
+    inputs = read_inputs(features, content if (content / CONTENT_FILE).exists() else None, order)
+    table = pl.read_parquet(path).unique("user_row", keep="first", maintain_order=True)
+    chosen = np.random.default_rng(seed).permutation(len(table))[:num_users]
+    table = table[chosen.tolist()]
+    names = [name.removeprefix("top_k_") for name in table.columns if name.startswith("top_k_")]
+    lists = {name: _padded(table[f"top_k_{name}"].to_list(), k) for name in names}
+    targets = torch.from_numpy(table["item_row"].to_numpy().copy())
+    known = Known(
+        histories=inputs.sequences.histories(inputs.sequences.train_end),
+        categories=inputs.catalogue.categories,
+        num_categories=inputs.sizes.num_categories,
+        content=inputs.catalogue.content,
+        first_seen=_first_seen(inputs.sequences, inputs.sizes.num_item_rows),
+    )
+    return Judged(
+        known=known,
+        users=torch.from_numpy(table["user_row"].to_numpy().copy()),
+        lists=lists,
+        hits={name: (rows == targets[:, None]).any(1) for name, rows in lists.items()},
+        titles=_titles(features),
+    )
+
+
+def _padded(rows: list[list[int]], k: int) -> Tensor:
+    found = torch.zeros(len(rows), k, dtype=torch.int64)
+    for place, row in enumerate(rows):
+        found[place, : min(k, len(row))] = torch.tensor(row[:k], dtype=torch.int64)
+    return found
+
+
+def _first_seen(sequences: Sequences, num_item_rows: int) -> Tensor | None:
+    """When each item had its first training event, as a share of the time, [N]."""
+    if sequences.times is None:
+        return None
+    place = np.arange(sequences.num_events)
+    owners = np.repeat(np.arange(len(sequences.offsets) - 1), np.diff(sequences.offsets))
+    train = place < np.asarray(sequences.train_end)[owners]
+    items, times = np.asarray(sequences.item_rows)[train], np.asarray(sequences.times)[train]
+    first = np.full(num_item_rows, np.inf)
+    np.minimum.at(first, items, times.astype(np.float64))
+    if not len(times):
+        return None
+    low, high = float(times.min()), float(times.max())
+    share = (first - low) / max(1.0, high - low)
+    return torch.from_numpy(np.where(np.isfinite(first), share, np.nan))
+
+
+def _titles(features: Path) -> dict[int, str]:
+    items = pl.read_parquet(features / "items.parquet")
+    text = next((name for name in ("display_text", "title") if name in items.columns), "item_id")
+    return {
+        row: " ".join(str(title or "").split())
+        for row, title in items.select("item_row", text).iter_rows()
+    }
+
+
+def measured(judge: Judge, judged: Judged, planted: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Say how a judge scores models and planted lists, and what speaks for it and against it."""
+    scores = {name: judge(lists, judged.users) for name, lists in judged.lists.items()}
+    good = scores[judged.served]
+    whole = (judged.lists[judged.served] > 0).all(1)
+    separated = {
+        kind: separation(good[whole], judge(lists, judged.users[whole]))
+        for kind, lists in planted.items()
+    }
+    clicks = click_agreement(scores, judged.hits, BootstrapConfig(num_resamples=1_000))
+    biases = biases_of(judge, judged.lists[judged.served], judged.users)
+    return {
+        "mean": {name: float(one.nanmean()) for name, one in scores.items()},
+        "separates": separated,
+        "clicks": None if clicks is None else clicks._asdict(),
+        "shown": clicks is not None and clicks.low > LIKELY,
+        "position_bias": biases.position,
+        "length_bias": biases.length,
+        "scores": torch.cat(list(scores.values())),
+    }
+
+
+def judge_lists(
+    workspace: Path,
+    *,
+    k: int = 10,
+    num_users: int = 1_000,
+    num_by_model: int = 50,
+    num_explained: int = 20,
+    model: LanguageModel | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Judge a run's lists by every rubric, and by a language model where one is given.
+
+    Writes the document that a release gate reads.
+
+    Args:
+        num_by_model: Users whose lists the language model judges: those of the served model and
+            of popularity, reversed, halved and planted.
+        num_explained: Users whose lists' explanations are held against other histories, where the
+            run has a bundle.
+    """
+    judged = read_lists(workspace, k=k, num_users=num_users, seed=seed)
+    if not len(judged.users):
+        raise ValueError(f"{workspace} has no user with a held-out event of validation")
+    planted = _planted(judged, seed)
+    found = {
+        name: measured(partial(rubric, known=judged.known), judged, planted)
+        for name, rubric in rubrics_of(judged.known).items()
+    }
+    document: dict[str, Any] = {
+        "num_users": len(judged.users),
+        "k": k,
+        "served": judged.served,
+        "judges": found,
+        "correlation": _correlations(found),
+    }
+    if model is not None:
+        _with_model(document, judged.some(num_by_model), model, seed)
+    if num_explained and (workspace / "bundles" / "current").exists():
+        recommender = Recommender.load(workspace / "bundles" / "current")
+        document["explanations"] = honesty(recommender, num_users=num_explained, k=k, seed=seed)
+    for one in found.values():
+        del one["scores"]
+    path = report_path(workspace)
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps(finite(document), indent=1, allow_nan=False)
+    replace_file(path, lambda partial: _write(partial, text))
+    return {**finite(document)}
+
+
+def finite(value: Any) -> Any:
+    """Give None for each number that is none: JSON has no NaN."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _planted(judged: Judged, seed: int) -> dict[str, Tensor]:
+    lists = judged.lists[judged.served]
+    whole = (lists > 0).all(1)
+    generator = torch.Generator().manual_seed(seed)
+    return planted_lists(lists[whole], judged.users[whole], judged.known, generator)
+
+
+def _correlations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    return {
+        one: {
+            other: rank_correlation(found[one]["scores"], found[other]["scores"])
+            for other in found
+            if other != one
+        }
+        for one in found
+    }
+
+
+def _with_model(document: dict[str, Any], judged: Judged, model: LanguageModel, seed: int) -> None:
+    """Add the language model: its own scores, and rubrics of the same lists beside them."""
+    names = [name for name in (judged.served, "popularity") if name in judged.lists]
+    few = Judged(
+        known=judged.known,
+        users=judged.users,
+        lists={name: judged.lists[name] for name in names},
+        hits={name: judged.hits[name] for name in names},
+        titles=judged.titles,
+    )
+    judge = LanguageJudge(model, lambda row: judged.titles.get(row, ""), judged.known)
+    own = measured(judge, few, _planted(few, seed))
+    scores = own.pop("scores")
+    rows, users = torch.cat(list(few.lists.values())), few.users.repeat(len(names))
+    own["correlation"] = {
+        name: rank_correlation(scores, rubric(rows, users, judged.known))
+        for name, rubric in rubrics_of(judged.known).items()
+    }
+    own["cost"] = {**judge.costs(), "model": model.name, "num_users": len(few.users)}
+    document["judges"][NAME] = {**own, "scores": scores}
