@@ -153,7 +153,7 @@ def measured(judge: Judge, judged: Judged, planted: Mapping[str, Tensor]) -> dic
         for kind, lists in planted.items()
     }
     clicks = click_agreement(scores, judged.hits, BootstrapConfig(num_resamples=1_000))
-    biases = biases_of(judge, judged.lists[judged.served], judged.users)
+    biases = biases_of(judge, judged.lists[judged.served], judged.users, good)
     return {
         "mean": {name: float(one.nanmean()) for name, one in scores.items()},
         "separates": separated,

@@ -160,9 +160,13 @@ class Biases(NamedTuple):
     """Mean change where a list is cut to its first half; below 0 it prefers long lists."""
 
 
-def biases_of(judge: Judge, lists: Tensor, users: Tensor) -> Biases:
-    """Measure how a judge follows order and length."""
-    scores = judge(lists, users).double()
+def biases_of(judge: Judge, lists: Tensor, users: Tensor, scores: Tensor) -> Biases:
+    """Measure how a judge follows order and length.
+
+    Args:
+        scores: What it gave the lists as they are, [L].
+    """
+    scores = scores.double()
     turned = judge(lists.flip(1), users).double()
     half = judge(lists[:, : max(1, lists.shape[1] // 2)], users).double()
     known = scores[~scores.isnan()]

@@ -74,7 +74,7 @@ def test_a_rubric_is_a_share_and_knows_no_order(name):
     scores = RUBRICS[name](good, users, known)
     assert scores.shape == (U,)
     assert bool(((scores >= 0) & (scores <= 1)).all())
-    found = biases_of(lambda lists, of: RUBRICS[name](lists, of, known), good, users)
+    found = biases_of(lambda lists, of: RUBRICS[name](lists, of, known), good, users, scores)
     assert found.position == pytest.approx(0, abs=1e-9)
     empty = RUBRICS[name](torch.zeros(2, K, dtype=torch.int64), users[:2], known)
     assert bool(empty.isfinite().all())
@@ -131,9 +131,13 @@ def test_correlation_and_biases_of_judges_that_are_known():
     assert rank_correlation(one, -one) == pytest.approx(-1)
     assert np.isnan(rank_correlation(one, torch.ones(4)))
     lists, users = torch.arange(1, 41).reshape(10, 4), torch.arange(10)
-    first = biases_of(lambda rows, _: rows[:, 0].double(), lists, users)
+    first = biases_of(lambda rows, _: rows[:, 0].double(), lists, users, lists[:, 0])
     assert first.position > 0.2
     assert first.length == 0
-    long = biases_of(lambda rows, _: (rows > 0).sum(1) + rows.amax(1) * 0.1, lists, users)
+
+    def length(rows, _):
+        return (rows > 0).sum(1) + rows.amax(1) * 0.1
+
+    long = biases_of(length, lists, users, length(lists, users))
     assert long.position == pytest.approx(0)
     assert long.length < -1
