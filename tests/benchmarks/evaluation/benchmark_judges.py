@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pipelines.judging.run import judge_lists
@@ -23,35 +22,51 @@ from tests.recsys.evaluation.test_judges import BY_RUBRIC, world
 SEEDS = (0, 1, 2)
 
 
-def of_run(workspace: Path) -> list[Row]:
-    """Judge a run's lists."""
+def measured(workspace: Path) -> tuple[list[Row], str]:
+    """Judge a run's lists; the numbers, and what else to say."""
     begin = time.perf_counter()
     document = judge_lists(workspace)
     seconds = time.perf_counter() - begin
-    rows = []
-    for name, one in document["judges"].items():
-        for kind, auc in one["separates"].items():
-            bar = 0.9 if BY_RUBRIC[kind] == name else None
-            rows.append(Row(name=f"{name}: AUC {kind}", value=auc, at_least=bar))
-        clicks = one["clicks"]
-        rows += [
-            Row(name=f"{name}: agrees with clicks", value=100 * clicks["mean"], unit="%"),
-            Row(name=f"{name}: low", value=100 * clicks["low"], unit="%"),
-            Row(name=f"{name}: high", value=100 * clicks["high"], unit="%"),
-            Row(name=f"{name}: halved, sd", value=one["length_bias"]),
-        ]
+    judges, worlds = document["judges"], of_worlds()
+    rows = [
+        Row(
+            name=f"AUC of {kind} by {name}",
+            value=judges[name]["separates"][kind],
+            peer=f"{worlds[kind]:.3f} in worlds",
+            at_least=0.9,
+        )
+        for kind, name in BY_RUBRIC.items()
+    ]
     held = document["explanations"]
     rows += [
-        Row(name="explanations: named items lose places", value=100 * held["holds"], unit="%"),
-        Row(name="explanations: random items", value=100 * held["random_holds"], unit="%"),
-        Row(name="explanations: AUC", value=held["separates"], at_least=0.9),
-        Row(name="all of it", value=seconds, unit="s"),
+        Row(
+            name="AUC of explanations with random items",
+            value=held["separates"],
+            peer=f"{held['holds']:.1%} of named, {held['random_holds']:.1%} of random items hold",
+            at_least=0.9,
+        ),
+        Row(name="seconds of recsys judge", value=seconds, unit="s"),
     ]
-    return rows
+    agreement = ", ".join(
+        f"{name} {one['clicks']['mean']:.1%} ({one['clicks']['low']:.1%} to "
+        f"{one['clicks']['high']:.1%})"
+        for name, one in judges.items()
+    )
+    others = ", ".join(
+        f"{name} {kind} {auc:.2f}"
+        for name, one in judges.items()
+        for kind, auc in one["separates"].items()
+        if BY_RUBRIC[kind] != name
+    )
+    halved = ", ".join(f"{name} {one['length_bias']:+.2f}" for name, one in judges.items())
+    return rows, (
+        f"Agreement with clicks: {agreement}. AUC of the other pairs: {others}. Half a list, in "
+        f"standard deviations: {halved}; reversed: 0."
+    )
 
 
-def of_worlds() -> list[Row]:
-    """Judge planted lists of worlds with known good ones; the worst of the seeds."""
+def of_worlds() -> dict[str, float]:
+    """Judge planted lists of worlds with known good ones; the worst AUC of the seeds, by kind."""
     found: dict[str, list[float]] = {kind: [] for kind in BY_RUBRIC}
     for seed in SEEDS:
         known, good, users = world(seed)
@@ -61,10 +76,7 @@ def of_worlds() -> list[Row]:
             rubric = rubrics[BY_RUBRIC[kind]]
             scores = (rubric(one, users, known) for one in (good, lists))
             found[kind].append(separation(*scores))
-    return [
-        Row(name=f"worlds, {kind} by {BY_RUBRIC[kind]}", value=float(np.min(aucs)), at_least=0.9)
-        for kind, aucs in found.items()
-    ]
+    return {kind: min(aucs) for kind, aucs in found.items()}
 
 
 def main() -> None:
@@ -72,11 +84,11 @@ def main() -> None:
     parser.add_argument("--workspace", type=Path, default=Path("runs/movielens-100k"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [*of_run(options.workspace), *of_worlds()]
+    rows, notes = measured(options.workspace)
     notes = (
-        "943 users, lists of 10 of the served ranker on validation, ten models' lists for the "
-        "agreement (intervals over users, 95%). No rubric follows the order of a list (reversed: "
-        "0). Of the worlds the worst of three seeds. 20 users' explanations."
+        f"943 users, lists of 10 of the served ranker on validation, ten models' lists for the "
+        f"agreement (intervals over users, 95%), 20 users' explanations; of the worlds the worst "
+        f"of three seeds. {notes}"
     )
     write_results("judges", rows, notes=notes)
 

@@ -106,23 +106,24 @@ def measured(recommender: Recommender, num_users: int) -> list[Row]:
             unit="%",
         ),
         Row(
-            name="named items of a slot",
-            value=statistics.mean(
-                len(slot.because) for user in users for slot in user.explained.items if slot.because
-            ),
+            name="its explanation",
+            value=statistics.median(user.explain_ms for user in users),
+            unit="ms",
+            peer=f"the list {statistics.median(user.list_ms for user in users):.2g} ms, slowest "
+            f"{max(user.explain_ms for user in users):.0f} ms",
         ),
-        Row(name="a list", value=statistics.median(u.list_ms for u in users), unit="ms"),
-        Row(
-            name="its explanation", value=statistics.median(u.explain_ms for u in users), unit="ms"
-        ),
-        Row(name="slowest explanation", value=max(u.explain_ms for u in users), unit="ms"),
     ]
     for name in ("named", "random", "random of the latest"):
-        for metric in ("worse place", "worse place in another history"):
-            value = 100 * np.mean(found[f"{name}: {metric}"])
-            rows.append(Row(name=f"{name}: {metric}", value=value, unit="%"))
         lost = statistics.median(found[f"{name}: places lost"])
-        rows.append(Row(name=f"{name}: median places lost", value=lost))
+        worse = 100 * np.mean(found[f"{name}: worse place"])
+        rows.append(
+            Row(
+                name=f"worse place in another history without {name} items",
+                value=100 * np.mean(found[f"{name}: worse place in another history"]),
+                unit="%",
+                peer=f"in the same one {worse:.1f}%, median {lost:.0f} places",
+            )
+        )
     return rows
 
 
