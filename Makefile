@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript docs demo dashboard test test-numerics test-api year soak check format serve bench lock clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-numerics test-api year soak check format serve bench lock release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -77,6 +77,9 @@ check: install  ## format, lint, types, import rules, length limits
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/test_code_limits.py
+
+release-check: install  ## wheel, demo from it, docs, licences, SBOM, changelog; ten minutes, needs an index
+	@$(BIN)/python -m tests.release.check
 
 format: install  ## rewrite files in the house format
 	@$(BIN)/ruff format .

@@ -1,0 +1,146 @@
+"""What a release must hold: versions, licences, the bill of materials, the check itself."""
+
+import json
+import subprocess
+import sys
+from datetime import date
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+
+from tests.release import changelog, check, licences, sbom
+
+TODAY = date(2026, 11, 23)
+GOOD = "# Changelog\n\n## 0.2.0 (2026-11-20)\n\n- New.\n\n## 0.1.0 (2026-11-01)\n\n- First.\n"
+
+
+def test_versions_and_changelog_of_the_tree_agree():
+    assert changelog.of_tree() == []
+
+
+def test_a_good_changelog_is_accepted_and_an_unreleased_part_until_release():
+    assert changelog.faults(GOOD, "0.2.0", TODAY, releasing=True) == []
+    later = GOOD.replace("## 0.2.0", "## Unreleased\n\n- Soon.\n\n## 0.2.0", 1)
+    assert changelog.faults(later, "0.2.0", TODAY) == []
+    (fault,) = changelog.faults(later, "0.2.0", TODAY, releasing=True)
+    assert "give it a version" in fault
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("0.2.0", "0.3.0", "write one of 0.1.1, 0.2.0, 1.0.0"),
+        ("0.2.0", "0.2.1", "write one of 0.1.1, 0.2.0, 1.0.0"),
+        ("0.2.0 (2026-11-20)", "v0.2", "write '## 1.2.3 (2026-11-23)'"),
+        ("2026-11-20", "2026-10-20", "of a day before 0.1.0"),
+        ("2026-11-20", "2026-12-24", "in the future"),
+        ("- New.\n", "", "says nothing"),
+        ("0.1.0 (2026-11-01)", "Unreleased", "must be the first"),
+    ],
+)
+def test_a_fault_of_the_changelog_is_named(old, new, fault):
+    found = changelog.faults(GOOD.replace(old, new), "0.2.0", TODAY)
+    assert fault in "; ".join(found)
+
+
+def test_a_version_that_the_changelog_lacks_is_named():
+    (fault,) = changelog.faults(GOOD, "0.3.0", TODAY)
+    assert "0.3.0" in fault
+    assert "0.2.0" in fault
+
+
+def test_the_page_of_licences_is_that_of_the_locks_and_all_are_permitted():
+    assert licences.refused(licences.of_cpu()) == {}
+    assert set(licences.refused(licences.of_gpu()).values()) <= {licences.NVIDIA}
+    written = licences.PAGE.read_text(encoding="utf-8")
+    assert written == licences.page(), "run python -m tests.release.licences"
+
+
+@pytest.mark.parametrize(
+    ("expression", "permitted"),
+    [
+        ("MIT", True),
+        ("GPL-3.0-only", False),
+        ("GPL-3.0-only OR MIT", True),
+        ("MPL-2.0 AND (Apache-2.0 OR AGPL-3.0-only)", True),
+        ("MIT AND (LGPL-2.1-only OR AGPL-3.0-only)", False),
+        ("Apache-2.0 WITH LLVM-exception", True),
+        ("LicenseRef-Unheard-Of", False),
+    ],
+)
+def test_a_licence_is_permitted_or_not(expression, permitted):
+    assert licences.is_permitted(expression) is permitted
+
+
+def distribution_of(folder: Path, *lines: str, text: str = "") -> PathDistribution:
+    info = folder / "thing-1.0.dist-info"
+    info.mkdir()
+    head = ["Metadata-Version: 2.1", "Name: thing", "Version: 1.0", *lines]
+    (info / "METADATA").write_text("\n".join(head) + "\n")
+    (info / "LICENSE").write_text(text)
+    (info / "RECORD").write_text("thing-1.0.dist-info/LICENSE,,\n")
+    return PathDistribution(info)
+
+
+def test_licences_are_read_from_expression_text_classifier_and_file(tmp_path):
+    bsd = "Redistribution and use in source and binary forms ... Neither the name of ..."
+    cases = [
+        (("License-Expression: MIT OR Apache-2.0", "License: odd"), "", "MIT OR Apache-2.0"),
+        (("License: Apache 2.0",), "", "Apache-2.0"),
+        (("Classifier: License :: OSI Approved :: MIT License",), "", "MIT"),
+        (("Classifier: License :: OSI Approved :: BSD License",), bsd, "BSD-3-Clause"),
+        (("License: BSD",), bsd.split("Neither")[0], "BSD-2-Clause"),
+    ]
+    for number, (lines, text, expected) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert licences.licence_of(distribution_of(folder, *lines, text=text)) == expected
+
+
+def test_a_package_without_a_known_licence_is_named(tmp_path):
+    with pytest.raises(licences.UnknownLicenceError, match=r"thing 1\.0: no known licence"):
+        licences.licence_of(distribution_of(tmp_path, "License: ask the author"))
+
+
+def test_the_bill_of_materials_names_every_locked_package_and_who_needs_it(tmp_path):
+    target = tmp_path / "sbom.json"
+    locked = licences.locked("cpu")
+    assert sbom.write(target) == len(locked)
+    bill = json.loads(target.read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert {one["name"]: one["version"] for one in bill["components"]} == locked
+    assert all(one["licenses"] for one in bill["components"])
+    needed = {one["ref"]: one.get("dependsOn", []) for one in bill["dependencies"]}
+    own = bill["metadata"]["component"]["purl"]
+    assert own.startswith("pkg:pypi/recsys-platform@")
+    assert f"pkg:pypi/torch@{locked['torch']}" in needed[own]
+    starlette = f"pkg:pypi/starlette@{locked['starlette']}"
+    assert starlette in needed[f"pkg:pypi/fastapi@{locked['fastapi']}"]
+
+
+def test_the_check_names_what_failed_and_goes_on(monkeypatch, capsys):
+    def fails() -> str:
+        raise ValueError("this is missing: write it")
+
+    monkeypatch.setattr(sys, "argv", ["check", "--quick"])
+    monkeypatch.setattr(check, "check_tree", lambda: "clean")
+    monkeypatch.setattr(check, "check_changelog", fails)
+    for later in ("check_licences", "check_sbom", "check_docs"):
+        monkeypatch.setattr(check, later, lambda: "fine")
+    with pytest.raises(SystemExit, match="not ready to release: changelog"):
+        check.main()
+    printed = capsys.readouterr().out
+    assert "this is missing: write it" in printed
+    assert printed.count("ok ") == 4
+
+
+def test_the_target_runs_the_check():
+    done = subprocess.run(
+        ["make", "--dry-run", "release-check"],
+        cwd=licences.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "-m tests.release.check" in done.stdout
