@@ -59,6 +59,8 @@ BOOSTS = {
     "changelog": 0.3,
     "contributing": 0.3,
     "disaggregated": 0.3,
+    "install": 0.3,
+    "licences": 0.3,
 }
 """Weight of pages in a search by how their names begin: answers come before records of why."""
 ORIGINS: dict[str, Path] = {}
