@@ -227,12 +227,14 @@ class Recommender:
         visitor: Visitor | None = None,
         seed: int | None = None,
         without: Rows = NOTHING,
+        depth: int = 0,
     ) -> Made:
         """Make one list, as `answer` does, with what its record is written from.
 
         Args:
             seed: Of what is drawn, by default from the list's own id.
             without: Items of the history that models do not get to read.
+            depth: Ranked items that are kept at least, whatever ``k`` is.
         """
         clock, request_id = _Stopwatch(), new_request_id(now_ms)
         now_ms, seed = time_of(request_id), seed_of(request_id) if seed is None else seed
@@ -261,7 +263,7 @@ class Recommender:
             if missing:
                 # The weights that were learned without the slow source.
                 blend = blend and self._blends.get("fast", blend)
-            length = self.arranger.length(resolved, request)
+            length = max(depth, self.arranger.length(resolved, request))
             ranked, ranker, not_ranked = self._rank(candidates, blend, query, length)
             clock.lap("rank")
             arranged = self.arranger.arrange(ranked, resolved, query, eligible, seed)

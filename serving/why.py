@@ -129,9 +129,14 @@ class _Replay:
         self._visitor = visitor_of(logged)
 
     def made(
-        self, *, names_history: bool = True, without: Rows = NOTHING, **changes: object
+        self,
+        *,
+        names_history: bool = True,
+        without: Rows = NOTHING,
+        depth: int = 0,
+        **changes: object,
     ) -> Made:
-        """Make the list, of another length or without items of the history."""
+        """Make the list, with more ranked items or without items of the history."""
         request = self._request.model_copy(update=changes)
         return self.recommender.make(
             request,
@@ -140,6 +145,7 @@ class _Replay:
             visitor=self._visitor,
             seed=self._logged.get("seed"),
             without=without,
+            depth=depth,
         )
 
     def explained(self, names_history: bool) -> Made:
@@ -164,7 +170,7 @@ class _Replay:
         if item_id in shown:
             detail = f"it was shown in slot {shown.index(item_id) + 1}"
             return WhyNot(item_id, "shown", detail, title)
-        made = self.made(k=MAX_K)
+        made = self.made(depth=MAX_K)
         if not made.eligible.allows(np.array([row], np.int64))[0]:
             code, detail = self._why_ineligible(made, row, item_id)
             return WhyNot(item_id, code, detail, title)
@@ -244,11 +250,9 @@ class _Words:
 
     def influences(self, slots: Sequence[SlotExplained]) -> Influences:
         """Measure what of the history holds up each item."""
-        surface = self._made.resolved.surface
-        k = max(surface.min_k, min(DEPTH, surface.max_k))
         row_of = self._bundle.catalogue.row_of
         rows = [row for slot in slots[:MAX_EXPLAINED] if (row := row_of(slot.item_id))]
-        remade = partial(self._replay.made, k=k, explain=False)
+        remade = partial(self._replay.made, depth=DEPTH, explain=False)
         return influences(lambda w: remade(without=w), rows, self._bundle.item_weights)
 
     def explained(self, slot: SlotExplained, measured: Influences | None) -> SlotExplained:

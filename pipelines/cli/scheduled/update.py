@@ -55,6 +55,7 @@ def update(
     """
     from pipelines.engine.history import recorded
     from pipelines.presets import resolve as presets
+    from pipelines.publishing.gate.judged import check_judges
 
     if config is None and preset is None:
         raise ValueError("name a run: --config shop.toml")
@@ -65,6 +66,7 @@ def update(
         config, preset=preset, assignments=assignments or [], workspace=workspace
     )
     presets.check_places(settings)
+    check_judges(settings.release.gate, settings.workspace)
     if counts_only:
         settings = replace(settings, updates=replace(settings.updates, counts_only=True))
     name = "update --counts-only" if counts_only else "update"

@@ -1,7 +1,7 @@
 """Judges in the gate: only those that are shown to agree with what users chose.
 
-``recsys judge`` measures that and writes it beside the run; a gate that names another judge is
-refused at the start of a run and at its end.
+``recsys judge`` measures that and writes it beside the run; a run or an update whose gate names
+another judge is refused at its start.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ def judged_verdicts(
     """
     if not subject.config.judges:
         return
-    if subject.workspace is not None:
-        check_judges(subject.config, subject.workspace)
     known, table = known_of(subject.challenger), subject.challenger.users
     rubrics = rubrics_of(known)
     rows = torch.tensor([table.row_of(one) or 0 for one in users])

@@ -15,6 +15,7 @@ from pipelines.publishing.gate.judged import check_judges, judged_verdicts, repo
 from pipelines.publishing.gate.subject import Subject
 from recsys.content.prompt import Completion, EndpointError, Tokens
 from serving.bundle.load import load_bundle
+from tests.recsys.content.openai_server import chat_reply, openai_server
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 U, N, K, TOPICS = 160, 120, 10, 4
@@ -166,6 +167,30 @@ def test_a_gate_takes_only_judges_whose_agreement_is_shown(run, tmp_path):
         check_judges(GateConfig(judges=("relevance",)), tmp_path)
     with pytest.raises(ValueError, match="names 'taste'; it may name relevance, distinct"):
         GateConfig(judges=("taste",))
+
+
+def test_a_run_with_a_judge_that_is_not_shown_ends_at_once(tmp_path):
+    chosen = ["--set", 'release.gate.judges=["relevance"]', "--workspace", str(tmp_path / "w")]
+    found = CliRunner().invoke(app, ["run", "--preset", "movielens_100k", *chosen])
+    assert found.exit_code == 2
+    assert "which measures whether they agree" in " ".join(found.output.split())
+    assert not list((tmp_path / "w").glob("*/manifest.json"))
+
+
+def test_the_command_judges_by_an_endpoint(run):
+    def chat(request):
+        text = json.loads(request["messages"][1]["content"].split("\n")[1])
+        score = 5 if len(json.loads(text)["list"]) > 5 else 2
+        return chat_reply(json.dumps({"reason": "it is long", "score": score}))
+
+    with openai_server(chat=chat) as server:
+        arguments = ["--endpoint", server.base_url, "--model", "any", "--by-model", "3", "--json"]
+        found = CliRunner().invoke(app, ["judge", str(run), *arguments])
+    assert found.exit_code == 0, found.output
+    judge = json.loads(found.output)["judges"][NAME]
+    assert judge["cost"]["num_requests"] == len(server.requests) == 3 * 7
+    assert judge["length_bias"] < 0
+    assert judge["position_bias"] == 0
 
 
 def test_a_gate_holds_the_challengers_lists_against_the_champions(run, tmp_path):

@@ -3,11 +3,16 @@
 import json
 
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.content.prompt import Completion, EndpointError
 from serving.explanation.phrasing import FREE, MAX_PHRASED, Phraser, is_faithful, words_of
+from serving.settings import Settings
+from serving.web.app import create_app
+from tests.recsys.content.openai_server import chat_reply, openai_server
+from tests.serving.server.running import wait_for
 
 SENTENCE = (
     "It goes with items of the history (ease, 62% of the score). Without Alien (1979) it would be "
@@ -77,3 +82,36 @@ def test_titles_reach_the_endpoint_as_data_and_requests_are_bounded():
     assert all(prompt.text == injected for prompt in model.prompts)
     assert injected not in model.prompts[0].instructions
     assert found == [injected] * (MAX_PHRASED + 5)
+
+
+def test_a_server_rewords_where_it_is_configured_and_wanted(released, tmp_path):
+    def chat(request):
+        text = json.loads(request["messages"][1]["content"].split("\n")[1])
+        return chat_reply(said(f"We recommend it: {text}"))
+
+    with openai_server(chat=chat) as endpoint:
+        settings = {"bundles": released, "store": f"sqlite:{tmp_path}", "expose_users": True}
+        plain = create_app(Settings(**settings))
+        phrasing = {"phrasing_url": endpoint.base_url, "phrasing_model": "any"}
+        with (
+            TestClient(plain) as client,
+            TestClient(create_app(Settings(**settings, **phrasing))) as worded,
+        ):
+            made = client.post("/v1/recommend", json={"user_id": "user-2", "k": 3}).json()
+            address = f"/v1/explain/{made['request_id']}"
+            wait_for(lambda: client.get(address).status_code == 200)
+            before = client.get(address).json()["items"]
+            refused = client.get(address, params={"phrase": True})
+            after = worded.get(address, params={"phrase": True}).json()["items"]
+            plain_words = worded.get(address).json()["items"]
+    assert refused.status_code == 422
+    assert "phrasing_url and phrasing_model are not set" in refused.json()["error"]["message"]
+    assert plain_words == before
+    for slot, worded_slot in zip(before, after, strict=True):
+        assert worded_slot["sentence"] == f"We recommend it: {slot['sentence']}"
+    assert len(endpoint.requests) == 3
+
+
+def test_half_an_endpoint_is_refused():
+    with pytest.raises(ValueError, match="phrasing_url and phrasing_model must be set together"):
+        Settings(phrasing_url="http://127.0.0.1:1/v1")

@@ -163,6 +163,19 @@ def test_why_not_is_a_sentence(worlds, fields, item_id, says):
     assert found.sentence.startswith((found.title or item_id).split("\n")[0])
 
 
+def test_a_surface_of_short_lists_is_explained_by_places_behind_them(worlds):
+    short = {"surfaces": {"home": {"k": 3, "max_k": 3}}}
+    recommender = Recommender(worlds["plain"].bundle, configuration=configuration_of(short))
+    places = []
+    for row in range(1, 12):
+        found = explained(recommender, user_id=f"user-{row}", k=3)
+        assert len(found.items) == 3
+        places += [slot.place_without for slot in found.items if slot.because]
+    assert any(3 < place < LOST for place in places)
+    why_not = explained(recommender, "item-39", user_id="user-1", k=3).why_not
+    assert why_not.code in ("outranked", "no_source", "in_history")
+
+
 def test_lists_beside_an_item_and_of_nobody_name_no_history(worlds):
     for fields in ({"surface": "related", "item_id": "item-4"}, {}):
         explanation = explained(worlds["plain"], k=4, **fields)
