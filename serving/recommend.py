@@ -248,8 +248,7 @@ class Recommender:
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, without)
             clock.lap("hydrate")
-            text = query.request.query
-            searched = None if text is None else search_titles(self.titles, text)
+            searched = search_titles(self.titles, text) if (text := query.request.query) else None
             limits = self._limits.of(query, resolved, searched, page, now_ms)
             eligible, notes = eligible_items(query, self.bundle, limits)
             clock.lap("filter")
