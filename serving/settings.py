@@ -117,7 +117,7 @@ class Settings(ServingOptions):
     """Its model; needed beside ``phrasing_url``."""
     phrasing_key_variable: str = ""
     """Name of the environment variable that holds its key."""
-    phrasing_timeout_seconds: float = 5.0
+    phrasing_timeout_seconds: float = 2.0
     """An answer that takes longer is not waited for: the sentence stays as it was."""
     otlp_endpoint: str | None = None
     """OpenTelemetry collector that traces are sent to over HTTP, such as

@@ -26,6 +26,7 @@ MAX_TITLES = 20
 MAX_TITLE = 120
 MAX_TOKENS = 200
 BEST = 5
+SCORES = tuple(str(score) for score in range(1, BEST + 1))
 RUBRIC = """The JSON string holds titles that a person took ("history", oldest first) and titles
 that are recommended ("list"). Score the list as a whole from 1 to 5. A good list suits the history,
 has no near-duplicates, is varied and is not made of bestsellers alone. Neither its order nor its
@@ -129,9 +130,10 @@ class LanguageJudge:
         except json.JSONDecodeError as error:
             raise ValueError(f"the judge's answer is no JSON: {error}") from None
         value = document.get("score") if isinstance(document, Mapping) else None
-        if type(value) is not int or not 1 <= value <= BEST:
-            raise ValueError(f"the judge's score must be an integer from 1 to {BEST}")
-        return (value - 1) / (BEST - 1)
+        # Servers that hold no model to a schema write numbers as texts.
+        if type(value) not in (int, str) or str(value) not in SCORES:
+            raise ValueError(f"the judge's score must be one of {', '.join(SCORES)}")
+        return (int(str(value)) - 1) / (BEST - 1)
 
     def costs(self) -> dict[str, Any]:
         """Say what all scores so far took."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from serving.log import log
 MAX_PHRASED = 10
 """Sentences of one explanation that are reworded; each is a request to the endpoint."""
 MAX_LENGTH = 500
+REST_SECONDS = 30.0
 MAX_TOKENS = 200
 SCHEMA: Schema = {
     "type": "object",
@@ -40,7 +42,7 @@ class PhrasingOptions:
     model: str
     key_variable: str = ""
     """Name of the environment variable that holds the key."""
-    timeout_seconds: float = 5.0
+    timeout_seconds: float = 2.0
 
 
 def words_of(text: str) -> list[str]:
@@ -73,10 +75,15 @@ def is_faithful(answer: str, sentence: str) -> bool:
 
 
 class Phraser:
-    """Rewords sentences; safe to share between threads."""
+    """Rewords sentences; safe to share between threads.
+
+    Whoever answers the request waits meanwhile, so all sentences are sent at once, none twice, and
+    an endpoint that answered none of them is left alone for `REST_SECONDS`.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        self._rests_until = 0.0
 
     @classmethod
     def of(cls, options: PhrasingOptions) -> Phraser:
@@ -91,14 +98,19 @@ class Phraser:
             api_key_variable=options.key_variable,
             timeout_seconds=options.timeout_seconds,
             max_retries=0,
+            concurrency=MAX_PHRASED,
         )
         return cls(Endpoint(config))
 
     def phrased(self, sentences: Sequence[str]) -> list[str]:
         """Reword the first `MAX_PHRASED`; those whose answer is refused stay as they are."""
+        if not sentences or time.monotonic() < self._rests_until:
+            return list(sentences)
         answers = _Answers(len(sentences))
         prompts = [Prompt(INSTRUCTIONS, sentence) for sentence in sentences[:MAX_PHRASED]]
         self._model.complete_json(prompts, SCHEMA, max_tokens=MAX_TOKENS, log=answers)
+        if answers.num_failed == len(prompts):
+            self._rests_until = time.monotonic() + REST_SECONDS
         found = list(sentences)
         for place, answer in enumerate(answers.found):
             if answer is not None and is_faithful(answer, sentences[place]):
@@ -113,12 +125,14 @@ class _Answers:
 
     def __init__(self, number: int) -> None:
         self.found: list[str | None] = [None] * number
+        self.num_failed = 0
 
     def charge(self, index: int) -> None:
         """Nothing keeps a budget: a request has at most `MAX_PHRASED` sentences."""
 
     def record(self, index: int, answer: Completion | Exception) -> None:
         if isinstance(answer, Exception):
+            self.num_failed += 1
             return
         try:
             document = json.loads(answer.text)

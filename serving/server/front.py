@@ -181,14 +181,20 @@ class Front:
             return await self._written(writing, fields)
         kind = LISTS.get(path) if method == "POST" else None
         if kind is None:
-            return await self._passed_on(scope, caller, headers, body, fields)
+            passed = await self._passed_on(scope, caller, headers, body, fields)
+            self._charge(caller, fields)
+            return passed
         # A list that was begun before a write was acknowledged is not given to who asks after it.
         writes = str(self._num_writes).encode()
         key = body + orjson.dumps(head) + writes if kind == "recommend" else None
         frame = await self._worked(scope, kind, head, body, key, fields)
+        self._charge(caller, fields)
+        return frame.head["status"], JSON, frame.body
+
+    def _charge(self, caller: Caller, fields: Mapping[str, Any]) -> None:
+        """Count the lists that were made for a request against the caller's limit."""
         if "num_requests" in fields:
             self._access.charge(caller, fields["num_requests"])
-        return frame.head["status"], JSON, frame.body
 
     def _file(self, path: str, headers: Mapping[bytes, bytes]) -> tuple[int, Headers, bytes] | None:
         """Answer with a file of the page; None for any other route."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from functools import cache
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -137,6 +138,8 @@ def _check_admin(settings: Settings) -> None:
 
 
 def _add_explanations(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
+    phraser_of = cache(lambda: _phraser(settings))
+
     # Not async: a list is made again, beside other requests.
     @app.get("/v1/explain/{request_id}")
     def explain(http: HttpRequest, request_id: str) -> Response:
@@ -144,10 +147,12 @@ def _add_explanations(app: FastAPI, recommender: Recommender, settings: Settings
         given = read_parameters(ExplainParameters, http)
         record = _record(recommender, request_id)
         shown, item_id = shows_users(http, settings), given.item_id
-        phraser = _phraser(settings) if given.phrase else None
-        return JsonResponse(
-            explain_list(recommender, record, item_id, names_history=shown, phraser=phraser)
-        )
+        phraser = phraser_of() if given.phrase else None
+        found = explain_list(recommender, record, item_id, names_history=shown, phraser=phraser)
+        # The caller's limit counts lists, and these were made.
+        num_lists = {"num_requests": 1 + (found.num_left_out or 0)}
+        http.scope.setdefault(LOG_FIELDS, {}).update(num_lists)
+        return JsonResponse(found)
 
 
 def _phraser(settings: Settings) -> Phraser:

@@ -180,7 +180,7 @@ def test_a_run_with_a_judge_that_is_not_shown_ends_at_once(tmp_path):
 def test_the_command_judges_by_an_endpoint(run):
     def chat(request):
         text = json.loads(request["messages"][1]["content"].split("\n")[1])
-        score = 5 if len(json.loads(text)["list"]) > 5 else 2
+        score = 5 if len(json.loads(text)["list"]) > 5 else "2"
         return chat_reply(json.dumps({"reason": "it is long", "score": score}))
 
     with openai_server(chat=chat) as server:

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.content.prompt import Completion, EndpointError
-from serving.explanation.phrasing import FREE, MAX_PHRASED, Phraser, is_faithful, words_of
+from serving.explanation.phrasing import (
+    FREE,
+    MAX_PHRASED,
+    REST_SECONDS,
+    Phraser,
+    is_faithful,
+    words_of,
+)
 from serving.settings import Settings
 from serving.web.app import create_app
 from tests.recsys.content.openai_server import chat_reply, openai_server
@@ -72,6 +79,18 @@ def test_no_answer_with_a_word_of_its_own_is_taken(text, free):
     answer = f"{free} {text}"
     own = set(words_of(answer)) - set(words_of(SENTENCE)) - FREE
     assert not (is_faithful(answer, SENTENCE) and own)
+
+
+def test_an_endpoint_that_answers_nothing_is_left_alone_for_a_while(monkeypatch):
+    model, clock = Model(EndpointError("it hangs")), [100.0]
+    monkeypatch.setattr("serving.explanation.phrasing.time.monotonic", lambda: clock[0])
+    phraser = Phraser(model)
+    assert phraser.phrased([SENTENCE] * 3) == [SENTENCE] * 3
+    model.answer = said(GOOD)
+    assert phraser.phrased([SENTENCE]) == [SENTENCE]
+    assert len(model.prompts) == 3
+    clock[0] += REST_SECONDS
+    assert phraser.phrased([SENTENCE]) == [GOOD]
 
 
 def test_titles_reach_the_endpoint_as_data_and_requests_are_bounded():
