@@ -60,6 +60,8 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     found, rest = get_command(app), words[1:]
     while hasattr(found, "commands"):
         assert rest, f"{' '.join(words)} names no command"
+        if rest[0] in {name for one in found.params for name in one.opts}:
+            return found, rest
         assert rest[0] in found.commands, f"recsys has no command {rest[0]!r}"
         found, rest = found.commands[rest[0]], rest[1:]
     return found, rest
