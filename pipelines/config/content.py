@@ -44,6 +44,11 @@ class ContentConfig:
     sentence-transformers or Hugging Face folder, or a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
     """Catalogue columns that make up an item's text; others may be named too."""
+    columns: tuple[str, ...] = ()
+    """Catalogue columns that are encoded beside the text: numbers, dates, categories, lists of
+    texts, lists of decimal numbers (vectors of one's own). A missing value is a value."""
+    column_weight: float = 0.5
+    """Length of each of these columns' part; that of a text's vector is 1."""
     pooling: Literal["mean", "last"] = "mean"
     """Of a language model's or Hugging Face folder's states: their mean, or the last token's."""
     max_tokens: int = 512
@@ -58,8 +63,11 @@ class ContentConfig:
             raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
-        if not 0 < self.word_weight < float("inf"):
-            raise ValueError(f"word_weight must be > 0 and finite, got {self.word_weight}")
+        for name in ("word_weight", "column_weight"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be > 0 and finite, got {getattr(self, name)}")
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns names one twice: {self.columns}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from pipelines.datasets.table_guesses import (
     is_number,
     sample_of,
 )
+from pipelines.inputs.item_columns import can_be_encoded
 from recsys.data.durable import write_durably
 
 CSV = (".csv", ".txt", ".inter")
@@ -26,6 +27,8 @@ MIN_SHARED_IDS = 0.1
 SHOWN_TYPES = frozenset({"impression", "exposure", "display", "show", "shown"})
 """Names, without a last s, of impression events."""
 MAX_TYPES = 30
+IN_TEXT = ("item_id", "title", "description", "categories")
+"""Columns of items that models read anyway."""
 
 
 @dataclass(kw_only=True)
@@ -170,6 +173,21 @@ def column_lines(guess: Guess) -> list[str]:
     return lines
 
 
+def content_lines(plan: Plan) -> list[str]:
+    """Write which columns of the items models could read beside the text."""
+    if plan.items is None:
+        return []
+    ours = {theirs: name for name, theirs in plan.items.columns.items()}
+    found = []
+    for column in plan.items.table.sample.iter_columns():
+        name = ours.get(column.name, column.name)
+        if name == "price" or (name not in IN_TEXT and can_be_encoded(column)):
+            found.append(name)
+    if not found:
+        return []
+    return ["", "[content]", f"# columns = {toml_value(found)}   # read beside items' texts"]
+
+
 def written(plan: Plan, target: Path) -> str:
     """Write the TOML: what was guessed, why, and what else it could be."""
     lines = [
@@ -191,6 +209,7 @@ def written(plan: Plan, target: Path) -> str:
     tables = {"events": "columns", "items": "item_columns", "users": "user_columns"}
     for name, guess in plan.guesses().items():
         lines += ["", f"[data.{tables[name]}]   # ours = the file's", *column_lines(guess)]
+    lines += content_lines(plan)
     lines += type_lines(plan.events)
     if plan.notes:
         lines += ["", *(f"# not sure: {note}" for note in plan.notes)]

@@ -21,6 +21,7 @@ from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
 from recsys.content.attributes import PROMPT_VERSION, enriched_text
+from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder
 from recsys.content.enrichment import enrich
@@ -156,13 +157,17 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
 def content_of(
     rows: list[dict[str, Any]], config: ContentConfig, bundle: Bundle, directory: Path
 ) -> Vectors:
-    """Encode new catalogue rows as the bundle's were, [R, F]; F = 0 where text is left out."""
+    """Encode new catalogue rows as the bundle's were, [R, F]; F = 0 where nothing is encoded."""
+    assert bundle.manifest.content is not None
+    columns = ColumnEncoder.of(bundle.manifest.content.columns, config.column_weight)
+    table = {one.name: [row.get(one.name) for row in rows] for one in columns.columns}
+    of_columns = columns.encode(table, len(rows))
     encoder = make_encoder(config)
     if encoder is None:
-        return np.zeros((len(rows), 0), np.float32)
+        return of_columns
     check_encoder(encoder, bundle, directory)
     texts = described([text_of(row, config) for row in rows], bundle, directory)
-    return encode_cached(texts, encoder, cache_dir("embeddings"))
+    return np.hstack([encode_cached(texts, encoder, cache_dir("embeddings")), of_columns])
 
 
 def items_of_store(url: str, bundle: Bundle) -> pl.DataFrame:

@@ -1,4 +1,7 @@
-"""Stage embed_items: the text of every catalogue item as a vector, cached by the text's hash."""
+"""Stage embed_items: text and columns of every catalogue item as a vector.
+
+Texts are cached by their hashes.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,11 @@ from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
+from pipelines.inputs.item_columns import column_values, fit_columns
 from pipelines.inputs.tensors import CONTENT_FILE
 from pipelines.stages.enrich_items import load_enrichment
 from recsys.content.attributes import enriched_text
+from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached, in_turn
 from recsys.content.encoder import Encoder, HashEncoder, Vectors
 from recsys.content.joined_encoder import JoinedEncoder
@@ -62,10 +67,15 @@ def described_by(folder: Path) -> dict[str, str]:
     return {name: summary[name] for name in ("model", "prompt_version")}
 
 
-def embed_items(context: StageContext) -> StageRows:
-    """Write [num_item_rows, D] float32; row 0 and items without text are zeros.
+def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> StageRows:
+    """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
-    An item's text gains the topics, summary and queries that enrichment found for it.
+    An item's text gains the topics, summary and queries that enrichment found for it; its columns
+    stand behind the text's vector.
+
+    Args:
+        context: The run's.
+        columns: How columns were encoded before; None looks at the catalogue.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
@@ -88,12 +98,17 @@ def embed_items(context: StageContext) -> StageRows:
             vectors[1:] = encode_cached(texts, encoder, cache, progress=report, encoding=encoding)
         else:
             vectors[1:] = encode_cached(texts, encoder, cache, progress=report)
+    columns = fit_columns(items, config) if columns is None else columns
+    if columns.dim:
+        encoded = columns.encode(column_values(items, columns), len(texts))
+        vectors = np.hstack([vectors, np.pad(encoded, ((1, 0), (0, 0)))])
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
     summary = {
         "encoder": encoder.name if encoder else "none",
         "dim": vectors.shape[1],
         "num_items": len(texts),
+        "columns": columns.document(),
         "num_texts": num_texts,
         "num_enriched": len(known),
         "described_by": described_by(context.inputs["enrich_items"]) if known else None,

@@ -151,6 +151,7 @@ def content_source(context: StageContext) -> ContentSource:
         text_columns=list(config.content.text_columns),
         settings=plain(config.content),
         name=made["encoder"],
+        columns=made["columns"],
         enrichment=enrichment,
     )
 

@@ -26,6 +26,7 @@ from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import Stage, StageContext, StageRows
+from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import read_inputs
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import begin_of
@@ -40,9 +41,11 @@ from pipelines.publishing.released import (
 from pipelines.ranking.artefact import RANKER
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.build_features import features_config
+from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import baselines_of, sequence_settings
 from pipelines.training.run import save_model, training_run
+from recsys.content.columns import ColumnEncoder
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
 from recsys.fitting.inputs import GIVEN, ModelInputs
@@ -51,6 +54,7 @@ from recsys.fitting.training import Refit, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import of_first
+from serving.bundle.manifest import bundle_directory, read_manifest
 
 CARRIED = ("fit_blend",)
 """Stages whose artefacts are those of the served bundle."""
@@ -136,6 +140,15 @@ def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
 def read_model_inputs(context: StageContext) -> ModelInputs:
     """Read the events and the catalogue as tensors."""
     return read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), GIVEN)
+
+
+def embed_items(context: StageContext) -> StageRows:
+    """Encode the catalogue as that of the served bundle was."""
+    base = base_of(context)[1]
+    served = read_manifest(bundle_directory(bundles_dir(context.config), base.version))[0].content
+    columns = [] if served is None else served.columns
+    weight = context.config.content.column_weight
+    return embed_all_items(context, ColumnEncoder.of(columns, weight))
 
 
 def fit_baselines(context: StageContext) -> StageRows:
@@ -295,6 +308,7 @@ OWN: dict[str, Callable[[StageContext], StageRows]] = {
     one.__name__: one
     for one in (
         build_features,
+        embed_items,
         fit_baselines,
         train_two_tower,
         train_sequence,

@@ -118,6 +118,8 @@ class ContentSource(_Strict):
     """All settings of the encoder, where the two above are not all of them."""
     name: str = ""
     """Identity of the vectors: the encoder that appends items must give the same."""
+    columns: list[dict[str, Any]] = []
+    """How the columns of ``content.columns`` were encoded, whose parts stand behind the text's."""
     enrichment: EnrichmentSource | None = None
     """Who described the items before they were encoded; None where nobody did."""
 

@@ -18,6 +18,7 @@ from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.engine.history import read_history
 from pipelines.publishing.released import Released
 from recsys.data.dataset import Sequences
+from serving.bundle.manifest import read_manifest
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.recsys.testing.synthetic import World, markov_world
@@ -124,6 +125,7 @@ def shop(
         world = markov_world(num_users=80, num_items=24, events_per_user=EVENTS_PER_USER)
         path = write_world(folder, world)
         text = path.read_text().replace('events = "events.csv"', 'partitions = "events"')
+        text = text.replace("[content]\n", '[content]\ncolumns = ["price"]\n')
         path.write_text(TOP + text + SETTINGS)
         write_days(folder / "all", world)
         (folder / "events").mkdir()
@@ -186,6 +188,7 @@ def test_weights_of_the_last_full_run_are_continued_where_that_is_set(shop: Shop
 
 def test_rows_are_appended_and_never_moved(shop: Shop) -> None:
     rows = [pl.read_parquet(shop.workspace / "build_features/vocabularies/items.parquet")]
+    first = read_manifest(shop.workspace / "bundles" / f"bundle-{shop.served}")[0].content
     for day in (7, 8):
         shop.day(day)
         shop.update()
@@ -194,6 +197,12 @@ def test_rows_are_appended_and_never_moved(shop: Shop) -> None:
     assert rows[1].head(rows[0].height).equals(rows[0])
     assert rows[2].head(rows[1].height).equals(rows[1])
     assert rows[1].height == rows[0].height + NEW_ITEMS
+    # New prices move no edge of the encoding that the continued weights were trained with.
+    grown = read_manifest(shop.workspace / "bundles" / f"bundle-{shop.served}")[0].content
+    assert first is not None
+    assert grown is not None
+    assert len(first.columns) == 1
+    assert grown.columns == first.columns
 
 
 def test_an_increment_leaves_out_who_was_forgotten_and_moves_nobody(

@@ -158,3 +158,15 @@ def test_tables_of_known_data_sets_are_guessed(name: str, tmp_path: Path) -> Non
         p.stem: p.stem for p in paths
     }
     assert all(ours == theirs for ours, theirs in plan.events.columns.items() if theirs)
+
+
+def test_columns_that_models_could_read_are_listed(tmp_path: Path) -> None:
+    paths = semicolons(tmp_path)
+    catalogue = "".join(f"p{n};Tee {n};{n},99;{'ab'[n % 2]};s{n};x\n" for n in range(10))
+    header = "Nr;Bezeichnung;Preis;Sorte;Kennzeichen;Lager\n"
+    (tmp_path / "artikel.csv").write_text(header + catalogue)
+    write_config(paths, tmp_path / "shop.toml", force=False)
+    lines = (tmp_path / "shop.toml").read_text().splitlines()
+    # Not the one of which each item has its own, nor the one that all share.
+    assert '# columns = ["price", "Sorte"]   # read beside items\' texts' in lines
+    assert lines[lines.index("[content]") + 1].startswith("# columns")
