@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -24,6 +25,10 @@ from features.vocabulary import extended, read_vocabulary, rows_of, write_vocabu
 
 Rows = NDArray[np.int64]
 
+ColumnKind = Literal["number", "date", "category", "list", "vector"]
+"""What a column of the catalogue holds."""
+MAX_DISTINCT_SHARE = 0.5
+"""Distinct values for each known one, above which a text is a name or an address."""
 NUM_BUCKETS = 10
 MAX_CATEGORIES = 1_000
 """A user column of more distinct values (a postcode, a name) is no feature."""
@@ -228,3 +233,60 @@ def write_user_features(
         np.save(path, np.concatenate([[0], rows_of(values, vocabulary)]))
         cardinality[name] = len(vocabulary) + 1
     return cardinality, warnings
+
+
+def can_be_encoded(column: pl.Series) -> bool:
+    """Whether ``content.columns`` may name a column, and it says more than one thing."""
+    try:
+        kind_of_column(column)
+    except ValueError:
+        return False
+    return column.drop_nulls().n_unique() > 1
+
+
+def kind_of_column(column: pl.Series) -> ColumnKind:
+    """Find out what a column holds.
+
+    Raises:
+        ValueError: If it holds long texts, ids or what is neither text, number, date nor list.
+    """
+    dtype = column.dtype
+    if isinstance(dtype, (pl.List, pl.Array)):
+        inner = dtype.inner
+        assert isinstance(inner, (pl.DataType, type(pl.DataType)))
+        if isinstance(inner, pl.DataType) and inner.is_float():
+            return "vector"
+        if inner == pl.String or (isinstance(inner, pl.DataType) and inner.is_integer()):
+            return "list" if isinstance(dtype, pl.List) else "vector"
+    elif dtype.is_numeric():
+        return "number"
+    elif dtype in (pl.Date, pl.Datetime):
+        return "date"
+    elif dtype == pl.Boolean:
+        return "category"
+    elif dtype in (pl.String, pl.Categorical, pl.Enum):
+        return kind_of_texts(column.cast(pl.String))
+    raise ValueError(
+        f"content.columns: {column.name} is {dtype}; it must be numbers, dates, texts of few "
+        "values, lists of texts, or lists of decimal numbers (vectors)"
+    )
+
+
+def kind_of_texts(column: pl.Series) -> ColumnKind:
+    """Find out what texts stand for, as those of a CSV file."""
+    texts = column.str.strip_chars()
+    texts = texts.filter(texts != "").drop_nulls()
+    if len(texts) and texts.cast(pl.Float64, strict=False).null_count() == 0:
+        return "number"
+    if len(texts) and texts.str.contains(r"^\d{4}-\d{2}-\d{2}([T ].*)?$").all():
+        return "date"
+    if len(texts) and texts.str.contains(r"^\[\s*-?[\d.].*\]$").all():
+        return "vector"
+    if len(texts) and texts.str.contains("|", literal=True).any():
+        return "list"
+    if (distinct := texts.n_unique()) > MAX_DISTINCT_SHARE * len(texts) and distinct > 1:
+        raise ValueError(
+            f"content.columns: {column.name} has {distinct:,} different texts in {len(texts):,} "
+            "items, so it is a name rather than a category; put it in content.text_columns"
+        )
+    return "category"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
+from features.tables import can_be_encoded
 from pipelines.datasets.column_names import EVENT_NAMES, kind_of_file, name_score
 from pipelines.datasets.table_guesses import (
     Guess,
@@ -18,7 +19,6 @@ from pipelines.datasets.table_guesses import (
     is_number,
     sample_of,
 )
-from pipelines.inputs.item_columns import can_be_encoded
 from recsys.data.durable import write_durably
 
 CSV = (".csv", ".txt", ".inter")
