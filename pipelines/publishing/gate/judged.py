@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config.gate import GateConfig
-from pipelines.publishing.gate.subject import Subject, at_least
+from pipelines.publishing.gate.subject import Subject, at_least, warning
 from recsys.data.batch import Jagged
 from recsys.evaluation.rubrics import RUBRICS, Known, rubrics_of
 from serving.bundle.load import Bundle
@@ -92,15 +92,18 @@ def judged_verdicts(
     new, old = (_rows(lists, subject) for lists in (challenger, champion))
     for name in subject.config.judges:
         if name not in rubrics:
+            yield warning(f"judged: {name}", "the bundle has no data for this rubric")
             continue
         means = [float(rubrics[name](lists, rows, known).mean()) for lists in (new, old)]
-        if means[1] > 0:
-            yield at_least(
-                f"judged: {name}",
-                means[0] / means[1],
-                subject.config.min_judged,
-                f"mean score of {len(users)} lists {means[0]:.3f}, of the champion {means[1]:.3f}",
-            )
+        if means[1] <= 0:
+            yield warning(f"judged: {name}", "it scores every list of the champion 0")
+            continue
+        yield at_least(
+            f"judged: {name}",
+            means[0] / means[1],
+            subject.config.min_judged,
+            f"mean score of {len(users)} lists {means[0]:.3f}, of the champion {means[1]:.3f}",
+        )
 
 
 def _rows(lists: Sequence[Sequence[str]], subject: Subject) -> Tensor:

@@ -209,5 +209,9 @@ def test_a_gate_holds_the_challengers_lists_against_the_champions(run, tmp_path)
     (worse,) = judged_verdicts(subject, users, other, own)
     assert not worse.passed
     assert worse.name == "judged: relevance"
+    unknown = Subject(challenger=bundle, champion=bundle, config=GateConfig(judges=("freshness",)))
+    (said,) = judged_verdicts(unknown, users, own, own)
+    assert said.passed
+    assert said.reason.startswith("warning: the bundle has no data")
     off = Subject(challenger=bundle, champion=bundle, config=GateConfig())
     assert list(judged_verdicts(off, users, other, own)) == []
