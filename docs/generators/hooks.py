@@ -125,6 +125,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     markdown = re.sub(r"^<!-- stage (\w+) -->$", lambda m: stage_facts(m[1]), markdown, flags=re.M)
     # Markdown ends a comment at a blank line only.
     markdown = re.sub(r"^(<!-- .*? -->)\n(?=\|)", r"\1\n\n", markdown, flags=re.M)
+    markdown = repository.with_lists_apart(markdown)
     if uri in ORIGINS:
         markdown = repository.with_site_links(markdown, ORIGINS[uri], uri)
     return markdown

@@ -43,6 +43,7 @@ PAGES = {
 AS_THEY_ARE = {".png", ".svg", ".csv", ".json", ".jsonl", ".parquet", ".html", ".gif"}
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".ts": "typescript", ".sh": "bash"}
 FENCE = re.compile(r"^(```+|~~~+)")
+ITEM = re.compile(r"(?:[-*+]|\d+\.) ")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
@@ -80,6 +81,21 @@ def outside_fences(text: str, change: Callable[[str], str]) -> str:
             line = change(line)
         lines.append(line)
     return "".join(lines)
+
+
+def with_lists_apart(text: str) -> str:
+    """Put a blank line before each list that follows a paragraph at once, as GitHub reads it."""
+    before, in_list = "", False
+
+    def apart(line: str) -> str:
+        nonlocal before, in_list
+        starts = ITEM.match(line) is not None
+        missing = starts and not in_list and before.strip() != ""
+        in_list = (in_list or starts) and line.strip() != ""
+        before = line
+        return f"\n{line}" if missing else line
+
+    return outside_fences(text, apart)
 
 
 def target_of(link: str, origin: Path) -> Path | None:

@@ -108,6 +108,18 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert re.findall(r"url\(['\"]?https?:", styles) == []
 
 
+def test_lists_and_tables_are_none_of_a_paragraph(site: Path) -> None:
+    paragraph = re.compile(r"<p>((?:(?!</p>).)*)</p>", re.DOTALL)
+    missed = re.compile(r"^(?:[-*] |\||```)", re.MULTILINE)
+    found = {
+        str(page.relative_to(site)): text[:80]
+        for page in site.rglob("*.html")
+        for text in paragraph.findall(text_of(page))
+        if missed.search(text)
+    }
+    assert found == {}
+
+
 def pages_of(site: Path) -> list[str]:
     """All pages, of those of source files some."""
     found = sorted(str(page.relative_to(site)) for page in site.rglob("*.html"))
