@@ -1,6 +1,6 @@
 """What recent demand, as features of items, adds to a blend in a replay, and how high it could get.
 
-    python -m tests.benchmarks.peers.item_features FOLDER [--write NAME]
+    python -m tests.benchmarks.peers.item_features FOLDER ... [--write NAME]
 
 Reads the lists that the sources of a backtest's policy ``full`` wrote and merges them anew. Weights
 of a step are learned on the step before; they read the rank of an item in each source, by the
@@ -106,10 +106,6 @@ class StepLists:
         most = IDEAL[np.minimum(np.diff(self.queries.target_offsets), K)]
         return (self.hits(rows[:, :K]) * DISCOUNTS).sum(1) / most
 
-    def recall(self, rows: Rows) -> NDArray[np.float64]:
-        """Recall@10 of every query, [Q]."""
-        return self.hits(rows[:, :K]).sum(1) / np.diff(self.queries.target_offsets)
-
     def ceiling(self, reachable: NDArray[np.int64]) -> float:
         """NDCG@10 with so many targets of every query, [Q], in the first places."""
         most = IDEAL[np.minimum(np.diff(self.queries.target_offsets), K)]
@@ -205,21 +201,16 @@ def measured(backtest: Backtest) -> tuple[dict[str, list[float]], list[NDArray[n
             gains.append(step.ndcg(lists["blend, item features"]) - step.ndcg(lists["blend"]))
             lists |= {"sequence": step.lists()["sequence"], RECENT: step.lists()[RECENT]}
             for name, rows in lists.items():
-                values.setdefault(f"{name}: ndcg@10", []).append(float(step.ndcg(rows).mean()))
-                values.setdefault(f"{name}: recall@10", []).append(float(step.recall(rows).mean()))
+                values.setdefault(name, []).append(float(step.ndcg(rows).mean()))
             target_of = np.repeat(
                 np.arange(len(step.queries)), np.diff(step.queries.target_offsets)
             )
             old = step.queries.candidates[step.queries.targets]
             known = np.bincount(target_of, old, minlength=len(step.queries)).astype(np.int64)
             listed = candidates.hits.sum(1).long().numpy()
-            values.setdefault("targets newer than the step: share", []).append(1 - old.mean())
-            values.setdefault("ceiling, older targets first: ndcg@10", []).append(
-                step.ceiling(known)
-            )
-            values.setdefault("ceiling, listed targets first: ndcg@10", []).append(
-                step.ceiling(listed)
-            )
+            values.setdefault("share of targets newer than the step", []).append(1 - old.mean())
+            values.setdefault("ceiling, older targets first", []).append(step.ceiling(known))
+            values.setdefault("ceiling, listed targets first", []).append(step.ceiling(listed))
         weights = {name: candidates.learned(items=on) for name, on in ROWS.items()}
         print(
             f"step {number}", {name: round(one[-1], 4) for name, one in values.items()}, flush=True
@@ -230,21 +221,25 @@ def measured(backtest: Backtest) -> tuple[dict[str, list[float]], list[NDArray[n
 def main() -> None:
     """Read the command line, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--write", help="name of the result in results/peers")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    values, gains = measured(Backtest(options.folder))
-    rows = [Row(name=name, value=round(float(np.mean(one)), 4)) for name, one in values.items()]
-    gain = float(np.mean([one.mean() for one in gains]))
-    error = float(np.sqrt(sum(one.var() / len(one) for one in gains))) / len(gains)
-    up = sum(one.mean() > 0 for one in gains)
-    name = json.loads((options.folder / "replay.json").read_text())["data_set"]
-    notes = (
-        f"{name}: means of {len(gains)} steps. Item features change NDCG@10 by {gain:+.4f} "
-        f"(standard error {error:.4f}), upwards on {up} of {len(gains)} steps. Only ranks of kept "
-        f"lists ({KEPT} places) are read, no scores, so `blend` is not the served list."
-    )
+    rows, notes = [], "NDCG@10, means of all steps. Item features change it by"
+    for folder in options.folders:
+        name = json.loads((folder / "replay.json").read_text())["data_set"]
+        values, gains = measured(Backtest(folder))
+        rows += [
+            Row(name=f"{case}: {name}", value=round(float(np.mean(one)), 4))
+            for case, one in values.items()
+        ]
+        gain = float(np.mean([one.mean() for one in gains]))
+        error = float(np.sqrt(sum(one.var() / len(one) for one in gains))) / len(gains)
+        up = sum(one.mean() > 0 for one in gains)
+        notes += f" {gain:+.4f} on {name} (standard error {error:.4f}; upwards on {up} of "
+        notes += f"{len(gains)} steps),"
+    notes = notes.removesuffix(",") + f". Only ranks of kept lists ({KEPT} places) are read, no "
+    notes += "scores, so `blend` is not the served list."
     if options.write:
         write_results(options.write, rows, notes=notes)
     else:
