@@ -33,6 +33,8 @@ def value_of(document: Mapping[str, Any], policy: str, row: str) -> float:
 def rows_of(documents: Sequence[Mapping[str, Any]], best_peer: float, peer: str) -> list[Row]:
     """Write mean, deviation and each seed's value of all rows of all policies.
 
+    A row that the seed does not change has its mean alone.
+
     Raises:
         ValueError: The documents are of other data or steps.
     """
@@ -58,6 +60,8 @@ def rows_of(documents: Sequence[Mapping[str, Any]], best_peer: float, peer: str)
             )
         )
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        if deviation == 0 and len(values) > 1:
+            continue
         rows.append(Row(name=f"{case}: sd", value=round(deviation, 4)))
         for document, value in zip(documents, values, strict=True):
             rows.append(Row(name=f"{case}: seed {document['seed']}", value=round(value, 4)))

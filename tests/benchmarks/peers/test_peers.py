@@ -355,5 +355,7 @@ def test_seeds_of_one_replay_stand_side_by_side_and_other_data_is_refused():
     assert rows["full.served: mean"].ratio == pytest.approx(4)
     assert rows["full.served: sd"].value == round(0.02**0.5, 4)
     assert rows["full.served: seed 1"].value == 0.3
+    same = seeds.rows_of([of_seed(0, 0.1), of_seed(1, 0.1)], 0.05, "peer")
+    assert [(row.name, row.value) for row in same] == [("full.served: mean", 0.1)]
     with pytest.raises(ValueError, match="seed 1 replays other data"):
         seeds.rows_of([of_seed(0, 0.1), of_seed(1, 0.3, "b")], 0.05, "peer")
