@@ -5,10 +5,8 @@ Words that no title has are corrected to the nearest ones that titles have.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import threading
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
@@ -16,47 +14,15 @@ from itertools import islice
 from rapidfuzz.distance import DamerauLevenshtein
 from rapidfuzz.process import extractOne
 
+from recsys.data.words import APOSTROPHES, words_of
+
 MAX_TITLES = 500_000
 """Of a larger catalogue only the most popular items are indexed."""
-MAX_TITLE_CHARACTERS = 200
 MIN_CORRECTED = 4
 """Characters of the shortest word that is corrected; in shorter ones a typo could be any word."""
 LONG_WORD = 8
 """From so many characters on two typos are corrected."""
 END = "\U0010ffff"
-APOSTROPHES = re.compile("['\u2019]")
-
-_LETTERS = str.maketrans(
-    {
-        "\u00f8": "o",
-        "\u0142": "l",
-        "\u0111": "d",
-        "\u0131": "i",
-        "\u00e6": "ae",
-        "\u0153": "oe",
-        "\u00fe": "th",
-        "\u00f0": "d",
-    }
-)
-# Scripts written without spaces, and pictures: each character is a word.
-_SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u2600-\u27bf\U0001f000-\U0001faff"
-_WORD = re.compile(f"[{_SINGLE}]|[^\\W_{_SINGLE}]+")
-
-
-def fold(text: str) -> str:
-    """Drop case and diacritics, so that ``Amélie`` and ``AMELIE`` are one."""
-    if text.isascii():
-        return text.casefold()
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    bare = "".join(one for one in decomposed if not unicodedata.combining(one))
-    return bare.casefold().translate(_LETTERS)
-
-
-def words_of(text: str) -> list[str]:
-    """Split a text into folded words; an apostrophe splits none (``d'Amélie`` is ``damelie``)."""
-    return _WORD.findall(APOSTROPHES.sub("", fold(text[:MAX_TITLE_CHARACTERS])))
-
-
 def indexed_texts(title: str) -> tuple[str, str]:
     """Fold a title to its words, and to those plus the ones on either side of an apostrophe."""
     words = words_of(title)

@@ -1,0 +1,109 @@
+"""Made queries whose item is known, what a search finds for them, and in which order.
+
+Each is of a user's held-out event: the item that the user took next is what they look for, and
+their history up to then may say which of the items that fit it is.
+
+Axes: Q queries, N item rows, K candidates of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from recsys.fitting.blend import ProfileBlend
+from recsys.fitting.queries import EvaluationQueries
+from recsys.models.text_search.queries import ItemText, Kind, MadeQuery, QueryMaker
+from recsys.models.text_search.search import Candidates, TextSearch
+from recsys.retrieval.sources import Source, lists_of, rank_by_all
+from serving.items.title_search import TitleIndex
+
+Rows = NDArray[np.int64]
+MAX_TITLES = 1_000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Queries, by held-out event."""
+
+    queries: EvaluationQueries
+    """Those whose items are judged."""
+    targets: tuple[int, ...]
+    """Item row that each looks for."""
+    made: tuple[MadeQuery, ...]
+
+    @classmethod
+    def of(
+        cls,
+        queries: EvaluationQueries,
+        texts: Mapping[int, ItemText],
+        seed: int,
+        kind: Kind | None = None,
+    ) -> Judged:
+        """Make a query of each held-out item.
+
+        Args:
+            queries: One a user; of several held-out items the first counts.
+            texts: Items that may be looked for, by row; events of others are left out.
+            kind: Of all queries; drawn if None.
+        """
+        targets = queries.held_out.targets
+        first = [int(targets.values[begin]) for begin in targets.offsets[:-1].tolist()]
+        kept = [place for place, row in enumerate(first) if row in texts]
+        maker = QueryMaker(seed)
+        made = tuple(maker.make(texts[first[place]], kind) for place in kept)
+        held_out = queries.held_out.take(np.array(kept, np.int64))
+        return cls(replace(queries, held_out=held_out), tuple(first[p] for p in kept), made)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def found(
+        self, search: TextSearch, titles: TitleIndex, popularity: NDArray[np.float32]
+    ) -> list[Candidates]:
+        """Search for each query's text."""
+        return [
+            search.candidates(one.text, titled(titles, one.text), popularity) for one in self.made
+        ]
+
+
+def titled(titles: TitleIndex, text: str) -> list[int]:
+    """Find titles by all words of a text, or of its correction."""
+    rows = titles.search(text, MAX_TITLES) if text.strip() else []
+    if not rows and (corrected := titles.corrected(text)) is not None:
+        rows = titles.search(corrected, MAX_TITLES)
+    return rows
+
+
+def personal_orders(
+    judged: Judged,
+    found: Sequence[Candidates],
+    sources: Mapping[str, Source],
+    blend: ProfileBlend,
+    item_counts: torch.Tensor,
+) -> list[Rows]:
+    """Order what was found for each query by the blend of the user's own lists.
+
+    Args:
+        found: Candidates of each query.
+        sources: By model.
+        blend: Of the profile that is served.
+        item_counts: Events of each item that the sources were fitted on, [N].
+    """
+    orders: list[Rows] = []
+    queries = judged.queries
+    wanted = set(blend.served.sources)
+    for batch in queries.batches():
+        allowed = torch.zeros_like(batch.allowed)
+        for place, row in enumerate(batch.rows.tolist()):
+            allowed[place, torch.from_numpy(found[row].item_rows)] = True
+        lists = lists_of(rank_by_all(sources, batch.queries, allowed, queries.list_length))
+        lists = {name: top for name, top in lists.items() if name in wanted}
+        lengths = queries.history_lengths()[batch.rows]
+        merged = blend.lists(lists, lengths, item_counts).item_rows.numpy()
+        orders += [rows[rows > 0] for rows in merged]
+    return orders

@@ -1,0 +1,65 @@
+"""What a search reads of each item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from recsys.models.text_search.queries import ItemText
+from serving.bundle.catalogue import Catalogue
+from serving.items.title_search import TitleIndex
+
+ATTRIBUTES = ("categories", "brand")
+"""Columns whose values a query may name."""
+READ = ("title", *ATTRIBUTES, "description", "release_year")
+"""Columns that are searched, in this order, where the catalogue has them."""
+
+
+def item_texts(items: pl.DataFrame) -> list[ItemText]:
+    """Read the catalogue, by item row from 1.
+
+    Args:
+        items: Columns item_row, and those of ``READ`` that there are.
+    """
+    return [_text_of(item) for item in items.sort("item_row").iter_rows(named=True)]
+
+
+def _text_of(item: dict[str, object]) -> ItemText:
+    parts = {name: list(_values(item.get(name))) for name in READ}
+    title = " ".join(parts["title"])
+    named = [value for name in ATTRIBUTES for value in parts[name]]
+    rest = [value for name in READ for value in parts[name]]
+    return ItemText(
+        item_row=int(str(item["item_row"])),
+        title=title,
+        text=" ".join(rest),
+        attributes=tuple(dict.fromkeys(named)),
+    )
+
+
+def _values(value: object) -> Iterator[str]:
+    if isinstance(value, list):
+        yield from (str(one) for one in value if one is not None)
+    elif value is not None and str(value).strip():
+        yield str(value)
+
+
+def popularity_of(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
+    """Scale counts of events to 0 to 1 by their logarithm, [N]."""
+    logs = np.log1p(np.asarray(item_counts, np.float64))
+    scaled: NDArray[np.float32] = (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(np.float32)
+    return scaled
+
+
+def title_index(texts: Sequence[ItemText], popularity: NDArray[np.float32]) -> TitleIndex:
+    """Index titles as a server does, the most popular first."""
+    order = sorted(texts, key=lambda item: (-popularity[item.item_row], item.item_row))
+    return TitleIndex((item.item_row, item.title) for item in order)
+
+
+def catalogue_texts(catalogue: Catalogue, rows: Sequence[int]) -> list[str]:
+    """Read items of a bundle's catalogue, for those that were appended to it."""
+    return [" ".join([catalogue.title_of(row), *catalogue.categories_of(row)]) for row in rows]

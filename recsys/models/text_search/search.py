@@ -1,0 +1,187 @@
+"""Items by a text: candidates of BM25, of titles and of the text tower, in one learned order.
+
+A candidate's score is a weighted sum of what is known of it and the query: the words it has, the
+place among titles that have all of them, the similarity of spellings and meanings, how popular it
+is, and, where somebody is known, its place in the list that is theirs.
+
+    tower.safetensors, item_vectors.safetensors    the text tower and what it says of items
+    bm25/                                          words
+    search.json                                    settings, weights
+
+Axes: N item rows, K candidates, D width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from recsys.data.top_k import best_of_one
+from recsys.models.text_search.lexical import WordIndex
+from recsys.models.text_search.tokens import bags_of, split
+from recsys.models.text_search.tower import TextTower, TextTowerConfig
+
+Rows = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+FEATURES = ("words", "title", "spelling", "popularity", "personal")
+"""What a candidate is known by; ``personal`` is 0 where nobody is known."""
+NUM_EACH = 200
+"""Candidates by title, and by spelling."""
+NUM_WORDS = 500
+"""Candidates by words, of which many may be equal: all items of a category are."""
+TIED = 1e-3
+"""Share of the best score by which popularity settles such ties."""
+LEAST_SPELLING = 0.2
+"""Cosine below which a text is not like an item's."""
+PERSONAL_SCALE = 10.0
+"""Places of the personal list over which its feature halves."""
+CONFIG, TOWER, VECTORS = "search.json", "tower.safetensors", "item_vectors.safetensors"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Items that a text may mean, and what is known of each."""
+
+    item_rows: Rows
+    """[K]"""
+    features: Floats
+    """[K, 5], by ``FEATURES``."""
+    has_word: bool
+    """Whether any item has a word of the query, or a title begins with its words."""
+
+    def personal(self, ranked: Rows) -> Floats:
+        """Add somebody's own order of these items: the features with their places, [K, 5].
+
+        Args:
+            ranked: Some or all of the items, best first.
+        """
+        place = {int(row): rank for rank, row in enumerate(ranked)}
+        features = self.features.copy()
+        features[:, -1] = [
+            0.0
+            if (rank := place.get(int(row))) is None
+            else PERSONAL_SCALE / (PERSONAL_SCALE + rank)
+            for row in self.item_rows
+        ]
+        return features
+
+
+class TextSearch:
+    """Finds items by texts; nothing in it changes after it is made."""
+
+    def __init__(
+        self,
+        tower: TextTower,
+        item_vectors: torch.Tensor,
+        words: WordIndex,
+        weights: Sequence[float],
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            item_vectors: By the tower, [N, D]; rows without a text are zeros.
+            weights: Of ``FEATURES``.
+
+        Raises:
+            ValueError: Parts that do not fit.
+        """
+        if len(weights) != len(FEATURES) or not np.isfinite(weights).all():
+            raise ValueError(
+                f"a search needs {len(FEATURES)} finite weights ({', '.join(FEATURES)}), got "
+                f"{list(weights)}"
+            )
+        if item_vectors.shape[1] != tower.config.dim:
+            raise ValueError(
+                f"item vectors are {item_vectors.shape[1]} wide, the text tower {tower.config.dim}"
+            )
+        self.tower, self.item_vectors, self.words = tower, item_vectors, words
+        self.weights: Floats = np.asarray(weights, np.float32)
+
+    @property
+    def num_item_rows(self) -> int:
+        return len(self.item_vectors)
+
+    def grown(self, texts: Sequence[str]) -> TextSearch:
+        """Take in items that were appended; their words are found by title and spelling."""
+        if not texts:
+            return self
+        more = self.tower.encode([split(text) for text in texts])
+        return TextSearch(
+            self.tower, torch.cat([self.item_vectors, more]), self.words, self.weights.tolist()
+        )
+
+    @torch.inference_mode()
+    def candidates(self, text: str, titles: Sequence[int], popularity: Floats) -> Candidates:
+        """Find what a text may mean.
+
+        Args:
+            text: As typed.
+            titles: Items whose titles have all words of it, or begin with them, best first.
+            popularity: Of each item, from 0 to 1, [N].
+        """
+        query = split(text)
+        bags = bags_of([query], self.tower.config.num_buckets)
+        cosines = torch.mv(self.item_vectors, self.tower(bags)[0])
+        near = best_of_one(cosines.clone(), min(NUM_EACH, self.num_item_rows - 1))
+        like = near.item_rows[(near.scores >= LEAST_SPELLING) & (near.item_rows > 0)]
+        words = self.words.scores(query)
+        found = np.zeros(0, np.int64)
+        if words is not None:
+            settled = words + (TIED * words.max() * (words > 0)) * popularity[: len(words)]
+            best = best_of_one(torch.from_numpy(settled), min(NUM_WORDS, len(words)))
+            found = best.item_rows[(best.scores > 0) & (best.item_rows > 0)]
+        titled = np.asarray(titles[:NUM_EACH], np.int64)
+        rows = np.unique(np.concatenate([titled, found, like]))
+        features = np.zeros((len(rows), len(FEATURES)), np.float32)
+        if words is not None and len(found):
+            known = rows < len(words)
+            features[known, 0] = words[rows[known]] / words.max()
+        place = {int(row): rank for rank, row in enumerate(titled)}
+        features[:, 1] = [
+            0.0 if (at := place.get(int(row))) is None else 1 / (1 + at) ** 0.5 for row in rows
+        ]
+        features[:, 2] = cosines.numpy()[rows]
+        features[:, 3] = popularity[rows]
+        return Candidates(rows, features, bool(len(found) or len(titled)))
+
+    def order(self, candidates: Candidates, features: Floats) -> tuple[Rows, Floats]:
+        """Rank candidates by their features: rows and scores, best first; ties by row."""
+        scores = features @ self.weights
+        order = np.argsort(-scores, kind="stable")
+        return candidates.item_rows[order], scores[order]
+
+    def save(self, directory: Path) -> None:
+        """Write the parts."""
+        directory.mkdir(parents=True, exist_ok=True)
+        save_file({"table": self.tower.table.weight.detach()}, directory / TOWER)
+        save_file({"item_vectors": self.item_vectors.contiguous()}, directory / VECTORS)
+        self.words.save(directory)
+        document = {
+            "tower": asdict(self.tower.config),
+            "weights": dict(zip(FEATURES, self.weights.tolist(), strict=True)),
+        }
+        (directory / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: Path) -> TextSearch:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ValueError: Parts that do not fit.
+        """
+        document = json.loads((directory / CONFIG).read_text())
+        tower = TextTower(TextTowerConfig(**document["tower"]))
+        tower.table.weight = torch.nn.Parameter(
+            load_file(directory / TOWER)["table"], requires_grad=False
+        )
+        vectors = load_file(directory / VECTORS)["item_vectors"]
+        weights = [float(document["weights"][name]) for name in FEATURES]
+        return cls(tower, vectors, WordIndex.load(directory, len(vectors)), weights)

@@ -1,0 +1,95 @@
+"""Texts as hashed words and parts of words, so that no vocabulary is needed and typos cost little.
+
+A word is one token and each three characters of it are another (Bojanowski et al., 2017): two
+spellings of a word share most of these.
+
+Axes: B texts, T tokens of all texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recsys.data.words import words_of
+
+PART = 3
+"""Characters of a part of a word."""
+MAX_WORD = 32
+"""Characters of a word that are read."""
+WORD_WEIGHT = 1.0
+PARTS_WEIGHT = 1.0
+"""Length of the parts of a word together, were they orthogonal."""
+
+
+class Bags(NamedTuple):
+    """Tokens of texts, one after the other."""
+
+    tokens: Tensor
+    """Buckets, [T] int64."""
+    weights: Tensor
+    """[T] float32"""
+    offsets: Tensor
+    """Where each text begins, [B] int64."""
+
+
+def bucket_of(token: str, num_buckets: int) -> int:
+    """Hash a token; equal on every machine."""
+    digest = hashlib.blake2b(token.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % num_buckets
+
+
+@lru_cache(maxsize=1 << 18)
+def word_tokens(word: str, num_buckets: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Split a word into its buckets and their weights."""
+    word = word[:MAX_WORD]
+    framed = f"<{word}>"
+    parts = [framed[i : i + PART] for i in range(len(framed) - PART + 1)]
+    tokens = [bucket_of(f"word {word}", num_buckets)]
+    tokens += [bucket_of(f"part {part}", num_buckets) for part in parts]
+    weights = np.full(len(tokens), PARTS_WEIGHT / math.sqrt(max(1, len(parts))), np.float32)
+    weights[0] = WORD_WEIGHT
+    return np.array(tokens, np.int64), weights
+
+
+def bags_of(texts: Sequence[Sequence[str]], num_buckets: int) -> Bags:
+    """Hash texts that are split into words; a text without a word is an empty bag."""
+    tokens: list[NDArray[np.int64]] = []
+    weights: list[NDArray[np.float32]] = []
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    for row, words in enumerate(texts):
+        length = 0
+        for word in words:
+            own, weight = word_tokens(word, num_buckets)
+            tokens.append(own)
+            weights.append(weight)
+            length += len(own)
+        offsets[row + 1] = offsets[row] + length
+    if not tokens:
+        return Bags(
+            torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.from_numpy(offsets[:-1])
+        )
+    return Bags(
+        torch.from_numpy(np.concatenate(tokens)),
+        torch.from_numpy(np.concatenate(weights)),
+        torch.from_numpy(offsets[:-1]),
+    )
+
+
+MAX_WORDS = 64
+"""Of a text."""
+MAX_TEXT = 1_000
+"""Characters of an item's text that are read."""
+
+
+def split(text: str) -> list[str]:
+    """Split an item's text or a query into at most ``MAX_WORDS`` words."""
+    return words_of(text, MAX_TEXT)[:MAX_WORDS]

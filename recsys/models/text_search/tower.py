@@ -1,0 +1,120 @@
+"""A text tower for queries and items: the sum of its tokens' vectors, of unit length.
+
+One table serves both sides, so a word that no query was trained on still finds the items that have
+it, and a query with a typo the items that share most parts of its words. Trained contrastively on
+queries made from the items' own texts, with the other items of a batch as negatives.
+
+Axes: B texts, T tokens, D width, N item rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from recsys.models.text_search.queries import ItemText, QueryMaker
+from recsys.models.text_search.tokens import Bags, bags_of, split
+
+ENCODED_AT_ONCE = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTowerConfig:
+    """Size and training of the text tower.
+
+    Raises:
+        ValueError: A number is out of its range.
+    """
+
+    dim: int = 64
+    num_buckets: int = 65_536
+    num_steps: int = 600
+    batch_size: int = 256
+    learning_rate: float = 3e-3
+    temperature: float = 0.05
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "num_buckets", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if self.num_steps < 0 or not self.learning_rate > 0 or not self.temperature > 0:
+            raise ValueError(
+                "num_steps must be >= 0 (0 leaves random vectors, which match spellings alone), "
+                f"learning_rate and temperature > 0, got {self.num_steps}, {self.learning_rate} "
+                f"and {self.temperature}"
+            )
+
+
+class TextTower(nn.Module):
+    """Encodes texts."""
+
+    def __init__(self, config: TextTowerConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.table = nn.EmbeddingBag(config.num_buckets, config.dim, mode="sum", sparse=True)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.table.weight.normal_(std=config.dim**-0.5, generator=generator)
+
+    def forward(self, bags: Bags) -> Tensor:
+        """Encode bags of tokens, [B, D] of unit length, or zeros for an empty one."""
+        summed = self.table(bags.tokens, bags.offsets, per_sample_weights=bags.weights)
+        return functional.normalize(summed, dim=1)
+
+    @torch.no_grad()
+    def encode(self, texts: Sequence[Sequence[str]]) -> Tensor:
+        """Encode texts that are split into words, [B, D]."""
+        parts = [
+            self(bags_of(texts[begin : begin + ENCODED_AT_ONCE], self.config.num_buckets))
+            for begin in range(0, len(texts), ENCODED_AT_ONCE)
+        ]
+        return torch.cat(parts) if parts else torch.zeros(0, self.config.dim)
+
+
+def train_tower(
+    items: Sequence[ItemText],
+    config: TextTowerConfig,
+    seed: int,
+    progress: Callable[[int, float], None] | None = None,
+) -> TextTower:
+    """Train on queries that are made from items' texts.
+
+    An item that fits the query by its attribute is no negative of it.
+
+    Args:
+        items: Those that queries are made of; items without a word are left out.
+        progress: Gets the steps done and the loss.
+    """
+    tower = TextTower(config, seed)
+    known = [item for item in items if split(item.text)]
+    if len(known) < 2 or config.num_steps == 0:
+        return tower
+    documents = [split(item.text) for item in known]
+    attributes = [frozenset(item.attributes) for item in known]
+    maker, random = QueryMaker(seed), np.random.default_rng(seed)
+    optimizer = torch.optim.SparseAdam(list(tower.parameters()), lr=config.learning_rate)
+    size = min(config.batch_size, len(known))
+    for step in range(config.num_steps):
+        rows = random.choice(len(known), size, replace=False)
+        queries = [maker.make(known[row]) for row in rows]
+        left = tower(bags_of([split(query.text) for query in queries], config.num_buckets))
+        right = tower(bags_of([documents[row] for row in rows], config.num_buckets))
+        logits = left @ right.T / config.temperature
+        named = np.array(
+            [[query.attribute in attributes[row] for row in rows] for query in queries]
+        )
+        np.fill_diagonal(named, False)
+        loss = functional.cross_entropy(
+            logits.masked_fill(torch.from_numpy(named), -torch.inf), torch.arange(size)
+        )
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()  # type: ignore[no-untyped-call]
+        if progress is not None:
+            progress(step + 1, loss.item())
+    return tower
