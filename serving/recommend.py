@@ -37,7 +37,7 @@ from serving.cursor import read_cursor
 from serving.explain import reasons
 from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
 from serving.items.cards import ItemCards
-from serving.items.searched import search_titles
+from serving.items.searched import ItemSearch, Searched
 from serving.items.title_search import TitleIndex
 from serving.limits import ListLimits
 from serving.live import LiveState, Opener
@@ -162,6 +162,13 @@ class Recommender:
         rows = order[order > 0].tolist()
         return TitleIndex((row, self.bundle.catalogue.title_of(row)) for row in rows)
 
+    @cached_property
+    def search(self) -> ItemSearch:
+        """What finds items by a text; built on first use."""
+        logs = torch.log1p(self.bundle.item_counts)
+        popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
+        return ItemSearch(self.titles, self.bundle.text_search, popularity)
+
     @classmethod
     def load(
         cls,
@@ -248,7 +255,7 @@ class Recommender:
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, without)
             clock.lap("hydrate")
-            searched = search_titles(self.titles, text) if (text := query.request.query) else None
+            searched = self.search.find(text) if (text := query.request.query) else None
             limits = self._limits.of(query, resolved, searched, page, now_ms)
             eligible, notes = eligible_items(query, self.bundle, limits)
             clock.lap("filter")
@@ -257,7 +264,8 @@ class Recommender:
             lengths = _list_lengths(query, blend, relaxed) if eligible.count() else {}
             candidates, missing = self._retrieve(lengths, query, eligible)
             if searched is not None and eligible.count():
-                candidates[SEARCH] = searched.listed(eligible)
+                candidates = self._searched(searched, candidates, blend, query, eligible)
+                blend = None
             clock.lap("retrieve")
             if missing:
                 # The weights that were learned without the slow source.
@@ -384,6 +392,23 @@ class Recommender:
             if found is not None and len(found.item_rows):
                 lists[name] = found
         return lists, missing
+
+    def _searched(
+        self,
+        searched: Searched,
+        lists: dict[str, OneList],
+        blend: OneQueryBlend | None,
+        query: Query,
+        eligible: ItemMask,
+    ) -> dict[str, OneList]:
+        """Order what a text found; a learned surface lets the user's own list have its say."""
+        if blend is None:
+            return {**lists, SEARCH: searched.listed(eligible)}
+        own = {name: lists[name] for name in blend.sources if name in lists}
+        if not query.has_history or not own or searched.candidates is None:
+            return {SEARCH: searched.listed(eligible)}
+        merged = blend.merge(own, len(query.history), len(searched.item_rows))
+        return {SEARCH: searched.listed(eligible, merged.item_rows)}
 
     def _failed(self, code: DegradedCode, part: str) -> Degraded:
         """Note and count a failed part; the log has its first failure, then every 2nd, 4th, 8th."""

@@ -46,6 +46,7 @@ DegradedCode = Literal[
     "failed_stage",
     "failed_store",
     "corrected_query",
+    "no_word_found",
 ]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
@@ -161,6 +162,14 @@ class RankRequest(_Strict):
         """Give the request for the list."""
         same = {name: getattr(self, name) for name in RankRequest.model_fields if name != "items"}
         return Request(**same, candidates=self.items, k=len(self.items))
+
+
+class SearchRequest(Request):
+    """A request for what a text finds, in the order that suits the visitor where one is known."""
+
+    surface: SurfaceName = "search"
+    query: Annotated[str, Field(min_length=1, max_length=MAX_QUERY)]
+    """What is searched for: words of an item, their beginnings, with or without typos."""
 
 
 class BatchRequest(_Strict):

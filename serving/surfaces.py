@@ -158,7 +158,8 @@ class Surface:
     beam_width: Annotated[int, Field(ge=1, le=1_000)] = 50
     """Prefixes that generation keeps after each level."""
     learned: bool = False
-    """Whether the bundle's learned blend, where there is one, takes the place of the weights."""
+    """Whether the bundle's learned blend, where there is one, takes the place of the weights; of
+    kind ``search`` whether it orders what the text found."""
     max_seen_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the places of a list that items of the history may take, while there are others."""
     domain: Literal["restrict", "context"] = "context"
@@ -245,7 +246,10 @@ CART = Surface(
     exclude_seen=True,
 )
 SESSION = replace(HOME, name="session", kind="session")
-SEARCHED = Surface(name="search", kind="search", weights={SEARCH: 1.0}, exclude_seen=False)
+# What is found is ordered by the text first; the learned blend of a known user settles the rest.
+SEARCHED = Surface(
+    name="search", kind="search", weights={SEARCH: 1.0}, exclude_seen=False, learned=True
+)
 BUILT_IN: Mapping[str, Surface] = {
     surface.name: surface for surface in (HOME, RELATED, CART, SESSION, SEARCHED)
 }

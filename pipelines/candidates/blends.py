@@ -4,6 +4,7 @@
                                reciprocal rank fusion or one source alone
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
 <order>/blends.json            what was tried on validation, what is served and why
+<order>/text_search/           what finds items by a text, and beside it search_metrics.json
 
 Profile ``full`` queries every source, ``fast`` leaves out the generative model's beam and all
 members but the first of a sequence model with ``fast_members``. Without either they are one, and
@@ -33,6 +34,8 @@ FULL: Profile = "full"
 BLEND, BLEND_FAST = "blend", "blend_fast"
 """Rows of the metrics."""
 FILE = "blends.json"
+TEXT_SEARCH, SEARCH_FILE = "text_search", "search_metrics.json"
+"""Beside the blends: what finds items by a text, and what that is worth on validation."""
 
 
 def profiles_of(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]:

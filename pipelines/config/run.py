@@ -39,6 +39,7 @@ from recsys.models.item_weights.repeats import RepeatsConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
+from recsys.models.text_search.tower import TextTowerConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
@@ -88,6 +89,14 @@ class GenerativeTrainingConfig(TrainingConfig):
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What it learns from the sequence model besides the labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(TextTowerConfig):
+    """Whether bundles find items by all their words and by spelling, and the text tower."""
+
+    enabled: bool = False
+    """Whether ``fit_blend`` fits a search; without it titles alone are searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +261,7 @@ class RunConfig:
     generative: GenerativeConfig = field(default_factory=GenerativeConfig)
     generative_training: GenerativeTrainingConfig = field(default_factory=GenerativeTrainingConfig)
     blend: BlendConfig = field(default_factory=BlendConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     ranker: RankerConfig = field(default_factory=RankerConfig)
     ranker_training: RankerTrainingConfig = field(default_factory=RankerTrainingConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)

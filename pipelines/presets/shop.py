@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.config.run import EvaluationConfig, RunConfig, TwoTowerTrainingConfig
+from pipelines.config.run import EvaluationConfig, RunConfig, SearchConfig, TwoTowerTrainingConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -18,6 +18,7 @@ def shop() -> RunConfig:
         evaluation=EvaluationConfig(max_users=100_000),
         popularity=PopularityConfig(half_life_days=60.0),
         ease=EaseWeightsConfig(enabled=True),
+        search=SearchConfig(enabled=True),
         two_tower=TwoTowerConfig(embedding_dim=64),
         training=TwoTowerTrainingConfig(
             batch_size=256,

@@ -9,7 +9,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from recsys.models.text_search.queries import ItemText
-from serving.bundle.catalogue import Catalogue
 from serving.items.title_search import TitleIndex
 
 ATTRIBUTES = ("categories", "brand")
@@ -50,7 +49,9 @@ def _values(value: object) -> Iterator[str]:
 def popularity_of(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
     """Scale counts of events to 0 to 1 by their logarithm, [N]."""
     logs = np.log1p(np.asarray(item_counts, np.float64))
-    scaled: NDArray[np.float32] = (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(np.float32)
+    scaled: NDArray[np.float32] = (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(
+        np.float32
+    )
     return scaled
 
 
@@ -58,8 +59,3 @@ def title_index(texts: Sequence[ItemText], popularity: NDArray[np.float32]) -> T
     """Index titles as a server does, the most popular first."""
     order = sorted(texts, key=lambda item: (-popularity[item.item_row], item.item_row))
     return TitleIndex((item.item_row, item.title) for item in order)
-
-
-def catalogue_texts(catalogue: Catalogue, rows: Sequence[int]) -> list[str]:
-    """Read items of a bundle's catalogue, for those that were appended to it."""
-    return [" ".join([catalogue.title_of(row), *catalogue.categories_of(row)]) for row in rows]

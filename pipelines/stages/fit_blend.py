@@ -1,24 +1,37 @@
 """Stage fit_blend: learn on validation how the lists of all sources become the one that is served.
 
 Where reciprocal rank fusion or one source alone is better than learned weights by more than noise,
-that is served, and blends.json says so; and the former where no user has a held-out event.
+that is served, and blends.json says so; and the former where no user has a held-out event. With
+``search.enabled`` what finds items by a text is fitted too, on queries made of held-out events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 
+import polars as pl
 import torch
 
-from pipelines.candidates.blends import FILE, profiles_of, validation_lists
+from pipelines.candidates.blends import (
+    FAST,
+    FILE,
+    SEARCH_FILE,
+    TEXT_SEARCH,
+    evaluation_queries,
+    profiles_of,
+    validation_lists,
+)
 from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
+from recsys.fitting.blend import ProfileBlend, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
-from recsys.fitting.blend import unjudged_blend
-from recsys.retrieval.sources import source_name
+from recsys.fitting.inputs import ModelInputs
+from recsys.models.text_search.tower import TextTowerConfig
+from recsys.retrieval.sources import Source, source_name
 from serving.surfaces import HOME
 
 
@@ -29,6 +42,36 @@ def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
         blend, profiles[profile] = unjudged_blend(names, HOME.weights)
         blend.save(folder, profile)
     (folder / FILE).write_text(to_json({"profiles": profiles}))
+
+
+def fit_search(
+    context: StageContext,
+    order: str,
+    inputs: ModelInputs,
+    sources: Mapping[str, Source],
+    blend: ProfileBlend,
+) -> None:
+    """Fit what finds items by a text, where it is on and items have texts."""
+    config = context.config
+    if not config.search.enabled:
+        return
+    from pipelines.searching.fit import fit_text_search
+    from pipelines.searching.texts import item_texts
+
+    items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
+    tower = {field.name: getattr(config.search, field.name) for field in fields(TextTowerConfig)}
+    fitted = fit_text_search(
+        item_texts(items),
+        TextTowerConfig(**tower),
+        evaluation_queries(inputs, "validation", config),
+        sources,
+        blend,
+        inputs.item_counts("train"),
+        config.seed,
+    )
+    if fitted is not None:
+        fitted.search.save(context.output / order / TEXT_SEARCH)
+        (context.output / order / SEARCH_FILE).write_text(to_json(fitted.metrics))
 
 
 def fit_blend(context: StageContext) -> StageRows:
@@ -53,6 +96,8 @@ def fit_blend(context: StageContext) -> StageRows:
                 config.evaluation.primary_metric,
             )
             blend.save(context.output / order, profile)
+            if profile == FAST:
+                fit_search(context, order, inputs, sources_of_order, blend)
         (context.output / order / FILE).write_text(to_json({"profiles": profiles}))
         num_users, num_sources = len(everyone), len(examples.lists)
     return StageRows(rows_in=num_users, rows_out=num_sources)

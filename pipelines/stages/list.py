@@ -123,8 +123,8 @@ STAGES = [
         function=fit_blend,
         description="Learn on validation how to blend the lists of all models into the served one",
         reads=SOURCES,
-        writes="weights of each profile, their validation metrics",
-        sections=("blend", "evaluation", "seed"),
+        writes="weights of each profile, their validation metrics, what searches by text",
+        sections=("blend", "search", "evaluation", "seed"),
     ),
     Stage(
         name="train_ranker",

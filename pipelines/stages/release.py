@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines.candidates.blends import served_blends
+from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.config.toml import plain
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.bundles_lock import publishing
@@ -56,10 +56,12 @@ from pipelines.publishing.write_release import (
     write_release,
 )
 from pipelines.ranking.artefact import RANKED, served_ranker
+from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
 from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
+from recsys.models.text_search.search import TextSearch
 from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import Bundle, load_bundle
@@ -169,6 +171,23 @@ def properties_of(items: pl.DataFrame) -> Properties:
     return found
 
 
+def text_search(context: StageContext, order: str, items: pl.DataFrame) -> Path | None:
+    """Locate what finds items by a text, over a catalogue that may have grown since it was fitted.
+
+    Args:
+        items: The catalogue, by item row.
+    """
+    fitted = present(context.inputs["fit_blend"] / order / TEXT_SEARCH)
+    if fitted is None:
+        return None
+    search = TextSearch.load(fitted)
+    more = [text.text for text in item_texts(items)[search.num_item_rows - 1 :]]
+    if not more:
+        return fitted
+    search.grown(more).save(context.output / TEXT_SEARCH)
+    return context.output / TEXT_SEARCH
+
+
 def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     """Gather what a request needs from the artefacts."""
     features = context.inputs["build_features"]
@@ -214,6 +233,7 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         generative=present(refit / "generative"),
         blends=served_blends(context.inputs["fit_blend"] / order),
         ranker=served_ranker(context.inputs["train_ranker"] / order),
+        text_search=text_search(context, order, items),
         user_features=inputs.sizes.user_features,
         context_features=inputs.sizes.context_features,
         exclude_history=context.config.evaluation.exclude_history,

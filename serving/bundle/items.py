@@ -1,6 +1,7 @@
-"""What a bundle knows of its items besides their events: content embeddings and categories.
+"""What a bundle knows of its items besides their events: content, categories, texts.
 
-    content/   content.npy [N, F], F = 0 without
+    content/        content.npy [N, F], F = 0 without
+    text_search/    what finds items by a text, see recsys/models/text_search/search.py
 
 Models read them for items that a delta appended too. Axes: N item rows, F width of content
 embeddings.
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged
 from recsys.models.item_tower import ItemCatalogue
-from serving.bundle.arrays import load_array
+from recsys.models.text_search.search import TextSearch
+from serving.bundle.arrays import load_array, reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta
 from serving.bundle.manifest import BundleManifest
@@ -25,6 +27,7 @@ from serving.bundle.model_files import check_rows
 
 Vectors = NDArray[np.float32]
 CONTENT = Path("content") / "content.npy"
+TEXT_SEARCH = "text_search"
 
 
 def write_content(content: Vectors | None, num_item_rows: int, directory: Path) -> None:
@@ -74,3 +77,27 @@ def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
     known = values < num_category_rows
     before = torch.cat([torch.zeros(1, dtype=torch.int64), known.cumsum(0)])
     return Jagged(values[known], before[offsets])
+
+
+def load_text_search(directory: Path, manifest: BundleManifest) -> TextSearch | None:
+    """Load it; None without.
+
+    Raises:
+        ValueError: It is of another catalogue, or cannot be read.
+    """
+    if TEXT_SEARCH not in manifest.models:
+        return None
+    path = directory / TEXT_SEARCH
+    with reading(path):
+        search = TextSearch.load(path)
+    check_rows(path, (search.num_item_rows,), (manifest.dimensions.num_item_rows,))
+    return search
+
+
+def grown_text_search(search: TextSearch | None, catalogue: Catalogue) -> TextSearch | None:
+    """Take in the items that deltas appended, by their titles and categories."""
+    if search is None:
+        return None
+    rows = range(search.num_item_rows, catalogue.num_item_rows)
+    texts = (" ".join([catalogue.title_of(row), *catalogue.categories_of(row)]) for row in rows)
+    return search.grown(list(texts))

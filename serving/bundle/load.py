@@ -19,6 +19,7 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
+from recsys.models.text_search.search import TextSearch
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.semantic_ids.trie import Trie
@@ -35,7 +36,7 @@ from serving.bundle.history_models import (
     load_sequence,
 )
 from serving.bundle.item_index import compared, grown_item_indexes, load_item_indexes
-from serving.bundle.items import grown_items, load_items
+from serving.bundle.items import grown_items, grown_text_search, load_items, load_text_search
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.masks import PackedMasks
 from serving.bundle.model_files import check_rows
@@ -70,6 +71,8 @@ class Bundle:
     """Of the item vectors of sequence models and content, by part; of large catalogues alone."""
     blends: Mapping[Profile, LearnedBlend]
     ranker: LoadedRanker | None
+    text_search: TextSearch | None = None
+    """Finds items by a text; None where titles alone are searched."""
     properties: Properties = NO_PROPERTIES
     """What else is known of items; what filters and rules read."""
     context_features: Mapping[str, int]
@@ -173,6 +176,7 @@ def _load_released(link: Link) -> Bundle:
         indexes=load_item_indexes(directory, manifest, compared(sequence, ensemble, content)),
         blends=blends,
         ranker=load_ranker(directory, manifest, items, blends),
+        text_search=load_text_search(directory, manifest),
         properties=properties,
         context_features=manifest.context_features,
         exclude_history=manifest.exclude_history,
@@ -224,6 +228,7 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         indexes=grown_item_indexes(old.indexes, vectors),
         generative=None if generative is None else _grown_ids(generative, items, semantic_ids),
         ranker=None if old.ranker is None else _grown_ranker(old.ranker, items),
+        text_search=grown_text_search(old.text_search, catalogue),
         properties=properties,
     )
 

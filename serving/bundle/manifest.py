@@ -43,6 +43,7 @@ Model = Literal[
     "blend_fast",
     "blend_full",
     "ranker",
+    "text_search",
 ]
 
 _TENSORS = frozenset([".json", ".safetensors"])
@@ -50,7 +51,7 @@ FILES_ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys([*get_args(Model), "quantizer"], _TENSORS),
     **dict.fromkeys(["catalogue", "users", "histories", "content"], frozenset([".npy"])),
     "properties": frozenset([".npy"]),
-    **dict.fromkeys(["two_tower", "semantic_ids"], _TENSORS | {".npy"}),
+    **dict.fromkeys(["two_tower", "semantic_ids", "text_search"], _TENSORS | {".npy"}),
     "index": frozenset([".json", ".faiss"]),
 }
 """Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""

@@ -22,7 +22,7 @@ from serving.bundle.history_models import (
     drop_item_vectors,
 )
 from serving.bundle.item_index import write_item_indexes
-from serving.bundle.items import Vectors, known_categories, write_content
+from serving.bundle.items import TEXT_SEARCH, Vectors, known_categories, write_content
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import (
     VERSION_PATTERN,
@@ -71,6 +71,8 @@ class BundleParts:
     """Directories that LearnedBlend.save wrote, by the profile whose ``home`` each one ranks."""
     ranker: Path | None = None
     """Directory of train_ranker: what Ranker.save wrote, and how many candidates it orders."""
+    text_search: Path | None = None
+    """Directory that TextSearch.save wrote, over the catalogue."""
     user_features: Mapping[str, int] = field(default_factory=dict)
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
@@ -145,6 +147,7 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
         GENERATIVE: parts.generative,
         **{BLENDS[profile]: path for profile, path in parts.blends.items()},
         RANKER: parts.ranker,
+        TEXT_SEARCH: parts.text_search,
     }
     found = {name: source for name, source in saved.items() if source is not None}
     for name, source in found.items():

@@ -73,6 +73,10 @@ class AsyncClient:
         """Put items into the order that suits a user."""
         return await self.send(calls.rank(items, user_id, options))
 
+    async def search_list(self, query: str, user_id: str | None = None, **options: Any) -> Reply:
+        """List what a text finds, in the order that suits a user."""
+        return await self.send(calls.search_list(query, user_id, options))
+
     async def similar(self, item_id: str, k: int = 20) -> Reply:
         """List items like one item."""
         return await self.send(calls.similar(item_id, k))

@@ -129,6 +129,11 @@ def rank(items: Sequence[str], user_id: str | None, options: Mapping[str, Any]) 
     return Call("POST", "/v1/rank", Reply, _given(items=list(items), user_id=user_id, **options))
 
 
+def search_list(query: str, user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
+    """Ask for what a text finds."""
+    return Call("POST", "/v1/search", Reply, _given(query=query, user_id=user_id, **options))
+
+
 def similar(item_id: str, k: int) -> Call[Reply]:
     """Ask for items like one."""
     return Call("GET", f"/v1/similar/{quote(item_id, safe='')}", Reply, parameters={"k": k})

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
+from recsys.models.text_search.search import Candidates, TextSearch
 from serving.items.title_search import TitleIndex
 from serving.schemas import Degraded
 
@@ -20,19 +22,46 @@ class Searched:
 
     item_rows: tuple[int, ...]
     notes: tuple[Degraded, ...] = ()
-    """Which words were searched for instead."""
+    """Which words were searched for instead, or that no item has any of them."""
+    search: TextSearch | None = None
+    candidates: Candidates | None = None
+    """What is known of each item; None where titles alone were searched."""
 
-    def listed(self, eligible: ItemMask) -> OneList:
-        """List what may be shown; scores fall with the place."""
+    def listed(self, eligible: ItemMask, personal: NDArray[np.int64] | None = None) -> OneList:
+        """List what may be shown; scores fall with the place.
+
+        Args:
+            personal: Some or all of the items in the order of the user's own list.
+        """
         rows = np.array(self.item_rows, np.int64)
+        if personal is not None and self.search is not None and self.candidates is not None:
+            rows, _ = self.search.order(self.candidates, self.candidates.personal(personal))
         rows = rows[eligible.allows(rows)]
         return OneList((1 / np.arange(1, len(rows) + 1)).astype(np.float32), rows)
 
 
-def search_titles(titles: TitleIndex, query: str) -> Searched:
-    """Find items by their titles; words that no title has are corrected."""
-    found = titles.search(query, MAX_FOUND)
-    if not found and (corrected := titles.corrected(query)) is not None:
-        found = titles.search(corrected, MAX_FOUND)
-        return Searched(tuple(found), (Degraded("corrected_query", corrected),))
-    return Searched(tuple(found))
+@dataclass(frozen=True)
+class ItemSearch:
+    """Finds items by a text in one bundle."""
+
+    titles: TitleIndex
+    text_search: TextSearch | None
+    popularity: NDArray[np.float32]
+    """Of each item row, 0 to 1, [N]."""
+
+    def find(self, query: str) -> Searched:
+        """Find items by their titles, and where the bundle can by all their words and spellings.
+
+        Words that no title has are corrected.
+        """
+        found, notes = self.titles.search(query, MAX_FOUND), tuple[Degraded, ...]()
+        if not found and (corrected := self.titles.corrected(query)) is not None:
+            found = self.titles.search(corrected, MAX_FOUND)
+            notes = (Degraded("corrected_query", corrected),)
+        if self.text_search is None or not query.strip():
+            return Searched(tuple(found), notes)
+        candidates = self.text_search.candidates(query, found, self.popularity)
+        rows, _ = self.text_search.order(candidates, candidates.features)
+        if len(rows) and not candidates.has_word:
+            notes = (Degraded("no_word_found"),)
+        return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)

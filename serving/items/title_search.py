@@ -23,6 +23,8 @@ MIN_CORRECTED = 4
 LONG_WORD = 8
 """From so many characters on two typos are corrected."""
 END = "\U0010ffff"
+
+
 def indexed_texts(title: str) -> tuple[str, str]:
     """Fold a title to its words, and to those plus the ones on either side of an apostrophe."""
     words = words_of(title)

@@ -46,7 +46,12 @@ JSON: Headers = [
     (b"x-content-type-options", b"nosniff"),
 ]
 CLOSE = (b"connection", b"close")
-LISTS = {"/v1/recommend": "recommend", "/v1/rank": "recommend", "/v1/recommend:batch": "batch"}
+LISTS = {
+    "/v1/recommend": "recommend",
+    "/v1/rank": "recommend",
+    "/v1/search": "recommend",
+    "/v1/recommend:batch": "batch",
+}
 USERS = "/v1/users/"
 PROBES = ("/healthz", "/readyz", "/metrics")
 READS = ("GET", "HEAD")
@@ -176,6 +181,7 @@ class Front:
             "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
             "shown": caller.shows_users,
             "ranks": path == "/v1/rank",
+            "searches": path == "/v1/search",
         }
         if (writing := self._writing(method, path, head, body)) is not None:
             return await self._written(writing, fields)

@@ -15,7 +15,7 @@ from serving.cursor import CursorError
 from serving.filtering.expression import FilterError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
-from serving.schemas import BatchRequest, RankRequest, Request, error_body, to_json
+from serving.schemas import BatchRequest, RankRequest, Request, SearchRequest, error_body, to_json
 from serving.web.http import Answer, RefusedError, parsed_json, validated
 
 REFUSED = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
@@ -37,14 +37,15 @@ def answer_body(recommender: Recommender, head: Mapping[str, Any], body: bytes) 
 
     Args:
         head: ``type`` and ``encoding`` of the body; ``shown``: whether reasons may name items of
-            the user's stored history; ``ranks``: whether the body is a `RankRequest`.
+            the user's stored history; ``ranks``: whether the body is a `RankRequest`,
+            ``searches``: a `SearchRequest`.
     """
     try:
         content = parsed_json(head["type"], head["encoding"], body)
         if head.get("ranks"):
             request = validated(RankRequest, content).request()
         else:
-            request = validated(Request, content)
+            request = validated(SearchRequest if head.get("searches") else Request, content)
         return answered(recommender, recommender.make(request, names_history=head["shown"]))
     except RefusedError as error:
         return Answer(error.status, orjson.dumps(error.body), {})

@@ -84,6 +84,12 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
         head, body = await read_body(http, settings)
         return _replied(http, answer_body(recommender, {**head, "ranks": True}, body))
 
+    @app.post("/v1/search")
+    async def search_list(http: HttpRequest) -> Response:
+        """List what a text finds."""
+        head, body = await read_body(http, settings)
+        return _replied(http, answer_body(recommender, {**head, "searches": True}, body))
+
     @app.post("/v1/recommend:batch")
     async def recommend_batch(http: HttpRequest) -> Response:
         """Make several lists, all from one bundle."""

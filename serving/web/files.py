@@ -33,6 +33,7 @@ LINKS = {
     "recommend": "POST /v1/recommend",
     "recommend_batch": "POST /v1/recommend:batch",
     "rank": "POST /v1/rank",
+    "search_list": "POST /v1/search",
     "events": "POST /v1/events",
     "explain": "GET /v1/explain/{request_id}",
     "change_items": "POST /v1/items",

@@ -26,6 +26,7 @@ from serving.schemas import (
     RecommendedItem,
     Reply,
     Request,
+    SearchRequest,
     ServedBy,
     SimilarParameters,
     SlotExplained,
@@ -204,6 +205,15 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         (404, *TAKES_BODY, *ALWAYS),
         body=RankRequest,
         body_example={"user_id": "42", "items": ["50", "235", "181"]},
+    ),
+    ("post", "/v1/search"): Operation(
+        "search_list",
+        "List what a text finds, in the order that suits the visitor.",
+        Reply,
+        LIST,
+        (404, *TAKES_BODY, *ALWAYS),
+        body=SearchRequest,
+        body_example={"query": "star trek", "user_id": "42", "k": 5},
     ),
     ("get", "/v1/explain/{request_id}"): Operation(
         "explain",
@@ -410,7 +420,15 @@ def _schemas() -> Document:
         kind.__pydantic_config__ = ConfigDict(  # type: ignore[union-attr]
             use_attribute_docstrings=True
         )
-    kinds = (Request, RankRequest, BatchRequest, EventsRequest, ItemsRequest, *REPLIES)
+    kinds = (
+        Request,
+        RankRequest,
+        SearchRequest,
+        BatchRequest,
+        EventsRequest,
+        ItemsRequest,
+        *REPLIES,
+    )
     _, definitions = TypeAdapter.json_schemas(
         [(kind.__name__, "validation", TypeAdapter(kind)) for kind in kinds],
         ref_template=SCHEMAS + "{model}",

@@ -115,11 +115,10 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
         given = read_parameters(SearchParameters, http)
-        titles = recommender.titles
-        rows, corrected = titles.search(given.q, given.k), None
-        if not rows and (corrected := titles.corrected(given.q)) is not None:
-            rows = titles.search(corrected, given.k)
-        return _cards(recommender, rows, corrected if rows else None)
+        found = recommender.search.find(given.q)
+        rows = list(found.item_rows[: given.k])
+        corrected = [note.detail for note in found.notes if note.code == "corrected_query"]
+        return _cards(recommender, rows, corrected[0] if rows and corrected else None)
 
     @app.get("/v1/items")
     def items(http: HttpRequest) -> Response:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.items import title_search
 from recsys.data.words import fold, words_of
+from serving.items import title_search
 from serving.items.title_search import TitleIndex, indexed_texts
 
 # Most popular first; the row is the place from 1.

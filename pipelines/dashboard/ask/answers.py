@@ -34,6 +34,7 @@ DEGRADED = {
     "nothing_eligible": "no item passes the filter",
     "seen_items_shown": "all items were seen, so seen ones are shown",
     "corrected_query": "searched for instead",
+    "no_word_found": "no item has a word of it; these are spelt most like it",
 }
 
 

@@ -30,6 +30,7 @@ MEANINGS = {
     "failed_stage": "A FAULT: the ranker failed",
     "failed_store": "A FAULT: the online store did not answer",
     "corrected_query": "the search text was corrected",
+    "no_word_found": "no item has a word of the search text",
     "other": "a code that this version does not know",
     "no user": "the request named no user",
     "fallback": "made of popular items alone",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FOLDER = "bm25"
+PARAMETERS = "params.index.json"
 
 
 class WordIndex:
@@ -53,16 +53,14 @@ class WordIndex:
     def save(self, directory: Path) -> None:
         """Write the tables and the words."""
         if self._index is not None:
-            self._index.save(str(directory / FOLDER), show_progress=False)
+            self._index.save(str(directory), show_progress=False)
 
     @classmethod
     def load(cls, directory: Path, num_item_rows: int) -> WordIndex:
         """Read what ``save`` wrote."""
-        if not (directory / FOLDER).exists():
+        if not (directory / PARAMETERS).exists():
             return cls(None, num_item_rows)
-        index = _library().BM25.load(
-            str(directory / FOLDER), load_corpus=False, show_progress=False
-        )
+        index = _library().BM25.load(str(directory), load_corpus=False, show_progress=False)
         return cls(index, num_item_rows)
 
 

@@ -5,7 +5,7 @@ place among titles that have all of them, the similarity of spellings and meanin
 is, and, where somebody is known, its place in the list that is theirs.
 
     tower.safetensors, item_vectors.safetensors    the text tower and what it says of items
-    bm25/                                          words
+    *.npy, *.index.json                            words
     search.json                                    settings, weights
 
 Axes: N item rows, K candidates, D width.

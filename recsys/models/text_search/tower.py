@@ -33,7 +33,7 @@ class TextTowerConfig:
 
     dim: int = 64
     num_buckets: int = 65_536
-    num_steps: int = 600
+    num_steps: int = 300
     batch_size: int = 256
     learning_rate: float = 3e-3
     temperature: float = 0.05

@@ -46,6 +46,8 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
       return `The ${detail} model failed, so the list is made without it.`;
     case "corrected_query":
       return `Nothing has these words; searched for ${detail} instead.`;
+    case "no_word_found":
+      return "Nothing has these words; these are spelt most like them.";
     case "failed_store":
       return "The online store did not answer, so the list knows no events since the release.";
     case "stale_data":

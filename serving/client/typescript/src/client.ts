@@ -73,6 +73,11 @@ export class Client {
   }
 
   /** Put items into the order that suits a visitor. */
+  /** List what a text finds, in the order that suits a user. */
+  searchList(request: SearchRequest): Promise<Reply> {
+    return this.send("POST", "/v1/search", request);
+  }
+
   rank(request: RankRequest): Promise<Reply> {
     return this.send("POST", "/v1/rank", request);
   }
