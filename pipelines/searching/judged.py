@@ -20,10 +20,10 @@ from recsys.fitting.queries import EvaluationQueries
 from recsys.models.text_search.queries import ItemText, Kind, MadeQuery, QueryMaker
 from recsys.models.text_search.search import Candidates, TextSearch
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
+from serving.items.searched import ItemSearch
 from serving.items.title_search import TitleIndex
 
 Rows = NDArray[np.int64]
-MAX_TITLES = 1_000
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,9 @@ class Judged:
         self, search: TextSearch, titles: TitleIndex, popularity: NDArray[np.float32]
     ) -> list[Candidates]:
         """Search for each query's text."""
-        return [
-            search.candidates(one.text, titled(titles, one.text), popularity) for one in self.made
-        ]
-
-
-def titled(titles: TitleIndex, text: str) -> list[int]:
-    """Find titles by all words of a text, or of its correction."""
-    rows = titles.search(text, MAX_TITLES) if text.strip() else []
-    if not rows and (corrected := titles.corrected(text)) is not None:
-        rows = titles.search(corrected, MAX_TITLES)
-    return rows
+        finder = ItemSearch(titles, search, popularity)
+        found = [finder.find(one.text).candidates for one in self.made]
+        return [one for one in found if one is not None]
 
 
 def personal_orders(

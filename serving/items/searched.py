@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.models.text_search.search import Candidates, TextSearch
+from recsys.models.text_search.tokens import split
 from serving.items.title_search import TitleIndex
 from serving.schemas import Degraded
 
@@ -55,7 +56,8 @@ class ItemSearch:
         Words that no title has are corrected.
         """
         found, notes = self.titles.search(query, MAX_FOUND), tuple[Degraded, ...]()
-        if not found and (corrected := self.titles.corrected(query)) is not None:
+        known = self.text_search is not None and self.text_search.words.knows(split(query))
+        if not found and not known and (corrected := self.titles.corrected(query)) is not None:
             found = self.titles.search(corrected, MAX_FOUND)
             notes = (Degraded("corrected_query", corrected),)
         if self.text_search is None or not query.strip():

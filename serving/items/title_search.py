@@ -69,6 +69,11 @@ class TitleIndex:
         # In order of popularity, so that of two words that are equally near the better known wins.
         self._words = list(dict.fromkeys(word for *_, text in entries for word in text.split()))
         self._sorted_words = sorted(self._words)
+        # A typo leaves a word's first or its last letter as it is.
+        self._with_letter: dict[tuple[int, str], list[int]] = {}
+        for place, word in enumerate(self._words):
+            for end in (0, -1):
+                self._with_letter.setdefault((end, word[end]), []).append(place)
 
     def search(self, query: str, k: int) -> list[int]:
         """List item rows whose titles have a word beginning with each word of the query.
@@ -115,9 +120,16 @@ class TitleIndex:
         return place < len(self._sorted_words) and self._sorted_words[place].startswith(word)
 
     def _nearest(self, word: str) -> str | None:
-        """Find the word with the fewest edits (a swap of neighbours is one); None if too many."""
+        """Find the word with the fewest edits (a swap of neighbours is one); None if too many.
+
+        It has the same first or the same last letter.
+        """
         if len(word) < MIN_CORRECTED:
             return None
         most = 1 if len(word) < LONG_WORD else 2
-        found = extractOne(word, self._words, scorer=DamerauLevenshtein.distance, score_cutoff=most)
+        places = {place for end in (0, -1) for place in self._with_letter.get((end, word[end]), ())}
+        # Of equally near ones the better known: they are in its order.
+        near = (self._words[place] for place in sorted(places))
+        alike = [one for one in near if abs(len(one) - len(word)) <= most]
+        found = extractOne(word, alike, scorer=DamerauLevenshtein.distance, score_cutoff=most)
         return None if found is None else found[0]

@@ -50,6 +50,10 @@ class WordIndex:
         found: NDArray[np.float32] = self._index.get_scores(known)
         return found
 
+    def knows(self, words: Sequence[str]) -> bool:
+        """Say whether every word is one of some item."""
+        return all(word in self._known for word in words)
+
     def save(self, directory: Path) -> None:
         """Write the tables and the words."""
         if self._index is not None:

@@ -128,27 +128,25 @@ class TextSearch:
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        bags = bags_of([query], self.tower.config.num_buckets)
-        cosines = torch.mv(self.item_vectors, self.tower(bags)[0])
-        near = best_of_one(cosines.clone(), min(NUM_EACH, self.num_item_rows - 1))
-        like = near.item_rows[(near.scores >= LEAST_SPELLING) & (near.item_rows > 0)]
-        words = self.words.scores(query)
-        found = np.zeros(0, np.int64)
-        if words is not None:
-            settled = words + (TIED * words.max() * (words > 0)) * popularity[: len(words)]
-            best = best_of_one(torch.from_numpy(settled), min(NUM_WORDS, len(words)))
-            found = best.item_rows[(best.scores > 0) & (best.item_rows > 0)]
+        vector = self.tower(bags_of([query], self.tower.config.num_buckets))[0]
+        scores = self.words.scores(query)
+        found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
-        rows = np.unique(np.concatenate([titled, found, like]))
+        rows = np.union1d(titled, found)
+        if len(found) == 0 or not self.words.knows(query):
+            # Only a text with a word that no item has is looked up by spelling.
+            near = best_of_one(self.item_vectors @ vector, min(NUM_EACH, self.num_item_rows - 1))
+            like = near.item_rows[(near.scores >= LEAST_SPELLING) & (near.item_rows > 0)]
+            rows = np.union1d(rows, like)
         features = np.zeros((len(rows), len(FEATURES)), np.float32)
-        if words is not None and len(found):
-            known = rows < len(words)
-            features[known, 0] = words[rows[known]] / words.max()
+        if scores is not None and len(found):
+            known = rows < len(scores)
+            features[known, 0] = scores[rows[known]] / scores.max()
         place = {int(row): rank for rank, row in enumerate(titled)}
         features[:, 1] = [
             0.0 if (at := place.get(int(row))) is None else 1 / (1 + at) ** 0.5 for row in rows
         ]
-        features[:, 2] = cosines.numpy()[rows]
+        features[:, 2] = (self.item_vectors[torch.from_numpy(rows)] @ vector).numpy()
         features[:, 3] = popularity[rows]
         return Candidates(rows, features, bool(len(found) or len(titled)))
 
@@ -185,3 +183,12 @@ class TextSearch:
         vectors = load_file(directory / VECTORS)["item_vectors"]
         weights = [float(document["weights"][name]) for name in FEATURES]
         return cls(tower, vectors, WordIndex.load(directory, len(vectors)), weights)
+
+
+def _best_words(scores: Floats, popularity: Floats) -> Rows:
+    """Take the best items by words, the popular ones of equals."""
+    rows = np.flatnonzero(scores)
+    if len(rows) > NUM_WORDS:
+        settled = scores[rows] + TIED * scores.max() * popularity[rows]
+        rows = rows[np.argpartition(settled, -NUM_WORDS)[-NUM_WORDS:]]
+    return rows
