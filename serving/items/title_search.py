@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import islice
 
-from rapidfuzz.distance import DamerauLevenshtein
+from rapidfuzz.distance import OSA
 from rapidfuzz.process import extractOne
 
 from recsys.data.words import APOSTROPHES, words_of
@@ -70,10 +70,10 @@ class TitleIndex:
         self._words = list(dict.fromkeys(word for *_, text in entries for word in text.split()))
         self._sorted_words = sorted(self._words)
         # A typo leaves a word's first or its last letter as it is.
-        self._with_letter: dict[tuple[int, str], list[int]] = {}
+        self._alike: dict[tuple[int, str, int], list[int]] = {}
         for place, word in enumerate(self._words):
             for end in (0, -1):
-                self._with_letter.setdefault((end, word[end]), []).append(place)
+                self._alike.setdefault((end, word[end], len(word)), []).append(place)
 
     def search(self, query: str, k: int) -> list[int]:
         """List item rows whose titles have a word beginning with each word of the query.
@@ -127,9 +127,10 @@ class TitleIndex:
         if len(word) < MIN_CORRECTED:
             return None
         most = 1 if len(word) < LONG_WORD else 2
-        places = {place for end in (0, -1) for place in self._with_letter.get((end, word[end]), ())}
+        lengths = range(len(word) - most, len(word) + most + 1)
+        keys = [(end, word[end], length) for end in (0, -1) for length in lengths]
+        places = set[int]().union(*(self._alike.get(key, ()) for key in keys))
         # Of equally near ones the better known: they are in its order.
-        near = (self._words[place] for place in sorted(places))
-        alike = [one for one in near if abs(len(one) - len(word)) <= most]
-        found = extractOne(word, alike, scorer=DamerauLevenshtein.distance, score_cutoff=most)
+        alike = [self._words[place] for place in sorted(places)]
+        found = extractOne(word, alike, scorer=OSA.distance, score_cutoff=most)
         return None if found is None else found[0]
