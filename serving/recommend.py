@@ -167,7 +167,9 @@ class Recommender:
         """What finds items by a text; built on first use."""
         logs = torch.log1p(self.bundle.item_counts)
         popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
-        return ItemSearch(self.titles, self.bundle.text_search, popularity)
+        return ItemSearch(
+            self.titles, self.bundle.text_search, popularity, self.bundle.catalogue.title_of
+        )
 
     @classmethod
     def load(

@@ -66,7 +66,7 @@ class Judged:
         self, search: TextSearch, titles: TitleIndex, popularity: NDArray[np.float32]
     ) -> list[Candidates]:
         """Search for each query's text."""
-        finder = ItemSearch(titles, search, popularity)
+        finder = ItemSearch(titles, search, popularity, titles.title_of)
         found = [finder.find(one.text).candidates for one in self.made]
         return [one for one in found if one is not None]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,13 @@ from numpy.typing import NDArray
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.models.text_search.search import Candidates, TextSearch
-from recsys.models.text_search.tokens import split
+from recsys.models.text_search.tokens import shared_parts, split
 from serving.items.title_search import TitleIndex
 from serving.schemas import Degraded
 
 MAX_FOUND = 1_000
+LEAST_SHARED = 0.4
+"""Share of a query's parts of words that a title has to have where no item has a word of it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class ItemSearch:
     text_search: TextSearch | None
     popularity: NDArray[np.float32]
     """Of each item row, 0 to 1, [N]."""
+    title_of: Callable[[int], str]
+    """Gives an item's title."""
 
     def find(self, query: str) -> Searched:
         """Find items by their titles, and where the bundle can by all their words and spellings.
@@ -64,6 +69,9 @@ class ItemSearch:
             return Searched(tuple(found), notes)
         candidates = self.text_search.candidates(query, found, self.popularity)
         rows, _ = self.text_search.order(candidates, candidates.features)
-        if len(rows) and not candidates.has_word:
-            notes = (Degraded("no_word_found"),)
+        if not candidates.has_word:
+            words = split(query)
+            alike = [shared_parts(words, split(self.title_of(int(row)))) for row in rows]
+            rows = rows[np.array(alike, np.float64) >= LEAST_SHARED]
+            notes = (Degraded("no_word_found"),) if len(rows) else ()
         return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)

@@ -39,7 +39,7 @@ NUM_WORDS = 500
 """Candidates by words, of which many may be equal: all items of a category are."""
 TIED = 1e-3
 """Share of the best score by which popularity settles such ties."""
-LEAST_SPELLING = 0.2
+LEAST_SPELLING = 0.1
 """Cosine below which a text is not like an item's."""
 PERSONAL_SCALE = 10.0
 """Places of the personal list over which its feature halves."""

@@ -50,10 +50,8 @@ def bucket_of(token: str, num_buckets: int) -> int:
 @lru_cache(maxsize=1 << 18)
 def word_tokens(word: str, num_buckets: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Split a word into its buckets and their weights."""
-    word = word[:MAX_WORD]
-    framed = f"<{word}>"
-    parts = [framed[i : i + PART] for i in range(len(framed) - PART + 1)]
-    tokens = [bucket_of(f"word {word}", num_buckets)]
+    parts = parts_of(word)
+    tokens = [bucket_of(f"word {word[:MAX_WORD]}", num_buckets)]
     tokens += [bucket_of(f"part {part}", num_buckets) for part in parts]
     weights = np.full(len(tokens), PARTS_WEIGHT / math.sqrt(max(1, len(parts))), np.float32)
     weights[0] = WORD_WEIGHT
@@ -82,6 +80,19 @@ def bags_of(texts: Sequence[Sequence[str]], num_buckets: int) -> Bags:
         torch.from_numpy(np.concatenate(weights)),
         torch.from_numpy(offsets[:-1]),
     )
+
+
+def shared_parts(query: Sequence[str], text: Sequence[str]) -> float:
+    """Say which share of the parts of a query's words some word of a text has, 0 to 1."""
+    parts = {part for word in query for part in parts_of(word)}
+    there = {part for word in text for part in parts_of(word)}
+    return len(parts & there) / len(parts) if parts else 0.0
+
+
+def parts_of(word: str) -> list[str]:
+    """Cut a word, its ends marked, into each three characters that follow each other."""
+    framed = f"<{word[:MAX_WORD]}>"
+    return [framed[place : place + PART] for place in range(len(framed) - PART + 1)]
 
 
 MAX_WORDS = 64

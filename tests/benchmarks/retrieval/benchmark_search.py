@@ -183,7 +183,8 @@ def latency(num_items: int) -> None:
     begin = time.perf_counter()
     popularity = popularity_of(random.random(num_items + 1) * 1_000)
     search = TextSearch(tower, tower.encode(documents), WordIndex.of(documents), START)
-    item_search = ItemSearch(title_index(texts, popularity), search, popularity)
+    titles = title_index(texts, popularity)
+    item_search = ItemSearch(titles, search, popularity, titles.title_of)
     built = time.perf_counter() - begin
     rows = [Row(name=f"{num_items:,} items: indexed", value=built, unit="s")]
     for kind in KINDS:
