@@ -267,7 +267,6 @@ class Recommender:
             candidates, missing = self._retrieve(lengths, query, eligible)
             if searched is not None and eligible.count():
                 candidates = self._searched(searched, candidates, blend, query, eligible)
-                blend = None
             clock.lap("retrieve")
             if missing:
                 # The weights that were learned without the slow source.

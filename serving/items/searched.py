@@ -64,7 +64,7 @@ class ItemSearch:
         known = self.text_search is not None and self.text_search.words.knows(split(query))
         if not found and not known and (corrected := self.titles.corrected(query)) is not None:
             found = self.titles.search(corrected, MAX_FOUND)
-            notes = (Degraded("corrected_query", corrected),)
+            notes, query = (Degraded("corrected_query", corrected),), corrected
         if self.text_search is None or not query.strip():
             return Searched(tuple(found), notes)
         candidates = self.text_search.candidates(query, found, self.popularity)
