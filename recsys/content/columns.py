@@ -208,6 +208,8 @@ def members(name: str, kind: Kind, column: Sequence[Any]) -> list[list[str]]:
             several = [str(one) for one in value if one is not None]
         elif isinstance(value, (list, tuple, dict)):
             raise wrong(name, kind, row, value)
+        elif isinstance(value, bool):
+            several = [str(value).lower()]
         else:
             several = [] if value is None else [str(value)]
         found.append([text for one in several if (text := one.strip())])

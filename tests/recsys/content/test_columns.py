@@ -68,6 +68,11 @@ def test_rare_and_new_values_share_a_column() -> None:
     assert frequent([["x", "x"], ["y"]]) == (), "twice in one item is one item"
 
 
+def test_truth_is_the_same_in_parquet_and_csv() -> None:
+    column = EncodedColumn.fit("new", "category", [True, True, False, False])
+    assert column.encode([True, False]).tolist() == column.encode(["true", "false"]).tolist()
+
+
 def test_a_list_has_the_length_of_one_value() -> None:
     column = EncodedColumn.fit("tags", "list", ["a|b", "a|b|c", "c"])
     assert np.linalg.norm(column.encode(["a|b|c"])[0]) == pytest.approx(1.0)
