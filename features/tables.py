@@ -199,6 +199,12 @@ def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Se
     return column.cast(pl.String)
 
 
+def can_be_feature(column: pl.Series) -> bool:
+    """Whether ``user_columns`` may name a column, and some users share its values."""
+    values = as_categories(column)
+    return values is not None and 1 < values.drop_nulls().n_unique() <= len(column) / 2
+
+
 def write_user_features(
     users: pl.DataFrame, columns: Sequence[str], out: Path, previous: Path | None = None
 ) -> tuple[dict[str, int], list[str]]:

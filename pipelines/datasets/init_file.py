@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from features.tables import can_be_encoded
+from features.tables import can_be_encoded, can_be_feature
 from pipelines.datasets.column_names import EVENT_NAMES, kind_of_file, name_score
 from pipelines.datasets.table_guesses import (
     Guess,
@@ -188,6 +188,18 @@ def content_lines(plan: Plan) -> list[str]:
     return ["", "[content]", f"# columns = {toml_value(found)}   # read beside items' texts"]
 
 
+def user_lines(plan: Plan) -> list[str]:
+    """Write which columns of the users the two-tower could read."""
+    if plan.users is None:
+        return []
+    columns = [one for one in plan.users.table.sample.iter_columns() if can_be_feature(one)]
+    ours = {theirs: name for name, theirs in plan.users.columns.items()}
+    found = [name for one in columns if (name := ours.get(one.name, one.name)) != "user_id"]
+    if not found:
+        return []
+    return ["", "[features]", f"# user_columns = {toml_value(found)}   # read by the two-tower"]
+
+
 def written(plan: Plan, target: Path) -> str:
     """Write the TOML: what was guessed, why, and what else it could be."""
     lines = [
@@ -209,7 +221,7 @@ def written(plan: Plan, target: Path) -> str:
     tables = {"events": "columns", "items": "item_columns", "users": "user_columns"}
     for name, guess in plan.guesses().items():
         lines += ["", f"[data.{tables[name]}]   # ours = the file's", *column_lines(guess)]
-    lines += content_lines(plan)
+    lines += content_lines(plan) + user_lines(plan)
     lines += type_lines(plan.events)
     if plan.notes:
         lines += ["", *(f"# not sure: {note}" for note in plan.notes)]

@@ -170,3 +170,12 @@ def test_columns_that_models_could_read_are_listed(tmp_path: Path) -> None:
     # Not the one of which each item has its own, nor the one that all share.
     assert '# columns = ["price", "Sorte"]   # read beside items\' texts' in lines
     assert lines[lines.index("[content]") + 1].startswith("# columns")
+
+
+def test_columns_of_users_that_can_be_features_are_listed(tmp_path: Path) -> None:
+    paths = semicolons(tmp_path)
+    rows = "".join(f"u{n};{20 + 7 * (n % 3)};{'mf'[n % 2]};Rue {n};x\n" for n in range(6))
+    (tmp_path / "kunden.csv").write_text("Kundennummer;Alter;Anrede;Strasse;Land\n" + rows)
+    write_config([*paths, tmp_path / "kunden.csv"], tmp_path / "shop.toml", force=False)
+    lines = (tmp_path / "shop.toml").read_text().splitlines()
+    assert '# user_columns = ["Alter", "Anrede"]   # read by the two-tower' in lines
