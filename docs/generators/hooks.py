@@ -59,6 +59,7 @@ BOOSTS = {
     "changelog": 0.3,
     "contributing": 0.3,
     "disaggregated": 0.3,
+    "examples/": 0.3,
     "install": 0.3,
     "licences": 0.3,
 }

@@ -102,7 +102,7 @@ def check_import(programs: Path, folder: Path) -> str:
             f"import recsys: {seconds:.2f} s (at most {MAX_IMPORT_SECONDS}), torch loaded: {torch} "
             f"(must be False), from {place} (must be below {folder})"
         )
-    return f"import recsys {1000 * seconds:.0f} ms without torch"
+    return f"import recsys {1000 * seconds:.1f} ms without torch"
 
 
 @contextmanager
