@@ -32,11 +32,17 @@ class TextTowerConfig:
     """
 
     dim: int = 64
+    """Width of a text's vector."""
     num_buckets: int = 65_536
+    """Rows of the table, which tokens share by their hash."""
     num_steps: int = 300
+    """Of training; 0 leaves random vectors, which match spellings alone."""
     batch_size: int = 256
+    """Examples of a step."""
     learning_rate: float = 3e-3
+    """Of SparseAdam."""
     temperature: float = 0.05
+    """Divides the cosine before the softmax."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "num_buckets", "batch_size"):
