@@ -93,7 +93,8 @@ def fit_text_search(
     features = [one.personal(order) for one, order in zip(found, orders, strict=True)]
     weights = weights_of(judged, found, features)
     search = TextSearch(tower, search.item_vectors, search.words, weights)
-    return FittedSearch(search, measured(judged, found, features))
+    typed = judged.as_typed(search, popularity)
+    return FittedSearch(search, measured(judged, found, features, typed))
 
 
 def weights_of(
@@ -129,14 +130,25 @@ def gains(
 
 
 def measured(
-    judged: Judged, found: Sequence[Candidates], features: Sequence[NDArray[np.float32]]
+    judged: Judged,
+    found: Sequence[Candidates],
+    features: Sequence[NDArray[np.float32]],
+    typed: Sequence[Candidates],
 ) -> dict[str, Any]:
-    """Say on validation what words, the tower, both and the user's own list are worth."""
+    """Say on validation what words, the tower, both and the user's own list are worth.
+
+    Args:
+        judged: The queries.
+        found: Candidates of each.
+        features: Theirs, with the places in the user's own list.
+        typed: Candidates without titles and corrections, which words and tower alone rank.
+    """
     half = np.arange(len(judged)) % 2
     unknown = [np.array(one) for one in features]
     for one in unknown:
         one[:, PERSONAL] = 0
-    by_way = {name: gains(judged, found, features, weights) for name, weights in ALONE.items()}
+    alone = [one.features for one in typed]
+    by_way = {name: gains(judged, typed, alone, weights) for name, weights in ALONE.items()}
     for name, shown in (("hybrid", unknown), ("personal", features)):
         values = np.zeros(len(judged))
         for own in (0, 1):

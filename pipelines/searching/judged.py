@@ -70,6 +70,10 @@ class Judged:
         found = [finder.find(one.text).candidates for one in self.made]
         return [one for one in found if one is not None]
 
+    def as_typed(self, search: TextSearch, popularity: NDArray[np.float32]) -> list[Candidates]:
+        """Search for each query's text without titles and corrections, as BM25 alone would."""
+        return [search.candidates(one.text, (), popularity) for one in self.made]
+
 
 def personal_orders(
     judged: Judged,

@@ -34,15 +34,15 @@ class TextTowerConfig:
     dim: int = 64
     """Width of a text's vector."""
     num_buckets: int = 65_536
-    """Rows of the table, which tokens share by their hash."""
+    """Hashed words and parts of words; more have fewer collisions and take more memory."""
     num_steps: int = 300
-    """Of training; 0 leaves random vectors, which match spellings alone."""
+    """Of its training; 0 leaves random vectors, which match spellings alone."""
     batch_size: int = 256
-    """Examples of a step."""
+    """Queries of a step; the items of the others are negatives."""
     learning_rate: float = 3e-3
-    """Of SparseAdam."""
+    """Of the optimiser (Adam)."""
     temperature: float = 0.05
-    """Divides the cosine before the softmax."""
+    """By which cosines are divided in the loss."""
 
     def __post_init__(self) -> None:
         for name in ("dim", "num_buckets", "batch_size"):

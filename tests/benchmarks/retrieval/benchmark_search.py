@@ -6,7 +6,8 @@
 A workspace is one that ``recsys run --until fit_blend`` left, so its models are fitted on train. A
 fifth of the items is kept from the text tower's queries: events of half of them in validation teach
 the weights, those of the others in test are judged. Each test event is one query of each kind, made
-of the item that the user took next. BM25 settles ties by popularity.
+of the item that the user took next. BM25 and the tower alone read it as typed, uncorrected;
+BM25 settles ties by popularity.
 """
 
 from __future__ import annotations
@@ -102,10 +103,13 @@ def measured(world: World, seed: int, steps: int) -> dict[tuple[str, str], np.nd
     for number, kind in enumerate(KINDS):
         judged = world.judged("test", testing, 100 + seed + number, kind)
         found, features = features_of(judged)
-        for way in WAYS:
-            shown = features if way == "personal" else [unknown(one) for one in features]
-            used = weights.get(way) or ALONE[way]
-            values[kind, way] = gains(judged, found, shown, used)
+        typed = judged.as_typed(search, popularity)
+        for way, alone in ALONE.items():
+            values[kind, way] = gains(judged, typed, [one.features for one in typed], alone)
+        values[kind, "hybrid"] = gains(
+            judged, found, [unknown(one) for one in features], weights["hybrid"]
+        )
+        values[kind, "personal"] = gains(judged, found, features, weights["personal"])
     return values
 
 
