@@ -17,6 +17,7 @@ type Sent<T> = Partial<T>;
 
 export type Request = Sent<Schemas["Request"]>;
 export type RankRequest = Sent<Schemas["RankRequest"]> & { items: string[] };
+export type SearchRequest = Sent<Schemas["SearchRequest"]> & { query: string };
 export type Reply = Schemas["Reply"];
 export type Explanation = Schemas["Explanation"];
 export type EventsReply = Schemas["EventsReply"];
@@ -72,12 +73,12 @@ export class Client {
     return this.send("POST", "/v1/recommend", request);
   }
 
-  /** Put items into the order that suits a visitor. */
   /** List what a text finds, in the order that suits a user. */
   searchList(request: SearchRequest): Promise<Reply> {
     return this.send("POST", "/v1/search", request);
   }
 
+  /** Put items into the order that suits a visitor. */
   rank(request: RankRequest): Promise<Reply> {
     return this.send("POST", "/v1/rank", request);
   }
