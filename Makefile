@@ -78,7 +78,7 @@ check: install  ## format, lint, types, import rules, length limits
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pytest -q tests/test_code_limits.py
 
-release-check: install  ## wheel, demo from it, docs, licences, SBOM, changelog; a quarter of an hour, needs an index
+release-check: install  ## wheel, demo from it, docs, licences, SBOM, changelog; ten minutes, needs an index
 	@$(BIN)/python -m tests.release.check
 
 format: install  ## rewrite files in the house format

@@ -1,6 +1,6 @@
 """``make release-check``: everything that must hold before a version is released.
 
-    python -m tests.release.check           a quarter of an hour; needs a package index
+    python -m tests.release.check           ten minutes; needs a package index
     python -m tests.release.check --quick   without the wheel's own run
 
 Each check says what held or what to do; the last line is the verdict, and the exit code 1 names
