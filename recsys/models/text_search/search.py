@@ -142,6 +142,8 @@ class TextSearch:
         if scores is not None and len(found):
             known = rows < len(scores)
             features[known, 0] = scores[rows[known]] / scores.max()
+            # Appended items are not among the words yet; their titles have all of the query's.
+            features[~known & np.isin(rows, titled), 0] = 1
         place = {int(row): rank for rank, row in enumerate(titled)}
         features[:, 1] = [
             0.0 if (at := place.get(int(row))) is None else 1 / (1 + at) ** 0.5 for row in rows
