@@ -19,6 +19,7 @@ from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.text_search.queries import ItemText, Kind, MadeQuery, QueryMaker
 from recsys.models.text_search.search import Candidates, TextSearch
+from recsys.models.text_search.tokens import split
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items.searched import ItemSearch
 from serving.items.title_search import TitleIndex
@@ -48,12 +49,14 @@ class Judged:
 
         Args:
             queries: One a user; of several held-out items the first counts.
-            texts: Items that may be looked for, by row; events of others are left out.
+            texts: Items that may be looked for, by row; events of others, and of those without a
+                word, are left out.
             kind: Of all queries; drawn if None.
         """
         targets = queries.held_out.targets
         first = [int(targets.values[begin]) for begin in targets.offsets[:-1].tolist()]
-        kept = [place for place, row in enumerate(first) if row in texts]
+        readable = {row for row, text in texts.items() if split(text.text)}
+        kept = [place for place, row in enumerate(first) if row in readable]
         maker = QueryMaker(seed)
         made = tuple(maker.make(texts[first[place]], kind) for place in kept)
         held_out = queries.held_out.take(np.array(kept, np.int64))

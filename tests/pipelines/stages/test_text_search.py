@@ -1,0 +1,85 @@
+"""What fit_blend fits for a search: by which queries, and what it says it is worth."""
+
+import numpy as np
+import polars as pl
+import torch
+
+from pipelines.searching.fit import fit_text_search, kept_items
+from pipelines.searching.judged import Judged
+from pipelines.searching.texts import item_texts, popularity_of, title_index
+from recsys.fitting.blend import ProfileBlend, fusion_of
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.sources import source_of
+from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.text_search.tower import TextTowerConfig
+from recsys.retrieval.sources import source_name
+from tests.recsys.reproduction.conftest import small_recipe, small_world
+
+__all__ = ["small_recipe", "small_world"]
+
+SCENTS = ("amber", "basil", "cedar", "lavender", "mandarin")
+
+
+def catalogue(num_items: int) -> pl.DataFrame:
+    """Soaps of five scents; the last item has no text at all."""
+    rows = range(1, num_items + 1)
+    titles = [f"soap {SCENTS[row % 5]} batch{row}" for row in rows]
+    groups = [[f"group{row % 3}"] for row in rows]
+    titles[-1], groups[-1] = "", []
+    return pl.DataFrame({"item_row": list(rows), "title": titles, "categories": groups})
+
+
+def test_items_are_read_with_what_queries_may_name():
+    items = catalogue(3).with_columns(brand=pl.Series(["Acme", None, ""]), release_year=1999)
+    first, second, third = item_texts(items)
+    assert first.text == "soap basil batch1 group1 Acme 1999"
+    assert first.attributes == ("group1", "Acme")
+    assert second.attributes == ("group2",)
+    assert (third.title, third.text) == ("", "1999")
+
+
+def test_popularity_is_scaled_and_orders_titles():
+    popularity = popularity_of([0, 1, 9, 3])
+    assert popularity[0] == 0
+    assert popularity.argmax() == 2
+    assert popularity.max() == 1
+    index = title_index(item_texts(catalogue(4))[:3], popularity)
+    assert index.search("soap", 3) == [2, 3, 1]
+
+
+def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
+    inputs = small_world.inputs("given")
+    num_items = inputs.sizes.num_item_rows - 1
+    texts = item_texts(catalogue(num_items))
+    counts = inputs.item_counts("train")
+    queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
+    sequences = inputs.sequences
+    popularity = Popularity.fit(
+        np.asarray(sequences.item_rows), None, num_items + 1, PopularityConfig()
+    )
+    sources = {"popularity": source_of(popularity, inputs, 10_000)}
+    blend = ProfileBlend.unlearned(fusion_of([source_name("popularity")], {"popular": 1.0}))
+    config = TextTowerConfig(num_steps=5, batch_size=16)
+    fitted = fit_text_search(texts, config, queries, sources, blend, counts, 0)
+    assert fitted is not None
+    assert fitted.search.num_item_rows == num_items + 1
+    kept = kept_items(texts, 0)
+    assert 0 < len(kept) < num_items
+    judged = Judged.of(queries, {one.item_row: one for one in texts if one.item_row in kept}, 0)
+    assert fitted.metrics["num_queries"] == len(judged)
+    assert set(judged.targets) <= kept - {num_items}
+    if "ndcg@10" in fitted.metrics:
+        values = fitted.metrics["ndcg@10"]
+        assert set(values) == {"words", "spelling", "hybrid", "personal"}
+        assert values["hybrid"] >= values["words"]
+    assert torch.isfinite(fitted.search.item_vectors).all()
+
+
+def test_a_catalogue_without_texts_has_no_search(small_world):
+    inputs = small_world.inputs("given")
+    bare = catalogue(3).with_columns(title=pl.lit(None, pl.String), categories=pl.lit(None))
+    queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
+    blend = ProfileBlend.unlearned(fusion_of(["popular"], {"popular": 1.0}))
+    counts = inputs.item_counts("train")
+    found = fit_text_search(item_texts(bare), TextTowerConfig(), queries, {}, blend, counts, 0)
+    assert found is None
