@@ -56,7 +56,11 @@ def test_lists_are_the_apis_to_the_last_bit(bundles: Path, tmp_path: Path, surfa
     if surface == "similar":
         table = recommender.bundle.catalogue.item_ids
     column = "user_id" if surface == "home" else "query_item_id"
-    client = TestClient(create_app(Settings(bundles=bundles, expose_users=True)))
+    # A batch waits for the ranker as long as it takes, and so has the server to here.
+    patient = Settings(
+        bundles=bundles, expose_users=True, ranker_timeout_ms=None, beam_timeout_ms=None
+    )
+    client = TestClient(create_app(patient))
     times = recommender.bundle.users.times
     compared = 0
     for number in range(24):
