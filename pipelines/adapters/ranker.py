@@ -32,7 +32,7 @@ from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
 from recsys.models.adapted.model import twin_of
 from recsys.models.adapted.ranker import AdaptedRanker, ranker_targets
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_fit import step_losses
+from recsys.training.ranker_fit import StepLosses
 from recsys.training.ranking_examples import RankingExamples
 from serving.bundle.delta import Link
 from serving.bundle.ranker import LoadedRanker
@@ -174,7 +174,7 @@ def frozen_losses(
     """Return the ranker's loss of each step, a function of the step alone."""
     config = task.config
     training = replace(config.ranker_training, batch_size=config.adapter.batch_size)
-    losses = step_losses(model, examples, chosen, training, config.seed, task.device)
+    losses = StepLosses(model, examples, chosen, training, config.seed, task.device)
 
     def loss_at(step: int) -> Tensor:
         # In training mode the base would move its router's biases.

@@ -128,9 +128,11 @@ def fit_ranker(
                 model, impressions, lists, training, config.seed, device, run.ranks
             )
 
-    def loss_at(step: int) -> Tensor:
-        loss = event_loss(step)
-        return loss + training.shown_share * impression_loss(step) if impression_loss else loss
+    def loss_of_both(step: int) -> Tensor:
+        assert impression_loss is not None
+        return event_loss(step) + training.shown_share * impression_loss(step)
+
+    loss_at = event_loss if impression_loss is None else loss_of_both
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         return {metric: float(metric_by_query(model, examples, split.held_out, metric).nanmean())}

@@ -34,6 +34,8 @@ Inputs = TypeVar("Inputs")
 NEIGHBOURS = "item.neighbours"
 """Feature by which the tower looks up the ids of neighbours."""
 ENCODED_AT_A_TIME = 1 << 16
+ALL_UP_TO = 4
+"""Items of the catalogue for each row that a step reads, up to which a GPU encodes all of them."""
 NORM_FLOOR = 1e-6
 """Smallest length a vector is divided by when it is normalised."""
 
@@ -221,6 +223,11 @@ class CatalogueModel(nn.Module):
         """Item rows of the catalogue, of which the tower's first ones have an id."""
         return len(self._content)
 
+    def encodes_all(self, num_rows: int) -> bool:
+        """Whether a GPU encodes every item sooner than it finds the distinct ones of so many."""
+        few, tables = self.inputs.num_item_rows <= ALL_UP_TO * num_rows, self.item_tower.tables
+        return few and tables.updates is None and not tables.is_sharded
+
     def content_of(self, rows: Tensor) -> Tensor:
         """Look up content embeddings, [R] -> [R, content_dim]."""
         return self._content[rows]
@@ -237,13 +244,16 @@ class CatalogueModel(nn.Module):
         # The catalogue as it lies: to pick categories a GPU would have to be waited for.
         categories = Jagged(self._category_rows, self._category_offsets)
         items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
-        inputs: Tensor = self.item_tower(items, self._content)
-        return rows, inputs
+        return rows, self.tower_output(items, self._content)
 
     def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
         """Encode rows of the catalogue whose content [R, content_dim] was looked up, [R, D]."""
         categories = Jagged(self._category_rows, self._category_offsets).take(rows)
         items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
+        return self.tower_output(items, content)
+
+    def tower_output(self, items: JaggedBatch, content: Tensor) -> Tensor:
+        """Encode items as the history reads them; arguments as ``ItemTower.forward``."""
         inputs: Tensor = self.item_tower(items, content)
         return inputs
 

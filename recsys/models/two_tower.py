@@ -38,9 +38,6 @@ from recsys.models.item_tower import (
     read_settings,
 )
 
-ALL_UP_TO = 4
-"""Items of the catalogue for each row that a step reads, up to which a GPU encodes all of them."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerConfig:
@@ -275,11 +272,6 @@ class TwoTower(RetrievalModel):
             label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
         )
         return loss * share.weight(item_rows)
-
-    def encodes_all(self, num_rows: int) -> bool:
-        """Whether a GPU encodes every item sooner than it finds the distinct ones of so many."""
-        few, tables = self.inputs.num_item_rows <= ALL_UP_TO * num_rows, self.item_tower.tables
-        return few and tables.updates is None and not tables.is_sharded
 
     @classmethod
     def load(

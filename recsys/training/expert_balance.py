@@ -65,7 +65,10 @@ def settling(model: Ranker, item_rows: Tensor, device: torch.device) -> Callable
         was_training = model.training
         model.eval()
         with without_autocast(device.type):
-            items = model.item_inputs(rows)
+            if rows.is_cuda and model.encodes_all(len(rows)):
+                items = model.item_inputs_of_all()[1].index_select(0, rows)
+            else:
+                items = model.item_inputs(rows)
         if step:
             router.settle(items, counts, num_rounds=RESETTLE_ROUNDS, rate=RESETTLE_RATE)
         else:

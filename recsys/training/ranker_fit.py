@@ -16,12 +16,14 @@ from torch import Tensor
 
 from recsys.data.order import BatchOrder
 from recsys.data.share import WHOLE, StepShare
-from recsys.models.ranker.batch import Feedback
+from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.model import Ranker
-from recsys.models.ranker.network import Correction
+from recsys.models.ranker.network import Correction, Ranked
+from recsys.training.captured import FixedShapeLoss
 from recsys.training.expert_balance import settling
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 from recsys.training.passes import TrainingConfig
+from recsys.training.ranker_shapes import FixedLists
 from recsys.training.ranking_examples import Drawn, RankingExamples, draw_places
 from recsys.training.ranks import ALONE, Ranks
 
@@ -122,14 +124,41 @@ def ranker_loss(
         candidates = examples.candidates.take(chosen)
         model.correction.fit_scale(candidates.features[candidates.present].to(device))
         fit_line(model.correction, examples, chosen, config)
-    losses = step_losses(model, examples, chosen, config, seed, device, ranks)
+    losses = StepLosses(model, examples, chosen, config, seed, device, ranks)
     settle = settling(model, examples.candidates.item_rows[chosen], device)
 
     def loss_at(step: int) -> Tensor:
         settle(step)
         return losses(step)
 
-    return loss_at
+    fixes = device.type == "cuda" and ranks.size == 1 and has_one_shape(model, losses)
+    return fixed_loss(loss_at, losses, settle) if fixes else loss_at
+
+
+def has_one_shape(model: Ranker, losses: StepLosses) -> bool:
+    """Whether a step needs no look at the data where all items are encoded."""
+    same = model.num_item_rows == model.inputs.num_item_rows and not model.inputs.query_dense
+    shape = losses.shape
+    places = shape.num_queries * (shape.num_candidates + shape.max_history)
+    return same and model.config.dense_steps == 0 and model.encodes_all(places)
+
+
+def fixed_loss(
+    loss_at: Callable[[int], Tensor], losses: StepLosses, settle: Callable[[int], None]
+) -> FixedShapeLoss:
+    """Pair the loss of each step with that of a step of one shape."""
+
+    def inputs_at(step: int) -> Tensor | None:
+        inputs = losses.shape.inputs(*losses.draw(step))
+        if step == 0 and inputs is not None:
+            settle(0)
+        return inputs
+
+    def loss_of(inputs: Tensor) -> Tensor:
+        settle(1)
+        return losses.of_inputs(inputs)
+
+    return FixedShapeLoss(loss_at, inputs_at, loss_of)
 
 
 def fit_line(
@@ -188,33 +217,55 @@ def minimise(loss: Callable[[], Tensor], parameters: list[Tensor], *, max_iter: 
         optimizer.step(closure)  # type: ignore[no-untyped-call]
 
 
-def step_losses(
-    model: Ranker,
-    examples: RankingExamples,
-    chosen: Tensor,
-    config: RankerFitConfig,
-    seed: int,
-    device: torch.device,
-    ranks: Ranks = ALONE,
-) -> Callable[[int], Tensor]:
-    """Return the loss of each step, a function of the step alone; arguments as ``ranker_loss``."""
-    order = BatchOrder(len(chosen), min(config.batch_size, len(chosen)), seed)
+class StepLosses:
+    """The loss of each step, a function of the step alone."""
 
-    def loss_at(step: int) -> Tensor:
-        queries = chosen[torch.from_numpy(order.indices(step))]
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        labels = examples.labels[queries]
+    def __init__(
+        self,
+        model: Ranker,
+        examples: RankingExamples,
+        chosen: Tensor,
+        config: RankerFitConfig,
+        seed: int,
+        device: torch.device,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Take the arguments of ``ranker_loss``."""
+        self._model, self._examples, self._chosen = model, examples, chosen
+        self._config, self._seed, self._device, self._ranks = config, seed, device, ranks
+        num_queries = min(config.batch_size, len(chosen))
+        self._order = BatchOrder(len(chosen), num_queries, seed)
+        num_hard = min(config.num_hard, examples.labels.shape[1] - 1)
+        num_candidates = 1 + num_hard + config.num_random
+        max_history = model.config.max_history
+        self.shape = FixedLists.of(model.inputs, num_queries, num_candidates, max_history)
+
+    def draw(self, step: int) -> tuple[RankingBatch, Drawn]:
+        """Draw this process's part of a step, on the host."""
+        queries = self._chosen[torch.from_numpy(self._order.indices(step))]
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + step)
+        labels, config = self._examples.labels[queries], self._config
         # Of the whole step, so that its draws do not depend on the number of ranks.
         drawn = draw_places(labels, config.num_hard, config.num_random, generator)
-        own = torch.from_numpy(ranks.part(np.arange(len(queries))))
-        drawn, share = Drawn(*(part[own] for part in drawn)), ranks.share(step, seed)
-        ranked = model(examples.batch(queries[own], drawn.places).to(device))
-        drawn = Drawn(*(part.to(device) for part in drawn))
-        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn, share)
-        tasks = model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)), share)
-        return listwise + config.task_share * tasks
+        own = torch.from_numpy(self._ranks.part(np.arange(len(queries))))
+        drawn = Drawn(*(part[own] for part in drawn))
+        return self._examples.batch(queries[own], drawn.places), drawn
 
-    return loss_at
+    def __call__(self, step: int) -> Tensor:
+        batch, drawn = self.draw(step)
+        ranked = self._model(batch.to(self._device))
+        drawn = Drawn(*(part.to(self._device) for part in drawn))
+        return self._loss(ranked, drawn, self._ranks.share(step, self._seed))
+
+    def of_inputs(self, inputs: Tensor) -> Tensor:
+        """Compute the loss of what ``shape`` laid out, on the device."""
+        batch, drawn = self.shape.read(inputs)
+        return self._loss(self._model.of_full_lists(batch), drawn, WHOLE)
+
+    def _loss(self, ranked: Ranked, drawn: Drawn, share: StepShare) -> Tensor:
+        listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn, share)
+        tasks = self._model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)), share)
+        return listwise + self._config.task_share * tasks
 
 
 def device_of(ranker: Ranker) -> torch.device:

@@ -58,7 +58,9 @@ class TargetAttention(nn.Module):
         # Absent places read the learned one, which is there whatever the batch.
         source = torch.where(present, history.offsets[1:, None] - length + column + 1, 0)
         padded = torch.cat([self.nothing[None].to(inputs.dtype), inputs])
-        values = padded[source] + self.recency.weight.flip(0)  # [B, T, D]
+        # Not by [], whose gradient adds up the absent places one after the other.
+        values = padded.index_select(0, source.flatten()).view(*source.shape, -1)
+        values = values + self.recency.weight.flip(0)  # [B, T, D]
         first = self.nothing.expand(len(lengths), 1, -1).to(values.dtype)
         values = torch.cat([first, values], dim=1)
         mask = torch.zeros(present.shape, device=inputs.device).masked_fill(~present, -torch.inf)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.data.batch import JaggedBatch, latest
+from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.share import WHOLE, StepShare
 from recsys.layers.attention.target import TargetAttention
 from recsys.layers.calibrator import Calibrator
@@ -133,20 +133,19 @@ class Ranker(CatalogueModel):
             self.register_buffer(f"_{kind}", of_tasks, persistent=False)
         self.calibrator = Calibrator(num_tasks)
 
-    def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
-        """Encode rows of the catalogue as one field, [R, D]."""
-        normed: Tensor = self.item_norm(super().encoded(rows, content))
+    def tower_output(self, items: JaggedBatch, content: Tensor) -> Tensor:
+        """Encode items as one field, [R, D]."""
+        normed: Tensor = self.item_norm(super().tower_output(items, content))
         return normed
 
-    def read(self, batch: RankingBatch, vectors: Tensor, places: Tensor) -> Reader:
+    def read(self, batch: RankingBatch, history: Jagged, vectors: Tensor) -> Reader:
         """Encode queries for their candidates.
 
         Args:
-            vectors: Fields of some items, [R, D].
-            places: Index of each event among them.
+            history: At most ``max_history`` events of each query, oldest first.
+            vectors: Field of each event, [M, D].
         """
-        history = latest(batch.queries["history"], self.config.max_history)
-        ready = self.attention.prepare(history, functional.embedding(places, vectors))
+        ready = self.attention.prepare(history, vectors)
         return Reader(ready, self.query_fields(batch.queries, batch.query_dense))
 
     def rank(
@@ -191,7 +190,8 @@ class Ranker(CatalogueModel):
         rows = self._known(torch.cat([candidates.values, history.values]))
         distinct, place = torch.unique(rows, return_inverse=True)
         vectors = self.item_inputs(distinct)  # [R, D]
-        reader = self.read(batch, vectors, place[len(candidates.values) :])
+        events = functional.embedding(place[len(candidates.values) :], vectors)
+        reader = self.read(batch, history, events)
         segments, lengths = candidates.segments(), candidates.lengths()
         most = int(lengths.max()) if len(lengths) else 0
         column = torch.arange(len(segments), device=segments.device) - candidates.offsets[segments]
@@ -204,6 +204,26 @@ class Ranker(CatalogueModel):
             dense = batch.candidate_dense.new_zeros(len(padded), batch.candidate_dense.shape[1])
             dense = dense.index_copy(0, kept, batch.candidate_dense).view(*items.shape[:2], -1)
         return self.rank(reader, items, dense, None if len(kept) == len(padded) else kept)
+
+    def of_full_lists(self, batch: RankingBatch) -> Ranked:
+        """Predict as ``forward`` does, without a look at the data that a GPU would be waited for.
+
+        Args:
+            batch: As many candidates of each query, at most ``max_history`` events of it; values of
+                the history behind the last event are never read.
+        """
+        _, vectors = self.item_inputs_of_all()  # [N, D]
+        # Not by [] or embedding, whose gradients add up an item's places one after the other.
+        history, rows = batch.queries["history"], self._known(batch.candidates.values)
+        events = vectors.index_select(0, self._known(history.values))
+        shape = (history.batch_size, len(rows) // history.batch_size, -1)
+        dense = batch.candidate_dense
+        return self.rank(
+            self.read(batch, history, events),
+            vectors.index_select(0, rows).view(shape),
+            None if dense is None else dense.view(shape),
+            None,
+        )
 
     def loss(self, batch: RankingBatch, feedback: Feedback) -> Tensor:
         """Weighted cross entropy of all tasks plus the router's loss; see ``loss_of``."""
@@ -274,7 +294,8 @@ class Ranker(CatalogueModel):
             return self.reader_of_one(features["history"].values, rows)
         one = RankingBatch(JaggedBatch(features), batch.candidates, dense)
         history = latest(features["history"], self.config.max_history)
-        return self.read(one, self.all_item_inputs(), self._known(history.values))
+        events = functional.embedding(self._known(history.values), self.all_item_inputs())
+        return self.read(one, history, events)
 
     def reader_of_one(self, history: Tensor, features: Mapping[str, int]) -> Reader:
         """Encode one query, the same bits as ``reader_of``; call it without gradients.
