@@ -14,7 +14,6 @@ import torch
 EVERY = 50
 """Steps between two calls of a training's tracker."""
 NUM_STEPS = 3 * EVERY + 6
-TOP = 14
 
 
 class ProfiledSteps(NamedTuple):
@@ -26,7 +25,7 @@ class ProfiledSteps(NamedTuple):
     """Of kernels on the device."""
     launches: float
     shares: dict[str, float]
-    """By kernel, of the device's time; the largest ones."""
+    """By kernel, of the device's time; the largest first."""
     waits: dict[str, float]
     """By place in the code, how often a step waits there for the device."""
 
@@ -87,7 +86,7 @@ class StepProfiler:
             step_ms=self._seconds / EVERY * 1e3,
             busy_ms=total / EVERY / 1e3,
             launches=launches / EVERY,
-            shares={name[:90]: value / total for name, value in kernels.most_common(TOP)},
+            shares={name: value / total for name, value in kernels.most_common()},
             waits={place: count / 6 for place, count in self._waits.most_common()},
         )
 
