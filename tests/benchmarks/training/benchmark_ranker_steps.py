@@ -225,7 +225,7 @@ def main() -> None:
     notes = (
         "A step is by the clock, its busy time that of its kernels; `torch` is the same code with "
         "`RECSYS_KERNELS_OFF=all`. Weights are float32 under bfloat16 autocast, so a mixture's "
-        "time holds their casts and its gradients', which a layer of bfloat16 weights does not have."
+        "time holds their casts and those of its gradients."
     )
     write_results("ranker_steps", rows, notes=notes, device=torch.cuda.get_device_name())
 
