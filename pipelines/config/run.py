@@ -43,6 +43,7 @@ from recsys.models.text_search.tower import TextTowerConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.training.alignment import AlignmentConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
@@ -89,6 +90,8 @@ class GenerativeTrainingConfig(TrainingConfig):
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What it learns from the sequence model besides the labels."""
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
+    """A second phase by rewards; off, because it was measured to add nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

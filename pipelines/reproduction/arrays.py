@@ -76,6 +76,7 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         generative_training=only_training(config.generative_training),
         generative_ids=config.semantic_ids.source,
         generative_teaching=config.generative_training.teaching,
+        generative_alignment=config.generative_training.alignment,
         blend=config.blend,
         fusion_weights=dict(HOME.weights),
         metric=config.evaluation.primary_metric,

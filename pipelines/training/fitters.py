@@ -11,7 +11,7 @@ from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.baselines import Baseline, fit_content, fit_item_to_item, fit_popularity
-from recsys.fitting.generative import SequenceTeacher, fit_generative
+from recsys.fitting.generative import Guidance, SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import (
     CHOICE_USERS,
@@ -156,8 +156,9 @@ def generative_fitter(
         if sequence_folder is not None:
             sequence = SequenceModel.load(sequence_folder, inputs.catalogue)
             teacher = SequenceTeacher(sequence, training.teaching)
+        guidance = Guidance(teacher, training.alignment)
         return fit_generative(
-            inputs, item_codes(), settings, training, run, stop_by, split=split, teacher=teacher
+            inputs, item_codes(), settings, training, run, stop_by, split=split, guidance=guidance
         )
 
     return ModelFitter(

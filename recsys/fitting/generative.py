@@ -13,6 +13,7 @@ from torch import Tensor
 from recsys.data.dataset import FitSplit
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
+from recsys.fitting.alignment import AlignedEvents, align_generative
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
@@ -22,6 +23,7 @@ from recsys.models.item_tower import FeatureSizes
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.sources import generated_source
 from recsys.semantic_ids.codes import ItemCodes
+from recsys.training.alignment import AlignmentConfig
 from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
 from recsys.training.passes import TrainingConfig
 
@@ -31,6 +33,19 @@ class SequenceTeacher(NamedTuple):
 
     model: SequenceModel
     config: TeachingConfig
+
+
+class Guidance(NamedTuple):
+    """What a generative model learns from besides the labels."""
+
+    teacher: SequenceTeacher | None = None
+    """Teaches where its config has a share, and gives its item vectors where the model's config
+    reads them."""
+    alignment: AlignmentConfig | None = None
+    """A second phase, by rewards; None is none."""
+
+
+LABELS_ALONE = Guidance()
 
 
 def generative_inputs(
@@ -62,7 +77,7 @@ def fit_generative(
     stop_by: StopBy,
     *,
     split: FitSplit = "train",
-    teacher: SequenceTeacher | None = None,
+    guidance: Guidance = LABELS_ALONE,
 ) -> Fitted[GenerativeModel]:
     """Train on every position of a split's windows; beam search on validation picks the weights.
 
@@ -74,9 +89,9 @@ def fit_generative(
         run: Where it runs.
         stop_by: What ends it.
         split: ``all`` to fit again for serving.
-        teacher: Teaches where its config has a share, and gives its item vectors where
-            ``config.items`` reads them.
+        guidance: What it learns from besides labels.
     """
+    teacher, alignment = guidance
     windows = training_windows(inputs.sequences, split, config.max_length)
     vectors = code_teacher = None
     if teacher is not None and config.items == "codes_vectors":
@@ -102,4 +117,9 @@ def fit_generative(
     settings = stop_by.settings if isinstance(stop_by, EvaluationQueries) else RetrievalSettings()
     source = generated_source(model, item_codes, settings.beam_width)
     result = fit_retriever(model, source, loss_at, len(windows), training, run, stop_by)
+    if alignment is not None and alignment.method != "off":
+        events = AlignedEvents(inputs.sequences, windows, counts)
+        result = align_generative(
+            model, item_codes, events, alignment, run, stop_by, source, result
+        )
     return Fitted(model, result, len(windows))
