@@ -22,7 +22,7 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import Windows
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.queries import EvaluationQueries, measure
-from recsys.fitting.training import StopBy, TrainingRun, run_training
+from recsys.fitting.training import Refit, StopBy, TrainingRun, run_training
 from recsys.models.generative.model import GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.sampling import sample_items
@@ -197,8 +197,8 @@ def align_generative(
     Returns:
         That, with the steps that were kept and the better metric.
     """
-    measured = isinstance(stop_by, EvaluationQueries)
-    num_steps = config.num_steps if measured else stop_by.aligned_steps
+    queries = stop_by if isinstance(stop_by, EvaluationQueries) else None
+    num_steps = stop_by.aligned_steps if isinstance(stop_by, Refit) else config.num_steps
     if num_steps == 0:
         return trained
     aligner = Aligner(model, item_codes, events.item_counts, config)
@@ -211,8 +211,8 @@ def align_generative(
         return aligner.loss(contexts.to(run.device))
 
     def evaluate(_: nn.Module) -> dict[str, float]:
-        assert isinstance(stop_by, EvaluationQueries)
-        return measure(source, stop_by, RankingConfig(ks=(10,)), run.device)
+        assert queries is not None
+        return measure(source, queries, RankingConfig(ks=(10,)), run.device)
 
     folder = run.checkpoint_dir and run.checkpoint_dir / "alignment"
     every = max(1, config.num_steps // config.evaluations)
@@ -223,7 +223,7 @@ def align_generative(
         settings,
         settings.for_steps(num_steps, every, decay_steps=config.num_steps),
         replace(run, checkpoint_dir=folder),
-        evaluate if measured else None,
+        None if queries is None else evaluate,
     )
     best, before = result.best_metric, trained.best_metric
     if best is not None and before is not None and best <= before:

@@ -305,10 +305,10 @@ class GenerativeModel(RetrievalModel):
             others, [B, W, K].
         """
         history = self._history(queries, self.config.max_length)
-        rows, inputs = history.values[:0], self.tokens.levels
+        rows = history.values[:0]
         if self.config.items == "codes_tower":
             rows = torch.unique(history.values)
-            inputs = self.item_inputs(rows)
+        inputs = self.item_inputs(rows)
         context, seen = self._training_context(history, rows, inputs), history.lengths()
         bias = self.reader.bias(seen, context.keys.shape[3])[:, :, None]  # [B, H, 1, T]
         carried = context.carried[torch.arange(len(seen), device=seen.device), seen][:, None]
