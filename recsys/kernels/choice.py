@@ -20,6 +20,7 @@ from torch import Tensor
 SWITCH = "RECSYS_KERNELS_OFF"
 KERNELS = {
     "embedding_bag": "torch's embedding bags",
+    "gated_delta": "chunks in torch",
     "hstu_attention": "padded attention in torch",
     "routed_experts": "batched products in torch",
     "topk_search": "torch's product and topk",

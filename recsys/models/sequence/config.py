@@ -9,7 +9,7 @@ from recsys.layers.attention.softmax import BlockConfig
 from recsys.layers.calendar import LAST_DAY
 from recsys.layers.chunked_softmax import MAX_SCORES
 from recsys.layers.embedding.collection import Backend
-from recsys.models.sequence.encoder import Block
+from recsys.models.sequence.encoder import KINDS, Block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,9 @@ class SequenceConfig:
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"
-    """Kind of the blocks: SASRec's attention or HSTU."""
+    """Kind of the blocks: SASRec's ``attention``, ``hstu``, or ``gated_delta``: linear attention
+    for histories of thousands of events, of which a server keeps a state of one size
+    (docs/decisions/long-histories.md). It has no biases by distance or time."""
     member_blocks: tuple[Block, ...] = ()
     """Kind of each member's blocks where they differ; none: all are as ``block``."""
     num_blocks: int = 1
@@ -108,8 +110,8 @@ class SequenceConfig:
 
     def _check_members(self) -> None:
         for block in (self.block, *self.member_blocks):
-            if block not in ("attention", "hstu"):
-                raise ValueError(f"block is 'attention' or 'hstu', got {block!r}")
+            if block not in KINDS:
+                raise ValueError(f"block is one of {', '.join(KINDS)}, got {block!r}")
         if self.num_members < 1:
             raise ValueError(f"num_members must be >= 1, got {self.num_members}")
         if self.embedding_dim % self.num_members:

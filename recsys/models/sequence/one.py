@@ -18,6 +18,7 @@ from recsys.layers.attention.latest import LatestEvent, unit_vector
 from recsys.layers.attention.softmax import AttentionBlock, RelativeBias
 from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence.encoder import Encoder
+from recsys.models.sequence.kept import KeptHistories
 from recsys.models.sequence.model import SequenceModel
 
 
@@ -31,6 +32,9 @@ class OneHistory:
         self._limit = config.max_length
         self._reads_times = config.time_buckets > 0 or config.calendar_days > 0
         members = [cast("Encoder", member) for member in model.encoder.members]
+        self._kept: KeptHistories | None = None
+        if len(members) == 1 and KeptHistories.suits(members[0]):
+            self._kept = KeptHistories(members[0], self._inputs)
         self._members = [_Member(member) for member in members]
         self._length = math.sqrt(len(members))
 
@@ -52,8 +56,10 @@ class OneHistory:
 
     def query_vector(self, item_rows: Tensor, times: Tensor | None) -> Tensor:
         """Encode a history as a unit vector; arguments as of ``scores``."""
-        inputs = self._inputs.index_select(0, item_rows[-self._limit :])
         known = times[-self._limit :] if self._reads_times and times is not None else None
+        if self._kept is not None:
+            return self._kept.query_vector(item_rows[-self._limit :], known)
+        inputs = self._inputs.index_select(0, item_rows[-self._limit :])
         if len(self._members) == 1:
             return self._members[0](inputs, known)
         shares = inputs.chunk(len(self._members), dim=1)

@@ -1,0 +1,214 @@
+"""The gated delta block: whole histories against single events, and states that are kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.attention.gated_delta import GatedDeltaBlock
+from recsys.layers.attention.softmax import BlockConfig, Layout
+from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.encoder import Encoder
+from recsys.models.sequence.kept import SHORTEST, KeptHistories
+from recsys.models.sequence.model import SequenceModel
+from recsys.models.sequence.one import OneHistory
+from recsys.testing.long_worlds import LongWorldConfig, long_world
+
+NUM_ROWS = 41
+CONFIG = SequenceConfig(
+    embedding_dim=16,
+    block="gated_delta",
+    num_blocks=2,
+    num_heads=2,
+    hidden_dim=32,
+    max_length=400,
+    calendar_days=10.0,
+    backend="torch",
+)
+
+
+def made_model(config: SequenceConfig = CONFIG) -> SequenceModel:
+    torch.manual_seed(0)
+    inputs = FeatureSizes(num_item_rows=NUM_ROWS, content_dim=0)
+    counts = torch.ones(NUM_ROWS, dtype=torch.int64)
+    model = SequenceModel(config, inputs, ItemCatalogue.empty(NUM_ROWS), counts)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    return model.eval()
+
+
+def history(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    rows = torch.randint(1, NUM_ROWS, (num,), generator=draws)
+    return rows, 1_600_000_000 + torch.arange(num) * 50_000
+
+
+def whole(model: SequenceModel, rows: Tensor, times: Tensor) -> Tensor:
+    offsets = torch.tensor([0, len(rows)])
+    batch = JaggedBatch({"history": Jagged(rows, offsets), "history.times": Jagged(times, offsets)})
+    return model.query_vectors(batch)[0]
+
+
+def kept_of(model: SequenceModel, **limits: float) -> KeptHistories:
+    encoder = cast("Encoder", model.encoder.members[0])
+    return KeptHistories(encoder, model.all_item_inputs(), **limits)  # type: ignore[arg-type]
+
+
+def assert_near(one: Tensor, other: Tensor) -> None:
+    assert torch.allclose(one, other, atol=2e-6), (one - other).abs().max()
+
+
+def test_a_block_reads_a_batch_as_it_reads_each_history_in_parts() -> None:
+    torch.manual_seed(0)
+    block = GatedDeltaBlock(
+        BlockConfig(dim=16, num_heads=2, hidden_dim=32, dropout=0.0, max_length=200)
+    )
+    lengths = torch.tensor([2, 130, 1])
+    jagged = Jagged(torch.zeros(133), torch.tensor([0, 2, 132, 133]))
+    events = torch.randn(133, 16)
+    with torch.no_grad():
+        batch = block(events, Layout.of(jagged.offsets, jagged.segments(), 200, None))
+        for own, read in zip(
+            events.split(lengths.tolist()), batch.split(lengths.tolist()), strict=True
+        ):
+            state, parts = None, []
+            for part in own.split(50):
+                written, state = block.advance(part, state)
+                parts.append(written)
+            assert_near(torch.cat(parts), read)
+
+
+def test_no_event_reads_a_later_one() -> None:
+    model, (rows, times) = made_model(), history(90)
+    offsets = torch.tensor([0, 90])
+    inputs = model.all_item_inputs()[rows].detach().requires_grad_()
+    encoded = model.encoder(inputs, Jagged(rows, offsets), times)
+    encoded[40].sum().backward()
+    assert inputs.grad is not None
+    assert inputs.grad[41:].abs().max() == 0
+    assert inputs.grad[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("further", [0, 1, 7, 100])
+def test_a_kept_state_and_further_events_equal_the_whole_history(further: int) -> None:
+    model, (rows, times) = made_model(), history(300)
+    kept = kept_of(model)
+    kept.query_vector(rows[: 300 - further], times[: 300 - further])
+    assert_near(kept.query_vector(rows, times), whole(model, rows, times))
+
+
+def test_one_event_is_read_where_a_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (rows, times) = made_model(), history(301)
+    one, read = OneHistory(model), []
+    advance = Encoder.advance
+
+    def counted(self: Encoder, inputs: Tensor, *rest: object) -> object:
+        read.append(len(inputs))
+        return advance(self, inputs, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Encoder, "advance", counted)
+    one.query_vector(rows[:300], times[:300])
+    vector = one.query_vector(rows, times)
+    one.query_vector(rows, times)
+    assert read == [300, 1]
+    assert_near(vector, whole(model, rows, times))
+
+
+def test_a_history_that_changed_is_read_from_its_start() -> None:
+    model, (rows, times) = made_model(), history(200)
+    kept = kept_of(model)
+    kept.query_vector(rows, times)
+    without = torch.arange(200) != 100
+    late = times.clone()
+    late[150] += 1
+    for other, moments in (
+        (rows[without], times[without]),
+        (rows[:120], times[:120]),
+        (rows, late),
+        (torch.cat([rows[:60], rows[:140]]), times),
+    ):
+        assert_near(kept.query_vector(other, moments), whole(model, other, moments))
+
+
+def test_beyond_the_longest_history_the_latest_events_are_read() -> None:
+    model, (rows, times) = made_model(), history(500)
+    one = OneHistory(model)
+    for end in (399, 400, 401, 500):
+        assert_near(
+            one.query_vector(rows[:end], times[:end]), whole(model, rows[:end], times[:end])
+        )
+
+
+def test_states_are_bounded_and_short_histories_keep_none() -> None:
+    model = made_model()
+    rows, times = history(SHORTEST - 1)
+    kept = kept_of(model)
+    kept.query_vector(rows, times)
+    assert len(kept) == 0
+    rows, times = history(100)
+    kept.query_vector(rows, times)
+    size = kept._num_bytes
+    assert size == sum(one.num_bytes for one in kept._kept.values()) > 0
+    kept = kept_of(model, max_bytes=3 * size)
+    for seed in range(6):
+        kept.query_vector(*history(100, seed))
+    assert len(kept) == 3
+    assert kept._num_bytes == 3 * size
+    kept = kept_of(model, max_seconds=-1.0)
+    kept.query_vector(rows, times)
+    assert (len(kept), kept._num_bytes) == (0, 0)
+
+
+def test_a_model_without_times_or_with_other_blocks_answers_as_before() -> None:
+    rows, times = history(120)
+    for config in (
+        replace(CONFIG, calendar_days=0.0),
+        replace(CONFIG, num_members=2, member_blocks=("gated_delta", "attention"), num_heads=1),
+    ):
+        model = made_model(config)
+        one = OneHistory(model)
+        assert_near(
+            one.query_vector(rows[:119], times[:119]), whole(model, rows[:119], times[:119])
+        )
+        assert_near(one.query_vector(rows, times), whole(model, rows, times))
+
+
+def test_a_saved_model_encodes_as_before(tmp_path: Path) -> None:
+    model, (rows, times) = made_model(), history(70)
+    model.save(tmp_path)
+    loaded = SequenceModel.load(tmp_path, ItemCatalogue.empty(NUM_ROWS))
+    assert torch.equal(whole(loaded, rows, times), whole(model, rows, times))
+
+
+def test_another_kind_of_block_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="block is one of attention, hstu, gated_delta, got 'lstm'"
+    ):
+        replace(CONFIG, block="lstm")
+
+
+def test_a_long_world_ends_with_an_interest_that_returns() -> None:
+    settings = LongWorldConfig(
+        seed=3, num_long=4, num_short=4, long_events=900, min_gap=300, short_events=60
+    )
+    world, same = long_world(settings), long_world(settings)
+    assert (world.rows == same.rows).all()
+    assert world.rows.min() >= 1
+    assert world.rows.max() < settings.num_item_rows
+    for user, gap in enumerate(world.gaps):
+        rows = world.rows[world.offsets[user] : world.offsets[user + 1]]
+        assert gap >= (300 if user < 4 else 10)
+        # The cue and the favourite, as they were before; a cue is an interest's number plus 1.
+        assert (rows[-2:] == rows[-2 - gap : len(rows) - gap]).all()
+        interest = (rows[-1] - 1 - settings.num_interests) // settings.items_per_interest
+        assert rows[-2] == 1 + interest
+    with pytest.raises(ValueError, match="long_events must be >= 2"):
+        replace(settings, long_events=500)
