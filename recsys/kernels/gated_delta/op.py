@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recsys.kernels.choice import runs
 from recsys.kernels.gated_delta.chunked import chunked
-from recsys.kernels.gated_delta.reference import DeltaInputs
+from recsys.kernels.gated_delta.reference import DeltaInputs, one_step
 
 MAX_WIDTH = 128
 """Of a head in the kernels; wider ones run in torch."""
@@ -45,6 +45,8 @@ def gated_delta(
 
         return forward(inputs, offsets, max_length, state)
     num_sequences = len(offsets) - 1
+    if num_sequences == 1 and len(query) == 1 and state is not None:
+        return one_step(inputs, state)
     if num_sequences == 1 and len(query) > 0:
         read, after = chunked(DeltaInputs(*(part[None] for part in inputs)), state)
         return read[0], after

@@ -1,4 +1,4 @@
-"""Time histories of 10,000 events on one core: encoded whole, with a kept state, and the present 200.
+"""Time histories of 10,000 events on one core: whole, with a kept state, and the latest 200.
 
 One vector of a history for a request, without ranking: the gated delta model reads all events, from
 scratch or one further event beside its kept state; the present model reads the latest 200. Weights

@@ -38,7 +38,7 @@ def built(kind: str):
     if kind == "two_tower":
         config = TwoTowerConfig(embedding_dim=16, hidden_dim=32, max_history=6, backend="torch")
         return TwoTower(config, INPUTS, known, counts).eval()
-    settings = SEQUENCE if kind == "attention" else replace(SEQUENCE, block="hstu")
+    settings = SEQUENCE if kind == "attention" else replace(SEQUENCE, block=kind)
     return SequenceModel(settings, INPUTS, known, counts).eval()
 
 
@@ -63,7 +63,7 @@ def queries() -> JaggedBatch:
     return JaggedBatch({"history": Jagged.from_lists(lists)})
 
 
-@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu"])
+@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu", "gated_delta"])
 @torch.no_grad()
 def test_each_query_of_a_mixed_batch_is_read_through_its_domains_adapter(kind):
     model = built(kind)

@@ -188,13 +188,6 @@ def test_a_saved_model_encodes_as_before(tmp_path: Path) -> None:
     assert torch.equal(whole(loaded, rows, times), whole(model, rows, times))
 
 
-def test_another_kind_of_block_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match="block is one of attention, hstu, gated_delta, got 'lstm'"
-    ):
-        replace(CONFIG, block="lstm")
-
-
 def test_a_long_world_ends_with_an_interest_that_returns() -> None:
     settings = LongWorldConfig(
         seed=3, num_long=4, num_short=4, long_events=900, min_gap=300, short_events=60
