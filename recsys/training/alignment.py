@@ -61,7 +61,7 @@ class AlignmentConfig:
     """Items drawn, or rejected, for a context."""
     kl_weight: float = 0.02
     """Of the divergence from the model before this phase, in GRPO's loss."""
-    dpo_beta: float = 1.0
+    dpo_beta: float = 3.0
     """Factor of the log-ratios in DPO's loss; higher stays closer to the model before."""
     divide_by_std: bool = False
     """Whether advantages are divided by their group's deviation, as GRPO was published; it biases
@@ -70,10 +70,10 @@ class AlignmentConfig:
     """Contexts lose events at random, each its own share of at most this."""
     batch_size: int = 128
     """Contexts of a step: one place drawn from each of so many windows."""
-    num_steps: int = 600
+    num_steps: int = 300
     evaluations: int = 6
     """Looks at validation, evenly over the steps; the best weights are kept, or those before."""
-    learning_rate: float = 1e-4
+    learning_rate: float = 3e-5
     """Peak; it decays linearly."""
 
     def __post_init__(self) -> None:

@@ -48,13 +48,14 @@ METRICS = ("ndcg@10", "recall@10")
 FEW_EVENTS = 5
 """Training events of a target up to which an item is called new."""
 MODELS = ("popularity", "item_to_item", "ease", "content", "two_tower", "sequence")
-GRPO = AlignmentConfig(method="grpo", num_steps=600, evaluations=6)
+GRPO = AlignmentConfig(method="grpo", learning_rate=1e-4)
 METHODS = {
     "GRPO, hit": GRPO,
     "GRPO, hit, divided by std": replace(GRPO, divide_by_std=True),
+    "GRPO, hit, 64 draws": replace(GRPO, group_size=64),
     "GRPO, hit and NDCG": replace(GRPO, rewards=RewardConfig(hit=1.0, ndcg=1.0)),
     "GRPO, hit and novelty": replace(GRPO, rewards=RewardConfig(hit=1.0, novelty=0.05)),
-    "S-DPO": replace(GRPO, method="dpo", learning_rate=3e-5),
+    "S-DPO": AlignmentConfig(method="dpo"),
 }
 
 
@@ -114,7 +115,10 @@ def generative_settings(recipe: Any, *, taught: bool) -> tuple[GenerativeConfig,
     """Take the recipe's model as it is taught; or one that reads no other model's vectors."""
     if taught:
         share = recipe.generative_teaching.share or 1.0
-        return recipe.generative, replace(recipe.generative_teaching, share=share)
+        # A window has an event more, and the teacher reads all of it.
+        length = min(recipe.generative.max_length, recipe.sequence.max_length - 1)
+        config = replace(recipe.generative, max_length=length)
+        return config, replace(recipe.generative_teaching, share=share)
     config = recipe.generative
     if config.items == "codes_vectors":
         # As it was chosen on Beauty before there was a teacher.
