@@ -47,6 +47,8 @@ from tests.benchmarks.harness import Row, command_line, device_name, write_resul
 METRICS = ("ndcg@10", "recall@10")
 FEW_EVENTS = 5
 """Training events of a target up to which an item is called new."""
+JUDGES = 2000
+"""Validation users at least by whom weights are kept; of few, chance decides."""
 MODELS = ("popularity", "item_to_item", "ease", "content", "two_tower", "sequence")
 GRPO = AlignmentConfig(method="grpo", learning_rate=1e-4)
 METHODS = {
@@ -137,7 +139,8 @@ def piece(
     training = recipe.generative_training
     if epochs is not None:
         training = replace(training, max_epochs=epochs)
-    judge = experiment.queries("validation").sample(training.validation_users, experiment.seed)
+    judges = max(JUDGES, training.validation_users)
+    judge = experiment.queries("validation").sample(judges, experiment.seed)
     run, begin = experiment.run("none"), time.perf_counter()
     guidance = Guidance(SequenceTeacher(sequence, teaching) if taught else None)
     inputs = experiment.fitted_on
