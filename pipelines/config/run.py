@@ -91,7 +91,7 @@ class GenerativeTrainingConfig(TrainingConfig):
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What it learns from the sequence model besides the labels."""
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
-    """A second phase by rewards; off, because it was measured to add nothing."""
+    """A second phase by rewards; off, since the blend gains nothing by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
