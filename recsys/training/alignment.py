@@ -71,6 +71,7 @@ class AlignmentConfig:
     batch_size: int = 128
     """Contexts of a step: one place drawn from each of so many windows."""
     num_steps: int = 300
+    """Of the phase; validation may keep fewer."""
     evaluations: int = 6
     """Looks at validation, evenly over the steps; the best weights are kept, or those before."""
     learning_rate: float = 3e-5
