@@ -106,6 +106,7 @@ def main() -> None:
     with torch.no_grad():
         for case in CASES:
             rows += measured(case, peer)
+            print(rows[-1], flush=True)  # the peer's tuning may outlast a time limit
             free_memory()
     write_results("gated_delta", rows, device=torch.cuda.get_device_name())
 

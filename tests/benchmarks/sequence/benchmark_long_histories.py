@@ -1,8 +1,8 @@
 """Measure what long histories are worth in a world with planted interests that return.
 
-Both models train on every user's events but the last, with as many positions a step, and rank all
-items for the last event: N@10 of long users, whose answer lies a thousand events back or more, and
-of short ones. Seeds differ in world, model and batches.
+Models train on every event of some users and rank all items for the last event of others, whom they
+never met, so that nothing of a user can lie in the weights: N@10 of long histories, whose answer
+lies ``--gap`` events back or more, and of short ones. Seeds differ in world, model and batches.
 
     python -m tests.benchmarks.sequence.benchmark_long_histories --model gated_delta --seed 0
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.testing.long_worlds import LongWorld, LongWorldConfig, long_world
 from recsys.training.optim import AdamWConfig, adamw
-from tests.benchmarks.harness import command_line
+from tests.benchmarks.harness import Row, command_line, write_results
 
 PRESENT_LENGTH = 200
 """Events that the present models read."""
@@ -32,12 +33,14 @@ PRESENT_LENGTH = 200
 
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--model", choices=["attention", "hstu", "gated_delta"], required=True)
+    kinds = ["attention", "hstu", "gated_delta"]
+    parser.add_argument("--model", choices=kinds, default="gated_delta")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--users", type=int, default=400, help="long ones, and as many short ones")
     parser.add_argument("--events", type=int, default=4_000, help="of a long history")
     parser.add_argument("--gap", type=int, default=1_000)
+    parser.add_argument("--small", action="store_true", help="30 interests of 12, for a CPU")
     parser.add_argument("--length", type=int, default=None, help="events read; None is by model")
     parser.add_argument("--positions", type=int, default=32_000, help="of a step")
     parser.add_argument("--dim", type=int, default=128)
@@ -46,7 +49,9 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=150.0, help="of training")
     parser.add_argument("--steps", type=int, default=20_000, help="at most")
     parser.add_argument("--out", type=Path, default=None, help="appends a line of JSON")
-    parser.add_argument("--save", type=Path, default=None, help="folder of the trained model")
+    parser.add_argument("--save", type=Path, help="folder of the trained model")
+    parser.add_argument("--report", type=Path, help="of such lines, in place of a run")
+    parser.add_argument("--notes", default="", help="below the report's table")
     return parser.parse_args()
 
 
@@ -69,10 +74,10 @@ def config_of(options: argparse.Namespace) -> SequenceConfig:
 
 
 def windows_of(world: LongWorld, length: int) -> list[tuple[int, int]]:
-    """Cut every user's events but the last, from the latest backwards."""
+    """Cut every user's events, from the latest backwards."""
     found = []
     for first, end in zip(world.offsets[:-1], world.offsets[1:], strict=True):
-        last = int(end) - 1
+        last = int(end)
         while last - first >= 2:
             found.append((max(int(first), last - length - 1), last))
             last -= length
@@ -139,8 +144,25 @@ def trained(
     return model.eval(), step
 
 
+def report(lines: Path, notes: str) -> None:
+    """Write the results of finished runs as a table."""
+    rows = []
+    for line in lines.read_text().splitlines():
+        run = json.loads(line)
+        name = (
+            f"{run['model']}, {run['max_length']} events, {run['steps']} steps, seed {run['seed']}"
+        )
+        for users in ("long", "short"):
+            rows.append(Row(name=f"{name}: {users} N@10", value=run[f"{users} N@10"]))
+            rows.append(Row(name=f"{name}: {users} standard error", value=run[f"{users} error"]))
+    write_results("long_histories", rows, notes=notes)
+
+
 def main() -> None:
     options = parsed_arguments()
+    if options.report:
+        report(options.report, options.notes)
+        return
     settings = LongWorldConfig(
         seed=options.seed,
         num_long=options.users,
@@ -148,7 +170,18 @@ def main() -> None:
         long_events=options.events,
         min_gap=options.gap,
     )
+    if options.small:
+        settings = replace(
+            settings,
+            num_interests=30,
+            items_per_interest=12,
+            num_background=96,
+            num_topics=12,
+            own_interests=20,
+            return_share=0.1,
+        )
     world = long_world(settings)
+    others = long_world(replace(settings, seed=settings.seed + 1_000))
     model, steps = trained(options, world, settings.num_item_rows)
     found: dict[str, object] = {
         "model": options.model,
@@ -160,7 +193,7 @@ def main() -> None:
         ("long", range(options.users)),
         ("short", range(options.users, 2 * options.users)),
     ):
-        gains = np.array(ndcg(model, world, users, options.device))
+        gains = np.array(ndcg(model, others, users, options.device))
         found[f"{name} N@10"] = round(float(gains.mean()), 4)
         found[f"{name} error"] = round(float(gains.std() / len(gains) ** 0.5), 4)
     print(json.dumps(found), flush=True)
