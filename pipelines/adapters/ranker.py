@@ -125,7 +125,7 @@ def domain_examples(
             ranker.builder,
             inputs,
             queries.held_out,
-            source_lists(sources, inputs, queries.held_out, queries.item_counts, config),
+            source_lists(sources, inputs, queries.held_out, inputs, config),
             outcomes_of(workspace / "build_features", inputs, queries.held_out),
             ranker.model.inputs.tasks,
             config.ranker_training.like_from,

@@ -17,8 +17,6 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor
-
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import Split
@@ -79,7 +77,7 @@ def source_lists(
     sources: Mapping[str, Source],
     inputs: ModelInputs,
     held_out: HeldOut,
-    item_counts: Tensor,
+    fitted_on: ModelInputs,
     config: RunConfig,
 ) -> SourceLists:
     """Query every source for held-out events, as serving would.
@@ -88,13 +86,15 @@ def source_lists(
         sources: By model.
         inputs: What queries are built from.
         held_out: The events.
-        item_counts: Events of each item that the sources were fitted on, [N].
+        fitted_on: Inputs whose train split the sources were fitted on.
         config: The run's.
     """
     queries = EvaluationQueries(
         inputs=inputs, held_out=held_out, settings=retrieval_settings(config)
     )
-    return SourceLists.collect(sources, queries, item_counts, config.seed)
+    return SourceLists.collect(
+        sources, queries, fitted_on.item_counts("train"), config.seed, fitted_on.demand("train")
+    )
 
 
 def validation_lists(
@@ -103,4 +103,4 @@ def validation_lists(
     """Query every source for (a sample of) the validation users."""
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
-    return source_lists(sources, inputs, held_out, inputs.item_counts("train"), config)
+    return source_lists(sources, inputs, held_out, inputs, config)

@@ -9,6 +9,7 @@ Axes: N item rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -57,12 +58,18 @@ class RankingData(NamedTuple):
 
 
 def ranking_data(
-    context: StageContext, inputs: ModelInputs, order: str, sources: Mapping[str, Source]
+    context: StageContext,
+    inputs: ModelInputs,
+    order: str,
+    sources: Mapping[str, Source],
+    *,
+    reads_demand: bool,
 ) -> RankingData:
     """Build the examples of a tie order.
 
     Args:
         sources: Of profile ``fast``, fitted on train.
+        reads_demand: Whether the profile's blend does, so that this one is like it.
 
     Raises:
         TooLittleDataError: If too few held-back events are among the candidates.
@@ -72,8 +79,9 @@ def ranking_data(
     check_enough(len(held_back.held_out.positions), config)
     refitted = refitted_sources(context, held_back, order, tuple(sources))
     counts = held_back.inputs.item_counts("train")
-    lists = source_lists(refitted, inputs, held_back.held_out, counts, config)
+    lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config)
     check_enough(lists.num_found(), config)
+    lists = lists if reads_demand else replace(lists, demand=None)
     blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
     builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
 
@@ -86,16 +94,17 @@ def ranking_data(
     shown = shown_lists(features, inputs, held_back.ends, tasks, config)
     impressions = None
     if shown is not None:
-        lists = source_lists(refitted, inputs, shown.held_out, counts, config)
+        lists = source_lists(refitted, inputs, shown.held_out, held_back.inputs, config)
         queries, candidates = with_candidates(builder, inputs, shown.held_out.positions, lists)
         targets = shown.held_out.targets
         impressions = impression_examples(queries, targets, candidates, shown.impressions)
 
     train_end, vectors = inputs.sequences.train_end, behaviour_vectors(sources)
+    blend = blend.with_demand(inputs.demand("train"))
     builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
-    lists = source_lists(sources, inputs, held_out, inputs.item_counts("train"), config)
+    lists = source_lists(sources, inputs, held_out, inputs, config)
     outcomes = outcomes_of(features, inputs, held_out)
     return RankingData(
         tasks=tasks,

@@ -168,9 +168,11 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         return not_served("profile fast has no learned blend whose candidates could be ranked")
     sources = load_sources(context, inputs, order)
     sources = {name: sources[name] for name in profiles_of(sources)[FAST]}
+    blend = load_blends(blends)[FAST]
     curve_file = context.checkpoints / f"{order}.jsonl"
     try:
-        data = ranking_data(context, inputs, order, sources)
+        reads = blend.served.demand is not None
+        data = ranking_data(context, inputs, order, sources, reads_demand=reads)
         lists = 0 if data.impressions is None else len(usable(data.impressions))
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason, "shown_lists": lists}
         model, result, curve = trained(context, order, inputs, data, config, order, curve_file)
@@ -178,7 +180,7 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
         return not_served(str(error))
     values, rows = summaries(context, order, inputs, data, model)
     metric = config.evaluation.primary_metric
-    by_blend = load_blends(blends)[FAST].measured(data.validation_lists, metric, by_half=True)
+    by_blend = blend.measured(data.validation_lists, metric, by_half=True)
     judged = decision(values, by_blend, metric)
     write(context, order, inputs, data, model, sources)
     curve.write(output / "curve.jsonl")

@@ -34,6 +34,8 @@ NUM_FOLDS = 2
 NUM_STANDARD_ERRORS = 2.0
 """An alternative must beat the learned weights by this many standard errors of the paired
 difference."""
+DEMAND_STANDARD_ERRORS = 1.0
+"""And weights that read demand those that do not."""
 BLOCK = 512
 """Queries blended at a time."""
 SHARED_PLACES = 10
@@ -53,6 +55,9 @@ class BlendConfig(LearnedBlendConfig):
 
     enabled: bool = True
     """Whether weights are learned on validation; else the surface's weights serve."""
+    recent_demand: bool = True
+    """Whether weights may also read how much each item was wanted, lately and ever, where events
+    have times; they do where that is better on validation by more than noise."""
     min_found: int = 20
     """Validation users with their item in any list, in each half, below which none are learned."""
 
@@ -87,6 +92,8 @@ class SourceLists:
     """Half of each query's user, [U]."""
     item_counts: Tensor
     """Events of each item that the sources were fitted on, [N]."""
+    demand: Tensor | None = None
+    """Of each item by the same events (``demand_before``), [N, D]; None where they lack times."""
 
     @classmethod
     def collect(
@@ -95,6 +102,7 @@ class SourceLists:
         queries: EvaluationQueries,
         item_counts: Tensor,
         seed: int,
+        demand: Tensor | None = None,
     ) -> SourceLists:
         """Query every source, by model; the seed draws the halves.
 
@@ -111,16 +119,21 @@ class SourceLists:
             for batch in queries.batches()
         ]
         lists = {name: joined_lists([part[name] for part in parts]) for name in parts[0]}
-        return cls.of_queries(lists, queries, item_counts, seed)
+        return cls.of_queries(lists, queries, item_counts, seed, demand)
 
     @classmethod
     def of_queries(
-        cls, lists: dict[str, TopK], queries: EvaluationQueries, item_counts: Tensor, seed: int
+        cls,
+        lists: dict[str, TopK],
+        queries: EvaluationQueries,
+        item_counts: Tensor,
+        seed: int,
+        demand: Tensor | None = None,
     ) -> SourceLists:
         """Put lists, by source, beside the queries that they answer."""
         folds = fold_of_users(queries.inputs.sequences.num_user_rows, seed)[queries.user_rows()]
         targets, lengths = queries.held_out.targets, queries.history_lengths()
-        return cls(lists, targets, lengths, folds, item_counts)
+        return cls(lists, targets, lengths, folds, item_counts, demand)
 
     def __len__(self) -> int:
         return self.targets.batch_size
@@ -133,6 +146,7 @@ class SourceLists:
             self.history_lengths[rows],
             self.folds[rows],
             self.item_counts,
+            self.demand,
         )
 
     def to(self, device: torch.device) -> SourceLists:
@@ -143,6 +157,7 @@ class SourceLists:
             self.history_lengths.to(device),
             self.folds.to(device),
             self.item_counts.to(device),
+            None if self.demand is None else self.demand.to(device),
         )
 
     def distinct_targets(self) -> Jagged:
@@ -164,7 +179,12 @@ def learned_blend(
     there = examples.to(device)
     with default_device(device):
         blend = fitted_blend(
-            there.lists, there.targets, there.history_lengths, there.item_counts, config
+            there.lists,
+            there.targets,
+            there.history_lengths,
+            there.item_counts,
+            config,
+            there.demand,
         )
     return blend.to(CPU)
 
@@ -207,6 +227,11 @@ class ProfileBlend:
         """Give every half weights that were not fitted on anyone."""
         return cls(served=blend, folds=(blend,) * NUM_FOLDS)
 
+    def with_demand(self, demand: Tensor | None) -> ProfileBlend:
+        """Read the demand of items as of another moment, [N, D]."""
+        folds = tuple(fold.with_demand(demand) for fold in self.folds)
+        return ProfileBlend(served=self.served.with_demand(demand), folds=folds)
+
     def lists(
         self,
         lists: Mapping[str, TopK],
@@ -242,12 +267,14 @@ class ProfileBlend:
         self, examples: SourceLists, length: int, *, by_half: bool, device: torch.device = CPU
     ) -> Iterator[tuple[SourceLists, TopK]]:
         """Merge so many queries at a time, those with their first places, on the device."""
+        now = self.with_demand(examples.demand)
         there = ProfileBlend(
-            served=self.served.to(device), folds=tuple(fold.to(device) for fold in self.folds)
+            served=now.served.to(device), folds=tuple(fold.to(device) for fold in now.folds)
         )
         counts = examples.item_counts.to(device)
         for rows in torch.split(torch.arange(len(examples)), BLOCK):
-            part = replace(examples.of(rows, self.served.sources), item_counts=counts).to(device)
+            part = examples.of(rows, self.served.sources)
+            part = replace(part, item_counts=counts, demand=None).to(device)
             with default_device(device):
                 folds = part.folds if by_half else None
                 yield part, there.lists(part.lists, part.history_lengths, counts, folds, length)
@@ -334,7 +361,8 @@ def fit_blend(
         "num_queries": len(examples),
         "num_found": examples.num_found(),
     }
-    learned = learned_profile(examples, config, device)
+    learned, about_demand = judged_demand(examples, config, metric, device)
+    document |= about_demand
     if learned is None:
         document |= {"served": FUSION, "reason": why_not_learned(config)}
         served = ProfileBlend.unlearned(alternatives[FUSION])
@@ -358,6 +386,36 @@ def fit_blend(
         }
     document["validation"] = {name: float(value.nanmean()) for name, value in values.items()}
     return FittedBlend(served, {**document, **weights_and_shares(served.served, examples, device)})
+
+
+def judged_demand(
+    examples: SourceLists, config: BlendConfig, metric: str, device: torch.device
+) -> tuple[ProfileBlend | None, dict[str, Any]]:
+    """Fit weights with and without items' demand; choose those that are better, and say why.
+
+    Returns:
+        The weights, None where there are too few queries; ``demand`` of the document.
+    """
+    without = learned_profile(replace(examples, demand=None), config, device)
+    if without is None or not config.recent_demand or examples.demand is None:
+        why = "events have no times" if config.recent_demand else "blend.recent_demand is false"
+        return without, {"demand": {"read": False, "reason": why}}
+    with_it = learned_profile(examples, config, device)
+    assert with_it is not None
+    values = [
+        one.measured(examples, metric, by_half=True, device=device) for one in (with_it, without)
+    ]
+    ahead = values[0] - values[1]
+    ahead = ahead[~ahead.isnan()]
+    difference, error = float(ahead.mean()), standard_error(ahead)
+    reads = difference > DEMAND_STANDARD_ERRORS * error
+    document = {
+        "read": reads,
+        "reason": f"with demand {difference:+.4f} {metric} (standard error {error:.4f})",
+        "difference": difference,
+        "standard_error": error,
+    }
+    return with_it if reads else without, {"demand": document}
 
 
 def unjudged_blend(sources: Sequence[str], fusion_weights: Mapping[str, float]) -> FittedBlend:

@@ -40,7 +40,10 @@ def source_lists(replay: Replay, number: int, policy: str) -> SourceLists:
         for name in done["models"]
     }
     queries = replay.evaluation_queries(replay.queries(step))
-    return SourceLists.of_queries(lists, queries, replay.item_counts(done["known_at"]), replay.seed)
+    moment = done["known_at"]
+    return SourceLists.of_queries(
+        lists, queries, replay.item_counts(moment), replay.seed, replay.demand(moment)
+    )
 
 
 def fitted_on(replay: Replay, examples: SourceLists) -> FittedBlend:

@@ -45,6 +45,7 @@ from recsys.replay.queries import StepQueries, Timeline
 from recsys.replay.steps import ReplayConfig, Step, cut_steps
 from recsys.reproduction.experiment import Experiment
 from recsys.reproduction.prepared import Prepared
+from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.sources import Source, joined_lists
 
 Say = Callable[[str], None]
@@ -97,6 +98,11 @@ class Replay:
         """Count each item's events before a moment, [N]."""
         ends = self.timeline.before(moment)
         return self.inputs.sequences.item_counts(ends, self.prepared.num_item_rows)
+
+    def demand(self, moment: int) -> Tensor | None:
+        """Measure each item's demand by events before a moment, [N, D]; None without times."""
+        ends = self.timeline.before(moment)
+        return demand_before(self.inputs.sequences, ends, self.prepared.num_item_rows)
 
     def fits(self, step: Step, policy: str, number: int) -> StepFits:
         """Set up what answers a step.

@@ -152,7 +152,11 @@ class RankingRun:
         }
         experiment = self.experiment
         return SourceLists.of_queries(
-            lists, experiment.queries(split), experiment.item_counts(), experiment.seed
+            lists,
+            experiment.queries(split),
+            experiment.item_counts(),
+            experiment.seed,
+            experiment.fitted_on.demand("train"),
         )
 
     def fitted_blend(self, parts: Sequence[str]) -> tuple[ProfileBlend, dict[str, Any]]:

@@ -20,6 +20,7 @@ from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.text_search.search import TextSearch
+from recsys.retrieval.blend.demand import item_demand
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.semantic_ids.trie import Trie
@@ -137,6 +138,15 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
     return replace(_grown(released, chain), held=held) if len(chain) > 1 else released
 
 
+def _demand_of(
+    users: Users, blends: Mapping[Profile, LearnedBlend], num_item_rows: int
+) -> Tensor | None:
+    """Measure items' demand by all events of a bundle, [N, D]; None where no blend reads it."""
+    if users.times is None or all(blend.demand is None for blend in blends.values()):
+        return None
+    return item_demand(np.asarray(users.item_rows), np.asarray(users.times), num_item_rows)
+
+
 def _load_released(link: Link) -> Bundle:
     """Load a bundle as it was released, its files verified."""
     directory, manifest = link.directory, link.manifest
@@ -155,6 +165,8 @@ def _load_released(link: Link) -> Bundle:
     items = load_items(directory, manifest, catalogue)
     semantic_ids = semantic_ids_of([link])
     blends = load_blends(directory, manifest)
+    demand = _demand_of(users, blends, num_item_rows)
+    blends = {profile: blend.with_demand(demand) for profile, blend in blends.items()}
     content = load_content_similarity(directory, manifest, items)
     sequence = load_sequence(directory, manifest, items)
     ensemble = load_sequence(directory, manifest, items, ENSEMBLE)
@@ -175,7 +187,7 @@ def _load_released(link: Link) -> Bundle:
         generative=load_generation(directory, manifest, items, semantic_ids),
         indexes=load_item_indexes(directory, manifest, compared(sequence, ensemble, content)),
         blends=blends,
-        ranker=load_ranker(directory, manifest, items, blends),
+        ranker=load_ranker(directory, manifest, items, blends, demand),
         text_search=load_text_search(directory, manifest),
         properties=properties,
         context_features=manifest.context_features,

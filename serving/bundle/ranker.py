@@ -118,11 +118,13 @@ def load_ranker(
     manifest: BundleManifest,
     items: ItemCatalogue,
     blends: Mapping[Profile, LearnedBlend],
+    demand: Tensor | None = None,
 ) -> LoadedRanker | None:
     """Load a bundle's ranker over a catalogue that may have grown; None without.
 
     Args:
         manifest: Of the bundle as it was released, before any delta.
+        demand: Of items by all events of the bundle, [N, D]; what its blend reads, if it does.
 
     Raises:
         ValueError: There is no blend to rank for, it reads other features than the blend gives, or
@@ -138,6 +140,7 @@ def load_ranker(
         )
     with reading(path):
         builder = CandidateBuilder.load(path, items)
+    builder = replace(builder, blend=builder.blend.with_demand(demand))
     sources = builder.blend.sources
     if set(sources) != set(blends[PROFILE].sources):
         raise ValueError(

@@ -96,7 +96,7 @@ def negative_log_likelihood(choices: Choices, weights: Tensor) -> Curve:
 
 
 def fit_weights(
-    choices: Choices, prior: Tensor, precision: Tensor, *, non_negative: bool = True
+    choices: Choices, prior: Tensor, precision: Tensor, *, non_negative: bool | Tensor = True
 ) -> Fitted:
     """Minimise the negative log likelihood + (w - prior)' precision (w - prior) / 2.
 
@@ -104,15 +104,16 @@ def fit_weights(
         choices: Q >= 0 queries; without any the prior comes back.
         prior: Mean of the prior, and the start, [P].
         precision: Positive definite, [P, P].
-        non_negative: Whether weights stay >= 0.
+        non_negative: Whether weights stay >= 0, all of them or each, [P] bool.
     """
     prior, precision = prior.double(), precision.double()
-    weights = prior.clamp_min(0) if non_negative else prior
+    signed = ~torch.as_tensor(non_negative).expand(len(prior))
+    weights = prior.where(signed, prior.clamp_min(0))
     likelihood = negative_log_likelihood(choices, weights)
     curve, num_steps = _penalised(likelihood, weights - prior, precision), 0
     while num_steps < MAX_STEPS:
         # A weight that is 0 and would fall stays where it is.
-        free = (weights > 0) | (curve.gradient < 0) | (not non_negative)
+        free = (weights > 0) | (curve.gradient < 0) | signed
         slope, direction = curve.gradient[free], torch.zeros_like(weights)
         direction[free] = -torch.linalg.solve(curve.curvature[free][:, free], slope)
         gain = -float(slope @ direction[free])
@@ -121,7 +122,7 @@ def fit_weights(
         size = 1.0
         while size > 1e-6:
             trial = weights + size * direction
-            trial = trial.clamp_min(0) if non_negative else trial
+            trial = trial.where(signed, trial.clamp_min(0))
             likelihood_there = negative_log_likelihood(choices, trial)
             there = _penalised(likelihood_there, trial - prior, precision)
             if there.value <= curve.value + 1e-4 * float(curve.gradient @ (trial - weights)):

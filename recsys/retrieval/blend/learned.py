@@ -3,10 +3,12 @@
 An item scores the weighted sum of its features in each source (source_features.py); weights are
 fitted by a listwise softmax on queries whose next item is known (choice_model.py), which must be
 none that the sources were trained on. Users with short and long histories, and new and old items,
-can have weights of their own, shrunk towards those of all by a number of imagined queries.
+can have weights of their own, shrunk towards those of all by a number of imagined queries. What is
+known of the items themselves, how much they are wanted lately, can add to that (demand.py).
 
 Axes: B queries, S sources, F features of a source, P = S * F, L items of all lists of a query
-together, C candidates kept to fit on, G kinds of users, I kinds of items, k list length.
+together, C candidates kept to fit on, G kinds of users, I kinds of items, N item rows, D features
+of an item's demand, k list length.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ from recsys.retrieval.blend.choices import (
     kinds_of,
     kinds_of_rows,
     queries_found,
+)
+from recsys.retrieval.blend.demand import (
+    DEMAND,
+    DemandOfChoices,
+    fit_with_demand,
+    history_parts,
 )
 from recsys.retrieval.blend.file import read_blend, write_blend
 from recsys.retrieval.blend.fusion import ABSENT, Blended
@@ -114,6 +122,8 @@ class LearnedBlend:
         weights: Tensor,
         scales: Tensor,
         fit: BlendFit | None = None,
+        demand: Tensor | None = None,
+        odds: Tensor | None = None,
     ) -> None:
         """Take ready weights.
 
@@ -124,6 +134,9 @@ class LearnedBlend:
                 items of no known kind.
             scales: What each source's leads are multiplied by, [S] float32.
             fit: How they came about.
+            demand: Weights of items' demand, [PARTS, D] float32; None reads none.
+            odds: What each item's demand adds by these weights, [PARTS, N] float32; None adds
+                nothing (``with_demand``).
         """
         shape = (
             len(config.history_bounds) + 2,
@@ -139,7 +152,16 @@ class LearnedBlend:
         if not (torch.isfinite(weights).all() and torch.isfinite(scales).all()):
             raise ValueError("weights and scales must be finite; fit the blend again")
         self.config, self.sources, self.fitted = config, tuple(sources), fit
-        self.weights, self.scales = weights, scales
+        self.weights, self.scales, self.demand, self.odds = weights, scales, demand, odds
+
+    def with_demand(self, demand: Tensor | None) -> LearnedBlend:
+        """Read the demand of items as of another moment, [N, D]; None adds nothing."""
+        if self.demand is None:
+            return self
+        moved = copy.copy(self)
+        weights = self.demand.double().to("cpu" if demand is None else demand.device)
+        moved.odds = None if demand is None else (weights @ demand.double().T).float()
+        return moved
 
     def to(self, device: torch.device | str) -> LearnedBlend:
         """Copy the blend to a device."""
@@ -158,6 +180,7 @@ class LearnedBlend:
         *,
         history_lengths: Tensor | None = None,
         item_values: Tensor | None = None,
+        demand: Tensor | None = None,
     ) -> LearnedBlend:
         """Learn from queries whose next items are known.
 
@@ -168,6 +191,7 @@ class LearnedBlend:
             config: Kinds, shrinkage, limits.
             history_lengths: Events of each query's user, [B]; -1 where not known.
             item_values: What ``config.item_bounds`` cut, by item row, [N]; NaN where not known.
+            demand: Of items when the queries were made, [N, D]; None reads none.
 
         Raises:
             ValueError: No target is in any list, a kind is not known, or lists do not fit.
@@ -186,18 +210,20 @@ class LearnedBlend:
             max_queries=max(1, config.max_queries // (len(config.item_bounds) + 1)),
             max_candidates=config.max_candidates,
         )
-        width = len(lists) * len(FEATURES)
-        shared = fit_weights(
-            drawn.choices,
-            torch.zeros(width),
-            config.l2 * torch.eye(width),
-            non_negative=config.non_negative,
+        if history_lengths is None:
+            history_lengths = torch.full((targets.batch_size,), -1)
+        of_items = None
+        if demand is not None:
+            lengths = history_lengths[drawn.queries]
+            of_items = DemandOfChoices.of(demand, drawn.item_rows, lengths)
+        shared, choices, by_demand = fit_with_demand(
+            drawn.choices, of_items, config.l2, non_negative=config.non_negative
         )
         kinds = _Kinds(
             _user_kinds(history_lengths, config, targets.batch_size)[drawn.queries],
             kinds_of_rows(_item_kinds(item_values, config, drawn.item_rows), drawn.item_rows),
         )
-        table, losses = _fit_kinds(config, drawn.choices, kinds, shared)
+        table, losses = _fit_kinds(config, choices, kinds, shared)
         fit = BlendFit(
             num_queries=targets.batch_size,
             num_found=drawn.num_found,
@@ -208,7 +234,8 @@ class LearnedBlend:
             loss_by_kind=losses,
         )
         shape = (*table.shape[:2], len(lists), len(FEATURES))
-        return cls(config, tuple(lists), table.view(shape), scales, fit)
+        learned = cls(config, tuple(lists), table.view(shape), scales, fit, by_demand)
+        return learned.with_demand(demand)
 
     def blend(
         self,
@@ -256,7 +283,14 @@ class LearnedBlend:
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
         contributions = (features * weights).sum(3)
         if log_odds is not None:
-            contributions += merged.in_equal_parts(log_odds)
+            contributions += merged.in_equal_parts(merged.of_items(log_odds))
+        if self.odds is not None:
+            if history_lengths is None:
+                history_lengths = torch.full((len(merged.item_rows),), -1)
+            by_history = history_parts(history_lengths)
+            for part, values in enumerate(self.odds):
+                own = by_history[:, part, None] * merged.of_items(values)
+                contributions += merged.in_equal_parts(own)
         return _ranked(merged, contributions, k, tuple(lists))
 
     def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
@@ -275,7 +309,13 @@ class LearnedBlend:
             "config": asdict(self.config),
             "fitted": None if self.fitted is None else asdict(self.fitted),
         }
-        return write_blend(directory, {"weights": self.weights, "scales": self.scales}, about)
+        tensors = {"weights": self.weights, "scales": self.scales}
+        if self.demand is not None:
+            about["demand"] = list(DEMAND)
+            tensors["demand"] = self.demand
+        if self.odds is not None:
+            tensors["odds"] = self.odds
+        return write_blend(directory, tensors, about)
 
     @classmethod
     def load(cls, directory: Path, *, sha256: str | None = None) -> LearnedBlend:
@@ -294,6 +334,11 @@ class LearnedBlend:
                 f"the blend in {directory} weighs {about['features']}, this version of the "
                 f"package {list(FEATURES)}; fit it again"
             )
+        if about.get("demand", list(DEMAND)) != list(DEMAND):
+            raise ValueError(
+                f"the blend in {directory} reads {about['demand']} of items, this version of the "
+                f"package {list(DEMAND)}; fit it again"
+            )
         fitted = about["fitted"]
         return cls(
             LearnedBlendConfig(**_with_tuples(about["config"])),
@@ -301,6 +346,8 @@ class LearnedBlend:
             tensors["weights"],
             tensors["scales"],
             None if fitted is None else BlendFit(**_with_tuples(fitted)),
+            tensors.get("demand"),
+            tensors.get("odds"),
         )
 
 

@@ -101,6 +101,9 @@ class OneQueryBlend:
         self._log_odds: Doubles | None = None
         if odds != 1:
             self._log_odds = (counts == 0).double().numpy() * math.log(odds)
+        self._demand: Doubles | None = None
+        if blend.odds is not None:
+            self._demand = blend.odds.double().numpy()  # [PARTS, N]
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
         """Merge lists, as ``source_lists.blended_lists`` does.
@@ -131,9 +134,10 @@ class OneQueryBlend:
         values += ((1 + CONSTANT) / (CONSTANT + merged.ranks)).astype(np.float32) * own[2]
         values += own[3]
         parts = merged.spread(values)
-        if self._log_odds is not None:
+        if self._log_odds is not None or self._demand is not None:
             listed = merged.where >= 0
-            parts += self._odds_of(merged.item_rows) * listed / np.maximum(listed.sum(0), 1)
+            own = self._odds_of(merged.item_rows, num_events)
+            parts += own * listed / np.maximum(listed.sum(0), 1)
         best, scores = _best(parts, merged, k)
         where = merged.where.take(best, axis=1).T  # [n, S]
         present = where >= 0
@@ -168,11 +172,22 @@ class OneQueryBlend:
         there = float(sum(self._sizes[one] for one in filled))
         return float(self._sizes.sum()) / there if there > 0 else 1.0
 
-    def _odds_of(self, item_rows: Rows) -> Doubles:
-        assert self._log_odds is not None
-        inside = item_rows < len(self._log_odds)
-        own: Doubles = self._log_odds[np.where(inside, item_rows, 0)] * inside
-        return own
+    def _odds_of(self, item_rows: Rows, num_events: int) -> Doubles:
+        """Look up what is known of items themselves, [L]; 0 for appended ones."""
+        total: Doubles = np.zeros(len(item_rows))
+        if self._log_odds is not None:
+            total += looked_up(self._log_odds, item_rows)
+        if self._demand is not None:
+            common, without, grown = (looked_up(one, item_rows) for one in self._demand)
+            total += common + (num_events == 0) * without + math.log1p(max(0, num_events)) * grown
+        return total
+
+
+def looked_up(values: Doubles, item_rows: Rows) -> Doubles:
+    """Look up rows of values [N]; 0 beyond them."""
+    inside = item_rows < len(values)
+    own: Doubles = values[np.where(inside, item_rows, 0)] * inside
+    return own
 
 
 class FusedOne(NamedTuple):

@@ -52,12 +52,15 @@ class Candidates(NamedTuple):
         leads = self.leads * scales
         return torch.stack([leads, self.z_scores, reciprocal, present.float()], dim=3)
 
-    def in_equal_parts(self, values: Tensor) -> Tensor:
-        """Share out each item's value, [N], among the sources that list it, [B, L, S] float64."""
-        present = self.ranks != ABSENT
+    def of_items(self, values: Tensor) -> Tensor:
+        """Look up each item's value, [N] -> [B, L] float64; 0 for rows beyond and holes."""
         inside = (self.item_rows > 0) & (self.item_rows < len(values))
-        own = values.double()[self.item_rows.where(inside, 0)].masked_fill(~inside, 0)
-        return own[:, :, None] * present / present.sum(2, keepdim=True).clamp_min(1)
+        return values.double()[self.item_rows.where(inside, 0)].masked_fill(~inside, 0)
+
+    def in_equal_parts(self, values: Tensor) -> Tensor:
+        """Share out values, [B, L], among the sources that list the item, [B, L, S] float64."""
+        present = self.ranks != ABSENT
+        return values[:, :, None] * present / present.sum(2, keepdim=True).clamp_min(1)
 
     def take(self, places: Tensor) -> Candidates:
         """Pick items by place, [B, C] -> C items a query."""

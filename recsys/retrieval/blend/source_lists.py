@@ -25,6 +25,7 @@ def fitted_blend(
     history_lengths: Tensor,
     item_counts: Tensor,
     config: LearnedBlendConfig | None = None,
+    demand: Tensor | None = None,
 ) -> LearnedBlend:
     """Learn weights from lists of queries whose next items are known.
 
@@ -34,9 +35,15 @@ def fitted_blend(
         history_lengths: Of what the sources read, ``queries["history"].lengths()``, [B].
         item_counts: Events of each item that the sources were fitted on, [N].
         config: Kinds, shrinkage, limits.
+        demand: Of items by the same events, [N, D]; None reads none.
     """
     return LearnedBlend.fit(
-        lists, targets, config, history_lengths=history_lengths, item_values=item_counts.double()
+        lists,
+        targets,
+        config,
+        history_lengths=history_lengths,
+        item_values=item_counts.double(),
+        demand=demand,
     )
 
 

@@ -1,0 +1,135 @@
+"""How much each item was wanted, lately and ever: what a blend reads of an item beside its lists.
+
+Lists of what is popular say nothing of items below their last place. Weights of these features are
+learned with those of the lists (learned.py), and only say how much more often an item is chosen
+than one without events. They are three numbers an item, since a visitor's history decides how far
+demand counts.
+
+Axes: E events, N item rows, D features of demand, B queries, Q queries fitted on, C candidates of
+each, P features of lists.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recsys.data.dataset import Rows, Sequences
+from recsys.retrieval.blend.choice_model import Choices, Fitted, fit_weights
+
+DAY = 86_400
+HALF_LIVES = (7.0, 30.0, 90.0, 365.0)
+"""Days."""
+NEVER = 3_000.0
+"""Days since the last event of an item without one."""
+DEMAND = (*(f"events.{days:g}d" for days in HALF_LIVES), "events", "age", "last")
+"""Logarithms (log1p) of an item's events, those of so many days ago counting half; of all of them;
+of the days since the first; and of the days since the last one, less that of ``NEVER``."""
+DEMAND_L2 = 10.0
+"""Pulls weights of demand, of features of deviation 1, towards 0; worth so many queries."""
+PARTS = 3
+"""Of what an item's demand adds: for everyone, for visitors without a history, and times the
+logarithm (log1p) of the history's length."""
+
+
+def item_demand(item_rows: Rows, times: Rows, num_item_rows: int) -> Tensor:
+    """Measure each item's demand at the last of some events, [N, D] float32; 0 without events.
+
+    Args:
+        item_rows: Of the events, [E].
+        times: Unix seconds, [E].
+        num_item_rows: N; events of items beyond are left out.
+    """
+    demand = torch.zeros(num_item_rows, len(DEMAND))
+    inside = (item_rows > 0) & (item_rows < num_item_rows)
+    if not inside.any():
+        return demand
+    item_rows, times = item_rows[inside], times[inside]
+    now = int(times.max())
+    ages = (now - times) / DAY
+    weights = [np.exp2(-ages / days) for days in HALF_LIVES]
+    weights.append(np.ones(len(ages)))
+    columns = [np.bincount(item_rows, weight, minlength=num_item_rows) for weight in weights]
+    first, last = np.zeros(num_item_rows), np.full(num_item_rows, NEVER)
+    np.maximum.at(first, item_rows, ages)
+    np.minimum.at(last, item_rows, ages)
+    columns += [first, last]
+    demand = torch.from_numpy(np.log1p(np.stack(columns, 1)))
+    demand[:, -1] -= np.log1p(NEVER)
+    return demand.float()
+
+
+def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tensor | None:
+    """Measure demand by each user's events before ``ends`` [U]; None without times."""
+    if sequences.times is None:
+        return None
+    places = sequences.positions_before(ends)
+    rows, times = np.asarray(sequences.item_rows[places]), np.asarray(sequences.times[places])
+    return item_demand(rows, times, num_item_rows)
+
+
+def history_parts(history_lengths: Tensor) -> Tensor:
+    """Say how much each part counts for histories of so many events, [B] -> [B, PARTS] float64.
+
+    Of a history of unknown length, -1, the first part alone does.
+    """
+    lengths = history_lengths.double()
+    grown = lengths.clamp(min=0).log1p()
+    return torch.stack([torch.ones_like(lengths), (lengths == 0).double(), grown], 1)
+
+
+class DemandOfChoices(NamedTuple):
+    """What is known of the candidates themselves."""
+
+    features: Tensor
+    """[Q, C, PARTS * D] float32, each of deviation 1."""
+    scales: Tensor
+    """[PARTS * D] float32, what features were divided by."""
+
+    @classmethod
+    def of(cls, demand: Tensor, item_rows: Tensor, history_lengths: Tensor) -> DemandOfChoices:
+        """Look demand [N, D] up for candidates [Q, C], 0 for rows beyond, by history [Q]."""
+        inside = (item_rows > 0) & (item_rows < len(demand))
+        own = demand[item_rows.where(inside, 0)] * inside[:, :, None]  # [Q, C, D]
+        parts = history_parts(history_lengths).float()  # [Q, PARTS]
+        features = (parts[:, None, :, None] * own[:, :, None]).flatten(2)
+        scales = features[item_rows > 0].std(0)
+        scales = scales.where(scales > 1e-6, 1.0)
+        return cls(features / scales, scales)
+
+
+def fit_with_demand(
+    choices: Choices, of_items: DemandOfChoices | None, l2: float, *, non_negative: bool
+) -> tuple[Fitted, Choices, Tensor | None]:
+    """Fit weights of features, [P], with those of demand if there is any.
+
+    Args:
+        l2: Pulls weights of the features towards 0.
+        non_negative: Whether these stay >= 0; those of demand may be of either sign.
+
+    Returns:
+        The features' weights; the choices, to whose offsets demand is added; weights of demand,
+        [PARTS, D].
+    """
+    width = choices.features.shape[2]
+    if of_items is None:
+        precision = l2 * torch.eye(width)
+        shared = fit_weights(choices, torch.zeros(width), precision, non_negative=non_negative)
+        return shared, choices, None
+    whole = choices._replace(features=torch.cat([choices.features, of_items.features], 2))
+    penalties = torch.full((whole.features.shape[2],), DEMAND_L2)
+    penalties[:width] = l2
+    is_list = torch.arange(len(penalties)) < width
+    fitted = fit_weights(
+        whole,
+        torch.zeros(len(penalties)),
+        penalties.diag(),
+        non_negative=is_list & non_negative,
+    )
+    weights = fitted.weights[width:]
+    shared = fitted._replace(weights=fitted.weights[:width])
+    choices = choices._replace(offsets=choices.offsets + of_items.features @ weights)
+    return shared, choices, (weights / of_items.scales).view(PARTS, -1)
