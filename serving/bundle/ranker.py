@@ -214,9 +214,9 @@ class CandidateRanker:
         deadline = time.perf_counter() + self._timeout_seconds
         model, num_ranked = self._ranker.model, self._ranker.builder.num_candidates
         prepared = self._features(item_counts)
-        found = prepared.candidates(lists, history, max(k, num_ranked))
-        merged, count = found.merged, min(num_ranked, len(found.merged.item_rows))
-        rows, dense = torch.from_numpy(merged.item_rows[:count]), found.features[:count]
+        found = prepared.candidates(lists, history, num_ranked, k)
+        merged, dense = found.merged, found.features
+        rows = torch.from_numpy(merged.item_rows[: len(dense)])
         # A sum is finite where all it adds up is.
         if not math.isfinite(float(dense.sum())):
             raise ValueError("a feature of a candidate is not finite")
@@ -232,7 +232,7 @@ class CandidateRanker:
         scores = score()
         if not math.isfinite(float(scores.sum())):
             raise ValueError("a score of the ranker is not finite")
-        return reranked(merged, scores, k), Scored(merged.item_rows[:count], dense)
+        return reranked(merged, scores, k), Scored(rows.numpy(), dense)
 
     def _features(self, item_counts: Tensor) -> OneQueryFeatures:
         """Prepare what requests share, once for each tensor of counts."""

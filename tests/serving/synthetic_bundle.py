@@ -41,6 +41,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES as LIST_FEATURES
@@ -340,8 +341,9 @@ def _generative(
 
 
 def _blend(directory: Path, sources: Sequence[str]) -> Path:
-    """Weigh sources differently for short and long histories and for rare and frequent items."""
+    """Weigh sources by the history's length and the item's events, and read items' demand."""
     config = LearnedBlendConfig(history_bounds=(5,), item_bounds=(2,))
     weights = torch.rand(3, 3, len(sources), len(LIST_FEATURES)) + 0.1
-    LearnedBlend(config, sources, weights, torch.ones(len(sources))).save(directory)
+    demand = 0.1 * torch.rand(PARTS, len(DEMAND))
+    LearnedBlend(config, sources, weights, torch.ones(len(sources)), demand=demand).save(directory)
     return directory

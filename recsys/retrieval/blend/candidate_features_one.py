@@ -94,23 +94,27 @@ class OneQueryFeatures:
         if narrow:
             self._vectors.append((torch.cat(narrow, dim=1), parts))
 
-    def candidates(self, lists: Mapping[str, OneList], history: Tensor, k: int) -> CandidatesOne:
-        """Merge lists and compute the features of the first k places.
+    def candidates(
+        self, lists: Mapping[str, OneList], history: Tensor, num_candidates: int, length: int = 0
+    ) -> CandidatesOne:
+        """Merge lists and compute the features of the first places.
 
         Args:
             lists: Best first by source; rows < 1 are holes and keep their rank.
             history: Item rows of what the sources read, [E], oldest first.
-            k: Most candidates.
+            num_candidates: Places that are described, some of them against all of these.
+            length: Places that are merged, if more.
 
         Raises:
             ValueError: As ``OneQueryBlend.merge``.
         """
-        merged = self.blend.merge(lists, len(history), k)
-        count = len(merged.item_rows)
+        merged = self.blend.merge(lists, len(history), max(num_candidates, length))
+        first = merged.first(num_candidates)
+        count = len(first.item_rows)
         columns: Floats = np.zeros((self._num_features, count), np.float32)
         if count:
-            self._of_lists(merged, [self.blend.sources.index(name) for name in lists], columns)
-            self._of_history(merged.item_rows, history, columns[-len(HISTORY_FEATURES) :])
+            self._of_lists(first, [self.blend.sources.index(name) for name in lists], columns)
+            self._of_history(first.item_rows, history, columns[-len(HISTORY_FEATURES) :])
         return CandidatesOne(merged, torch.from_numpy(columns).T)
 
     def _of_lists(self, merged: MergedOne, listed: list[int], columns: Floats) -> None:

@@ -30,6 +30,10 @@ DEMAND = (*(f"events.{days:g}d" for days in HALF_LIVES), "events", "age", "last"
 of the days since the first; and of the days since the last one, less that of ``NEVER``."""
 DEMAND_L2 = 10.0
 """Pulls weights of demand, of features of deviation 1, towards 0; worth so many queries."""
+LONGEST = 4_095
+"""Events of a history; longer ones count as so long."""
+LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
+"""By length: one table for one query and for many, whose logarithms may differ in the last bit."""
 PARTS = 3
 """Of what an item's demand adds: for everyone, for visitors without a history, and times the
 logarithm (log1p) of the history's length."""
@@ -56,8 +60,7 @@ def item_demand(item_rows: Rows, times: Rows, num_item_rows: int) -> Tensor:
     first, last = np.zeros(num_item_rows), np.full(num_item_rows, NEVER)
     np.maximum.at(first, item_rows, ages)
     np.minimum.at(last, item_rows, ages)
-    columns += [first, last]
-    demand = torch.from_numpy(np.log1p(np.stack(columns, 1)))
+    demand = torch.from_numpy(np.log1p(np.stack([*columns, first, last], 1)))
     demand[:, -1] -= np.log1p(NEVER)
     return demand.float()
 
@@ -76,9 +79,8 @@ def history_parts(history_lengths: Tensor) -> Tensor:
 
     Of a history of unknown length, -1, the first part alone does.
     """
-    lengths = history_lengths.double()
-    grown = lengths.clamp(min=0).log1p()
-    return torch.stack([torch.ones_like(lengths), (lengths == 0).double(), grown], 1)
+    logs = LENGTH_LOGS.to(history_lengths.device)[history_lengths.clamp(0, LONGEST)]
+    return torch.stack([torch.ones_like(logs), (history_lengths == 0).double(), logs], 1)
 
 
 class DemandOfChoices(NamedTuple):

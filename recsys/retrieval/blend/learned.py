@@ -282,16 +282,25 @@ class LearnedBlend:
         weights = weights[:, :, chosen].double() * self._grown(merged, chosen)
         features = merged.features(self.scales[chosen])  # [B, L, S, F]
         contributions = (features * weights).sum(3)
+        if log_odds is not None or self.odds is not None:
+            own = self._odds_of_items(merged, history_lengths, log_odds)
+            contributions += merged.in_equal_parts(own)
+        return _ranked(merged, contributions, k, tuple(lists))
+
+    def _odds_of_items(
+        self, merged: Candidates, history_lengths: Tensor | None, log_odds: Tensor | None
+    ) -> Tensor:
+        """Sum up what is known of the items themselves, [B, L] float64."""
+        total = torch.zeros(merged.item_rows.shape, dtype=torch.float64)
         if log_odds is not None:
-            contributions += merged.in_equal_parts(merged.of_items(log_odds))
+            total += merged.of_items(log_odds)
         if self.odds is not None:
             if history_lengths is None:
-                history_lengths = torch.full((len(merged.item_rows),), -1)
+                history_lengths = torch.full((len(total),), -1)
             by_history = history_parts(history_lengths)
             for part, values in enumerate(self.odds):
-                own = by_history[:, part, None] * merged.of_items(values)
-                contributions += merged.in_equal_parts(own)
-        return _ranked(merged, contributions, k, tuple(lists))
+                total += by_history[:, part, None] * merged.of_items(values)
+        return total
 
     def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
         """Say by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""

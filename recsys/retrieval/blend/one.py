@@ -20,6 +20,7 @@ from torch import Tensor
 
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.choices import UNKNOWN_KIND, kinds_of
+from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.learned import LearnedBlend
 
@@ -47,6 +48,17 @@ class MergedOne(NamedTuple):
     """[n, S], as source_features.py defines them, 0 where absent."""
     z_scores: Floats
     """[n, S]."""
+
+    def first(self, count: int) -> MergedOne:
+        """Take the first places."""
+        return MergedOne(
+            self.item_rows[:count],
+            self.scores[:count],
+            self.ranks[:count],
+            self.contributions[:count],
+            self.leads[:count],
+            self.z_scores[:count],
+        )
 
 
 class _Merged(NamedTuple):
@@ -178,8 +190,10 @@ class OneQueryBlend:
         if self._log_odds is not None:
             total += looked_up(self._log_odds, item_rows)
         if self._demand is not None:
-            common, without, grown = (looked_up(one, item_rows) for one in self._demand)
-            total += common + (num_events == 0) * without + math.log1p(max(0, num_events)) * grown
+            log = float(LENGTH_LOGS[min(max(0, num_events), LONGEST)])
+            by_history = (1.0, float(num_events == 0), log)
+            for weight, values in zip(by_history, self._demand, strict=True):
+                total += weight * looked_up(values, item_rows)
         return total
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.top_k import OneList, TopK
+from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
@@ -19,13 +20,17 @@ SOURCES = ("near", "far", "odd", "dull")
 NUM_ROWS = 40
 
 
-def learned(generator: torch.Generator, *, odds: float = 1.0) -> LearnedBlend:
+def learned(generator: torch.Generator, *, odds: float = 1.0, demand: bool = False) -> LearnedBlend:
     config = LearnedBlendConfig(
         history_bounds=(3, 9), item_bounds=(1.0, 5.0), new_item_odds=odds, non_negative=False
     )
     shape = (4, 4, len(SOURCES), len(FEATURES))
     weights = torch.randn(shape, generator=generator)
-    return LearnedBlend(config, SOURCES, weights, torch.rand(len(SOURCES), generator=generator))
+    blend = LearnedBlend(config, SOURCES, weights, torch.rand(len(SOURCES), generator=generator))
+    if demand:
+        blend.demand = torch.randn(PARTS, len(DEMAND), generator=generator)
+        blend = blend.with_demand(torch.rand(NUM_ROWS, len(DEMAND), generator=generator))
+    return blend
 
 
 def list_of(generator: torch.Generator, length: int, *, ties: bool) -> TopK:
@@ -42,15 +47,16 @@ def list_of(generator: torch.Generator, length: int, *, ties: bool) -> TopK:
     seed=st.integers(0, 10_000),
     ties=st.booleans(),
     odds=st.sampled_from([1.0, 8.0]),
+    demand=st.booleans(),
     lengths=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     num_events=st.integers(0, 12),
     k=st.integers(1, 60),
 )
 def test_one_query_is_merged_as_in_a_batch(
-    seed: int, ties: bool, odds: float, lengths: list[int], num_events: int, k: int
+    seed: int, ties: bool, odds: float, demand: bool, lengths: list[int], num_events: int, k: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    blend = learned(generator, odds=odds)
+    blend = learned(generator, odds=odds, demand=demand)
     counts = torch.randint(0, 8, (NUM_ROWS,), generator=generator)
     names = SOURCES[: len(lengths)][::-1]
     lists = {

@@ -1,0 +1,166 @@
+"""What a blend reads of items themselves: how much they are wanted, lately and ever."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences
+from recsys.data.top_k import TopK
+from recsys.fitting.blend import BlendConfig, SourceLists, fit_blend
+from recsys.retrieval.blend.demand import (
+    DAY,
+    DEMAND,
+    NEVER,
+    PARTS,
+    demand_before,
+    history_parts,
+    item_demand,
+)
+from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+
+NUM_ITEMS, NUM_QUERIES = 12, 400
+NOW = 1_700_000_000
+
+
+def test_the_features_of_known_events() -> None:
+    rows = np.array([1, 1, 2, 5, 0])
+    times = NOW - DAY * np.array([0, 30, 60, 10, 0])
+    demand = item_demand(rows, times, 4)
+    assert demand.shape == (4, len(DEMAND))
+    assert demand[0].tolist() == demand[3].tolist() == [0.0] * len(DEMAND)
+    thirty = DEMAND.index("events.30d")
+    assert float(demand[1, thirty]) == pytest.approx(math.log1p(1 + 0.5))
+    assert float(demand[2, thirty]) == pytest.approx(math.log1p(0.25))
+    assert float(demand[1, DEMAND.index("events")]) == pytest.approx(math.log1p(2))
+    assert float(demand[2, DEMAND.index("age")]) == pytest.approx(math.log1p(60))
+    last = [math.log1p(days) - math.log1p(NEVER) for days in (0, 60)]
+    assert demand[1:3, DEMAND.index("last")].tolist() == pytest.approx(last)
+
+
+def test_no_events_and_one_moment_are_no_error() -> None:
+    assert not item_demand(np.empty(0, np.int64), np.empty(0, np.int64), 3).any()
+    once = item_demand(np.array([1, 2, 2]), np.full(3, NOW), 3)
+    assert bool(once.isfinite().all())
+    assert float(once[2, 0]) > float(once[1, 0]) > 0
+
+
+def test_a_clock_that_jumped_ahead_keeps_numbers_finite_and_older_items_lower() -> None:
+    demand = item_demand(np.array([1, 2, 3]), NOW + DAY * np.array([0, 20_000, 19_999]), 4)
+    assert bool(demand.isfinite().all())
+    assert float(demand[1, 0]) == pytest.approx(0, abs=1e-6)
+    assert float(demand[2, 0]) > float(demand[3, 0])
+
+
+def test_only_events_before_the_ends_count() -> None:
+    sequences = Sequences(
+        item_rows=np.array([1, 2, 1, 3]),
+        offsets=np.array([0, 0, 2, 4]),
+        train_end=np.array([0, 1, 3]),
+        validation_end=np.array([0, 2, 4]),
+        times=np.array([NOW, NOW + DAY, NOW - DAY, NOW + 2 * DAY]),
+    )
+    train = demand_before(sequences, sequences.train_end, 5)
+    assert train is not None
+    torch.testing.assert_close(train, item_demand(np.array([1, 1]), np.array([NOW, NOW - DAY]), 5))
+    assert demand_before(replace(sequences, times=None), sequences.train_end, 5) is None
+
+
+def test_how_far_demand_counts_by_the_history() -> None:
+    parts = history_parts(torch.tensor([-1, 0, 9]))
+    assert parts.tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, pytest.approx(math.log(10))]]
+
+
+def world(*, by_demand: bool) -> SourceLists:
+    """One list of all items in an order of chance; items wanted lately are chosen, or any."""
+    generator = torch.Generator().manual_seed(3)
+    order = torch.stack(
+        [torch.randperm(NUM_ITEMS, generator=generator) + 1 for _ in range(NUM_QUERIES)]
+    )
+    scores = torch.linspace(1, 0, NUM_ITEMS).expand(NUM_QUERIES, -1).contiguous()
+    times = NOW - DAY * np.arange(NUM_ITEMS) * 20
+    demand = item_demand(np.arange(1, NUM_ITEMS + 1), times, NUM_ITEMS + 1)
+    odds = -0.7 * torch.arange(NUM_ITEMS) if by_demand else torch.zeros(NUM_ITEMS)
+    targets = 1 + torch.multinomial(odds.exp(), NUM_QUERIES, replacement=True, generator=generator)
+    return SourceLists(
+        {"shuffled": TopK(scores, order)},
+        Jagged.one_each(targets),
+        torch.arange(NUM_QUERIES) % 5,
+        torch.arange(NUM_QUERIES) % 2,
+        torch.ones(NUM_ITEMS + 1),
+        demand,
+    )
+
+
+def test_items_that_are_wanted_lately_rise_where_they_are_chosen() -> None:
+    examples = world(by_demand=True)
+    fitted = fit_blend(examples, BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
+    assert fitted.document["demand"]["read"] is True
+    assert fitted.document["demand"]["difference"] > 0.1
+    top = fitted.blend.merged(examples, 3).item_rows
+    assert bool((top[:, 0] <= 2).all())
+    off = replace(BlendConfig(), recent_demand=False)
+    plain = fit_blend(examples, off, {"shuffled": 1.0}, "ndcg@10")
+    assert plain.document["demand"] == {"read": False, "reason": "blend.recent_demand is false"}
+    assert plain.blend.served.demand is None
+
+
+def test_where_it_does_not_help_or_there_are_no_times_it_is_not_read() -> None:
+    found = fit_blend(world(by_demand=False), BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
+    assert found.document["demand"]["read"] is False
+    timeless = replace(world(by_demand=True), demand=None)
+    found = fit_blend(timeless, BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
+    assert found.document["demand"] == {"read": False, "reason": "events have no times"}
+
+
+def of_last_days() -> LearnedBlend:
+    """Weighs the events of the last week alone, by 2, and twice that without a history."""
+    weights = torch.zeros(PARTS, len(DEMAND))
+    weights[0, 0] = weights[1, 0] = 2.0
+    lists = torch.zeros(2, 2, 1, 4)
+    lists[..., 2] = 1.0
+    return LearnedBlend(LearnedBlendConfig(), ("shuffled",), lists, torch.ones(1), demand=weights)
+
+
+def test_new_events_change_the_list_without_a_fit() -> None:
+    lists = {"shuffled": TopK(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 2, 3]]))}
+    before = item_demand(np.array([1, 2, 3]), np.full(3, NOW), 4)
+    after = item_demand(np.array([1, 2, 3, 3, 3, 3]), np.full(6, NOW), 4)
+
+    def ranked(demand: torch.Tensor | None, length: int) -> tuple[list[int], list[float]]:
+        blend = of_last_days().with_demand(demand)
+        found = blend.blend(lists, 3, history_lengths=torch.tensor([length]))
+        return found.item_rows[0].tolist(), found.scores[0].tolist()
+
+    assert ranked(None, 5)[0] == ranked(before, 5)[0] == [1, 2, 3]
+    rows, scores = ranked(after, 5)
+    assert rows == [3, 1, 2]
+    plain = dict(zip(*ranked(None, 5), strict=True))
+    assert scores[0] == pytest.approx(plain[3] + 2 * math.log1p(4), rel=1e-5)
+    assert ranked(after, 0)[1][0] == pytest.approx(plain[3] + 4 * math.log1p(4), rel=1e-5)
+
+
+def test_items_appended_later_are_as_items_without_events() -> None:
+    lists = {"shuffled": TopK(torch.tensor([[2.0, 1.0]]), torch.tensor([[3, 9]]))}
+    blend = of_last_days().with_demand(torch.zeros(4, len(DEMAND)))
+    plain = of_last_days().blend(lists, 2)
+    assert blend.blend(lists, 2).scores.tolist() == plain.scores.tolist()
+
+
+def test_a_blend_that_reads_demand_is_saved_and_read(tmp_path: Path) -> None:
+    fitted = fit_blend(world(by_demand=True), BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
+    blend = fitted.blend.served
+    digest = blend.save(tmp_path / "a")
+    again = LearnedBlend.load(tmp_path / "a", sha256=digest)
+    assert again.demand is not None
+    assert again.odds is not None
+    assert blend.odds is not None
+    torch.testing.assert_close(again.odds, blend.odds, rtol=0, atol=0)
+    repeated = fit_blend(world(by_demand=True), BlendConfig(), {"shuffled": 1.0}, "ndcg@10")
+    assert repeated.blend.served.save(tmp_path / "b") == digest
