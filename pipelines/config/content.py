@@ -83,6 +83,9 @@ class EnrichItemsConfig(EnrichmentConfig):
     """Items a local model describes at once."""
     device: str = "auto"
     """Of a local model: ``auto`` takes a GPU where there is one."""
+    gate: bool = False
+    """Whether each attribute is measured first, and only those by which retrieval among the
+    training events gains are read; false reads topics, summary and queries unmeasured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

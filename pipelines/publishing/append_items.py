@@ -20,7 +20,7 @@ from pipelines.inputs.content_models import cache_dir, make_encoder, make_langua
 from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
-from recsys.content.attributes import PROMPT_VERSION, enriched_text
+from recsys.content.attributes import PROMPT_VERSION, TEXT_ATTRIBUTES, enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder
@@ -120,8 +120,9 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
     """
     assert bundle.manifest.content is not None
     made = bundle.manifest.content.enrichment
-    if made is None:
+    if made is None or made.kept == []:
         return texts
+    keep = TEXT_ATTRIBUTES if made.kept is None else made.kept
     before = f"the items of {directory} were described by {made.model} before they were encoded"
     config = validate(EnrichItemsConfig, made.settings, f"{directory}/manifest.json enrichment")
     try:
@@ -149,7 +150,7 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
             style="yellow",
         )
     return [
-        enriched_text(text, {name: value.value for name, value in (one or {}).items()})
+        enriched_text(text, {name: value.value for name, value in (one or {}).items()}, keep=keep)
         for text, one in zip(texts, result.attributes, strict=True)
     ]
 

@@ -5,7 +5,7 @@ Texts are cached by their hashes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -20,13 +20,15 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
 from pipelines.inputs.item_columns import column_values, fit_columns
-from pipelines.inputs.tensors import CONTENT_FILE
+from pipelines.inputs.tensors import CONTENT_FILE, released_order
 from pipelines.stages.enrich_items import load_enrichment
-from recsys.content.attributes import enriched_text
+from recsys.content.attribute_gate import K, choose_attributes, cut_queries
+from recsys.content.attributes import SCHEMA, TEXT_ATTRIBUTES, Value, enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached, in_turn
 from recsys.content.encoder import Encoder, HashEncoder, Vectors
 from recsys.content.joined_encoder import JoinedEncoder
+from recsys.data.dataset import Sequences
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
@@ -61,30 +63,66 @@ def encoder_here(config: ContentConfig) -> Encoder:
     return encoder
 
 
-def described_by(folder: Path) -> dict[str, str]:
-    """Name the language model and the prompt behind the attributes of items."""
+def described_by(folder: Path, keep: Sequence[str]) -> dict[str, object]:
+    """Name the language model and the prompt behind the attributes, and which are read."""
     summary = read_json(folder / "enrichment.json")
-    return {name: summary[name] for name in ("model", "prompt_version")}
+    made = {name: summary[name] for name in ("model", "prompt_version")}
+    return made if tuple(keep) == TEXT_ATTRIBUTES else {**made, "kept": list(keep)}
 
 
-def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> StageRows:
+def attributes_that_help(
+    context: StageContext,
+    texts: Sequence[str],
+    known: Sequence[Mapping[str, Value] | None],
+    encode: Callable[[list[str]], Vectors],
+) -> Sequence[str]:
+    """Measure every attribute, write ``attribute_gate.json`` and name those to read."""
+    features = context.inputs["build_features"]
+    sequences = Sequences.load(features / "sequences" / released_order(features))
+    histories = [
+        np.asarray(sequences.item_rows[start:end]) - 1
+        for start, end in zip(sequences.offsets, sequences.train_end, strict=False)
+    ]
+    longer = {
+        name: [enriched_text(*one, keep=(name,)) for one in zip(texts, known, strict=True)]
+        for name in SCHEMA["properties"]
+    }
+    queries = cut_queries(histories, context.config.seed)
+    decisions = choose_attributes(texts, longer, encode, queries)
+    document = [decision.document() for decision in decisions]
+    (context.output / "attribute_gate.json").write_text(to_json({"attributes": document}))
+    for one in decisions:
+        log.print(
+            f"  attribute {one.attribute}: {'kept' if one.kept else 'dropped'}, {one.reason} "
+            f"(NDCG@{K} {one.gain:+.4f}, {one.low:+.4f} to {one.high:+.4f}, "
+            f"{one.num_queries:,} queries)",
+            style="dim",
+        )
+    return [decision.attribute for decision in decisions if decision.kept]
+
+
+def embed_items(
+    context: StageContext,
+    columns: ColumnEncoder | None = None,
+    keep: Sequence[str] | None = None,
+) -> StageRows:
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
-    An item's text gains the topics, summary and queries that enrichment found for it; its columns
-    stand behind the text's vector.
+    An item's text gains the attributes that enrichment found for it, with ``enrichment.gate`` only
+    those by which retrieval gains; its columns stand behind the text's vector.
 
     Args:
         context: The run's.
         columns: How columns were encoded before; None looks at the catalogue.
+        keep: The attributes that were read before; None chooses.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
     known = load_enrichment(context.inputs["enrich_items"])
     encoder = make_encoder(config)
-    texts = [
-        enriched_text(text_of(item, config), known.get(item["item_row"]))
-        for item in items.iter_rows(named=True)
-    ]
+    rows = list(items.iter_rows(named=True))
+    values = [known.get(row["item_row"]) for row in rows]
+    texts = [text_of(row, config) for row in rows]
     vectors = np.zeros((len(texts) + 1, encoder.dim if encoder else 0), np.float32)
     if encoder is not None:
 
@@ -92,12 +130,18 @@ def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> 
             if context.show_progress and log.is_terminal:
                 log.print(f"  {done:,} of {total:,} texts", style="dim")
 
-        cache = cache_dir("embeddings")
-        if context.config.engine == "ray":
-            encoding = partial(encoded_on_ray, context.config)
-            vectors[1:] = encode_cached(texts, encoder, cache, progress=report, encoding=encoding)
-        else:
-            vectors[1:] = encode_cached(texts, encoder, cache, progress=report)
+        on_ray = context.config.engine == "ray"
+        encoding = partial(encoded_on_ray, context.config) if on_ray else in_turn
+
+        def encode(these: Sequence[str]) -> Vectors:
+            cache = cache_dir("embeddings")
+            return encode_cached(these, encoder, cache, progress=report, encoding=encoding)
+
+        if keep is None and known and context.config.enrichment.gate:
+            keep = attributes_that_help(context, texts, values, encode)
+        keep = TEXT_ATTRIBUTES if keep is None else keep
+        texts = [enriched_text(*one, keep=keep) for one in zip(texts, values, strict=True)]
+        vectors[1:] = encode(texts)
     columns = fit_columns(items, config) if columns is None else columns
     if columns.dim:
         encoded = columns.encode(column_values(items, columns), len(texts))
@@ -111,7 +155,11 @@ def embed_items(context: StageContext, columns: ColumnEncoder | None = None) -> 
         "columns": columns.document(),
         "num_texts": num_texts,
         "num_enriched": len(known),
-        "described_by": described_by(context.inputs["enrich_items"]) if known else None,
+        "described_by": described_by(
+            context.inputs["enrich_items"], TEXT_ATTRIBUTES if keep is None else keep
+        )
+        if known
+        else None,
     }
     (context.output / "content.json").write_text(to_json(summary))
     return StageRows(rows_in=len(texts), rows_out=num_texts)

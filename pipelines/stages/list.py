@@ -69,8 +69,8 @@ STAGES = [
         function=embed_items,
         description="Encode each item's text into a vector",
         reads=("build_features", "enrich_items"),
-        writes="content embeddings",
-        sections=("content",),
+        writes="content embeddings, and which attributes helped",
+        sections=("content", "enrichment.gate"),
         raw_files=encoder_files,
     ),
     Stage(

@@ -45,6 +45,7 @@ from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import baselines_of, sequence_settings
 from pipelines.training.run import save_model, training_run
+from recsys.content.attributes import TEXT_ATTRIBUTES
 from recsys.content.columns import ColumnEncoder
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
@@ -148,7 +149,9 @@ def embed_items(context: StageContext) -> StageRows:
     served = read_manifest(bundle_directory(bundles_dir(context.config), base.version))[0].content
     columns = [] if served is None else served.columns
     weight = context.config.content.column_weight
-    return embed_all_items(context, ColumnEncoder.of(columns, weight))
+    made = None if served is None else served.enrichment
+    keep = None if made is None else TEXT_ATTRIBUTES if made.kept is None else made.kept
+    return embed_all_items(context, ColumnEncoder.of(columns, weight), keep)
 
 
 def fit_baselines(context: StageContext) -> StageRows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recsys.content.prompt import Example, Prompt
@@ -87,6 +87,8 @@ EXAMPLES = (
 PROMPT_VERSION = (
     "1-" + hashlib.sha256(json.dumps([INSTRUCTIONS, SCHEMA, EXAMPLES]).encode()).hexdigest()[:8]
 )
+TEXT_ATTRIBUTES = ("topics", "summary", "queries")
+"""What an item's text gains where nothing was measured."""
 _ADDRESS = re.compile(r"https?:|www\.|\S@\S+\.\S", re.IGNORECASE)
 
 
@@ -176,18 +178,28 @@ def checked_text(name: str, value: object) -> str:
     return text
 
 
-def enriched_text(text: str, values: Mapping[str, Value] | None, *, first_chars: int = 500) -> str:
-    """Add topics, summary and queries to an item's text, for its embedding.
+def enriched_text(
+    text: str,
+    values: Mapping[str, Value] | None,
+    *,
+    keep: Sequence[str] = TEXT_ATTRIBUTES,
+    first_chars: int = 500,
+) -> str:
+    """Add attributes to an item's text, for its embedding.
 
     They stand behind the first characters of the text, since encoders do not read to the end of a
     long one.
+
+    Args:
+        keep: The attributes to add, in this order.
     """
-    if not values:
+    if not values or not keep:
         return text
     begin = text
     if len(text) > first_chars:
         cut = text[: first_chars + 1].rfind(" ")
         begin = text[: cut if cut > 0 else first_chars]
-    added = [", ".join(values["topics"]), str(values["summary"]), ", ".join(values["queries"])]
+    kept = [values[name] for name in keep]
+    added = [value if isinstance(value, str) else ", ".join(value) for value in kept]
     parts = [begin, *added, text[len(begin) :].strip()]
     return ". ".join(part.rstrip(".") for part in parts if part)

@@ -108,6 +108,8 @@ class EnrichmentSource(_Strict):
     model: str
     """Identity of the model that answered."""
     prompt_version: str
+    kept: list[str] | None = None
+    """The attributes that the text gained; None for those that it gains unmeasured."""
 
 
 class ContentSource(_Strict):

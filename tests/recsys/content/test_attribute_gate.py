@@ -1,0 +1,85 @@
+import numpy as np
+import pytest
+
+from recsys.content.attribute_gate import (
+    Decision,
+    Queries,
+    choose_attributes,
+    clustered_variance,
+    cut_queries,
+    discounted,
+)
+from recsys.content.attributes import TEXT_ATTRIBUTES, enriched_text
+from recsys.content.encoder import HashEncoder
+from tests.recsys.content.planted_attributes import planted_world
+
+
+def decisions(seed: int, num_users: int = 250) -> dict[str, Decision]:
+    texts, attributes, users = planted_world(seed, num_users=num_users)
+    longer = {
+        name: [" ".join((text, word)).strip() for text, word in zip(texts, words, strict=True)]
+        for name, words in attributes.items()
+    }
+    found = choose_attributes(texts, longer, HashEncoder().encode, cut_queries(users, seed))
+    return {decision.attribute: decision for decision in found}
+
+
+def test_a_true_attribute_is_kept_and_useless_and_absent_ones_are_not() -> None:
+    found = decisions(0)
+    assert {name: one.kept for name, one in found.items()} == {
+        "true": True,
+        "fifth wrong": True,
+        "random": False,
+        "the same for all": False,
+        "absent": False,
+    }
+    assert found["true"].gain > found["fifth wrong"].gain > 0
+    assert found["true"].low > 0
+    assert found["absent"].reason == "no item has it"
+    assert found["absent"].num_items == 0
+
+
+def test_the_same_data_give_the_same_decisions() -> None:
+    assert decisions(3) == decisions(3)
+
+
+def test_few_users_decide_nothing() -> None:
+    found = decisions(0, num_users=5)
+    assert not any(one.kept for one in found.values())
+    assert "at least 30 are needed" in found["true"].reason
+
+
+def test_no_query_decides_nothing() -> None:
+    queries = cut_queries([np.array([1]), np.array([], np.int64)], 0)
+    (found,) = choose_attributes(["a", "b"], {"x": ["a c", "b"]}, HashEncoder().encode, queries)
+    assert not found.kept
+    assert found.num_queries == 0
+
+
+def test_queries_are_last_items_by_those_before_without_repeats() -> None:
+    queries = cut_queries([np.array([4, 2, 4, 1])], 0)
+    assert queries.targets.tolist() == [2, 1]
+    assert [history.tolist() for history in queries.histories] == [[4], [2, 4]]
+
+
+def test_places_are_discounted_and_ties_count_against_the_target() -> None:
+    vectors = np.eye(3, dtype=np.float32)[[0, 0, 0, 1]]
+    one = np.array([0])
+    near = Queries(one, np.array([1]), [np.array([0])])
+    far = Queries(one, np.array([3]), [np.array([0])])
+    assert discounted(vectors, near).tolist() == pytest.approx([1 / np.log2(3)])
+    assert discounted(vectors, far).tolist() == pytest.approx([1 / np.log2(4)])
+
+
+def test_values_of_one_group_are_no_independent_evidence() -> None:
+    values = np.array([1.0, 1.0, 0.0, 0.0])
+    alone = clustered_variance(values, np.arange(4))
+    assert alone == pytest.approx(values.var(ddof=1) / 4)
+    assert clustered_variance(values, np.array([0, 0, 1, 1])) > alone
+
+
+def test_only_kept_attributes_stand_in_the_text() -> None:
+    values = {"topics": ("soap", "bath"), "style": "plain", "summary": "A bar", "queries": ("x",)}
+    assert enriched_text("rose", values, keep=("style",)) == "rose. plain"
+    assert enriched_text("rose", values, keep=()) == "rose"
+    assert enriched_text("rose", values, keep=TEXT_ATTRIBUTES) == "rose. soap, bath. A bar. x"
