@@ -83,12 +83,17 @@ def attributes_that_help(
         np.asarray(sequences.item_rows[start:end]) - 1
         for start, end in zip(sequences.offsets, sequences.train_end, strict=False)
     ]
-    longer = {
-        name: [enriched_text(*one, keep=(name,)) for one in zip(texts, known, strict=True)]
-        for name in SCHEMA["properties"]
-    }
-    queries = cut_queries(histories, context.config.seed)
-    decisions = choose_attributes(texts, longer, encode, queries)
+
+    def texts_with(name: str | None, rows: Sequence[int]) -> list[str]:
+        keep = () if name is None else (name,)
+        donors = (known[row] for row in rows)
+        return [enriched_text(*one, keep=keep) for one in zip(texts, donors, strict=True)]
+
+    seed = context.config.seed
+    queries = cut_queries(histories, seed)
+    decisions = choose_attributes(
+        list(SCHEMA["properties"]), texts_with, encode, queries, num_items=len(texts), seed=seed
+    )
     document = [decision.document() for decision in decisions]
     (context.output / "attribute_gate.json").write_text(to_json({"attributes": document}))
     for one in decisions:

@@ -5,6 +5,8 @@ looked for by the mean vector of the items before it, as content similarity does
 training has seen. An attribute's gain is NDCG@k with it behind the items' text minus NDCG@k
 without, query by query.
 
+An attribute must gain over the text alone and over the same words exchanged among items.
+
 A text is shared by all queries of its item, so queries of an item, like those of a user, are not
 independent: the interval's variance is that over users plus that over items (an upper bound of the
 two-way clustered one of Cameron, Gelbach and Miller 2011). Its level is divided by the number of
@@ -15,7 +17,7 @@ Axes: N items, D width, Q queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -127,6 +129,8 @@ def decide(
         tests: Attributes that are measured in all.
     """
     num = len(differences)
+    if num == 0:
+        return Decision(attribute, False, 0.0, 0.0, 0.0, 0, num_items, "no event to measure by")
     groups = min(len(np.unique(queries.users)), len(np.unique(queries.targets)))
     if num_items == 0:
         return Decision(attribute, False, 0.0, 0.0, 0.0, num, 0, "no item has it")
@@ -143,25 +147,38 @@ def decide(
 
 
 def choose_attributes(
-    texts: Sequence[str],
-    with_attribute: Mapping[str, Sequence[str]],
+    names: Sequence[str],
+    texts_with: Callable[[str | None, Sequence[int]], list[str]],
     encode: Callable[[list[str]], Vectors],
     queries: Queries,
+    *,
+    num_items: int,
+    seed: int,
 ) -> list[Decision]:
     """Measure each attribute by itself, in the order given.
 
     Args:
-        texts: Of all N items, without attributes.
-        with_attribute: The same with one attribute behind each item's text, as far as it has it.
+        texts_with: Gives N texts with one attribute, or None of them, behind each, as the item of
+            the row given for it has it.
         encode: Turns texts into unit vectors, [n, D].
         queries: What is looked for among these items.
+        seed: Exchanges values among items.
     """
-    if not len(queries.targets):
-        return [decide(name, np.zeros(0), queries, 1, 1) for name in with_attribute]
-    base = discounted(encode(list(texts)), queries)
+    own = list(range(num_items))
+    drawn = np.random.default_rng(seed).permutation(num_items).tolist()
+    plain = texts_with(None, own)
+    base = discounted(encode(plain), queries)
     decisions = []
-    for name, longer in with_attribute.items():
-        num_items = sum(one != other for one, other in zip(texts, longer, strict=True))
-        gained = discounted(encode(list(longer)), queries) - base if num_items else base * 0
-        decisions.append(decide(name, gained, queries, num_items, len(with_attribute)))
+    for name in names:
+        texts = texts_with(name, own)
+        num = sum(one != other for one, other in zip(plain, texts, strict=True))
+        gained = discounted(encode(texts), queries) if num else base
+        found = decide(name, gained - base, queries, num, len(names))
+        if found.kept:
+            # More words alone move cosines; a value must also beat another item's.
+            exchanged = discounted(encode(texts_with(name, drawn)), queries)
+            if not decide(name, gained - exchanged, queries, num, len(names)).kept:
+                reason = "other items' values gain as much"
+                found = found._replace(kept=False, reason=reason)
+        decisions.append(found)
     return decisions

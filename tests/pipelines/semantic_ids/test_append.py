@@ -118,7 +118,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     bundles: Path, store: SemanticIdStore
 ) -> None:
     """Items x and y were published by a challenger that is not served."""
-    bundle = load_bundle(bundles / "current")
+    bundle = load_bundle(bundles / "current", publish_it=True)
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, 4, bundles=bundles)
@@ -139,7 +139,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
 
 
 def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) -> None:
-    bundle = load_bundle(bundles / "current")
+    bundle = load_bundle(bundles / "current", publish_it=True)
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, bundles=bundles)
@@ -154,7 +154,7 @@ def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) ->
 
 def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: SemanticIdStore) -> None:
     """Killed after the store, before the delta."""
-    bundle = load_bundle(bundles / "current")
+    bundle = load_bundle(bundles / "current", publish_it=True)
     content = vectors(3, 4, bundles=bundles)
     first = published_ids(bundle, bundles, ["a", "b"], content)
     version = SemanticIdStore(bundles / "semantic_ids").current()
@@ -170,7 +170,7 @@ def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: Semantic
 def test_store_of_another_bundle_is_left_alone(
     bundles: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = load_bundle(bundles / "current")
+    bundle = load_bundle(bundles / "current", publish_it=True)
     own = bundle.semantic_ids
     assert own is not None
     store = SemanticIdStore(bundles / "semantic_ids")
@@ -189,7 +189,7 @@ def test_store_of_another_bundle_is_left_alone(
 
 
 def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdStore) -> None:
-    bundle = load_bundle(bundles / "current")
+    bundle = load_bundle(bundles / "current", publish_it=True)
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, 4, bundles=bundles)
@@ -202,7 +202,7 @@ def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdSto
 
 
 def test_no_free_id_is_an_error_that_leaves_nothing(bundles: Path) -> None:
-    bundle = load_bundle(bundles / "current")
+    bundle = load_bundle(bundles / "current", publish_it=True)
     assert bundle.semantic_ids is not None
     many = [3] * 100
     with pytest.raises(ValueError, match="125"):
@@ -233,13 +233,13 @@ def test_bundle_published_meanwhile_is_not_replaced(
     assert (bundles / "current").readlink().name == "bundle-v2"
 
 
-def described_by(base_url: str, **changes: str) -> EnrichmentSource:
+def described_by(base_url: str, **changes: str | list[str]) -> EnrichmentSource:
     """An endpoint that described the bundle's items."""
     endpoint = {"base_url": base_url, "model": "tiny", "max_retries": 0}
     settings = {"model": "endpoint", "token_budget": 1_000_000, "endpoint": endpoint}
     name = f"tiny@{base_url.removeprefix('http://')}"
     known = {"model": name, "prompt_version": PROMPT_VERSION, **changes}
-    return EnrichmentSource(settings=settings, **known)
+    return EnrichmentSource.model_validate({"settings": settings, **known})
 
 
 def answer(request: Request) -> Reply:
@@ -264,6 +264,21 @@ def test_items_are_described_like_the_bundles_before_they_are_encoded(
     assert "1 of 2 items are not described" in " ".join(capsys.readouterr().err.split())
     # A delta says it too, so that the next one is made alike.
     assert load_bundle(directory).manifest.content.enrichment is not None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("kept", "text"), [(["audience", "style"], "red shoe. all. plain"), ([], "red shoe")]
+)
+def test_new_items_gain_the_attributes_that_the_bundles_kept(
+    bundles: Path, tmp_path: Path, kept: list[str], text: str
+) -> None:
+    with openai_server(chat=answer) as server:
+        release(tmp_path, "v2", described_by(server.base_url, kept=kept))
+        directory, _ = append(
+            write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
+        )
+    found = load_bundle(directory).items.content[41:]
+    np.testing.assert_allclose(found, HashEncoder().encode([text]), atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
+
+from recsys.content.attribute_gate import Decision, Queries, choose_attributes
+from recsys.content.encoder import Vectors
 
 NUM_ITEMS, NUM_KINDS, HISTORY = 400, 20, 8
 
@@ -37,3 +42,23 @@ def planted_world(
         weights = np.where(liked, 8.0, 1.0)
         users.append(generator.choice(NUM_ITEMS, HISTORY, replace=False, p=weights / weights.sum()))
     return texts, attributes, users
+
+
+def decisions(
+    texts: Sequence[str],
+    attributes: Mapping[str, Sequence[str]],
+    queries: Queries,
+    encode: Callable[[list[str]], Vectors],
+    seed: int = 0,
+) -> list[Decision]:
+    def texts_with(name: str | None, rows: Sequence[int]) -> list[str]:
+        if name is None:
+            return list(texts)
+        words = (attributes[name][row] for row in rows)
+        return [
+            f"{text}. {word}" if word else text for text, word in zip(texts, words, strict=True)
+        ]
+
+    return choose_attributes(
+        list(attributes), texts_with, encode, queries, num_items=len(texts), seed=seed
+    )

@@ -4,28 +4,23 @@ import pytest
 from recsys.content.attribute_gate import (
     Decision,
     Queries,
-    choose_attributes,
     clustered_variance,
     cut_queries,
     discounted,
 )
 from recsys.content.attributes import TEXT_ATTRIBUTES, enriched_text
 from recsys.content.encoder import HashEncoder
-from tests.recsys.content.planted_attributes import planted_world
+from tests.recsys.content.planted_attributes import decisions, planted_world
 
 
-def decisions(seed: int, num_users: int = 250) -> dict[str, Decision]:
+def found_in(seed: int, num_users: int = 250) -> dict[str, Decision]:
     texts, attributes, users = planted_world(seed, num_users=num_users)
-    longer = {
-        name: [" ".join((text, word)).strip() for text, word in zip(texts, words, strict=True)]
-        for name, words in attributes.items()
-    }
-    found = choose_attributes(texts, longer, HashEncoder().encode, cut_queries(users, seed))
+    found = decisions(texts, attributes, cut_queries(users, seed), HashEncoder().encode)
     return {decision.attribute: decision for decision in found}
 
 
 def test_a_true_attribute_is_kept_and_useless_and_absent_ones_are_not() -> None:
-    found = decisions(0)
+    found = found_in(0)
     assert {name: one.kept for name, one in found.items()} == {
         "true": True,
         "fifth wrong": True,
@@ -40,18 +35,28 @@ def test_a_true_attribute_is_kept_and_useless_and_absent_ones_are_not() -> None:
 
 
 def test_the_same_data_give_the_same_decisions() -> None:
-    assert decisions(3) == decisions(3)
+    assert found_in(3) == found_in(3)
+
+
+def test_words_that_gain_for_any_item_tell_nothing_of_theirs() -> None:
+    """One word for all gains in this world, since it moves cosines."""
+    texts, attributes, users = planted_world(0)
+    same = {"the same for all": attributes["the same for all"]}
+    (found,) = decisions(texts, same, cut_queries(users, 0), HashEncoder().encode)
+    assert found.low > 0
+    assert not found.kept
+    assert found.reason == "other items' values gain as much"
 
 
 def test_few_users_decide_nothing() -> None:
-    found = decisions(0, num_users=5)
+    found = found_in(0, num_users=5)
     assert not any(one.kept for one in found.values())
     assert "at least 30 are needed" in found["true"].reason
 
 
 def test_no_query_decides_nothing() -> None:
     queries = cut_queries([np.array([1]), np.array([], np.int64)], 0)
-    (found,) = choose_attributes(["a", "b"], {"x": ["a c", "b"]}, HashEncoder().encode, queries)
+    (found,) = decisions(["a", "b"], {"x": ["c", ""]}, queries, HashEncoder().encode)
     assert not found.kept
     assert found.num_queries == 0
 
