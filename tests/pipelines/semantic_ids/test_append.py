@@ -118,7 +118,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     bundles: Path, store: SemanticIdStore
 ) -> None:
     """Items x and y were published by a challenger that is not served."""
-    bundle = load_bundle(bundles / "current", publish_it=True)
+    bundle = load_bundle(bundles / "current")
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, 4, bundles=bundles)
@@ -139,7 +139,7 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
 
 
 def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) -> None:
-    bundle = load_bundle(bundles / "current", publish_it=True)
+    bundle = load_bundle(bundles / "current")
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, bundles=bundles)
@@ -154,7 +154,7 @@ def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) ->
 
 def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: SemanticIdStore) -> None:
     """Killed after the store, before the delta."""
-    bundle = load_bundle(bundles / "current", publish_it=True)
+    bundle = load_bundle(bundles / "current")
     content = vectors(3, 4, bundles=bundles)
     first = published_ids(bundle, bundles, ["a", "b"], content)
     version = SemanticIdStore(bundles / "semantic_ids").current()
@@ -170,7 +170,7 @@ def test_a_killed_append_gives_the_same_ids_again(bundles: Path, store: Semantic
 def test_store_of_another_bundle_is_left_alone(
     bundles: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = load_bundle(bundles / "current", publish_it=True)
+    bundle = load_bundle(bundles / "current")
     own = bundle.semantic_ids
     assert own is not None
     store = SemanticIdStore(bundles / "semantic_ids")
@@ -189,7 +189,7 @@ def test_store_of_another_bundle_is_left_alone(
 
 
 def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdStore) -> None:
-    bundle = load_bundle(bundles / "current", publish_it=True)
+    bundle = load_bundle(bundles / "current")
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, 4, bundles=bundles)
@@ -202,7 +202,7 @@ def test_ids_published_meanwhile_are_refused(bundles: Path, store: SemanticIdSto
 
 
 def test_no_free_id_is_an_error_that_leaves_nothing(bundles: Path) -> None:
-    bundle = load_bundle(bundles / "current", publish_it=True)
+    bundle = load_bundle(bundles / "current")
     assert bundle.semantic_ids is not None
     many = [3] * 100
     with pytest.raises(ValueError, match="125"):
