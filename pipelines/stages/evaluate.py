@@ -76,10 +76,19 @@ class Blending(NamedTuple):
         seed: int,
         ranker: LoadedRanker | None = None,
     ) -> Blending:
-        """Prepare a split; on validation each half is measured by the weights of the other."""
-        counts = inputs.item_counts("train")
+        """Prepare a split; on validation each half is measured by the weights of the other.
+
+        Weights may be of an earlier run, which an increment continues: what they know of items'
+        demand is as of this one's events.
+        """
+        counts, demand = inputs.item_counts("train"), inputs.demand("train")
         halves = fold_of_users(inputs.sequences.num_user_rows, seed)
-        return cls(profiles, counts, halves if split == "validation" else None, ranker)
+        return cls(
+            {profile: blend.with_demand(demand) for profile, blend in profiles.items()},
+            counts,
+            halves if split == "validation" else None,
+            None if ranker is None else ranker.with_demand(demand),
+        )
 
     def merged(self, queries: JaggedBatch, lists: dict[str, TopK]) -> dict[str, TopK]:
         """Make each list that could be served, by row of the metrics."""

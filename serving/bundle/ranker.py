@@ -80,6 +80,11 @@ class LoadedRanker:
         model = Ranker.load(directory, catalogue, backend="torch")
         return cls(model=in_one_tile(model, builder.num_candidates), builder=builder)
 
+    def with_demand(self, demand: Tensor | None) -> LoadedRanker:
+        """Merge candidates by the demand of items as of another moment, [N, D]."""
+        blend = self.builder.blend.with_demand(demand)
+        return replace(self, builder=replace(self.builder, blend=blend))
+
     def reranked(
         self, lists: Mapping[str, TopK], queries: JaggedBatch, item_counts: Tensor
     ) -> TopK:
@@ -140,7 +145,6 @@ def load_ranker(
         )
     with reading(path):
         builder = CandidateBuilder.load(path, items)
-    builder = replace(builder, blend=builder.blend.with_demand(demand))
     sources = builder.blend.sources
     if set(sources) != set(blends[PROFILE].sources):
         raise ValueError(
@@ -158,7 +162,8 @@ def load_ranker(
         encode_items(model)
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
-    return LoadedRanker(model=model, builder=builder, version=digest[:12])
+    ranker = LoadedRanker(model=model, builder=builder, version=digest[:12])
+    return ranker.with_demand(demand)
 
 
 class CandidateRanker:
