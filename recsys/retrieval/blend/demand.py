@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.dataset import Rows, Sequences
@@ -23,6 +24,8 @@ from recsys.retrieval.blend.choice_model import Choices, Fitted, fit_weights
 DAY = 86_400
 HALF_LIVES = (7.0, 30.0, 90.0, 365.0)
 """Days."""
+EVENTS_AT_ONCE = 1 << 20
+"""Events that are counted together, so that memory stays flat."""
 NEVER = 3_000.0
 """Days since the last event of an item without one."""
 DEMAND = (*(f"events.{days:g}d" for days in HALF_LIVES), "events", "age", "last")
@@ -47,22 +50,27 @@ def item_demand(item_rows: Rows, times: Rows, num_item_rows: int) -> Tensor:
         times: Unix seconds, [E].
         num_item_rows: N; events of items beyond are left out.
     """
-    demand = torch.zeros(num_item_rows, len(DEMAND))
-    inside = (item_rows > 0) & (item_rows < num_item_rows)
-    if not inside.any():
-        return demand
-    item_rows, times = item_rows[inside], times[inside]
-    now = int(times.max())
-    ages = (now - times) / DAY
-    weights = [np.exp2(-ages / days) for days in HALF_LIVES]
-    weights.append(np.ones(len(ages)))
-    columns = [np.bincount(item_rows, weight, minlength=num_item_rows) for weight in weights]
-    first, last = np.zeros(num_item_rows), np.full(num_item_rows, NEVER)
-    np.maximum.at(first, item_rows, ages)
-    np.minimum.at(last, item_rows, ages)
-    demand = torch.from_numpy(np.log1p(np.stack([*columns, first, last], 1)))
+    columns = np.zeros((len(DEMAND), num_item_rows))
+    columns[-1] = NEVER
+    now = int(times.max()) if len(times) else 0
+    for begin in range(0, len(times), EVENTS_AT_ONCE):
+        block = slice(begin, begin + EVENTS_AT_ONCE)
+        _count(columns, item_rows[block], (now - times[block]) / DAY)
+    demand = torch.from_numpy(np.log1p(columns).T.copy())
     demand[:, -1] -= np.log1p(NEVER)
     return demand.float()
+
+
+def _count(columns: NDArray[np.float64], item_rows: Rows, ages: NDArray[np.float64]) -> None:
+    """Add events of some ages in days to columns [D, N]."""
+    num_item_rows = columns.shape[1]
+    inside = (item_rows > 0) & (item_rows < num_item_rows)
+    item_rows, ages = item_rows[inside], ages[inside]
+    for column, days in zip(columns, HALF_LIVES, strict=False):
+        column += np.bincount(item_rows, np.exp2(-ages / days), minlength=num_item_rows)
+    columns[-3] += np.bincount(item_rows, minlength=num_item_rows)
+    np.maximum.at(columns[-2], item_rows, ages)
+    np.minimum.at(columns[-1], item_rows, ages)
 
 
 def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tensor | None:
