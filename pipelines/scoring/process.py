@@ -58,6 +58,8 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
     loaded = time.perf_counter()
     send_message(driver, {"lists_in_all": len(keys), "bundle": job.bundle})
     parts, cpu_seconds = make_parts(request, Task(recommender, job, keys, out), driver)
+    # What a node that died had begun, and another made anew.
+    sweep(out)
     described = summed(job, [parts[number] for number in range(job.num_parts)])
     failed_share = described["num_failed"] / job.num_keys
     described["complete"] = failed_share <= request.max_failed_share

@@ -362,7 +362,14 @@ def test_any_item_id_in_the_path_is_never_5xx(client, item_id):
 def test_server_of_profile_full_answers_as_python_does(tmp_path):
     write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True))
     publish(tmp_path, "v1")
-    full = Settings(bundles=tmp_path, profile="full", beam_timeout_ms=60_000, log_requests=False)
+    # Reasons name what the user did, as in Python.
+    full = Settings(
+        bundles=tmp_path,
+        profile="full",
+        beam_timeout_ms=60_000,
+        log_requests=False,
+        expose_users=True,
+    )
     requested = {"user_id": "user-1", "k": 3, "explain": True}
     with TestClient(create_app(full)) as client:
         assert client.get("/readyz").json()["profile"] == "full"

@@ -172,6 +172,13 @@ def test_a_filter_holds_and_a_wrong_one_is_explained(open_page, controlled):
     assert page.get_attribute("#where", "aria-invalid") == "false"
 
 
+SHARED = """(() => {
+    const ids = list => [...document.querySelectorAll(list)].map(row => row.dataset.id);
+    const others = ids("#other-list .item");
+    return `${ids("#list .item").filter(id => others.includes(id)).length} items in both lists`;
+})()"""
+
+
 def test_two_lists_stand_side_by_side_and_show_what_only_one_has(open_page, controlled):
     page = open_page("/#user=user-4", server=controlled, width=1680)
     assert page.inner_text("#strength") == "as set"
@@ -186,6 +193,9 @@ def test_two_lists_stand_side_by_side_and_show_what_only_one_has(open_page, cont
             page.keyboard.press("ArrowRight")
     until(page, "document.querySelector('#other-strength').textContent === '1.0'")
     until(page, "document.querySelector('#shared').textContent !== '10 items in both lists'")
+    # Each press asks for a list; the last one's is the one that stays.
+    page.wait_for_load_state("networkidle")
+    until(page, f"document.querySelector('#shared').textContent === {SHARED}")
     ids = "rows => rows.map(row => row.dataset.id)"
     others = page.eval_on_selector_all("#other-list .item", ids)
     both = set(others) & set(listed(page))
