@@ -45,6 +45,7 @@ from recsys.training.code_distillation import TeachingConfig
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
 
 METRICS = ("ndcg@10", "recall@10")
+KINDS = ("untaught", "taught")
 FEW_EVENTS = 5
 """Training events of a target up to which an item is called new."""
 JUDGES = 2000
@@ -188,9 +189,8 @@ def measure(options: Any) -> None:
         ground = Ground(experiment, options.models)
         found = {"blend": ground.blended({})}
         say(f"blend {found['blend']}")
-        for taught in (False, True):
-            name = "taught" if taught else "untaught"
-            found[name] = {}
+        for name in options.kinds:
+            found[name], taught = {}, name == "taught"
             for method, one in piece(ground, options.methods, taught=taught, epochs=options.epochs):
                 found[name][method] = one
                 document = {"set": prepared.name, "seed": seed, "note": options.note}
@@ -211,7 +211,7 @@ def gains_of(pieces: list[dict[str, Any]], kind: str, method: str, part: str) ->
 
 def rows_of(pieces: list[dict[str, Any]]) -> Iterator[Row]:
     """Average the seeds of one data set."""
-    for kind in ("untaught", "taught"):
+    for kind in KINDS:
         for method in ("before", *METHODS):
             of_method = [one[kind][method] for one in pieces if method in one.get(kind, {})]
             if not of_method:
@@ -233,38 +233,38 @@ def rows_of(pieces: list[dict[str, Any]]) -> Iterator[Row]:
                 )
 
 
-def write_page(folder: Path) -> None:
+def write_page(folder: Path, name: str) -> None:
     """Write the page of all pieces."""
     pieces = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     sets = sorted({one["set"] for one in pieces})
-    rows = [row for name in sets for row in rows_of([one for one in pieces if one["set"] == name])]
-    notes = []
-    for name in sets:
-        some = [one for one in pieces if one["set"] == name]
+    rows, notes = [], []
+    for data in sets:
+        some = [one for one in pieces if one["set"] == data]
+        rows += rows_of(some)
         base = ", ".join(f"{one['blend']['all']['ndcg@10']:.4f}" for one in some)
         new = some[0]["blend"]["new items"]
         kept = {
             f"{kind} {method}": [one[kind][method]["steps kept"] for one in some]
-            for kind in ("untaught", "taught")
+            for kind in KINDS
             for method in METHODS
             if all(method in one.get(kind, {}) for one in some)
         }
         steps = "; ".join(f"{method} {steps}" for method, steps in kept.items())
         single = "; ".join(
             f"{kind} {method} " + ", ".join(f"{gain:+.1%}" for gain in gains)
-            for kind in ("untaught", "taught")
+            for kind in KINDS
             for method in ("before", *METHODS)
             if (gains := gains_of(some, kind, method, "all"))
         )
         notes.append(
-            f"{name}: {some[0]['device']}, seeds {[one['seed'] for one in some]}; the blend "
+            f"{data}: {some[0]['device']}, seeds {[one['seed'] for one in some]}; the blend "
             f"without a generative model has N@10 {base}, of new items (up to {FEW_EVENTS} "
             f"training events, {new['queries']} queries) {new['ndcg@10']:.4f}. Steps of the "
             f"second phase that validation kept: {steps}. The blend's gain with single seeds: "
             f"{single}. {some[0]['note']}".rstrip()
         )
     devices = "; ".join(sorted({one["device"] for one in pieces}))
-    write_results("alignment", rows, notes="\n\n".join(notes), device=devices)
+    write_results(name, rows, notes="\n\n".join(notes), device=devices)
 
 
 def main() -> None:
@@ -274,13 +274,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0])
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--epochs", type=float, help="of the first phase; the recipe's without")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--note", default="", help="for the page, such as other settings")
+    parser.add_argument("--page", default="alignment", help="name of the page")
     parser.add_argument("--write", action="store_true", help="write the page of the pieces")
     options = parser.parse_args()
     if options.write:
-        write_page(options.out)
+        write_page(options.out, options.page)
     else:
         measure(options)
 
