@@ -137,17 +137,17 @@ def rows_of(lines: list[dict[str, Any]]) -> list[Row]:
             off, on = (sum(one[way] for one in steps) / len(steps) for way in ("off", "on"))
             error = sum(one["se"] ** 2 for one in steps) ** 0.5 / len(steps)
             up = sum(one["diff"] > 0 for one in steps)
-            about = f"replay, {len(steps)} steps, NDCG@10 (+-{error:.4f} of the difference, "
-            about += f"upwards on {up})"
-            rows.append(compared(f"{data}: {about}", off, on))
+            about = f"replay, upwards on {up} of {len(steps)} steps, difference +-{error:.4f}"
+            rows.append(compared(f"{data}, {about}: ndcg@10", off, on))
         seeds = [one for one in lines if one["data"] == data and one["part"] == "moment"]
         for name in METRICS if seeds else ():
             off, on, alone = (
                 sum(one[way][name] for one in seeds) / len(seeds)
                 for way in ("off", "on", "sequence")
             )
-            about = f"after a moment, one refit, {len(seeds)} seeds, {name} (sequence model alone "
-            rows.append(compared(f"{data}: {about}{alone:.4f})", off, on))
+            case = f"{data}, after a moment, one refit, {len(seeds)} seeds"
+            rows.append(compared(f"{case}: {name}", off, on))
+            rows.append(Row(f"{case}: {name} of the sequence model", round(alone, 4)))
     return rows
 
 
@@ -155,10 +155,19 @@ def compared(name: str, off: float, on: float) -> Row:
     return Row(name=name, value=round(on, 4), peer=f"without {off:.4f}", ratio=on / off)
 
 
+def case_of(row: Row) -> list[str]:
+    """Data set and part of a row, whatever was measured of it."""
+    return row.name.split(",")[:2]
+
+
 def write(options: argparse.Namespace) -> None:
     texts = [(folder / "lines.jsonl").read_text() for folder in options.folders]
     lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    write_results("recent_demand", rows_of(lines), notes=options.notes, device=options.device)
+    rows = rows_of(lines)
+    if options.kept:
+        earlier = [Row(**row) for row in json.loads(options.kept.read_text())["rows"]]
+        rows = [one for one in earlier if case_of(one) not in [case_of(row) for row in rows]] + rows
+    write_results("recent_demand", rows, notes=options.notes, device=options.device)
 
 
 def main() -> None:
@@ -175,6 +184,7 @@ def main() -> None:
     result = parts.add_parser("write")
     result.add_argument("folders", type=Path, nargs="+")
     result.add_argument("--device")
+    result.add_argument("--kept", type=Path, help="page in JSON whose other cases stay")
     result.add_argument("--notes", default="")
     options = parser.parse_args()
     {"replay": replayed, "moment": judged_after_a_moment, "write": write}[options.part](options)

@@ -171,6 +171,11 @@ def measured_source(ground: Ground, model: Any, codes: Any, begin: float) -> dic
     return {"seconds": seconds, "alone": ground.measured(lists), "blend": blend}
 
 
+def computing(device: torch.device) -> str:
+    """Name what the models are computed on."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device_name()
+
+
 def say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
@@ -194,7 +199,7 @@ def measure(options: Any) -> None:
             for method, one in piece(ground, options.methods, taught=taught, epochs=options.epochs):
                 found[name][method] = one
                 document = {"set": prepared.name, "seed": seed, "note": options.note}
-                document |= {"device": device_name(), **found}
+                document |= {"device": computing(experiment.device), **found}
                 options.out.mkdir(parents=True, exist_ok=True)
                 path = options.out / f"{prepared.name}-{seed}.json"
                 path.write_text(json.dumps(document) + "\n")
