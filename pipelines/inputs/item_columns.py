@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -11,8 +12,10 @@ from pipelines.config.content import ContentConfig
 from recsys.content.columns import ColumnEncoder, EncodedColumn
 
 
-def fit_columns(items: pl.DataFrame, config: ContentConfig) -> ColumnEncoder:
-    """Look at the catalogue's columns that ``content.columns`` names.
+def fit_columns(
+    items: pl.DataFrame, config: ContentConfig, images: Mapping[str, Sequence[Any]]
+) -> ColumnEncoder:
+    """Look at the catalogue's columns that ``content.columns`` names, and at images' vectors.
 
     Raises:
         ValueError: If a column is not there or cannot be encoded.
@@ -26,6 +29,7 @@ def fit_columns(items: pl.DataFrame, config: ContentConfig) -> ColumnEncoder:
                 f"{', '.join(free) or 'none'}"
             )
         fitted.append(EncodedColumn.fit(name, kind_of_column(items[name]), items[name].to_list()))
+    fitted += [EncodedColumn.fit(name, "vector", vectors) for name, vectors in images.items()]
     return ColumnEncoder(tuple(fitted), config.column_weight)
 
 

@@ -27,6 +27,8 @@ FILE_KEYS = {"data": ("events", "partitions", "online_events", "items", "users",
 ONLINE_EVENTS = "online_events"
 """In a workspace: the events of a store."""
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
+IMAGE_KEYS = ("folder", "encoder")
+"""Of ``[content.images]``."""
 
 
 def preset_named(name: object, source: str) -> RunConfig:
@@ -57,6 +59,14 @@ def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
         if isinstance(value, str) and "/" in value:
             place = (folder / Path(value).expanduser()).absolute()
             moved[section] = {**moved[section], key: str(place)}
+    images = moved["content"].get("images") if isinstance(moved.get("content"), dict) else None
+    if isinstance(images, dict):
+        at = {
+            key: str((folder / Path(value).expanduser()).absolute())
+            for key, value in images.items()
+            if key in IMAGE_KEYS and isinstance(value, str)
+        }
+        moved["content"] = {**moved["content"], "images": images | at}
     return moved
 
 

@@ -17,6 +17,7 @@ from pipelines.config.toml import validate
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
+from pipelines.inputs.item_images import check_images, image_vectors
 from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
@@ -162,6 +163,9 @@ def content_of(
     assert bundle.manifest.content is not None
     columns = ColumnEncoder.of(bundle.manifest.content.columns, config.column_weight)
     table = {one.name: [row.get(one.name) for row in rows] for one in columns.columns}
+    if config.images is not None:
+        check_images(config, bundle.manifest.content.images, directory)
+        table[config.images.column] = image_vectors(config.images, table[config.images.column])
     of_columns = columns.encode(table, len(rows))
     encoder = make_encoder(config)
     if encoder is None:

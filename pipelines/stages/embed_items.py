@@ -20,6 +20,7 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
 from pipelines.inputs.item_columns import column_values, fit_columns
+from pipelines.inputs.item_images import image_columns, image_files, images_name
 from pipelines.inputs.tensors import CONTENT_FILE, released_order
 from pipelines.stages.enrich_items import load_enrichment
 from recsys.content.attribute_gate import K, choose_attributes, cut_queries
@@ -33,7 +34,7 @@ from recsys.data.dataset import Sequences
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
     """Name the files of an encoder that is given by path."""
-    return encoder_files(config.content)
+    return {**encoder_files(config.content), **image_files(config.content)}
 
 
 def encoded_on_ray(
@@ -147,9 +148,10 @@ def embed_items(
         keep = TEXT_ATTRIBUTES if keep is None else keep
         texts = [enriched_text(*one, keep=keep) for one in zip(texts, values, strict=True)]
         vectors[1:] = encode(texts)
-    columns = fit_columns(items, config) if columns is None else columns
+    images = image_columns(config, items)
+    columns = fit_columns(items, config, images) if columns is None else columns
     if columns.dim:
-        encoded = columns.encode(column_values(items, columns), len(texts))
+        encoded = columns.encode({**column_values(items, columns), **images}, len(texts))
         vectors = np.hstack([vectors, np.pad(encoded, ((1, 0), (0, 0)))])
     np.save(context.output / CONTENT_FILE, vectors)
     num_texts = sum(bool(text) for text in texts)
@@ -158,6 +160,7 @@ def embed_items(
         "dim": vectors.shape[1],
         "num_items": len(texts),
         "columns": columns.document(),
+        "images": images_name(config),
         "num_texts": num_texts,
         "num_enriched": len(known),
         "described_by": described_by(

@@ -154,6 +154,7 @@ def content_source(context: StageContext) -> ContentSource:
         settings=plain(config.content),
         name=made["encoder"],
         columns=made["columns"],
+        images=made["images"],
         enrichment=enrichment,
     )
 

@@ -27,6 +27,7 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.item_images import check_images
 from pipelines.inputs.tensors import read_inputs
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import begin_of
@@ -148,6 +149,7 @@ def embed_items(context: StageContext) -> StageRows:
     base = base_of(context)[1]
     served = read_manifest(bundle_directory(bundles_dir(context.config), base.version))[0].content
     columns = [] if served is None else served.columns
+    check_images(context.config.content, "" if served is None else served.images, base.version)
     weight = context.config.content.column_weight
     made = None if served is None else served.enrichment
     keep = None if made is None else TEXT_ATTRIBUTES if made.kept is None else made.kept

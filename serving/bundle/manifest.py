@@ -123,6 +123,8 @@ class ContentSource(_Strict):
     """Identity of the vectors: the encoder that appends items must give the same."""
     columns: list[dict[str, Any]] = []
     """How the columns of ``content.columns`` were encoded, whose parts stand behind the text's."""
+    images: str = ""
+    """Identity of the vectors of images, one of the columns; empty where none are read."""
     enrichment: EnrichmentSource | None = None
     """Who described the items before they were encoded; None where nobody did."""
 
