@@ -61,7 +61,9 @@ def refit(context: StageContext) -> StageRows:
     fitters = (
         two_tower_fitter(config),
         sequence_fitter(config),
-        generative_fitter(config, lambda: read_item_codes(item_codes), taught_by),
+        generative_fitter(
+            config, lambda: read_item_codes(item_codes), context.inputs["build_features"], taught_by
+        ),
     )
     num_steps = sum(refit_model(context, inputs, fitter) for fitter in fitters)
     return StageRows(

@@ -32,6 +32,7 @@ def train_generative(context: StageContext) -> StageRows:
         return generative_fitter(
             config,
             lambda: read_item_codes(artefact, order),
+            context.inputs["build_features"],
             None if trained is None else trained / order / "sequence",
         )
 

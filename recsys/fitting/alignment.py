@@ -20,8 +20,8 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.windows import Windows
-from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.queries import EvaluationQueries, measure
+from recsys.evaluation.ranking import RankingConfig, mean_metrics
+from recsys.fitting.queries import EvaluationQueries, measure, rank_queries
 from recsys.fitting.training import Refit, StopBy, TrainingRun, run_training
 from recsys.models.generative.model import GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch
@@ -31,6 +31,7 @@ from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.trie import Trie
 from recsys.training.alignment import (
     AlignmentConfig,
+    ItemRewards,
     advantages,
     divergence,
     grpo_loss,
@@ -38,6 +39,7 @@ from recsys.training.alignment import (
     item_rewards,
     novelty_of,
     sdpo_loss,
+    value_of,
 )
 from recsys.training.code_distillation import with_dropped_events
 from recsys.training.loop import TrainResult
@@ -47,6 +49,9 @@ from recsys.training.passes import TrainingConfig
 CANDIDATES_EACH = 4
 """Items of a context's beams for each one that DPO rejects."""
 WARMUP_SHARE = 0.05
+CUT = 10
+METRIC, WORTH = f"ndcg@{CUT}", f"value@{CUT}"
+"""What validation chooses weights by, without and with a reward of values."""
 
 
 class AlignedEvents(NamedTuple):
@@ -56,6 +61,8 @@ class AlignedEvents(NamedTuple):
     windows: Windows
     item_counts: Tensor
     """[N]"""
+    item_values: Tensor | None = None
+    """[N], NaN where an item's is not known; None where values are not rewarded."""
 
 
 class Contexts(NamedTuple):
@@ -95,14 +102,26 @@ class Aligner:
         item_codes: ItemCodes,
         item_counts: Tensor,
         config: AlignmentConfig,
+        item_values: Tensor | None = None,
     ) -> None:
-        """Keep a frozen copy of a trained model as the reference."""
+        """Keep a frozen copy of a trained model as the reference.
+
+        Raises:
+            ValueError: Values are rewarded, and there are none.
+        """
+        if config.rewards.value and item_values is None:
+            raise ValueError(
+                f"rewards.value = {config.rewards.value}, but no item values are given: name their "
+                "column as generative_training.value_column, or set rewards.value = 0 where arrays "
+                "carry none, as in recsys tune and recsys reproduce"
+            )
         self.model, self.config = model, config
         device = model.codes.device
         self.reference = copy.deepcopy(model).eval().requires_grad_(False)
         self.trie = Trie.of_items(item_codes).to(device)
         self.some_id = model.codes[int((model.codes[:, 0] >= 0).nonzero()[0])]
-        self.novelty = novelty_of(item_counts).to(device)
+        value = None if item_values is None else value_of(item_values).to(device)
+        self.about = ItemRewards(novelty_of(item_counts).to(device), value)
 
     def loss(self, contexts: Contexts) -> Tensor:
         """Compute the configured loss, a scalar; labels without an ID weigh nothing."""
@@ -123,7 +142,7 @@ class Aligner:
         config, model = self.config, self.model
         context = model.context(contexts.queries)
         drawn = sample_items(model.decode_step, context, self.trie, config.group_size)
-        reward = item_rewards(config.rewards, *drawn, contexts.labels, self.novelty)
+        reward = item_rewards(config.rewards, *drawn, contexts.labels, self.about)
         codes = model.codes[drawn.item_rows]  # [B, G, L]
         own, reference = self._levels(contexts.queries, codes)
         advantage = advantages(reward, divide_by_std=config.divide_by_std)
@@ -195,13 +214,13 @@ def align_generative(
         trained: How the first phase ended.
 
     Returns:
-        That, with the steps that were kept and the better metric.
+        That, with the steps that were kept and their metric.
     """
     queries = stop_by if isinstance(stop_by, EvaluationQueries) else None
     num_steps = stop_by.aligned_steps if isinstance(stop_by, Refit) else config.num_steps
     if num_steps == 0:
         return trained
-    aligner = Aligner(model, item_codes, events.item_counts, config)
+    aligner = Aligner(model, item_codes, events.item_counts, config, events.item_values)
     order = BatchOrder(len(events.windows), config.batch_size, run.seed)
     torch.manual_seed(run.seed)
 
@@ -210,10 +229,23 @@ def align_generative(
         contexts = contexts_of(history, config.dropped_events)
         return aligner.loss(contexts.to(run.device))
 
+    value = aligner.about.value if config.rewards.value else None
+    metric, before = METRIC, trained.best_metric
+    measured: dict[str, float] = {}
+
     def evaluate(_: nn.Module) -> dict[str, float]:
         assert queries is not None
-        return measure(source, queries, RankingConfig(ks=(10,)), run.device)
+        if value is None:
+            return measure(source, queries, RankingConfig(ks=(10,)), run.device)
+        found = value_metrics(source, queries, value, run.device)
+        least = (1 - config.value_cost) * measured[METRIC]
+        # NaN is never the best.
+        return found if found[METRIC] >= least else {**found, WORTH: float("nan")}
 
+    if value is not None and queries is not None:
+        model.eval()
+        measured = value_metrics(source, queries, value, run.device)
+        metric, before = WORTH, measured[WORTH]
     folder = run.checkpoint_dir and run.checkpoint_dir / "alignment"
     every = max(1, config.num_steps // config.evaluations)
     settings = alignment_training(config)
@@ -221,12 +253,28 @@ def align_generative(
         model,
         loss_at,
         settings,
-        settings.for_steps(num_steps, every, decay_steps=config.num_steps),
+        replace(settings.for_steps(num_steps, every, decay_steps=config.num_steps), metric=metric),
         replace(run, checkpoint_dir=folder),
         None if queries is None else evaluate,
     )
-    best, before = result.best_metric, trained.best_metric
-    if best is not None and before is not None and best <= before:
+    best = result.best_metric
+    if before is not None and (best is None or best <= before) and queries is not None:
         model.load_state_dict(aligner.reference.state_dict())
         return trained
+    if value is not None and queries is not None:
+        best = value_metrics(source, queries, value, run.device)[METRIC]
     return replace(trained, best_metric=best or before, aligned_steps=result.best_step)
+
+
+@torch.no_grad()
+def value_metrics(
+    source: Source, queries: EvaluationQueries, value: Tensor, device: torch.device
+) -> dict[str, float]:
+    """Measure N@10, and what the first ten items are worth: the mean of ``value`` [N]."""
+    ranked, targets = rank_queries(source, queries, device), queries.targets()
+    ranks = Jagged(ranked.ranks, targets.offsets)
+    rows = ranked.lists.item_rows[:, :CUT]
+    return {
+        METRIC: mean_metrics(ranks, RankingConfig(ks=(CUT,)))[METRIC],
+        WORTH: float(value.cpu()[rows[rows > 0]].mean()),
+    }

@@ -43,6 +43,8 @@ class Guidance(NamedTuple):
     reads them."""
     alignment: AlignmentConfig | None = None
     """A second phase, by rewards; None is none."""
+    item_values: Tensor | None = None
+    """What each item is worth, [N], NaN where it is not known; for rewards of values."""
 
 
 LABELS_ALONE = Guidance()
@@ -91,7 +93,7 @@ def fit_generative(
         split: ``all`` to fit again for serving.
         guidance: What it learns from besides labels.
     """
-    teacher, alignment = guidance
+    teacher, alignment, item_values = guidance
     windows = training_windows(inputs.sequences, split, config.max_length)
     vectors = code_teacher = None
     if teacher is not None and config.items == "codes_vectors":
@@ -118,7 +120,7 @@ def fit_generative(
     source = generated_source(model, item_codes, settings.beam_width)
     result = fit_retriever(model, source, loss_at, len(windows), training, run, stop_by)
     if alignment is not None and alignment.method != "off":
-        events = AlignedEvents(inputs.sequences, windows, counts)
+        events = AlignedEvents(inputs.sequences, windows, counts, item_values)
         result = align_generative(
             model, item_codes, events, alignment, run, stop_by, source, result
         )

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+MOST_VALUE = 3.0
+"""Deviations beyond which a value counts no more, so that one dear item does not lead all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +40,12 @@ class RewardConfig:
     novelty: float = 0.0
     """Inverse popularity: from 0 for the most frequent item to 1 for one without events, by the
     logarithm of its events."""
+    value: float = 0.0
+    """The item's value, in deviations from the mean of all items, within 3; 0 where it is unknown.
+    A deviation moves an item's log-probability by up to this weight over ``kl_weight``."""
 
     def __post_init__(self) -> None:
-        weights = (self.hit, self.ndcg, self.novelty)
+        weights = (self.hit, self.ndcg, self.novelty, self.value)
         if min(weights) < 0 or max(weights) == 0:
             raise ValueError(f"weights of rewards must be >= 0 and one above 0, got {weights}")
 
@@ -76,6 +82,9 @@ class AlignmentConfig:
     """Looks at validation, evenly over the steps; the best weights are kept, or those before."""
     learning_rate: float = 3e-5
     """Peak; it decays linearly."""
+    value_cost: float = 0.02
+    """Share of validation's N@10 that may be lost for value: with a reward of values those weights
+    are kept whose lists are worth most among those that lose no more."""
 
     def __post_init__(self) -> None:
         if self.method not in ("off", "grpo", "dpo"):
@@ -88,6 +97,13 @@ class AlignmentConfig:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.rewards.value and self.method == "dpo":
+            raise ValueError(
+                'rewards.value needs method "grpo": "dpo" reads no rewards; set the method or '
+                f"rewards.value = 0, got {self.rewards.value}"
+            )
+        if not 0 <= self.value_cost < 1:
+            raise ValueError(f"value_cost must be in [0, 1), got {self.value_cost}")
         if self.kl_weight < 0:
             raise ValueError(f"kl_weight must be >= 0, got {self.kl_weight}")
         for name in ("dpo_beta", "learning_rate"):
@@ -97,10 +113,30 @@ class AlignmentConfig:
             raise ValueError(f"dropped_events must be in [0, 1), got {self.dropped_events}")
 
 
+class ItemRewards(NamedTuple):
+    """What is rewarded of every item, whatever came next."""
+
+    novelty: Tensor
+    """[N]"""
+    value: Tensor | None = None
+    """[N]; None where values are not rewarded."""
+
+
 def novelty_of(item_counts: Tensor) -> Tensor:
     """Give every item 1 less its share of the logarithm of the highest count, [N] -> [N]."""
     counts = torch.log1p(item_counts.float())
     return 1 - counts / counts.max().clamp(min=1e-12)
+
+
+def value_of(item_values: Tensor) -> Tensor:
+    """Give every item its value in deviations from the mean, within 3, [N] -> [N].
+
+    Args:
+        item_values: NaN where an item's is not known, which counts as the mean.
+    """
+    known = item_values[~item_values.isnan()].double()
+    apart = (item_values - known.mean()) / known.std(correction=0).clamp(min=1e-12)
+    return apart.clamp(-MOST_VALUE, MOST_VALUE).nan_to_num(0.0).float()
 
 
 def item_rewards(
@@ -108,7 +144,7 @@ def item_rewards(
     item_rows: Tensor,
     log_probabilities: Tensor,
     labels: Tensor,
-    novelty: Tensor,
+    about: ItemRewards,
 ) -> Tensor:
     """Reward each item of each group, [B, G].
 
@@ -117,14 +153,16 @@ def item_rewards(
         item_rows: [B, G]; an item may be drawn more than once.
         log_probabilities: Of the items, [B, G].
         labels: The item that came next, [B].
-        novelty: Of every item, [N].
+        about: What is rewarded of each item, whatever came next.
     """
     hits = (item_rows == labels[:, None]).float()
     reward = config.hit * hits
     if config.ndcg:
         reward = reward + config.ndcg * ndcg_shares(item_rows, log_probabilities, hits)
     if config.novelty:
-        reward = reward + config.novelty * novelty[item_rows]
+        reward = reward + config.novelty * about.novelty[item_rows]
+    if config.value and about.value is not None:
+        reward = reward + config.value * about.value[item_rows]
     return reward
 
 

@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
+from recsys.data.top_k import TopK
 from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.alignment import AlignedEvents, align_generative
 from recsys.fitting.blend import SourceLists, fit_blend
 from recsys.fitting.generative import Guidance, SequenceTeacher, fit_generative
-from recsys.fitting.queries import rank_queries
+from recsys.fitting.queries import EvaluationQueries, rank_queries
 from recsys.fitting.training import device_named
 from recsys.models.generative.config import GenerativeConfig
 from recsys.reproduction.experiment import FITTERS, Experiment, generated_ids
@@ -103,17 +104,21 @@ class Ground:
 
     def blended(self, more: dict[str, Any]) -> dict[str, dict[str, float]]:
         """Merge the models' lists and others, and measure by slice."""
-        experiment = self.experiment
-        counts = experiment.item_counts().cpu()
-        lists = {**self.lists, **more}
-        examples = SourceLists.of_queries(lists, self.queries, counts, experiment.seed)
-        recipe = experiment.recipe
-        drawn = self.queries.held_out.drawn(recipe.blend.max_queries, experiment.seed)
-        weights = {name: recipe.fusion_weights.get(name, 1.0) for name in lists}
-        chosen = examples.of(torch.from_numpy(drawn), tuple(lists))
-        blend, _ = fit_blend(chosen, recipe.blend, weights, recipe.metric, experiment.device)
-        top = blend.merged(examples, 50, by_half=True, device=experiment.device)
-        return self.measured(top)
+        return self.measured(blended_lists(self.experiment, self.queries, {**self.lists, **more}))
+
+
+def blended_lists(
+    experiment: Experiment, queries: EvaluationQueries, lists: dict[str, TopK]
+) -> TopK:
+    """Merge sources' lists; the weights for a half of the users are learned on the other half."""
+    counts = experiment.item_counts().cpu()
+    examples = SourceLists.of_queries(lists, queries, counts, experiment.seed)
+    recipe = experiment.recipe
+    drawn = queries.held_out.drawn(recipe.blend.max_queries, experiment.seed)
+    weights = {name: recipe.fusion_weights.get(name, 1.0) for name in lists}
+    chosen = examples.of(torch.from_numpy(drawn), tuple(lists))
+    blend, _ = fit_blend(chosen, recipe.blend, weights, recipe.metric, experiment.device)
+    return blend.merged(examples, 50, by_half=True, device=experiment.device)
 
 
 def generative_settings(recipe: Any, *, taught: bool) -> tuple[GenerativeConfig, TeachingConfig]:

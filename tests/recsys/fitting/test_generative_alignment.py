@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.fitting.alignment import Aligner, contexts_of
+from recsys.fitting.alignment import METRIC, WORTH, Aligner, contexts_of, value_metrics
 from recsys.fitting.generative import Guidance, fit_generative
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
@@ -18,9 +18,10 @@ from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.retrieval.sampling import sample_items
+from recsys.retrieval.sources import generated_source
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.trie import Trie
-from recsys.training.alignment import AlignmentConfig, RewardConfig
+from recsys.training.alignment import AlignmentConfig, RewardConfig, value_of
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 from tests.recsys.testing.synthetic import markov_world, sequences
@@ -149,14 +150,20 @@ def inputs() -> ModelInputs:
     )
 
 
-def fitted(inputs: ModelInputs, alignment: AlignmentConfig | None) -> tuple[GenerativeModel, int]:
-    settings = RetrievalSettings(exclude_history=False, beam_width=30)
-    judge = EvaluationQueries.of(inputs, "validation", settings)
-    run = TrainingRun(seed=0)
+def fitted(
+    inputs: ModelInputs, alignment: AlignmentConfig | None, values: Tensor | None = None
+) -> tuple[GenerativeModel, int]:
+    judge, run = judge_of(inputs), TrainingRun(seed=0)
+    guidance = Guidance(alignment=alignment, item_values=values)
     model, result, _ = fit_generative(
-        inputs, item_codes(), SMALL, TRAINING, run, judge, guidance=Guidance(alignment=alignment)
+        inputs, item_codes(), SMALL, TRAINING, run, judge, guidance=guidance
     )
     return model, result.aligned_steps
+
+
+def judge_of(inputs: ModelInputs) -> EvaluationQueries:
+    settings = RetrievalSettings(exclude_history=False, beam_width=30)
+    return EvaluationQueries.of(inputs, "validation", settings)
 
 
 def expected_reward(model: GenerativeModel, inputs: ModelInputs) -> float:
@@ -198,6 +205,33 @@ def test_where_validation_gains_nothing_the_weights_are_those_before(inputs: Mod
     assert steps == 0
     for name, value in plain.state_dict().items():
         assert torch.equal(value, kept.state_dict()[name]), name
+
+
+def test_lists_are_worth_more_at_a_bounded_cost_with_a_reward_of_values(
+    inputs: ModelInputs,
+) -> None:
+    # Values have nothing to do with what comes next; a third is not known.
+    values = torch.rand(NUM_ITEM_ROWS, generator=torch.Generator().manual_seed(1))
+    values[::3] = torch.nan
+    rewards = RewardConfig(hit=1.0, value=0.2)
+    found = {}
+    for cost in (0.05, 0.4):
+        alignment = replace(ALIGNMENT, rewards=rewards, value_cost=cost, evaluations=6)
+        for name, settings in (("before", None), ("after", alignment)):
+            model, steps = fitted(inputs, settings, values)
+            source = generated_source(model.eval(), item_codes(), 30)
+            found[name] = value_metrics(
+                source, judge_of(inputs), value_of(values), torch.device("cpu")
+            )
+        assert found["after"][METRIC] >= (1 - cost) * found["before"][METRIC]
+        assert found["after"][WORTH] >= found["before"][WORTH]
+    assert steps > 0
+    assert found["after"][WORTH] > found["before"][WORTH] + 0.1
+
+
+def test_a_reward_of_values_without_values_is_refused(inputs: ModelInputs) -> None:
+    with pytest.raises(ValueError, match="no item values are given"):
+        fitted(inputs, replace(ALIGNMENT, rewards=RewardConfig(value=1.0)))
 
 
 def test_a_refit_takes_the_steps_that_validation_kept(inputs: ModelInputs) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from recsys.training.alignment import (
     AlignmentConfig,
+    ItemRewards,
     RewardConfig,
     advantages,
     divergence,
@@ -17,6 +18,7 @@ from recsys.training.alignment import (
     ndcg_shares,
     novelty_of,
     sdpo_loss,
+    value_of,
 )
 
 ITEMS = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
@@ -149,8 +151,26 @@ def test_rewards_add_up_by_their_weights() -> None:
     torch.testing.assert_close(novelty, torch.tensor([1.0, 0.0, 1.0, 2 / 3]))
     config = RewardConfig(hit=2.0, novelty=0.5)
     rows, labels = torch.tensor([[1, 2, 3]]), torch.tensor([3])
-    found = item_rewards(config, rows, torch.zeros(1, 3), labels, novelty)
+    about = ItemRewards(novelty)
+    found = item_rewards(config, rows, torch.zeros(1, 3), labels, about)
     torch.testing.assert_close(found, torch.tensor([[0.0, 0.5, 2 + 1 / 3]]))
+    about = ItemRewards(novelty, torch.tensor([0.0, -1.0, 3.0, 0.5]))
+    config = RewardConfig(hit=2.0, value=0.1)
+    found = item_rewards(config, rows, torch.zeros(1, 3), labels, about)
+    torch.testing.assert_close(found, torch.tensor([[-0.1, 0.3, 2.05]]))
+
+
+def test_values_count_by_their_distance_from_the_mean_and_unknown_ones_as_the_mean() -> None:
+    nan = torch.nan
+    torch.testing.assert_close(
+        value_of(torch.tensor([nan, 1.0, 3.0, nan])), torch.tensor([0.0, -1.0, 1.0, 0.0])
+    )
+    values = torch.ones(201)
+    values[0], values[200] = nan, 1e6
+    found = value_of(values)
+    assert found[200] == 3.0
+    assert found[0] == 0.0
+    assert found[1:200].unique().numel() == 1
 
 
 def test_softmax_dpo_of_one_rejected_item_is_dpo() -> None:
@@ -178,6 +198,8 @@ def test_softmax_dpo_leaves_out_what_is_not_rejected_and_contexts_without_any() 
         ({"group_size": 1}, "group_size must be >= 2, got 1"),
         ({"kl_weight": -0.1}, "kl_weight must be >= 0"),
         ({"dropped_events": 1.0}, "dropped_events must be in"),
+        ({"value_cost": 1.0}, "value_cost must be in"),
+        ({"method": "dpo", "rewards": RewardConfig(value=0.1)}, 'needs method "grpo"'),
     ],
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:

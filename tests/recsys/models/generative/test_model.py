@@ -370,6 +370,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"num_layers": 0}, "num_layers must be >= 1, got 0"),
         ({"temperature": -1.0}, "temperature must be > 0, got -1.0"),
+        ({"first_code_limit": 0}, "first_code_limit must be >= 1, or left out"),
         ({"memory_orders": (0,)}, r"memory_orders must be >= 1, got \(0,\)"),
     ):
         with pytest.raises(ValueError, match=message):
