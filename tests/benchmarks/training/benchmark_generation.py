@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from recsys.evaluation.beyond_accuracy import (
     category_diversity,
     intra_list_diversity,
 )
+from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.alignment import AlignedEvents, align_generative
 from recsys.fitting.generative import Guidance, SequenceTeacher, fit_generative
@@ -43,7 +45,7 @@ from recsys.reproduction.experiment import Experiment, generated_ids
 from recsys.reproduction.prepared import Prepared
 from recsys.retrieval.sources import Source, generated_source, source_name
 from recsys.training.alignment import AlignmentConfig, RewardConfig, value_of
-from tests.benchmarks.harness import command_line, device_name
+from tests.benchmarks.harness import Row, command_line, device_name, write_results
 from tests.benchmarks.training.benchmark_alignment import (
     JUDGES,
     MODELS,
@@ -214,6 +216,84 @@ def valued(trained: Trained) -> dict[str, Any]:
     return found
 
 
+def slices_of(one: dict[str, Any]) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """Cut a piece's measures into slices, [u] each."""
+    is_new = torch.tensor(one["slices"]["is new"])
+    for part, name in (("whole", "whole histories"), ("cut", f"{SESSION} events")):
+        values = {key: torch.tensor(value) for key, value in one["slices"][part].items()}
+        yield name, values
+        yield f"{name}, new items", {key: value[is_new] for key, value in values.items()}
+
+
+def rows_of(pieces: list[dict[str, Any]]) -> Iterator[Row]:
+    """Average the seeds of one data set."""
+    columns = {
+        "alone": "N@10 alone",
+        "blend": "N@10 of the blend",
+        "first codes": "first codes",
+        "categories apart": "distance by categories",
+        "coverage": "coverage",
+        "value": "value@10",
+        "blend's value": "value@10 of the blend",
+    }
+    for part in ("spread", "value"):
+        for case in pieces[0].get(part, {}):
+            for key in [key for key in columns if key in pieces[0][part][case]]:
+                mean = statistics.mean(one[part][case][key] for one in pieces)
+                yield Row(name=f"{pieces[0]['set']}, {case}: {columns[key]}", value=round(mean, 4))
+    if "slices" not in pieces[0]:
+        return
+    for parts in zip(*map(slices_of, pieces), strict=True):
+        case = f"{pieces[0]['set']}, {parts[0][0]}"
+        means = {
+            key: statistics.mean(float(values[key].nanmean()) for _, values in parts)
+            for key in parts[0][1]
+        }
+        yield Row(name=f"{case}: N@10 alone", value=round(means["generative"], 4))
+        yield Row(name=f"{case}: N@10 of the blend", value=round(means["with"], 4))
+        gain = round(100 * (means["with"] / means["without"] - 1), 1)
+        yield Row(name=f"{case}: blend's gain", value=gain, unit="%")
+
+
+def intervals_of(pieces: list[dict[str, Any]]) -> str:
+    """Say where each slice's gain may lie: resampled users, each the mean of its seeds."""
+    said = []
+    for parts in zip(*map(slices_of, pieces), strict=True):
+        apart = torch.stack([values["with"] - values["without"] for _, values in parts]).mean(0)
+        base = statistics.mean(float(values["without"].nanmean()) for _, values in parts)
+        tower = statistics.mean(float(values["two-tower"].nanmean()) for _, values in parts)
+        found = bootstrap_intervals({"gain": apart.numpy()})["gain"]
+        said.append(
+            f"{parts[0][0]} {found.low / base:+.1%} to {found.high / base:+.1%} of {base:.4f} "
+            f"({found.num_users} users, two-tower {tower:.4f})"
+        )
+    return "; ".join(said)
+
+
+def write_page(folder: Path) -> None:
+    """Write the page of all pieces."""
+    pieces = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    rows, notes = [], []
+    for data in sorted({one["set"] for one in pieces}):
+        some = [one for one in pieces if one["set"] == data]
+        rows += rows_of(some)
+        note = f"{data}: {some[0]['device']}, seeds {[one['seed'] for one in some]}. "
+        if "slices" in some[0]:
+            note += f"Gain of the blend, 95%: {intervals_of(some)}. "
+        if "value" in some[0]:
+            steps = {
+                name: [one["value"][name]["steps"] for one in some] for name in some[0]["value"]
+            }
+            note += f"Steps kept: {'; '.join(f'{name} {kept}' for name, kept in steps.items())}."
+        notes.append(note.strip())
+    notes.append(
+        f"New items have up to {FEW_EVENTS} training events; histories of {SESSION} events are the "
+        "latest of each user, whom nothing else is known of. Values are planted, log-normal."
+    )
+    devices = "; ".join(sorted({one["device"] for one in pieces}))
+    write_results("generation", rows, notes="\n\n".join(notes), device=devices)
+
+
 def measure(options: Any) -> None:
     """Measure and write a piece for each seed."""
     prepared = Prepared.load(options.arrays)
@@ -249,7 +329,10 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--write", action="store_true", help="write the page of the pieces")
     options = parser.parse_args()
-    measure(options)
+    if options.write:
+        write_page(options.out)
+    else:
+        measure(options)
 
 
 if __name__ == "__main__":
