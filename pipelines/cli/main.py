@@ -24,7 +24,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
-from pipelines.cli.offline import backtest, compare, judge, reproduce, tune
+from pipelines.cli.offline import backtest, compare, join, judge, reproduce, tune
 from pipelines.cli.online import control, dashboard, events, experiments, keys, mcp, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import (
@@ -87,6 +87,7 @@ for command in (
     score.score,
     backtest.backtest,
     tune.tune,
+    join.join,
     judge.judge,
     monitor.monitor,
     ingest.ingest,

@@ -11,14 +11,11 @@ latest step and error, the logs of all ranks but the first, and what is logged f
 from __future__ import annotations
 
 import json
-import logging
-import os
-import platform
 import shutil
 import signal
-import sys
 import threading
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,16 +24,22 @@ from typing import Any
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
+from pipelines.engine.machines import (
+    SECONDS_BETWEEN_LOOKS,
+    Failure,
+    Launch,
+    Machine,
+    announced,
+    failures_elsewhere,
+    start,
+)
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
 
 ON_RAY = ("build_features", "embed_items")
 """Stages that hand tasks to a Ray cluster."""
-WORK = "pipelines.cli.rank"
-"""Module that is one rank; above this room, because it knows all stages."""
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
 STEP, ERROR, LOG = "step-{}", "error-{}.json", "log-{}.txt"
-SECONDS_BETWEEN_LOOKS = 1.0
 TIMEOUT_WORDS = ("timed out", "timeout")
 GOES_ON = "Run the same command again: it goes on from the newest checkpoint"
 RAISED: dict[str, type[Exception]] = {
@@ -73,7 +76,7 @@ def trains_on_cpu(config: RunConfig) -> bool:
 
 
 def num_ranks(config: RunConfig) -> int:
-    """Count the ranks of a run's training stages."""
+    """Count the ranks of a machine for a run's training stages."""
     import torch
 
     gpus = 0 if trains_on_cpu(config) else torch.cuda.device_count()
@@ -89,7 +92,7 @@ def called(stage: Stage, context: StageContext) -> StageRows:
     config = context.config
     if not stage.on_ranks(config) or config.engine != "torchrun":
         return stage.function(context)
-    return on_ranks(stage, context, num_ranks(config))
+    return on_ranks(stage, context)
 
 
 def engine_of(stage: Stage, config: RunConfig) -> dict[str, Any]:
@@ -98,15 +101,13 @@ def engine_of(stage: Stage, config: RunConfig) -> dict[str, Any]:
         return {"engine": "ray"}
     if not stage.on_ranks(config) or config.engine != "torchrun":
         return {"engine": "local"}
-    return {"engine": config.engine, "ranks": num_ranks(config)}
+    machines = config.torchrun.machines
+    several = {} if machines == 1 else {"machines": machines}
+    return {"engine": config.engine, "ranks": machines * num_ranks(config), **several}
 
 
-def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
+def on_ranks(stage: Stage, context: StageContext) -> StageRows:
     """Start the ranks, pass on what they log, and wait for all of them."""
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
     folder = context.checkpoints / "ranks"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -120,55 +121,28 @@ def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
         show_progress=context.show_progress,
     )
     (folder / JOB).write_text(json.dumps(asdict(job)))
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=size,
-        run_id=context.making[:16],
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+    settings = context.config.torchrun
+    launch = Launch(
+        id=uuid.uuid4().hex,
+        stage=stage.name,
+        folder=str(folder.absolute()),
+        processes=num_ranks(context.config),
+        machines=settings.machines,
+        address=settings.address,
+        wait_seconds=settings.wait_seconds,
     )
-    with passing_on(folder / LOGGED, context.run), quiet_launcher():
-        try:
-            elastic_launch(launch, sys.executable)("-m", WORK, str(folder))
-        except ChildFailedError as error:
-            failures = {
-                rank: (failure.exitcode, failure.pid) for rank, failure in error.failures.items()
-            }
-            raise explained(stage.name, folder, size, failures) from None
+    with (
+        announced(Path(context.config.workspace), launch),
+        passing_on(folder / LOGGED, context.run),
+    ):
+        failures, silent = start(launch), list[Machine]()
+        if failures:
+            elsewhere, silent = failures_elsewhere(launch)
+            failures |= elsewhere
+    if failures:
+        size = launch.machines * launch.processes
+        raise explained(stage.name, folder, size, failures, silent)
     return StageRows(**json.loads((folder / ROWS).read_text()))
-
-
-@contextmanager
-def quiet_launcher() -> Iterator[None]:
-    """Leave out the launcher's own log: what went wrong is said in one sentence."""
-    loggers = [
-        logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed")
-    ]
-    levels = [one.level for one in loggers]
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for one in loggers:
-        one.setLevel(logging.CRITICAL + 1)
-    if sys.platform == "linux":
-        # Ranks of one machine need no network.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ == "SignalException":
-            number = int(getattr(error, "sigval", signal.SIGTERM))
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise SystemExit(128 + number) from None
-        raise
-    finally:
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 @contextmanager
@@ -212,7 +186,11 @@ def passed_on(path: Path, place: int, run: RunLog) -> int:
 
 
 def explained(
-    stage: str, folder: Path, size: int, failures: Mapping[int, tuple[int, int]]
+    stage: str,
+    folder: Path,
+    size: int,
+    failures: Mapping[int, Failure],
+    silent: Sequence[Machine] = (),
 ) -> Exception:
     """Say in one error what became of the ranks.
 
@@ -220,17 +198,18 @@ def explained(
         stage: Name of the stage.
         folder: Of the launch.
         size: Number of ranks.
-        failures: Exit code (less than 0: a signal) and process of the ranks that failed first.
+        failures: The ranks that failed first.
+        silent: Machines that joined and did not say what became of their ranks.
     """
     # The launcher ends the others by SIGTERM; a library that gives up waiting aborts.
     ended = (-signal.SIGTERM, -signal.SIGABRT)
-    for rank, (code, process) in sorted(failures.items()):
+    for rank, (code, process, host) in sorted(failures.items()):
         if code < 0 and code not in ended:
             name = signal.Signals(-code).name
             hint = (
                 " (the system does that when memory runs short)" if -code == signal.SIGKILL else ""
             )
-            where = f"rank {rank} of {size} (process {process} on {platform.node()})"
+            where = f"rank {rank} of {size} (process {process} on {host})"
             return RankLostError(
                 f"{where} was killed by {name}{hint} in stage {stage}: {steps_of(folder, size)}. "
                 f"{GOES_ON}{log_of(folder, rank)}"
@@ -239,8 +218,14 @@ def explained(
     for error in errors:
         if error["kind"] in RAISED:
             return RAISED[error["kind"]](error["message"])
+    if silent:
+        gone = ", ".join(f"machine {one.number} ({one.host})" for one in silent)
+        return RankLostError(
+            f"{gone} is gone in stage {stage}: {steps_of(folder, size)}. Start recsys join there. "
+            f"{GOES_ON}"
+        )
     words = " ".join(str(one["message"]) for one in errors).lower()
-    aborted = any(code == -signal.SIGABRT for code, _ in failures.values())
+    aborted = any(code == -signal.SIGABRT for code, *_ in failures.values())
     if aborted or any(word in words for word in TIMEOUT_WORDS):
         return RankLostError(
             f"the ranks of stage {stage} waited for each other longer than "
@@ -248,7 +233,7 @@ def explained(
             f"hangs: look at its machine, or set torchrun.wait_seconds higher. {GOES_ON}"
         )
     rank = int(errors[0]["rank"]) if errors else min(failures, default=0)
-    code = failures.get(rank, (1, 0))[0]
+    code = failures[rank].code if rank in failures else 1
     what = errors[0]["message"] if errors else f"ended with exit code {code}"
     return RankLostError(
         f"rank {rank} of {size} failed in stage {stage}: {what}. {GOES_ON}{log_of(folder, rank)}"

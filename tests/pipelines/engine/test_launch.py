@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,77 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from features.schema import FilterConfig
 from pipelines.config.engine import TorchrunConfig
-from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig, TwoTowerTrainingConfig
+from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, STEP, explained, num_ranks, passed_on
+from pipelines.engine.machines import Failure
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.stages.list import STAGES
-from recsys.models.two_tower import TwoTowerConfig
-
-WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
-FIRST_TIME = 1_700_000_000
-SECONDS_FOR_A_STEP = 120
-
-
-def settings(folder: Path, engine: str) -> RunConfig:
-    """Two groups of users, each with items of its own."""
-    events = folder / "events.csv"
-    if not events.exists():
-        lines = [
-            f"u{user},i{20 * (user % 2) + (7 * user + 3 * n) % 20},{FIRST_TIME + 1000 * user + n}"
-            for user in range(60)
-            for n in range(12)
-        ]
-        events.write_text("\n".join(["user_id,item_id,event_time", *lines]) + "\n")
-    return RunConfig(
-        workspace=folder / engine,
-        engine=engine,
-        torchrun=TorchrunConfig(processes=2, wait_seconds=60),
-        data=DataConfig(events=events),
-        filters=FilterConfig(min_user_events=0, min_item_events=0),
-        two_tower=TwoTowerConfig(
-            embedding_dim=8, hidden_dim=8, dropout=0.0, id_dropout=0.0, backend="torch"
-        ),
-        training=TwoTowerTrainingConfig(
-            batch_size=64,
-            max_epochs=8,
-            epochs_per_evaluation=2,
-            patience=50,
-            device="cpu",
-            checkpoint_seconds=0.05,
-        ),
-        evaluation=EvaluationConfig(num_resamples=0),
-    )
-
-
-def ranks_below() -> dict[int, int]:
-    """Process of each rank that this process started."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-            variables = (place / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        rank = next((one for one in variables if one.startswith(b"RANK=")), None)
-        if parent == os.getpid() and rank is not None:
-            found[int(rank.removeprefix(b"RANK="))] = int(place.name)
-    return found
-
-
-def kill_once_it_steps(workspace: Path, rank: int) -> None:
-    until = time.monotonic() + SECONDS_FOR_A_STEP
-    while time.monotonic() < until:
-        for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
-            has_state = any(workspace.glob("checkpoints/*/given/step-*"))
-            if path.read_text().startswith("after step") and has_state:
-                os.kill(ranks_below()[rank], signal.SIGKILL)
-                return
-        time.sleep(0.01)
+from tests.pipelines.engine.two_groups import WEIGHTS, kill_once_it_steps, settings
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +33,7 @@ def killed(folder: Path) -> str:
     chosen = pick_stages(STAGES, [], "train_two_tower")
     run_stages(chosen, settings(folder, "local"))
     config = settings(folder, "torchrun")
-    killer = threading.Thread(target=kill_once_it_steps, args=(config.workspace, 1))
+    killer = threading.Thread(target=kill_once_it_steps, args=(config.workspace, 1, os.getpid()))
     killer.start()
     with pytest.raises(RankLostError) as caught:
         run_stages(chosen, config)
@@ -145,7 +82,7 @@ def noted(folder: Path, rank: int, kind: str, message: str) -> None:
 def test_errors_of_ranks_are_raised_as_what_they_are(tmp_path: Path) -> None:
     noted(tmp_path, 1, "UnstableTrainingError", "loss was not finite")
     noted(tmp_path, 0, "", "Connection closed by peer")
-    found = explained("refit", tmp_path, 2, {0: (1, 5), 1: (1, 6)})
+    found = explained("refit", tmp_path, 2, {0: Failure(1, 5, "a"), 1: Failure(1, 6, "a")})
     assert isinstance(found, UnstableTrainingError)
     assert str(found) == "loss was not finite"
 
@@ -154,7 +91,7 @@ def test_ranks_that_waited_too_long_say_who_is_behind(tmp_path: Path) -> None:
     (tmp_path / STEP.format(0)).write_text("after step 40 of 90")
     (tmp_path / STEP.format(1)).write_text("after step 20 of 90")
     noted(tmp_path, 0, "", "Timed out waiting 60000ms for recv operation to complete")
-    found = explained("refit", tmp_path, 2, {0: (1, 5)})
+    found = explained("refit", tmp_path, 2, {0: Failure(1, 5, "a")})
     assert isinstance(found, RankLostError)
     assert "rank 0 after step 40 of 90; rank 1 after step 20 of 90" in str(found)
     assert "torchrun.wait_seconds" in str(found)
@@ -162,7 +99,7 @@ def test_ranks_that_waited_too_long_say_who_is_behind(tmp_path: Path) -> None:
 
 def test_any_other_error_names_its_rank(tmp_path: Path) -> None:
     noted(tmp_path, 1, "", "no kernel image is available")
-    found = explained("refit", tmp_path, 2, {1: (1, 6)})
+    found = explained("refit", tmp_path, 2, {1: Failure(1, 6, "a")})
     assert "rank 1 of 2 failed in stage refit: no kernel image is available" in str(found)
 
 

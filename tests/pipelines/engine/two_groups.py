@@ -1,0 +1,73 @@
+"""A small run whose two-tower is trained on ranks, and a way to kill one of them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from features.schema import FilterConfig
+from pipelines.config.engine import Engine, TorchrunConfig
+from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig, TwoTowerTrainingConfig
+from pipelines.engine.launch import STEP
+from recsys.models.two_tower import TwoTowerConfig
+
+WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
+FIRST_TIME = 1_700_000_000
+SECONDS_FOR_A_STEP = 120
+
+
+def settings(folder: Path, engine: Engine) -> RunConfig:
+    """Two groups of users, each with items of its own."""
+    events = folder / "events.csv"
+    if not events.exists():
+        lines = [
+            f"u{user},i{20 * (user % 2) + (7 * user + 3 * n) % 20},{FIRST_TIME + 1000 * user + n}"
+            for user in range(60)
+            for n in range(12)
+        ]
+        events.write_text("\n".join(["user_id,item_id,event_time", *lines]) + "\n")
+    return RunConfig(
+        workspace=folder / engine,
+        engine=engine,
+        torchrun=TorchrunConfig(processes=2, wait_seconds=60),
+        data=DataConfig(events=events),
+        filters=FilterConfig(min_user_events=0, min_item_events=0),
+        two_tower=TwoTowerConfig(
+            embedding_dim=8, hidden_dim=8, dropout=0.0, id_dropout=0.0, backend="torch"
+        ),
+        training=TwoTowerTrainingConfig(
+            batch_size=64,
+            max_epochs=8,
+            epochs_per_evaluation=2,
+            patience=50,
+            device="cpu",
+            checkpoint_seconds=0.05,
+        ),
+        evaluation=EvaluationConfig(num_resamples=0),
+    )
+
+
+def ranks_below(parent: int) -> dict[int, int]:
+    """Process of each rank that a process started."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            above = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = (place / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        rank = next((one for one in variables if one.startswith(b"RANK=")), None)
+        if above == parent and rank is not None:
+            found[int(rank.removeprefix(b"RANK="))] = int(place.name)
+    return found
+
+
+def kill_once_it_steps(workspace: Path, rank: int, parent: int) -> None:
+    until = time.monotonic() + SECONDS_FOR_A_STEP
+    while time.monotonic() < until:
+        for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
+            has_state = any(workspace.glob("checkpoints/*/given/step-*"))
+            if path.read_text().startswith("after step") and has_state:
+                os.kill(ranks_below(parent)[rank], signal.SIGKILL)
+                return
+        time.sleep(0.01)
