@@ -17,6 +17,7 @@ import torch
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.item_values import read_item_values
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
@@ -109,6 +110,10 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
     orders = tie_orders(features)
     inputs = {order: read_inputs(features, content, order) for order in orders}
     first = inputs[orders[0]]
+    values, training = None, config.generative_training
+    if training.enabled and training.alignment.rewards.value:
+        rows = first.sizes.num_item_rows
+        values = read_item_values(features, training.value_column, rows)
     encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
     return Prepared(
         name=name,
@@ -120,6 +125,7 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
         user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
         codes=read_codes(config),
         content_columns=config.semantic_ids.content_columns,
+        item_values=values,
         about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
     )
 

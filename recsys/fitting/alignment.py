@@ -112,8 +112,7 @@ class Aligner:
         if config.rewards.value and item_values is None:
             raise ValueError(
                 f"rewards.value = {config.rewards.value}, but no item values are given: name their "
-                "column as generative_training.value_column, or set rewards.value = 0 where arrays "
-                "carry none, as in recsys tune and recsys reproduce"
+                "column as generative_training.value_column, or set rewards.value = 0"
             )
         self.model, self.config = model, config
         device = model.codes.device

@@ -245,7 +245,7 @@ def generative_source(experiment: Experiment) -> FittedSource:
         experiment.stop_by(
             "generative", training, lambda events: num_windows(events, "train", max_length)
         ),
-        guidance=Guidance(teacher, recipe.generative_alignment),
+        guidance=Guidance(teacher, recipe.generative_alignment, experiment.prepared.item_values),
     )
     source = generated_source(fitted.model, codes, recipe.retrieval.beam_width)
     return FittedSource(source, fitted.result, fitted.model)
