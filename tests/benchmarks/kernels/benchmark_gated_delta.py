@@ -1,8 +1,7 @@
 """Time the gated delta rule on one GPU beside chunks in PyTorch and flash-linear-attention.
 
 The forward alone: gradients are PyTorch's in this package. Full sequences of one length. Nothing is
-timed in a case whose results disagree with float64. Flash-linear-attention runs where it imports,
-in bfloat16 too, the type that it is made for.
+timed in a case whose results disagree with float64. Flash-linear-attention runs where it imports.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ def flash_linear_attention() -> Callable[..., Any] | None:
     return peer
 
 
-def measured(case: tuple[int, int, int, int], peer: Callable[..., Any] | None) -> list[Row]:
-    batch, length, heads, dim = case
-    name = f"{batch} x {length} events, {heads} heads of {dim}"
+def measured(case: tuple[int, int, int, int]) -> list[Row]:
+    batch, length, _, _ = case
+    name = named(case)
     inputs = drawn(*case)
     offsets = torch.arange(batch + 1, device="cuda") * length
     short = min(length, 700)
@@ -76,39 +75,48 @@ def measured(case: tuple[int, int, int, int], peer: Callable[..., Any] | None) -
     rows.append(
         Row(name=f"{name}: forward", value=ours, unit="ms", peer="PyTorch", peer_value=theirs)
     )
-    if peer is None:
-        return rows
-    shaped = [one.view(batch, length, *one.shape[1:]) for one in inputs]
-    for dtype in (torch.float32, torch.bfloat16):
-        q, k, v, decay, beta = (one.to(dtype) for one in shaped)
-        try:
-            ms = median_ms([lambda: peer(q, k, v, g=decay.float(), beta=beta)])  # noqa: B023
-        except Exception as failure:  # a peer that fails is a finding
-            print(f"flash-linear-attention {dtype}, {name}: {failure!r}"[:400])
-            continue
-        kind = str(dtype).removeprefix("torch.")
-        label = f"flash-linear-attention {kind}"
-        rows.append(
-            Row(
-                name=f"{name}: forward beside {kind}",
-                value=ours,
-                unit="ms",
-                peer=label,
-                peer_value=ms,
-            )
-        )
     return rows
+
+
+def beside_peer(case: tuple[int, int, int, int], peer: Callable[..., Any]) -> list[Row]:
+    """Time the peer in bfloat16, the type that it is made for; ours computes in float32."""
+    batch, length, *_ = case
+    inputs, offsets = drawn(*case), torch.arange(batch + 1, device="cuda") * length
+    q, k, v, decay, beta = (one.view(batch, length, *one.shape[1:]) for one in inputs)
+    q, k, v, beta = (one.to(torch.bfloat16) for one in (q, k, v, beta))
+    try:
+        theirs = median_ms([lambda: peer(q, k, v, g=decay, beta=beta)])
+    except Exception as failure:  # a peer that fails is a finding
+        print(f"flash-linear-attention, {case}: {failure!r}"[:400])
+        return []
+    return [
+        Row(
+            name=f"{named(case)}: forward beside bfloat16",
+            value=median_ms([lambda: gated_delta(inputs, offsets, length)]),
+            unit="ms",
+            peer="flash-linear-attention",
+            peer_value=theirs,
+        )
+    ]
+
+
+def named(case: tuple[int, int, int, int]) -> str:
+    batch, length, heads, dim = case
+    return f"{batch} x {length} events, {heads} heads of {dim}"
 
 
 def main() -> None:
     command_line(__doc__).parse_args()
-    peer, rows = flash_linear_attention(), []
+    peer, rows, device = flash_linear_attention(), [], torch.cuda.get_device_name()
+    parts = [lambda case=case: measured(case) for case in CASES]
+    if peer is not None:
+        parts += [lambda case=case: beside_peer(case, peer) for case in CASES]
     with torch.no_grad():
-        for case in CASES:
-            rows += measured(case, peer)
-            print(rows[-1], flush=True)  # the peer's tuning may outlast a time limit
+        for part in parts:
+            rows += part()
+            # The peer's tuning may outlast a time limit.
+            write_results("gated_delta", rows, device=device)
             free_memory()
-    write_results("gated_delta", rows, device=torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":
