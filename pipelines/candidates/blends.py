@@ -14,19 +14,22 @@ only ``fast`` is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import Split
 from recsys.data.held_out import HeldOut
-from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists
+from recsys.data.top_k import TopK
+from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, lists_by_source
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
 from recsys.retrieval.sources import SLOW_MODELS, Source
 from serving.bundle.manifest import Profile
 
+MakeLists = Callable[[Mapping[str, Source], EvaluationQueries], dict[str, TopK]]
+"""Queries sources, by model, for lists by source, [U, k] each."""
 FAST: Profile = "fast"
 FULL: Profile = "full"
 BLEND, BLEND_FAST = "blend", "blend_fast"
@@ -79,6 +82,7 @@ def source_lists(
     held_out: HeldOut,
     fitted_on: ModelInputs,
     config: RunConfig,
+    make: MakeLists = lists_by_source,
 ) -> SourceLists:
     """Query every source for held-out events, as serving would.
 
@@ -88,12 +92,17 @@ def source_lists(
         held_out: The events.
         fitted_on: Inputs whose train split the sources were fitted on.
         config: The run's.
+        make: Queries the sources, here or elsewhere.
     """
     queries = EvaluationQueries(
         inputs=inputs, held_out=held_out, settings=retrieval_settings(config)
     )
-    return SourceLists.collect(
-        sources, queries, fitted_on.item_counts("train"), config.seed, fitted_on.demand("train")
+    return SourceLists.of_queries(
+        make(sources, queries),
+        queries,
+        fitted_on.item_counts("train"),
+        config.seed,
+        fitted_on.demand("train"),
     )
 
 

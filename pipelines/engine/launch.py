@@ -36,7 +36,7 @@ from pipelines.engine.machines import (
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
 
-ON_RAY = ("build_features", "embed_items")
+ON_RAY = ("build_features", "embed_items", "train_ranker")
 """Stages that hand tasks to a Ray cluster."""
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
 STEP, ERROR, LOG = "step-{}", "error-{}.json", "log-{}.txt"

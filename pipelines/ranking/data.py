@@ -17,6 +17,7 @@ from torch import Tensor
 from pipelines.candidates.blends import source_lists
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
+from pipelines.executor.ray_cluster import RayRunner
 from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.examples import (
     candidate_builder,
@@ -26,6 +27,7 @@ from pipelines.ranking.examples import (
 )
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
+from pipelines.ranking.over_ray import maker
 from pipelines.ranking.shown_lists import shown_lists
 from recsys.fitting.blend import SourceLists, learned_blend
 from recsys.fitting.inputs import ModelInputs
@@ -64,12 +66,14 @@ def ranking_data(
     sources: Mapping[str, Source],
     *,
     reads_demand: bool,
+    run: RayRunner | None = None,
 ) -> RankingData:
     """Build the examples of a tie order.
 
     Args:
         sources: Of profile ``fast``, fitted on train.
         reads_demand: Whether the profile's blend does, so that this one is like it.
+        run: Cluster that makes the lists of candidates; None makes them here.
 
     Raises:
         TooLittleDataError: If too few held-back events are among the candidates.
@@ -77,9 +81,11 @@ def ranking_data(
     config, features = context.config, context.inputs["build_features"]
     held_back = hold_back(inputs, config.ranker_training, config.seed)
     check_enough(len(held_back.held_out.positions), config)
-    refitted = refitted_sources(context, held_back, order, tuple(sources))
+    save = run is not None
+    refitted = refitted_sources(context, held_back, order, tuple(sources), save=save)
     counts = held_back.inputs.item_counts("train")
-    lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config)
+    make = maker(run, context, order, held_back=True)
+    lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config, make)
     check_enough(lists.num_found(), config)
     lists = lists if reads_demand else replace(lists, demand=None)
     blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
@@ -94,7 +100,7 @@ def ranking_data(
     shown = shown_lists(features, inputs, held_back.ends, tasks, config)
     impressions = None
     if shown is not None:
-        lists = source_lists(refitted, inputs, shown.held_out, held_back.inputs, config)
+        lists = source_lists(refitted, inputs, shown.held_out, held_back.inputs, config, make)
         queries, candidates = with_candidates(builder, inputs, shown.held_out.positions, lists)
         targets = shown.held_out.targets
         impressions = impression_examples(queries, targets, candidates, shown.impressions)
@@ -104,7 +110,8 @@ def ranking_data(
     builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
-    lists = source_lists(sources, inputs, held_out, inputs, config)
+    make = maker(run, context, order, held_back=False)
+    lists = source_lists(sources, inputs, held_out, inputs, config, make)
     outcomes = outcomes_of(features, inputs, held_out)
     return RankingData(
         tasks=tasks,

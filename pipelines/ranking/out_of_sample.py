@@ -27,6 +27,8 @@ from recsys.fitting.sources import source_of
 from recsys.models.sequence.members import of_first
 from recsys.retrieval.sources import Source
 
+REFITTED = "refitted"
+"""Folder beside the checkpoints, where nodes of a cluster find the refitted models."""
 MIN_EVENTS = 3
 """Train events of a user below which none is held back."""
 
@@ -91,22 +93,25 @@ def hold_back(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> H
 
 
 def refitted_sources(
-    context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...]
+    context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...], *, save: bool
 ) -> dict[str, Source]:
     """Refit retrievers without the held-back events; a killed training resumes.
 
     Args:
         names: Models, as ``load_sources`` names them; no generative one.
+        save: Whether the models are written as well, into ``REFITTED``.
     """
     config = context.config
     # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))
     chosen = context.inputs["fit_baselines"] / order
     inputs, up_to = held_back.inputs, scored_up_to(config)
-    found: dict[str, Source] = {
-        name: source_of(model, inputs, up_to)
-        for name, model in baselines_of(inputs, config, "all", chosen).items()
-    }
+    folder = context.checkpoints / REFITTED / order
+    found: dict[str, Source] = {}
+    for name, baseline in baselines_of(inputs, config, "all", chosen).items():
+        found[name] = source_of(baseline, inputs, up_to)
+        if save:
+            baseline.save(folder / name)
     for fitter in (two_tower_fitter(config), sequence_fitter(config)):
         if fitter.name not in names:
             continue
@@ -121,4 +126,6 @@ def refitted_sources(
             refit = refit_of(trained, fitter, inputs)
             model = fitter.fit(inputs, run, refit, "all").model.to("cpu").eval()
         found[fitter.name] = source_of(model, inputs, up_to, item_vectors=model.all_item_vectors)
+        if save:
+            model.save(folder / fitter.name)
     return {name: found[name] for name in names}

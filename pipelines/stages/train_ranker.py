@@ -31,6 +31,7 @@ from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.examples import candidate_builder
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
 from pipelines.ranking.measures import measures_of
+from pipelines.ranking.over_ray import cluster_of
 from pipelines.training.run import Curve, training_run
 from recsys.fitting.blend import NUM_STANDARD_ERRORS, standard_error
 from recsys.fitting.inputs import ModelInputs
@@ -172,7 +173,8 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     curve_file = context.checkpoints / f"{order}.jsonl"
     try:
         reads = blend.served.demand is not None
-        data = ranking_data(context, inputs, order, sources, reads_demand=reads)
+        with cluster_of(context) as nodes:
+            data = ranking_data(context, inputs, order, sources, reads_demand=reads, run=nodes)
         lists = 0 if data.impressions is None else len(usable(data.impressions))
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason, "shown_lists": lists}
         model, result, curve = trained(context, order, inputs, data, config, order, curve_file)

@@ -109,17 +109,7 @@ class SourceLists:
         Raises:
             ValueError: There is no query.
         """
-        if len(queries) == 0:
-            raise ValueError(
-                "no user has a held-out event in the validation split, so there is nothing to "
-                "choose a blend by; users need 3 or more events for leave_one_out"
-            )
-        parts = [
-            lists_of(rank_by_all(sources, batch.queries, batch.allowed, queries.list_length))
-            for batch in queries.batches()
-        ]
-        lists = {name: joined_lists([part[name] for part in parts]) for name in parts[0]}
-        return cls.of_queries(lists, queries, item_counts, seed, demand)
+        return cls.of_queries(lists_by_source(sources, queries), queries, item_counts, seed, demand)
 
     @classmethod
     def of_queries(
@@ -170,6 +160,29 @@ class SourceLists:
         found = torch.zeros(len(self), dtype=torch.int64)
         found.index_add_(0, self.targets.segments(), torch.stack(ranks).sum(0))
         return int((found > 0).sum())
+
+
+def lists_by_source(sources: Mapping[str, Source], queries: EvaluationQueries) -> dict[str, TopK]:
+    """Query every source, by model; the lists are by source, [U, k] each.
+
+    Raises:
+        ValueError: There is no query.
+    """
+    if len(queries) == 0:
+        raise ValueError(
+            "no user has a held-out event in the validation split, so there is nothing to "
+            "choose a blend by; users need 3 or more events for leave_one_out"
+        )
+    parts = [
+        lists_of(rank_by_all(sources, batch.queries, batch.allowed, queries.list_length))
+        for batch in queries.batches()
+    ]
+    return joined_by_source(parts)
+
+
+def joined_by_source(parts: Sequence[Mapping[str, TopK]]) -> dict[str, TopK]:
+    """Put the lists of consecutive queries below each other, by source."""
+    return {name: joined_lists([part[name] for part in parts]) for name in parts[0]}
 
 
 def learned_blend(
