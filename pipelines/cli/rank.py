@@ -5,12 +5,10 @@ python -m pipelines.cli.rank FOLDER_OF_THE_LAUNCH
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
 import platform
-import signal
 import sys
 import time
 import traceback
@@ -35,6 +33,7 @@ from pipelines.engine.launch import (
     Job,
     trains_on_cpu,
 )
+from pipelines.engine.ray_launch import end_with_the_parent
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
@@ -65,13 +64,6 @@ class LogFile(RunLog):
     def _write(self, kind: str, arguments: object) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([kind, arguments]) + "\n")
-
-
-def end_with_the_parent() -> None:
-    """Let the kernel end this process when the launching one is killed."""
-    if sys.platform == "linux":
-        set_death_signal = 1
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def write_to(path: Path) -> None:

@@ -71,8 +71,17 @@ class RayConfig:
     """Tasks that run at a time; 0 takes one a processor of the cluster."""
     retries: int = 3
     """How often a task is run again whose worker or node was lost."""
+    ranks: int = 1
+    """Ranks of a training that the cluster places, one a GPU where it has any; 1 trains where the
+    command runs. Their other settings are those of ``torchrun``."""
+    cpus_per_rank: int = 1
+    """Processors that a rank takes, and its threads."""
 
     def __post_init__(self) -> None:
+        if self.ranks < 1 or self.cpus_per_rank < 1:
+            raise ValueError(
+                f"ranks and cpus_per_rank must be >= 1, got {self.ranks} and {self.cpus_per_rank}"
+            )
         if self.tasks_at_once < 0 or self.retries < 0:
             raise ValueError(
                 f"tasks_at_once and retries must be >= 0, got {self.tasks_at_once} and "

@@ -33,6 +33,7 @@ from pipelines.engine.machines import (
     failures_elsewhere,
     start,
 )
+from pipelines.engine.ray_launch import start_on_ray
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
 
@@ -83,23 +84,28 @@ def num_ranks(config: RunConfig) -> int:
     return config.torchrun.processes or gpus or 2
 
 
+def has_ranks(config: RunConfig) -> bool:
+    """Say whether a run's training stages work on ranks."""
+    return config.engine == "torchrun" or (config.engine == "ray" and config.ray.ranks > 1)
+
+
 def called(stage: Stage, context: StageContext) -> StageRows:
     """Run a stage's function, here or on several ranks as the configuration says.
 
     Raises:
         RankLostError: A rank ended or fell behind; says which, and where its log is.
     """
-    config = context.config
-    if not stage.on_ranks(config) or config.engine != "torchrun":
-        return stage.function(context)
-    return on_ranks(stage, context)
+    if stage.on_ranks(context.config) and has_ranks(context.config):
+        return on_ranks(stage, context)
+    return stage.function(context)
 
 
 def engine_of(stage: Stage, config: RunConfig) -> dict[str, Any]:
     """Say for run.json where a stage worked."""
-    if config.engine == "ray" and stage.name in ON_RAY:
-        return {"engine": "ray"}
-    if not stage.on_ranks(config) or config.engine != "torchrun":
+    on_ranks = stage.on_ranks(config) and has_ranks(config)
+    if config.engine == "ray" and (on_ranks or stage.name in ON_RAY):
+        return {"engine": "ray", **({"ranks": config.ray.ranks} if on_ranks else {})}
+    if not on_ranks:
         return {"engine": "local"}
     machines = config.torchrun.machines
     several = {} if machines == 1 else {"machines": machines}
@@ -121,28 +127,38 @@ def on_ranks(stage: Stage, context: StageContext) -> StageRows:
         show_progress=context.show_progress,
     )
     (folder / JOB).write_text(json.dumps(asdict(job)))
-    settings = context.config.torchrun
-    launch = Launch(
+    silent = list[Machine]()
+    if context.config.engine == "ray":
+        size = context.config.ray.ranks
+        with passing_on(folder / LOGGED, context.run):
+            failures = start_on_ray(folder)
+    else:
+        launch = launch_of(stage, folder, context.config)
+        size = launch.machines * launch.processes
+        with (
+            announced(Path(context.config.workspace), launch),
+            passing_on(folder / LOGGED, context.run),
+        ):
+            failures = start(launch)
+            if failures:
+                elsewhere, silent = failures_elsewhere(launch)
+                failures |= elsewhere
+    if failures:
+        raise explained(stage.name, folder, size, failures, silent)
+    return StageRows(**json.loads((folder / ROWS).read_text()))
+
+
+def launch_of(stage: Stage, folder: Path, config: RunConfig) -> Launch:
+    """Describe the ranks that torch's launcher starts on all machines."""
+    return Launch(
         id=uuid.uuid4().hex,
         stage=stage.name,
         folder=str(folder.absolute()),
-        processes=num_ranks(context.config),
-        machines=settings.machines,
-        address=settings.address,
-        wait_seconds=settings.wait_seconds,
+        processes=num_ranks(config),
+        machines=config.torchrun.machines,
+        address=config.torchrun.address,
+        wait_seconds=config.torchrun.wait_seconds,
     )
-    with (
-        announced(Path(context.config.workspace), launch),
-        passing_on(folder / LOGGED, context.run),
-    ):
-        failures, silent = start(launch), list[Machine]()
-        if failures:
-            elsewhere, silent = failures_elsewhere(launch)
-            failures |= elsewhere
-    if failures:
-        size = launch.machines * launch.processes
-        raise explained(stage.name, folder, size, failures, silent)
-    return StageRows(**json.loads((folder / ROWS).read_text()))
 
 
 @contextmanager

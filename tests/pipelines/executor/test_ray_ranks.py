@@ -1,0 +1,135 @@
+"""Ranks placed by Ray on two nodes: one process's weights, torchrun's weights, one clear error."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipelines.config.engine import Engine, RayConfig
+from pipelines.config.run import RunConfig
+from pipelines.engine.artifacts import read_json
+from pipelines.engine.errors import RankLostError
+from pipelines.engine.launch import LOG, STEP
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.executor.ray_ranks import PROCESS, Place, bundle_of, variables_of
+from pipelines.stages.list import STAGES
+from tests.pipelines.engine.two_groups import SECONDS_FOR_A_STEP, WEIGHTS, settings
+
+pytest.importorskip("ray")
+CHOSEN = pick_stages(STAGES, [], "train_two_tower")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[object]:
+    """Two nodes of one processor each on this machine; its address is RAY_ADDRESS meanwhile."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        made = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        made.add_node(num_cpus=1)
+        patch.setenv("RAY_ADDRESS", made.address)
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+def of_engine(folder: Path, engine: Engine) -> RunConfig:
+    return replace(settings(folder, engine), ray=RayConfig(ranks=2))
+
+
+def kill_once_it_steps(workspace: Path, rank: int) -> None:
+    until = time.monotonic() + SECONDS_FOR_A_STEP
+    while time.monotonic() < until:
+        for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
+            has_state = any(workspace.glob("checkpoints/*/given/step-*"))
+            if path.read_text().startswith("after step") and has_state:
+                os.kill(int((path.parent / PROCESS.format(rank)).read_text()), signal.SIGKILL)
+                return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path, cluster: object) -> str:
+    """The error of a run whose second rank was killed, before one that went on."""
+    for engine in ("local", "torchrun"):
+        run_stages(CHOSEN, of_engine(folder, engine))
+    config = of_engine(folder, "ray")
+    killer = threading.Thread(target=kill_once_it_steps, args=(config.workspace, 1))
+    killer.start()
+    with pytest.raises(RankLostError) as caught:
+        run_stages(CHOSEN, config)
+    killer.join()
+    assert list(config.workspace.glob(f"checkpoints/*/ranks/{LOG.format(1)}"))
+    run_stages(CHOSEN, config)
+    return str(caught.value)
+
+
+def test_a_killed_rank_is_named_with_its_signal_and_its_log(killed: str) -> None:
+    assert "rank 1 of 2 (process " in killed
+    assert "was killed by SIGKILL" in killed
+    assert "in stage train_two_tower: rank 0 " in killed
+    assert "rank 1 after step" in killed
+    assert "Run the same command again" in killed
+    assert "log-1.txt" in killed
+
+
+def test_ranks_of_ray_end_where_ranks_of_torchrun_and_one_process_end(
+    folder: Path, killed: str
+) -> None:
+    one, two, placed = (load_file(folder / name / WEIGHTS) for name in ("local", "torchrun", "ray"))
+    assert one.keys() == placed.keys()
+    for name, value in placed.items():
+        # Sums in another order, carried on by many steps of Adam.
+        torch.testing.assert_close(value, one[name], rtol=2e-2, atol=5e-3, msg=name)
+        torch.testing.assert_close(value, two[name], rtol=2e-2, atol=5e-3, msg=name)
+    made = read_json(folder / "ray/train_two_tower/run.json")
+    assert (made["engine"], made["ranks"]) == ("ray", 2)
+    manifests = [
+        read_json(folder / name / "train_two_tower/manifest.json") for name in ("local", "ray")
+    ]
+    assert manifests[0]["config"] == manifests[1]["config"]
+
+
+def test_a_cluster_too_small_for_the_ranks_is_refused(folder: Path, killed: str) -> None:
+    config = replace(of_engine(folder, "ray"), ray=RayConfig(ranks=3), workspace=folder / "small")
+    with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU .* the cluster has 2"):
+        run_stages(CHOSEN, config)
+
+
+def test_a_rank_takes_a_gpu_where_the_cluster_has_any(tmp_path: Path) -> None:
+    config = RunConfig(workspace=tmp_path, ray=RayConfig(ranks=4, cpus_per_rank=2))
+    assert bundle_of(config, {"CPU": 8, "GPU": 4}) == {"CPU": 2, "GPU": 1}
+    assert bundle_of(config, {"CPU": 8}) == {"CPU": 2}
+    with pytest.raises(ValueError, match=r"need 4 GPU .* the cluster has 3"):
+        bundle_of(config, {"CPU": 8, "GPU": 3})
+
+
+def test_ranks_meet_at_the_first_and_use_the_network_where_nodes_are_several() -> None:
+    places = [Place("a", "one", "10.0.0.1", 5), Place("a", "one", "10.0.0.1", 6)]
+    found = variables_of([*places, Place("b", "two", "10.0.0.2", 7)], 3)
+    assert [one["RANK"] for one in found] == ["0", "1", "2"]
+    assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("10.0.0.1", "5")}
+    assert "GLOO_SOCKET_IFNAME" not in found[0] or "GLOO_SOCKET_IFNAME" in os.environ
+    assert "GLOO_SOCKET_IFNAME" in variables_of(places, 1)[0] or os.name != "posix"
+
+
+def test_impossible_ranks_are_refused() -> None:
+    for wrong in ({"ranks": 0}, {"cpus_per_rank": 0}):
+        with pytest.raises(ValueError, match="must be >= 1"):
+            RayConfig(**wrong)
