@@ -72,7 +72,9 @@ def _join(config: RayConfig) -> None:
     address = config.address or os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        ray.init(include_dashboard=False, num_cpus=config.tasks_at_once or None, **options)
+        # Without "local" Ray would join what another run has started on this machine.
+        cpus = config.tasks_at_once or None
+        ray.init(address="local", include_dashboard=False, num_cpus=cpus, **options)
         return
     _check_answers(address)
     try:

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,13 +52,20 @@ def of_engine(folder: Path, engine: Engine) -> RunConfig:
     return replace(settings(folder, engine), ray=RayConfig(ranks=2))
 
 
-def kill_once_it_steps(workspace: Path, rank: int) -> None:
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def kill_once_it_steps(
+    workspace: Path, rank: int, which: Callable[[int], int] = lambda process: process
+) -> None:
     until = time.monotonic() + SECONDS_FOR_A_STEP
     while time.monotonic() < until:
         for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
             has_state = any(workspace.glob("checkpoints/*/given/step-*"))
             if path.read_text().startswith("after step") and has_state:
-                os.kill(int((path.parent / PROCESS.format(rank)).read_text()), signal.SIGKILL)
+                process = int((path.parent / PROCESS.format(rank)).read_text())
+                os.kill(which(process), signal.SIGKILL)
                 return
         time.sleep(0.01)
 
@@ -103,6 +110,16 @@ def test_ranks_of_ray_end_where_ranks_of_torchrun_and_one_process_end(
         read_json(folder / name / "train_two_tower/manifest.json") for name in ("local", "ray")
     ]
     assert manifests[0]["config"] == manifests[1]["config"]
+
+
+def test_a_rank_whose_ray_worker_is_killed_is_named(folder: Path, killed: str) -> None:
+    config = replace(of_engine(folder, "ray"), workspace=folder / "worker")
+    there = (config.workspace, 0, parent_of)
+    killer = threading.Thread(target=kill_once_it_steps, args=there)
+    killer.start()
+    with pytest.raises(RankLostError, match=r"rank 0 of 2 \(process [1-9]\d* on .* was killed by"):
+        run_stages(CHOSEN, config)
+    killer.join()
 
 
 def test_a_cluster_too_small_for_the_ranks_is_refused(folder: Path, killed: str) -> None:
