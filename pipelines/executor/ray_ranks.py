@@ -157,8 +157,8 @@ class Placed:
     def run(self) -> dict[int, Failure]:
         """Run the ranks; returns those that failed first."""
         size = self._config.ray.ranks
-        asked = [self._task(place_here, bundle, num_cpus=0).remote() for bundle in range(size)]
-        found: list[Place] = self._ray.get(asked)
+        located = [self._task(place_here, bundle, num_cpus=0).remote() for bundle in range(size)]
+        found: list[Place] = self._ray.get(located)
         nodes = list(dict.fromkeys(place.node for place in found))
         bundles = sorted(range(size), key=lambda one: nodes.index(found[one].node))
         places = [found[bundle] for bundle in bundles]
