@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from pipelines.config.run import RunConfig, TrainingConfig
-from pipelines.inputs.item_values import read_item_values
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.baselines import Baseline, fit_content, fit_item_to_item, fit_popularity
@@ -141,7 +142,7 @@ def sequence_fitter(config: RunConfig) -> ModelFitter:
 def generative_fitter(
     config: RunConfig,
     item_codes: Callable[[], ItemCodes],
-    features: Path,
+    item_values: Callable[[int], Tensor],
     sequence_folder: Path | None,
 ) -> ModelFitter:
     """Set up the generative model.
@@ -149,7 +150,7 @@ def generative_fitter(
     Args:
         config: The run's.
         item_codes: Reads the semantic IDs.
-        features: Of build_features, whose items may say what they are worth.
+        item_values: Reads what so many item rows are worth, where that is rewarded.
         sequence_folder: Of the sequence model that teaches it; None where none does.
     """
     settings, training = generative_settings(config), config.generative_training
@@ -161,8 +162,7 @@ def generative_fitter(
             teacher = SequenceTeacher(sequence, training.teaching)
         values = None
         if training.alignment.rewards.value:
-            rows = inputs.sizes.num_item_rows
-            values = read_item_values(features, training.value_column, rows)
+            values = item_values(inputs.sizes.num_item_rows)
         guidance = Guidance(teacher, training.alignment, values)
         return fit_generative(
             inputs, item_codes(), settings, training, run, stop_by, split=split, guidance=guidance
