@@ -21,7 +21,8 @@ from pipelines.inputs.item_images import check_images, image_vectors
 from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
-from recsys.content.attributes import PROMPT_VERSION, TEXT_ATTRIBUTES, enriched_text
+from recsys.content.attribute_schema import extraction_of
+from recsys.content.attributes import enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder
@@ -123,17 +124,18 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
     made = bundle.manifest.content.enrichment
     if made is None or made.kept == []:
         return texts
-    keep = TEXT_ATTRIBUTES if made.kept is None else made.kept
     before = f"the items of {directory} were described by {made.model} before they were encoded"
     config = validate(EnrichItemsConfig, made.settings, f"{directory}/manifest.json enrichment")
+    extraction = extraction_of(config.attributes)
+    keep = extraction.keep if made.kept is None else made.kept
     try:
         model = make_language_model(config)
         if model is None or model.name != made.model:
             found = "no model" if model is None else model.name
             raise ValueError(f"{config.model} is now {found}")
-        if made.prompt_version != PROMPT_VERSION:
+        if made.prompt_version != extraction.version:
             raise ValueError(
-                f"with prompt {made.prompt_version}, this version has prompt {PROMPT_VERSION}"
+                f"with prompt {made.prompt_version}, this version has prompt {extraction.version}"
             )
         # Fail at the first request without an answer: a delta is easily made again.
         strict = replace(config, max_unreachable=1)
@@ -150,10 +152,11 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
             "text is encoded",
             style="yellow",
         )
-    return [
-        enriched_text(text, {name: value.value for name, value in (one or {}).items()}, keep=keep)
-        for text, one in zip(texts, result.attributes, strict=True)
+    known = [
+        {name: value.value for name, value in (one or {}).items()} for one in result.attributes
     ]
+    pairs = zip(texts, known, strict=True)
+    return [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
 
 
 def content_of(

@@ -24,7 +24,8 @@ from pipelines.inputs.item_images import image_columns, image_files, images_name
 from pipelines.inputs.tensors import CONTENT_FILE, released_order
 from pipelines.stages.enrich_items import load_enrichment
 from recsys.content.attribute_gate import K, choose_attributes, cut_queries
-from recsys.content.attributes import SCHEMA, TEXT_ATTRIBUTES, Value, enriched_text
+from recsys.content.attribute_schema import Extraction, extraction_of
+from recsys.content.attributes import Value, enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached, in_turn
 from recsys.content.encoder import Encoder, HashEncoder, Vectors
@@ -64,11 +65,11 @@ def encoder_here(config: ContentConfig) -> Encoder:
     return encoder
 
 
-def described_by(folder: Path, keep: Sequence[str]) -> dict[str, object]:
+def described_by(folder: Path, keep: Sequence[str], unmeasured: Sequence[str]) -> dict[str, object]:
     """Name the language model and the prompt behind the attributes, and which are read."""
     summary = read_json(folder / "enrichment.json")
     made = {name: summary[name] for name in ("model", "prompt_version")}
-    return made if tuple(keep) == TEXT_ATTRIBUTES else {**made, "kept": list(keep)}
+    return made if tuple(keep) == tuple(unmeasured) else {**made, "kept": list(keep)}
 
 
 def attributes_that_help(
@@ -76,6 +77,7 @@ def attributes_that_help(
     texts: Sequence[str],
     known: Sequence[Mapping[str, Value] | None],
     encode: Callable[[list[str]], Vectors],
+    extraction: Extraction,
 ) -> Sequence[str]:
     """Measure every attribute, write ``attribute_gate.json`` and name those to read."""
     features = context.inputs["build_features"]
@@ -88,12 +90,14 @@ def attributes_that_help(
     def texts_with(name: str | None, rows: Sequence[int]) -> list[str]:
         keep = () if name is None else (name,)
         donors = (known[row] for row in rows)
-        return [enriched_text(*one, keep=keep) for one in zip(texts, donors, strict=True)]
+        pairs = zip(texts, donors, strict=True)
+        return [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
 
     seed = context.config.seed
     queries = cut_queries(histories, seed)
+    names = list(extraction.schema["properties"])
     decisions = choose_attributes(
-        list(SCHEMA["properties"]), texts_with, encode, queries, num_items=len(texts), seed=seed
+        names, texts_with, encode, queries, num_items=len(texts), seed=seed
     )
     document = [decision.document() for decision in decisions]
     (context.output / "attribute_gate.json").write_text(to_json({"attributes": document}))
@@ -124,7 +128,8 @@ def embed_items(
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
-    known = load_enrichment(context.inputs["enrich_items"])
+    extraction = extraction_of(context.config.enrichment.attributes)
+    known = load_enrichment(context.inputs["enrich_items"], extraction)
     encoder = make_encoder(config)
     rows = list(items.iter_rows(named=True))
     values = [known.get(row["item_row"]) for row in rows]
@@ -144,9 +149,10 @@ def embed_items(
             return encode_cached(these, encoder, cache, progress=report, encoding=encoding)
 
         if keep is None and known and context.config.enrichment.gate:
-            keep = attributes_that_help(context, texts, values, encode)
-        keep = TEXT_ATTRIBUTES if keep is None else keep
-        texts = [enriched_text(*one, keep=keep) for one in zip(texts, values, strict=True)]
+            keep = attributes_that_help(context, texts, values, encode, extraction)
+        keep = extraction.keep if keep is None else keep
+        pairs = zip(texts, values, strict=True)
+        texts = [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
         vectors[1:] = encode(texts)
     images = image_columns(config, items)
     columns = fit_columns(items, config, images) if columns is None else columns
@@ -164,7 +170,9 @@ def embed_items(
         "num_texts": num_texts,
         "num_enriched": len(known),
         "described_by": described_by(
-            context.inputs["enrich_items"], TEXT_ATTRIBUTES if keep is None else keep
+            context.inputs["enrich_items"],
+            extraction.keep if keep is None else keep,
+            extraction.keep,
         )
         if known
         else None,

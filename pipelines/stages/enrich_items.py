@@ -1,6 +1,6 @@
 """Stage enrich_items: item attributes by a language model; off unless a model is named.
 
-enrichment.parquet      item_row, item_id, attribute, values, model, prompt_version, time
+enrichment.parquet      item_row, item_id, attribute, values, agreement, model, prompt_version, time
 not_enriched.parquet    item_row, item_id, reason
 enrichment.json         model, counts, tokens and cost of all runs on these items
 """
@@ -23,8 +23,10 @@ from pipelines.inputs.content_models import (
     make_language_model,
     text_of,
 )
-from recsys.content.attributes import PROMPT_VERSION, SCHEMA, Value
+from recsys.content.attribute_schema import Extraction, extraction_of
+from recsys.content.attributes import Value
 from recsys.content.enrichment import Enrichment, enrich
+from recsys.content.prompt import type_of
 
 ENRICHMENT_FILE = "enrichment.parquet"
 ATTRIBUTE_COLUMNS: dict[str, Any] = {
@@ -32,6 +34,7 @@ ATTRIBUTE_COLUMNS: dict[str, Any] = {
     "item_id": pl.String,
     "attribute": pl.String,
     "values": pl.List(pl.String),
+    "agreement": pl.Float64,
     "model": pl.String,
     "prompt_version": pl.String,
     "time": pl.String,
@@ -44,12 +47,12 @@ def raw_files(config: RunConfig) -> Mapping[str, Path]:
     return language_model_files(config.enrichment)
 
 
-def load_enrichment(folder: Path) -> dict[int, dict[str, Value]]:
+def load_enrichment(folder: Path, extraction: Extraction) -> dict[int, dict[str, Value]]:
     """Read the attributes of each item row that has any."""
     found: dict[int, dict[str, Value]] = {}
     rows = pl.read_parquet(folder / ENRICHMENT_FILE).select("item_row", "attribute", "values")
     for item_row, name, values in rows.iter_rows():
-        is_list = SCHEMA["properties"][name]["type"] == "array"
+        is_list = type_of(extraction.schema["properties"][name]) == "array"
         found.setdefault(item_row, {})[name] = tuple(values) if is_list else values[0]
     return found
 
@@ -74,9 +77,16 @@ def enrich_items(context: StageContext) -> StageRows:
             "attributes keep their own text. Raise enrichment.token_budget or cost_budget for more",
             style="yellow",
         )
+    if result.num_left_out:
+        log.print(
+            f"  {result.num_left_out:,} items are left out: the model's answers broke the schema "
+            f"{config.max_attempts} times (not_enriched.parquet has the reasons)",
+            style="yellow",
+        )
     summary = {
         "model": model.name,
-        "prompt_version": PROMPT_VERSION,
+        "prompt_version": extraction_of(config.attributes).version,
+        "num_left_out": result.num_left_out,
         "cost": config.cost(result.spent),
         "budget_reached": result.budget_reached,
         **result.spent._asdict(),
@@ -96,9 +106,9 @@ def write_enrichment(
         if attributes is None:
             missing.append((row, item_id, result.reasons[place]))
             continue
-        for name, (value, made) in attributes.items():
+        for name, (value, made, agreement) in attributes.items():
             values = [value] if isinstance(value, str) else list(value)
-            known.append((row, item_id, name, values, *made))
+            known.append((row, item_id, name, values, agreement, *made))
     pl.DataFrame(known, ATTRIBUTE_COLUMNS, orient="row").write_parquet(folder / ENRICHMENT_FILE)
     pl.DataFrame(missing, MISSING_COLUMNS, orient="row").write_parquet(
         folder / "not_enriched.parquet"

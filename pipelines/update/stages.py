@@ -46,7 +46,7 @@ from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import baselines_of, sequence_settings
 from pipelines.training.run import save_model, training_run
-from recsys.content.attributes import TEXT_ATTRIBUTES
+from recsys.content.attribute_schema import extraction_of
 from recsys.content.columns import ColumnEncoder
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
@@ -152,7 +152,14 @@ def embed_items(context: StageContext) -> StageRows:
     check_images(context.config.content, "" if served is None else served.images, base.version)
     weight = context.config.content.column_weight
     made = None if served is None else served.enrichment
-    keep = None if made is None else TEXT_ATTRIBUTES if made.kept is None else made.kept
+    extraction = extraction_of(context.config.enrichment.attributes)
+    keep = None if made is None else extraction.keep if made.kept is None else made.kept
+    if made is not None and made.prompt_version != extraction.version:
+        raise ValueError(
+            f"the items of bundle {base.version} were described with prompt {made.prompt_version}, "
+            f"enrichment.attributes now make prompt {extraction.version}; put them back, or run "
+            "the whole pipeline"
+        )
     return embed_all_items(context, ColumnEncoder.of(columns, weight), keep)
 
 

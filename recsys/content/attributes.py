@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from recsys.content.prompt import Example, Prompt
+from recsys.content.prompt import Example, Prompt, Schema, may_be_null, type_of
 from recsys.content.text import clean_text
 
 Value = str | tuple[str, ...]
@@ -89,6 +90,11 @@ PROMPT_VERSION = (
 )
 TEXT_ATTRIBUTES = ("topics", "summary", "queries")
 """What an item's text gains where nothing was measured."""
+MAX_WORDS_CHARS = 200
+"""Of an attribute that is not named in MAX_CHARS."""
+NOTHING = ("", "null", "none", "unknown", "n/a")
+"""How models write that a text does not say something."""
+_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?(e[+-]?\d{1,2})?")
 _ADDRESS = re.compile(r"https?:|www\.|\S@\S+\.\S", re.IGNORECASE)
 
 
@@ -106,6 +112,8 @@ class Attribute(NamedTuple):
 
     value: Value
     provenance: Provenance
+    agreement: float = 1.0
+    """Share of the draws that gave this value."""
 
 
 def prompt_for(text: str) -> Prompt:
@@ -113,8 +121,8 @@ def prompt_for(text: str) -> Prompt:
     return Prompt(INSTRUCTIONS, text, EXAMPLES)
 
 
-def parse_reply(reply: str, mark: str) -> dict[str, Value]:
-    """Hold a reply to the schema and clean its words.
+def parse_reply(reply: str, mark: str, schema: Schema = SCHEMA) -> dict[str, Value]:
+    """Hold a reply to the schema and clean its words; what stands around its object is passed over.
 
     Args:
         mark: The prompt's mark, which a reply must not repeat.
@@ -122,44 +130,112 @@ def parse_reply(reply: str, mark: str) -> dict[str, Value]:
     Raises:
         ValueError: What is wrong with it.
     """
+    begin, end = reply.find("{"), reply.rfind("}")
+    inner = reply[begin : end + 1] if 0 <= begin < end else reply
     try:
-        document = json.loads(reply)
-    except (json.JSONDecodeError, RecursionError):
+        document = json.loads(reply if reply.lstrip().startswith("[") else inner)
+    except (ValueError, RecursionError):
         raise ValueError(f"the reply is no JSON: {reply[:80]!r}") from None
     if mark in reply or "<<<item" in reply:
         raise ValueError("the reply repeats the marks around the text")
-    return checked(document)
+    if isinstance(document, dict) and document.keys() < schema["properties"].keys():
+        raise ValueError(f"the reply lacks {sorted(schema['properties'].keys() - document.keys())}")
+    return checked(document, schema)
 
 
-def checked(document: object) -> dict[str, Value]:
-    """Hold a parsed reply, or one read from the cache, to the schema.
+def checked(document: object, schema: Schema = SCHEMA) -> dict[str, Value]:
+    """Hold a parsed reply, or one read from the cache, to the schema; null gives no value.
 
     Raises:
         ValueError: What is wrong with it.
     """
     if not isinstance(document, dict):
         raise ValueError(f"the reply is no object but {type(document).__name__}")
-    if document.keys() != SCHEMA["properties"].keys():
+    kinds = schema["properties"]
+    needed = {name for name, kind in kinds.items() if not may_be_null(kind)}
+    if not needed <= document.keys() <= kinds.keys():
         raise ValueError(
             f"the reply has the keys {sorted(document)[:10]}, allowed are "
-            f"{sorted(SCHEMA['properties'])}, each once"
+            f"{sorted(kinds)}, each once"
         )
-    values: dict[str, Value] = {}
-    for name, kind in SCHEMA["properties"].items():
-        value = document[name]
-        if kind["type"] == "string":
-            values[name] = checked_text(name, value)
-            continue
-        if not isinstance(value, (list, tuple)):
-            raise ValueError(f"{name} is no list but {type(value).__name__}")
-        entries = tuple(dict.fromkeys(checked_text(name, entry) for entry in value))
-        if not kind["minItems"] <= len(entries) <= kind["maxItems"]:
-            raise ValueError(
-                f"{name} has {len(entries)} distinct entries, allowed are "
-                f"{kind['minItems']} to {kind['maxItems']}"
+    found = {name: checked_value(name, kinds[name], document.get(name)) for name in kinds}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def checked_value(name: str, kind: Schema, value: object) -> Value | None:
+    """Hold one value to its property; numbers become text, true and false yes and no.
+
+    Returns:
+        None where it may be missing and is.
+
+    Raises:
+        ValueError: What is wrong with it.
+    """
+    said = value.strip().casefold() if isinstance(value, str) else value
+    empty = value is None or said in NOTHING or value in ([], ())
+    if empty and may_be_null(kind):
+        return None
+    match type_of(kind):
+        case "string":
+            return (
+                listed(name, kind["enum"], value) if "enum" in kind else checked_text(name, value)
             )
-        values[name] = entries
-    return values
+        case "boolean":
+            return yes_or_no(name, said)
+        case "number":
+            return checked_number(name, said)
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{name} is no list but {type(value).__name__}")
+    allowed = kind["items"].get("enum")
+    entries = tuple(
+        dict.fromkeys(
+            listed(name, allowed, one) if allowed else checked_text(name, one) for one in value
+        )
+    )
+    if not kind["minItems"] <= len(entries) <= kind["maxItems"]:
+        raise ValueError(
+            f"{name} has {len(entries)} distinct entries, allowed are "
+            f"{kind['minItems']} to {kind['maxItems']}"
+        )
+    return entries
+
+
+def listed(name: str, allowed: Sequence[str | None], value: object) -> str:
+    """Find a value in its list, whatever its case.
+
+    Raises:
+        ValueError: If it is not there.
+    """
+    text = checked_text(name, value)
+    known = {one.casefold(): one for one in allowed if one is not None}
+    if text.casefold() not in known:
+        raise ValueError(f"{name} is {text[:60]!r}, allowed are {', '.join(known.values())}")
+    return known[text.casefold()]
+
+
+def yes_or_no(name: str, value: object) -> str:
+    """Write true and false as words.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    for word, same in (("yes", True), ("no", False)):
+        if value is same or value in (word, str(same).lower()):
+            return word
+    raise ValueError(f"{name} is {str(value)[:60]!r}, allowed are true and false")
+
+
+def checked_number(name: str, value: object) -> str:
+    """Write a finite number as text.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    text = str(value).lower()
+    number = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise ValueError(f"{name} is {text[:60]!r}, which is no number")
+    return f"{number:.12g}"
 
 
 def checked_text(name: str, value: object) -> str:
@@ -171,8 +247,9 @@ def checked_text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} holds no string but {type(value).__name__}")
     text = clean_text(value)
-    if not text or len(text) > MAX_CHARS[name]:
-        raise ValueError(f"{name} has {len(text)} characters, allowed are 1 to {MAX_CHARS[name]}")
+    most = MAX_CHARS.get(name, MAX_WORDS_CHARS)
+    if not text or len(text) > most:
+        raise ValueError(f"{name} has {len(text)} characters, allowed are 1 to {most}")
     if _ADDRESS.search(text):
         raise ValueError(f"{name} holds a web or mail address")
     return text
@@ -183,6 +260,7 @@ def enriched_text(
     values: Mapping[str, Value] | None,
     *,
     keep: Sequence[str] = TEXT_ATTRIBUTES,
+    schema: Schema = SCHEMA,
     first_chars: int = 500,
 ) -> str:
     """Add attributes to an item's text, for its embedding.
@@ -191,7 +269,7 @@ def enriched_text(
     long one.
 
     Args:
-        keep: The attributes to add, in this order.
+        keep: The attributes to add, in this order; those that an item lacks are passed over.
     """
     if not values or not keep:
         return text
@@ -199,7 +277,17 @@ def enriched_text(
     if len(text) > first_chars:
         cut = text[: first_chars + 1].rfind(" ")
         begin = text[: cut if cut > 0 else first_chars]
-    kept = [values[name] for name in keep]
-    added = [value if isinstance(value, str) else ", ".join(value) for value in kept]
+    kinds = schema["properties"]
+    added = [words_of(name, kinds[name], values[name]) for name in keep if name in values]
     parts = [begin, *added, text[len(begin) :].strip()]
     return ". ".join(part.rstrip(".") for part in parts if part)
+
+
+def words_of(name: str, kind: Schema, value: Value) -> str:
+    """Say a value in words: a bare number, yes or no needs the attribute's name beside it."""
+    if not isinstance(value, str):
+        return ", ".join(value)
+    readable = name.replace("_", " ")
+    if type_of(kind) == "boolean":
+        return readable if value == "yes" else f"not {readable}"
+    return f"{readable} {value}" if type_of(kind) == "number" else value

@@ -30,6 +30,9 @@ from recsys.content.prompt import (
 )
 
 MAX_WAIT_SECONDS = 60.0
+SCHEMA_FOLLOWS = "\nThe answer is JSON alone, of this JSON schema: "
+_NO_SCHEMAS = re.compile(r"response_format|json_schema|structured", re.IGNORECASE)
+"""In the refusal of a server that cannot hold a model to a schema."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +111,7 @@ class Endpoint:
         self.config = config
         self._openai = openai
         self._sleep = sleep
+        self._takes_schemas = True
         # One place retries, here, because every attempt must be charged.
         self._client = openai.OpenAI(
             api_key=self._key,
@@ -122,7 +126,7 @@ class Endpoint:
         return f"{self.config.model}@{parts.netloc}{parts.path}"
 
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
-        read = [prompt.instructions, prompt.delimited(), json.dumps(dict(schema))]
+        read = [prompt.instructions, prompt.delimited(), SCHEMA_FOLLOWS, json.dumps(dict(schema))]
         num_bytes = sum(len(part.encode("utf-8", "replace")) for part in read)
         return Tokens(num_bytes + TEMPLATE_TOKENS, max_tokens)
 
@@ -131,16 +135,28 @@ class Endpoint:
     ) -> None:
         """Answer every prompt through ``log``, several at once.
 
-        An interrupted call waits for the requests in flight, which are paid for, and records them.
+        A server that refuses schemas gets them as words from then on. An interrupted call waits
+        for the requests in flight, which are paid for, and records them.
         """
+        create = self._client.chat.completions.with_raw_response.create
+
+        def reply_to(index: int) -> dict[str, Any]:
+            body = self._chat_body(prompts[index], schema, max_tokens)
+            try:
+                return self.request(create, body, lambda: log.charge(index))
+            except (EndpointRefusedError, EndpointUnreachableError):
+                raise
+            except EndpointError as error:
+                if "response_format" not in body or not _NO_SCHEMAS.search(str(error)):
+                    raise
+                self._takes_schemas = False
+                body = self._chat_body(prompts[index], schema, max_tokens)
+                return self.request(create, body, lambda: log.charge(index))
 
         def answer(index: int) -> None:
             try:
                 log.charge(index)
-                body = self._chat_body(prompts[index], schema, max_tokens)
-                create = self._client.chat.completions.with_raw_response.create
-                reply = self.request(create, body, lambda: log.charge(index))
-                log.record(index, completion_of(reply))
+                log.record(index, completion_of(reply_to(index)))
             except Exception as error:
                 log.record(index, error)
 
@@ -221,21 +237,21 @@ class Endpoint:
         )
 
     def _chat_body(self, prompt: Prompt, schema: Schema, max_tokens: int) -> dict[str, Any]:
+        words, held = SCHEMA_FOLLOWS + json.dumps(dict(schema)), self._takes_schemas
         body: dict[str, Any] = {
             "model": self.config.model,
             "messages": [
-                {"role": "system", "content": prompt.instructions},
+                {"role": "system", "content": prompt.instructions + ("" if held else words)},
                 {"role": "user", "content": prompt.delimited()},
             ],
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": dict(schema), "strict": True},
-            },
             self.config.token_limit_field: max_tokens,
         }
-        if self.config.temperature is not None:
-            body["temperature"] = self.config.temperature
-        return body
+        if held:
+            answer = {"name": "answer", "schema": dict(schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": answer}
+        own = prompt.temperature is not None
+        temperature = prompt.temperature if own else self.config.temperature
+        return body if temperature is None else body | {"temperature": temperature}
 
     def _wait_seconds(self, attempt: int, retry_after: str | None) -> float:
         if retry_after is not None and re.fullmatch(r"\d{1,6}(\.\d+)?", retry_after):

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from recsys.content.attributes import PROMPT_VERSION, SCHEMA, Attribute, parse_reply, prompt_for
+from recsys.content.attribute_schema import AttributeConfig, Extraction, extraction_of
+from recsys.content.attributes import Attribute, parse_reply
 from recsys.content.enrichment_ledger import EnrichmentLedger, open_ledger, text_key
 from recsys.content.prompt import (
     Completion,
@@ -29,12 +30,16 @@ from recsys.content.prompt import (
 from recsys.content.text import clean_text
 
 logger = logging.getLogger(__name__)
+MAX_FAULT_CHARS = 400
+"""Of what was wrong with an answer, that the next request says."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnrichmentConfig:
-    """The budget of enrichment and how it is requested."""
+    """What is read off texts, the budget, and how it is requested."""
 
+    attributes: tuple[AttributeConfig, ...] = ()
+    """What to read off an item's text; empty reads topics, audience, style, summary and queries."""
     token_budget: int = 0
     """Tokens, read and written, over all items and runs; 0 sends nothing."""
     cost_budget: float | None = None
@@ -46,13 +51,15 @@ class EnrichmentConfig:
     max_reply_tokens: int = 400
     """Longest answer for one item."""
     max_attempts: int = 2
-    """Requests for one text, over all runs, until an answer fits the schema."""
+    """Requests for one text, over all runs, until an answer fits the schema; those after the
+    first say what was wrong."""
     max_text_chars: int = 2000
     """Of an item's text; what is beyond is not sent."""
     max_unreachable: int = 5
     """Stop when so many requests in a row get no answer after all their retries."""
 
     def __post_init__(self) -> None:
+        extraction_of(self.attributes)
         for name in ("token_budget", "prompt_price", "completion_price"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
@@ -88,6 +95,8 @@ class Enrichment(NamedTuple):
     num_requests: int
     """Requests of this run."""
     budget_reached: bool
+    num_left_out: int
+    """Texts whose answers broke the schema as often as they were requested."""
 
 
 def enrich(
@@ -109,20 +118,23 @@ def enrich(
     """
     lines = [clean_text(text)[: config.max_text_chars].rstrip() for text in texts]
     keys = [text_key(line) for line in lines]
-    with open_ledger(cache_dir, model.name, PROMPT_VERSION) as ledger:
+    extraction = extraction_of(config.attributes)
+    with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
         wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}
         session = Session(ledger, model, config, wanted, progress)
         session.run()
+        attributes = [ledger.answers.get(key) or None for key in keys]
         reasons = [
-            None if key in ledger.answers else session.reason(key) if line else "no text"
-            for key, line in zip(keys, lines, strict=True)
+            None if found else session.reason(key) if line else "no text"
+            for found, key, line in zip(attributes, keys, lines, strict=True)
         ]
         result = Enrichment(
-            attributes=[ledger.answers.get(key) for key in keys],
+            attributes=list(attributes),
             reasons=reasons,
             spent=session.spent,
             num_requests=session.num_requests,
             budget_reached=session.budget_reached,
+            num_left_out=sum(key in ledger.failures for key in keys),
         )
     logger.info(
         "enriched texts",
@@ -150,6 +162,7 @@ class Session:
     ) -> None:
         self._ledger, self._model, self._config, self._texts = ledger, model, config, texts
         self._progress = progress
+        self._extraction: Extraction = extraction_of(config.attributes)
         self._lock = threading.Lock()
         self._keys: list[str] = []
         self._prompts: list[Prompt] = []
@@ -173,14 +186,18 @@ class Session:
                 if key not in self._ledger.answers
                 and len(self._ledger.failures.get(key, ())) < attempt
             ]
-            self._prompts = [prompt_for(self._texts[key]) for key in self._keys]
+            self._prompts = [self._prompt(key) for key in self._keys]
             self._done = 0
             if self._keys and not self.budget_reached:
-                self._model.complete_json(
-                    self._prompts, SCHEMA, max_tokens=self._config.max_reply_tokens, log=self
-                )
+                schema, most = self._extraction.schema, self._config.max_reply_tokens
+                self._model.complete_json(self._prompts, schema, max_tokens=most, log=self)
             if self._fatal is not None:
                 raise self._fatal
+
+    def _prompt(self, key: str) -> Prompt:
+        """Ask about one text; once more by what was wrong before."""
+        faults = self._ledger.failures.get(key, [""])
+        return self._extraction.prompt(self._texts[key], repair=faults[-1][:MAX_FAULT_CHARS])
 
     def charge(self, index: int) -> None:
         """Reserve what a request takes at most.
@@ -189,7 +206,8 @@ class Session:
             BudgetSpentError: If that exceeds the budget.
         """
         key, prompt = self._keys[index], self._prompts[index]
-        bound = self._model.token_bound(prompt, SCHEMA, self._config.max_reply_tokens)
+        schema = self._extraction.schema
+        bound = self._model.token_bound(prompt, schema, self._config.max_reply_tokens)
         with self._lock:
             if self._fatal is not None:
                 raise self._fatal
@@ -223,6 +241,8 @@ class Session:
 
     def reason(self, key: str) -> str:
         """Say why a text has no attributes."""
+        if key in self._ledger.answers:
+            return "the text says none of the attributes"
         if reasons := self._ledger.failures.get(key):
             return reasons[-1]
         return self._without_answer.get(key) or "not requested: the budget is spent"
@@ -235,7 +255,7 @@ class Session:
     def _keep(self, key: str, answer: Completion, mark: str) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            values = parse_reply(answer.text, mark)
+            values = parse_reply(answer.text, mark, self._extraction.schema)
         except ValueError as error:
             self._ledger.fail(key, str(error), now, answer.tokens)
         else:

@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from recsys.content.attributes import Attribute, Provenance, Value, checked
-from recsys.content.prompt import Tokens
+from recsys.content.attributes import SCHEMA, Attribute, Provenance, Value, checked
+from recsys.content.prompt import Schema, Tokens
 from recsys.data.durable import flush, locked
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,10 @@ logger = logging.getLogger(__name__)
 class EnrichmentLedger:
     """The answers of one model to one prompt, in memory and in their file."""
 
-    def __init__(self, file: IO[bytes], model: str, prompt_version: str) -> None:
-        self.model, self.prompt_version = model, prompt_version
+    def __init__(
+        self, file: IO[bytes], model: str, prompt_version: str, schema: Schema = SCHEMA
+    ) -> None:
+        self.model, self.prompt_version, self._schema = model, prompt_version, schema
         self.answers: dict[str, dict[str, Attribute]] = {}
         self.failures: dict[str, list[str]] = {}
         self._settled: dict[str, Tokens] = {}
@@ -98,7 +100,7 @@ class EnrichmentLedger:
                 self._close(key, document)
                 self.failures.setdefault(key, []).append(str(document["reason"]))
             elif state == "done":
-                values = checked(document["values"])
+                values = checked(document["values"], self._schema)
                 made = Provenance(
                     *(str(document[name]) for name in ("model", "prompt_version", "time"))
                 )
@@ -126,7 +128,9 @@ def tokens_of(spent: Tokens | None) -> dict[str, int]:
 
 
 @contextmanager
-def open_ledger(cache_dir: Path, model: str, prompt_version: str) -> Iterator[EnrichmentLedger]:
+def open_ledger(
+    cache_dir: Path, model: str, prompt_version: str, schema: Schema = SCHEMA
+) -> Iterator[EnrichmentLedger]:
     """Open the ledger of a model and prompt for this process alone.
 
     Raises:
@@ -142,7 +146,7 @@ def open_ledger(cache_dir: Path, model: str, prompt_version: str) -> Iterator[En
                 f"another process enriches items with {model} ({path} is locked); "
                 "wait for it, its answers will count here too"
             )
-        yield EnrichmentLedger(file, model, prompt_version)
+        yield EnrichmentLedger(file, model, prompt_version, schema)
 
 
 def text_key(text: str) -> str:

