@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from recsys.content.agreement import agreed
 from recsys.content.attribute_schema import AttributeConfig, Extraction, extraction_of
 from recsys.content.attributes import Attribute, parse_reply
 from recsys.content.enrichment_ledger import EnrichmentLedger, open_ledger, text_key
@@ -30,6 +31,7 @@ from recsys.content.prompt import (
 from recsys.content.text import clean_text
 
 logger = logging.getLogger(__name__)
+MAX_TEMPERATURE = 2.0
 MAX_FAULT_CHARS = 400
 """Of what was wrong with an answer, that the next request says."""
 
@@ -55,6 +57,13 @@ class EnrichmentConfig:
     first say what was wrong."""
     max_text_chars: int = 2000
     """Of an item's text; what is beyond is not sent."""
+    samples: int = 1
+    """Answers to one text, each a request of its own, so n times the tokens; of ``attributes``
+    alone. What they do not agree on is left out."""
+    sample_temperature: float = 0.7
+    """Of several answers: at 0 they would be alike."""
+    agreement: float = 0.6
+    """Share of the answers that must give a value."""
     max_unreachable: int = 5
     """Stop when so many requests in a row get no answer after all their retries."""
 
@@ -70,14 +79,46 @@ class EnrichmentConfig:
                 "cost_budget has no effect without prices; set prompt_price and completion_price "
                 "(money for a million tokens)"
             )
-        for name in ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable"):
+        whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
+        for name in (*whole, "samples"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+        self._check_samples()
+
+    def _check_samples(self) -> None:
+        if self.samples > 1 and not self.attributes:
+            raise ValueError(
+                f"samples = {self.samples} needs [[enrichment.attributes]] of your own: summaries "
+                "and queries in free words never agree"
+            )
+        if not 0 < self.sample_temperature <= MAX_TEMPERATURE:
+            raise ValueError(
+                f"sample_temperature must be > 0 and <= {MAX_TEMPERATURE:g}, got "
+                f"{self.sample_temperature}"
+            )
+        if not 0.5 < self.agreement <= 1:
+            raise ValueError(f"agreement must be > 0.5 and <= 1, got {self.agreement}")
+
+    def draws(self, key: str, line: str) -> dict[str, Draw]:
+        """List the requests for a text, by their keys in the ledger."""
+        if self.samples == 1:
+            return {key: Draw(line)}
+        heat = self.sample_temperature
+        return {f"{key}-{heat:g}-{at}": Draw(line, at, heat) for at in range(self.samples)}
 
     def cost(self, spent: Tokens) -> float:
         """Price tokens."""
         read = spent.prompt_tokens * self.prompt_price
         return (read + spent.completion_tokens * self.completion_price) / 1e6
+
+
+class Draw(NamedTuple):
+    """One of the answers to a text."""
+
+    line: str
+    number: int = 0
+    temperature: float | None = None
 
 
 class BudgetSpentError(ValueError):
@@ -120,13 +161,15 @@ def enrich(
     keys = [text_key(line) for line in lines]
     extraction = extraction_of(config.attributes)
     with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
-        wanted = {key: line for key, line in zip(keys, lines, strict=True) if line}
+        draws = [config.draws(*one) if one[1] else {} for one in zip(keys, lines, strict=True)]
+        # All draws of a text before the next one's: a short budget ends with whole texts.
+        wanted = {key: draw for one in draws for key, draw in one.items()}
         session = Session(ledger, model, config, wanted, progress)
         session.run()
-        attributes = [ledger.answers.get(key) or None for key in keys]
+        attributes = [session.attributes(list(one)) or None for one in draws]
         reasons = [
-            None if found else session.reason(key) if line else "no text"
-            for found, key, line in zip(attributes, keys, lines, strict=True)
+            None if found else session.reason(list(one)) if one else "no text"
+            for found, one in zip(attributes, draws, strict=True)
         ]
         result = Enrichment(
             attributes=list(attributes),
@@ -134,7 +177,10 @@ def enrich(
             spent=session.spent,
             num_requests=session.num_requests,
             budget_reached=session.budget_reached,
-            num_left_out=sum(key in ledger.failures for key in keys),
+            num_left_out=sum(
+                found is None and any(key in ledger.failures for key in one)
+                for found, one in zip(attributes, draws, strict=True)
+            ),
         )
     logger.info(
         "enriched texts",
@@ -157,7 +203,7 @@ class Session:
         ledger: EnrichmentLedger,
         model: LanguageModel,
         config: EnrichmentConfig,
-        texts: Mapping[str, str],
+        texts: Mapping[str, Draw],
         progress: Callable[[int, int], None] | None,
     ) -> None:
         self._ledger, self._model, self._config, self._texts = ledger, model, config, texts
@@ -196,8 +242,9 @@ class Session:
 
     def _prompt(self, key: str) -> Prompt:
         """Ask about one text; once more by what was wrong before."""
-        faults = self._ledger.failures.get(key, [""])
-        return self._extraction.prompt(self._texts[key], repair=faults[-1][:MAX_FAULT_CHARS])
+        faults, draw = self._ledger.failures.get(key, [""]), self._texts[key]
+        prompt = self._extraction.prompt(draw.line, repair=faults[-1][:MAX_FAULT_CHARS])
+        return prompt._replace(draw=draw.number, temperature=draw.temperature)
 
     def charge(self, index: int) -> None:
         """Reserve what a request takes at most.
@@ -239,13 +286,23 @@ class Session:
             if self._progress is not None and self._fatal is None and not self.budget_reached:
                 self._progress(self._done, len(self._keys))
 
-    def reason(self, key: str) -> str:
+    def attributes(self, keys: Sequence[str]) -> Mapping[str, Attribute]:
+        """Read what the answers to a text agree on, by their keys."""
+        answers = [self._ledger.answers.get(key) for key in keys]
+        if len(keys) == 1:
+            return answers[0] or {}
+        return agreed(answers, self._config.agreement)
+
+    def reason(self, keys: Sequence[str]) -> str:
         """Say why a text has no attributes."""
-        if key in self._ledger.answers:
-            return "the text says none of the attributes"
-        if reasons := self._ledger.failures.get(key):
-            return reasons[-1]
-        return self._without_answer.get(key) or "not requested: the budget is spent"
+        for key in keys:
+            if reasons := self._ledger.failures.get(key):
+                return reasons[-1]
+            if key not in self._ledger.answers:
+                return self._without_answer.get(key) or "not requested: the budget is spent"
+        if any(self._ledger.answers[key] for key in keys):
+            return f"no value that {self._config.agreement:.0%} of {len(keys)} answers give"
+        return "the text says none of the attributes"
 
     def _settle(self, key: str, tokens: Tokens | None) -> None:
         bound = self._bounds.pop(key)

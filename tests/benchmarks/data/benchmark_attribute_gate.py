@@ -10,6 +10,7 @@ and test, are never read.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,27 @@ def world(seed: int) -> list[Decision]:
     }
     for name in ("random", "the same for all"):
         planted[name] = attributes[name]
+    return decisions(texts, planted, cut_queries(users, seed), HashEncoder().encode, seed)
+
+
+def agreed_words(
+    words: list[str], rate: float, generator: np.random.Generator, answers: int, least: int
+) -> list[str]:
+    """Keep of each item what at least so many answers say, each wrong by itself; else nothing."""
+    draws = [wrong_at_rate(words, rate, generator) for _ in range(answers)]
+    voted = [Counter(one).most_common(1)[0] for one in zip(*draws, strict=True)]
+    return [word if votes >= least else "" for word, votes in voted]
+
+
+def world_of_answers(seed: int) -> list[Decision]:
+    """One answer an item against five of which three agree, at three rates of error."""
+    texts, attributes, users = planted_world(seed)
+    generator = np.random.default_rng(seed + 2000)
+    true, planted = attributes["true"], {}
+    for rate in (0.4, 0.5, 0.6):
+        planted[f"true, {rate:.0%} wrong, one answer"] = wrong_at_rate(true, rate, generator)
+        planted[f"true, {rate:.0%} wrong, five answers"] = agreed_words(true, rate, generator, 5, 3)
+    planted["random, five answers"] = agreed_words(true, 1.0, generator, 5, 3)
     return decisions(texts, planted, cut_queries(users, seed), HashEncoder().encode, seed)
 
 
@@ -96,7 +118,15 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=40, help="worlds")
     parser.add_argument("--draws", type=int, default=3, help="draws of errors on MovieLens-100K")
+    parser.add_argument(
+        "--answers", action="store_true", help="one answer against five, in worlds alone"
+    )
     options = parser.parse_args()
+    if options.answers:
+        rows = rows_of("worlds", [world_of_answers(seed) for seed in range(options.seeds)])
+        notes = "Errors of the five answers are drawn by themselves; a model's may be alike."
+        write_results("attribute_agreement", rows, notes=notes)
+        return
     rows = rows_of("worlds", [world(seed) for seed in range(options.seeds)])
     items, users = load_movies(Path(os.environ["RECSYS_DATA_MIRROR"]))
     minilm = MiniLMEncoder()

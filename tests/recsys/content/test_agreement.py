@@ -1,0 +1,115 @@
+"""Several answers to one text: what they agree on is kept, and is right more often than one."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from recsys.content.agreement import agreed
+from recsys.content.attribute_schema import AttributeConfig
+from recsys.content.attributes import Attribute, Provenance, Value
+from recsys.content.enrichment import Enrichment, EnrichmentConfig, enrich
+from recsys.content.prompt import Completion, CompletionLog, Prompt, Schema, Tokens
+
+MADE = Provenance("oracle", "own", "now")
+KINDS = tuple(f"kind{number}" for number in range(20))
+KIND = AttributeConfig(name="kind", type="choice", description="What it is.", values=KINDS)
+
+
+def answer(**values: Value) -> dict[str, Attribute]:
+    return {name: Attribute(value, MADE) for name, value in values.items()}
+
+
+def test_a_value_is_kept_where_enough_draws_give_it() -> None:
+    draws = [answer(kind="Oak"), answer(kind="oak"), answer(kind="ash"), None, answer(kind="oak")]
+    assert agreed(draws, 0.6) == {"kind": Attribute("Oak", MADE, 0.6)}
+    assert agreed(draws, 0.7) == {}
+    assert agreed([None, None], 0.6) == {}
+
+
+def test_entries_of_a_list_are_kept_one_by_one() -> None:
+    draws = [answer(tags=("a", "b")), answer(tags=("b", "a")), answer(tags=("a", "c"))]
+    assert agreed(draws, 0.6) == {"tags": Attribute(("a", "b"), MADE, 2 / 3)}
+    assert agreed(draws, 0.9) == {"tags": Attribute(("a",), MADE, 1.0)}
+
+
+class Oracle:
+    """A model that knows each text's kind and, draw by draw by itself, is wrong at a rate."""
+
+    name = "oracle"
+
+    def __init__(self, rate: float) -> None:
+        self.rate, self.draws = rate, list[tuple[str, int]]()
+
+    def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
+        return Tokens(60, 40)
+
+    def complete_json(
+        self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
+    ) -> None:
+        for index, prompt in enumerate(prompts):
+            try:
+                log.charge(index)
+            except Exception as error:
+                log.record(index, error)
+                continue
+            self.draws.append((prompt.text, prompt.draw))
+            true = int(prompt.text.split()[1])
+            generator = np.random.default_rng([true, prompt.draw])
+            wrong = generator.random() < self.rate
+            drawn = generator.choice([one for one in range(20) if one != true % 20])
+            kind = KINDS[drawn if wrong else true % 20]
+            log.record(index, Completion(json.dumps({"kind": kind}), Tokens(10, 5)))
+
+
+def described(folder: Path, samples: int, num: int, **more: object) -> tuple[Enrichment, Oracle]:
+    config = EnrichmentConfig(
+        **{"token_budget": 10**9, "attributes": (KIND,), "samples": samples, **more}  # type: ignore[arg-type]
+    )
+    oracle = Oracle(0.4)
+    return enrich([f"item {at}" for at in range(num)], oracle, folder, config), oracle
+
+
+def test_five_draws_are_right_as_often_as_the_binomial_says(tmp_path: Path) -> None:
+    num = 1_000
+    for samples, expected in ((1, 0.6), (5, 1 - binom.cdf(2, 5, 0.6))):
+        result, _ = described(tmp_path / str(samples), samples, num)
+        found = [one["kind"].value if one else None for one in result.attributes]
+        right = np.mean([one == KINDS[at % 20] for at, one in enumerate(found)])
+        spread = 4 * np.sqrt(expected * (1 - expected) / num)
+        assert abs(right - expected) < spread
+        if samples == 5:
+            wrong = sum(one not in (None, KINDS[at % 20]) for at, one in enumerate(found))
+            assert wrong < 0.02 * num
+            missing = result.attributes.index(None)
+            assert result.reasons[missing] == "no value that 60% of 5 answers give"
+
+
+def test_draws_are_paid_once_and_a_short_budget_ends_with_whole_items(tmp_path: Path) -> None:
+    # A request may take 100 tokens and takes 15: 12 fit.
+    result, oracle = described(tmp_path, 5, 4, token_budget=270)
+    assert oracle.draws == [(f"item {at // 5}", at % 5) for at in range(len(oracle.draws))]
+    assert result.budget_reached
+    assert result.reasons[-1] == "not requested: the budget is spent"
+    once_more, more = described(tmp_path, 5, 4)
+    assert len(oracle.draws) + len(more.draws) == 20
+    assert once_more.spent == Tokens(200, 100)
+    # Another temperature is another answer.
+    assert len(described(tmp_path, 5, 4, sample_temperature=1.0)[1].draws) == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"samples": 0, "attributes": (KIND,)}, "samples must be >= 1, got 0"),
+        ({"samples": 3}, r"samples = 3 needs \[\[enrichment.attributes\]\] of your own"),
+        ({"sample_temperature": 0.0}, "sample_temperature must be > 0 and <= 2, got 0.0"),
+        ({"agreement": 0.5}, "agreement must be > 0.5 and <= 1, got 0.5"),
+    ],
+)
+def test_senseless_numbers_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EnrichmentConfig(**fields)  # type: ignore[arg-type]
