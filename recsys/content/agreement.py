@@ -48,6 +48,6 @@ def vote_of(entry: str) -> str:
     return entry.casefold()
 
 
-def votes_of(value: Value) -> set[str]:
+def votes_of(value: Value) -> list[str]:
     """Count an entry once, however often an answer names it."""
-    return {vote_of(one) for one in entries_of(value)}
+    return list(dict.fromkeys(vote_of(one) for one in entries_of(value)))

@@ -13,7 +13,7 @@ from serving.bundle.manifest import EnrichmentSource
 def test_bundle_says_how_its_content_was_made(
     tmp_path: Path, described_by: dict[str, str] | None
 ) -> None:
-    document = {"encoder": "hash-1", "described_by": described_by, "columns": []}
+    document = {"encoder": "hash-1", "described_by": described_by, "columns": [], "images": ""}
     (tmp_path / "content.json").write_text(json.dumps(document))
     config = SimpleNamespace(
         content=ContentConfig(encoder="hash"),
