@@ -45,12 +45,13 @@ from recsys.reproduction.experiment import Experiment, generated_ids
 from recsys.reproduction.prepared import Prepared
 from recsys.retrieval.sources import Source, generated_source, source_name
 from recsys.training.alignment import AlignmentConfig, RewardConfig, value_of
-from tests.benchmarks.harness import Row, command_line, device_name, write_results
+from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.training.benchmark_alignment import (
     JUDGES,
     MODELS,
     Ground,
     blended_lists,
+    computing,
     generative_settings,
     say,
 )
@@ -308,7 +309,7 @@ def measure(options: Any) -> None:
         trained = Trained(ground, taught=options.taught, epochs=options.epochs)
         path = options.out / f"{prepared.name}-{seed}.json"
         document = json.loads(path.read_text()) if path.exists() else {}
-        document |= {"set": prepared.name, "seed": seed, "device": device_name()}
+        document |= {"set": prepared.name, "seed": seed, "device": computing(experiment.device)}
         for name in options.parts:
             document[name] = PARTS[name](trained)
             options.out.mkdir(parents=True, exist_ok=True)
