@@ -33,7 +33,9 @@ class SequenceConfig:
     block: Block = "attention"
     """Kind of the blocks: SASRec's ``attention``, ``hstu``, or ``gated_delta``: linear attention
     for histories of thousands of events, of which a server keeps a state of one size
-    (docs/decisions/long-histories.md). It has no biases by distance or time."""
+    (docs/decisions/long-histories.md), without biases by distance or time; or ``sparse``: the
+    latest 200 events, the means of earlier blocks of 32, and the eight fitting ones whole, with
+    biases by distance among the latest and none by time."""
     member_blocks: tuple[Block, ...] = ()
     """Kind of each member's blocks where they differ; none: all are as ``block``."""
     num_blocks: int = 1

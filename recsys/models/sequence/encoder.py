@@ -16,14 +16,16 @@ from recsys.data.batch import Jagged
 from recsys.layers.attention.gated_delta import BlockState, GatedDeltaBlock
 from recsys.layers.attention.hstu import HstuBlock
 from recsys.layers.attention.softmax import AttentionBlock, BlockConfig, Layout
+from recsys.layers.attention.sparse import SparseBlock
 from recsys.layers.calendar import Calendar
 from recsys.models.item_tower import NORM_FLOOR
 
-Block = Literal["attention", "hstu", "gated_delta"]
-KINDS: dict[Block, type[AttentionBlock | HstuBlock | GatedDeltaBlock]] = {
+Block = Literal["attention", "hstu", "gated_delta", "sparse"]
+KINDS: dict[Block, type[AttentionBlock | HstuBlock | GatedDeltaBlock | SparseBlock]] = {
     "attention": AttentionBlock,
     "hstu": HstuBlock,
     "gated_delta": GatedDeltaBlock,
+    "sparse": SparseBlock,
 }
 
 
@@ -92,7 +94,7 @@ class Encoder(nn.Module):
         for block in self.blocks[:-1]:
             state = block(state, layout)
         block, ends = self.blocks[-1], history.offsets[1:] - 1
-        if isinstance(block, AttentionBlock):
+        if isinstance(block, AttentionBlock | SparseBlock):
             state = block.last(state, layout)
         else:
             state = block(state, layout)[ends]

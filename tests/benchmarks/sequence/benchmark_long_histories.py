@@ -33,7 +33,7 @@ PRESENT_LENGTH = 200
 
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    kinds = ["attention", "hstu", "gated_delta"]
+    kinds = ["attention", "hstu", "gated_delta", "sparse"]
     parser.add_argument("--model", choices=kinds, default="gated_delta")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
@@ -42,6 +42,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--gap", type=int, default=1_000)
     parser.add_argument("--small", action="store_true", help="30 interests of 12, for a CPU")
     parser.add_argument("--length", type=int, default=None, help="events read; None is by model")
+    parser.add_argument("--no-places", action="store_true", help="no embeddings of places")
     parser.add_argument("--positions", type=int, default=32_000, help="of a step")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--blocks", type=int, default=2)
@@ -56,14 +57,14 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def config_of(options: argparse.Namespace) -> SequenceConfig:
-    long = options.model == "gated_delta"
+    long = options.model in ("gated_delta", "sparse")
     return SequenceConfig(
         embedding_dim=options.dim,
         block=options.model,
         max_length=options.length or (options.events + 100 if long else PRESENT_LENGTH),
         num_blocks=options.blocks,
-        num_heads=1 if long else 2,
-        absolute_positions=not long,
+        num_heads=1 if options.model == "gated_delta" else 2,
+        absolute_positions=not (long or options.no_places),
         dropout=0.1,
         id_dropout=0.0,
         label_smoothing=0.0,
@@ -184,7 +185,7 @@ def main() -> None:
     others = long_world(replace(settings, seed=settings.seed + 1_000))
     model, steps = trained(options, world, settings.num_item_rows)
     found: dict[str, object] = {
-        "model": options.model,
+        "model": options.model + (" without places" if options.no_places else ""),
         "seed": options.seed,
         "max_length": model.config.max_length,
         "steps": steps,

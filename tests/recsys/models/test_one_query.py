@@ -35,6 +35,7 @@ KINDS = [
     replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
     replace(SEQUENCE, num_blocks=2, time_buckets=5),
     replace(SEQUENCE, block="gated_delta", num_blocks=2, calendar_days=30.0),
+    replace(SEQUENCE, block="sparse", num_blocks=2, calendar_days=30.0),
 ]
 
 

@@ -40,6 +40,7 @@ VARIANTS = {
     "attention": SMALL,
     "hstu": replace(SMALL, block="hstu", num_heads=2, time_buckets=16),
     "gated delta": replace(SMALL, block="gated_delta", num_heads=2),
+    "sparse": replace(SMALL, block="sparse", num_heads=2),
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
     "calendar": replace(SMALL, calendar_days=30.0),
     "sampled": replace(SMALL, num_uniform_negatives=20, max_scores=300),
@@ -155,7 +156,7 @@ def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequ
     assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", ["attention", "hstu", "gated delta", "sampled"])
+@pytest.mark.parametrize("name", ["attention", "hstu", "gated delta", "sparse", "sampled"])
 def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
@@ -360,7 +361,7 @@ def test_times_that_do_not_fit_the_history_are_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("block", "gru", "block is one of attention, hstu, gated_delta, got 'gru'"),
+        ("block", "gru", "block is one of attention, hstu, gated_delta, sparse, got 'gru'"),
         ("temperature", 0.0, "temperature must be > 0"),
         ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
         ("num_heads", 3, "num_heads must divide the width 16, got 3"),
