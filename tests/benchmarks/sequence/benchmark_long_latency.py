@@ -1,8 +1,8 @@
 """Time histories of 10,000 events on one core: whole, with a kept state, and the latest 200.
 
 One vector of a history for a request, without ranking: the gated delta model reads all events, from
-scratch or one further event beside its kept state; the present model reads the latest 200. Weights
-are untrained, which costs the same. All take turns in one run.
+scratch or one further event beside its kept state; sparse attention reads all from scratch, the
+present model the latest 200. Untrained weights cost the same. All take turns in one run.
 """
 
 from __future__ import annotations
@@ -60,6 +60,14 @@ def measured(dim: int, blocks: int) -> list[Row]:
             present.query_vector(rows[:EVENTS], None)
 
     calls = {"kept": one_more, "whole": whole, "present": latest}
+    if blocks == 1:
+        sparse = one_of("sparse", dim, blocks)
+
+        def chosen() -> None:
+            with torch.no_grad():
+                sparse.query_vector(rows[:EVENTS], None)
+
+        calls["sparse"] = chosen
     ms = alternating_ms(calls, rounds=ROUNDS)
     name = f"width {dim}, blocks {blocks}"
     state = sum(one.num_bytes for one in kept._kept.values()) / 2**10
@@ -73,6 +81,11 @@ def measured(dim: int, blocks: int) -> list[Row]:
         Row(name=f"{name}: {EVENTS} events from scratch", value=ms["whole"], unit="ms"),
         Row(name=f"{name}: attention, latest 200", value=ms["present"], unit="ms"),
         Row(name=f"{name}: kept with {EVENTS} events", value=state, unit="KiB"),
+        *(
+            Row(name=f"{name}: sparse, {EVENTS} events from scratch", value=value, unit="ms")
+            for call, value in ms.items()
+            if call == "sparse"
+        ),
     ]
 
 
