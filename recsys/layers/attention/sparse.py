@@ -80,7 +80,7 @@ class SparseBlock(nn.Module):
         """Give queries, [B, H, T, D / H]; keys, values and means of both by block; gates."""
         normed = self.attention_norm(events)
         query, key, value = (
-            part.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+            part.view(*part.shape[:2], self.num_heads, -1).transpose(1, 2)
             for part in layout.padded(self.query_key_value(normed)).chunk(3, dim=2)
         )
         gates = layout.padded(self.gates(normed).sigmoid()).transpose(1, 2).chunk(2, dim=1)
@@ -133,7 +133,8 @@ class SparseBlock(nn.Module):
 def blocked(events: Tensor) -> Tensor:
     """Cut events into whole blocks, [B, H, T, E] -> [B, H, N, BLOCK, E]; padding may be in them."""
     count = events.shape[2] // BLOCK
-    return events[:, :, : count * BLOCK].unflatten(2, (count, BLOCK))
+    whole = events[:, :, : count * BLOCK]
+    return whole.reshape(*events.shape[:2], count, BLOCK, events.shape[3])
 
 
 def attended(scores: Tensor, hidden: Tensor, value: Tensor) -> Tensor:
