@@ -12,6 +12,20 @@ from pipelines.config.content import ContentConfig
 from recsys.content.columns import ColumnEncoder, EncodedColumn
 
 
+def column_named(items: pl.DataFrame, name: str, setting: str) -> pl.Series:
+    """Take a column that a setting names.
+
+    Raises:
+        ValueError: There is none of that name; says the setting and what there is.
+    """
+    if name not in items.columns:
+        free = sorted(set(items.columns) - {"item_id", "item_row", "display_text"})
+        raise ValueError(
+            f"{setting}, which the items do not have; there are: {', '.join(free) or 'none'}"
+        )
+    return items[name]
+
+
 def fit_columns(
     items: pl.DataFrame, config: ContentConfig, images: Mapping[str, Sequence[Any]]
 ) -> ColumnEncoder:
@@ -22,13 +36,8 @@ def fit_columns(
     """
     fitted = []
     for name in config.columns:
-        if name not in items.columns:
-            free = sorted(set(items.columns) - {"item_id", "item_row", "display_text"})
-            raise ValueError(
-                f"content.columns names {name!r}, which the items do not have; there are: "
-                f"{', '.join(free) or 'none'}"
-            )
-        fitted.append(EncodedColumn.fit(name, kind_of_column(items[name]), items[name].to_list()))
+        column = column_named(items, name, f"content.columns names {name!r}")
+        fitted.append(EncodedColumn.fit(name, kind_of_column(column), column.to_list()))
     fitted += [EncodedColumn.fit(name, "vector", vectors) for name, vectors in images.items()]
     return ColumnEncoder(tuple(fitted), config.column_weight)
 

@@ -13,6 +13,7 @@ from pipelines.config.content import ContentConfig, ImagesConfig
 from pipelines.engine.artifacts import files_under
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, model_files
+from pipelines.inputs.item_columns import column_named
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.image_encoder import ImageEncoder, files_in, missing_as_none
 
@@ -91,12 +92,7 @@ def image_columns(config: ContentConfig, items: pl.DataFrame) -> dict[str, list[
     if config.images is None:
         return {}
     name = config.images.column
-    if name not in items.columns:
-        raise ValueError(
-            f"content.images.column = {name!r}, which the items do not have; there are: "
-            f"{', '.join(sorted(items.columns))}"
-        )
-    names = items[name].to_list()
+    names = column_named(items, name, f"content.images.column = {name!r}").to_list()
     vectors = image_vectors(config.images, names)
     if all(one is None for one in vectors):
         raise ValueError(

@@ -11,6 +11,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from pipelines.inputs.item_columns import column_named
+
 KEY = "generative_training.value_column"
 
 
@@ -22,13 +24,7 @@ def read_item_values(features: Path, column: str, num_item_rows: int) -> Tensor:
             fewer than two different ones.
     """
     items = pl.read_parquet(features / "items.parquet")
-    if column not in items.columns:
-        free = sorted(set(items.columns) - {"item_id", "item_row", "display_text"})
-        raise ValueError(
-            f"{KEY} names {column!r}, which the items do not have; there are: "
-            f"{', '.join(free) or 'none'}"
-        )
-    found = items[column]
+    found = column_named(items, column, f"{KEY} names {column!r}")
     is_number = found.dtype.is_numeric() or found.dtype in (pl.String, pl.Null)
     numbers = found.cast(pl.Float64, strict=False) if is_number else None
     if numbers is None or numbers.null_count() > found.null_count():

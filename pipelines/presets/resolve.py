@@ -57,17 +57,21 @@ def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = below.get(key) if isinstance(below, dict) else None
         # What has no slash is a model's name, or a mistake that its check explains.
         if isinstance(value, str) and "/" in value:
-            place = (folder / Path(value).expanduser()).absolute()
-            moved[section] = {**moved[section], key: str(place)}
+            moved[section] = {**moved[section], key: absolute(folder, value)}
     images = moved["content"].get("images") if isinstance(moved.get("content"), dict) else None
     if isinstance(images, dict):
         at = {
-            key: str((folder / Path(value).expanduser()).absolute())
+            key: absolute(folder, value)
             for key, value in images.items()
             if key in IMAGE_KEYS and isinstance(value, str)
         }
         moved["content"] = {**moved["content"], "images": images | at}
     return moved
+
+
+def absolute(folder: Path, value: str) -> str:
+    """Read a path as relative to a folder; a bundle remembers it, wherever that is read."""
+    return str((folder / Path(value).expanduser()).absolute())
 
 
 def moved_to(folder: Path, value: object) -> object:

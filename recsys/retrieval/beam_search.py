@@ -125,7 +125,8 @@ class BeamSearch(Generic[ContextT, StateT]):
             width = min(self.beam_width, candidates.shape[1], max(1, trie.num_items))
             chosen = _first_in_order(limited, width)  # [B, W]
             parents, codes = chosen // size, chosen % size
-            first = first.gather(1, parents) if level else codes
+            if self.first_code_limit is not None:
+                first = first.gather(1, parents) if level else codes
             scores = candidates.gather(1, chosen)
             states = states.gather(1, parents).view(-1)
             states = trie.step(states, codes.view(-1), level).view_as(codes)

@@ -146,10 +146,7 @@ class AttentionBlock(nn.Module):
     def forward(self, events: Tensor, layout: Layout) -> Tensor:
         """Let each event read itself and those before it, [M, D] -> [M, D]."""
         projected = layout.padded(self.query_key_value(self.attention_norm(events)))
-        query, key, value = (
-            part.view(*part.shape[:2], self.num_heads, -1).transpose(1, 2)
-            for part in projected.chunk(3, dim=2)
-        )
+        query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))
         read = causal_attention(query, key, value, self.bias(layout))  # [B, H, T, D / H]
         read = self.output(layout.flat(read.transpose(1, 2).flatten(2)))  # [M, D]
         events = events + self.dropout(read)
@@ -166,7 +163,7 @@ class AttentionBlock(nn.Module):
         query = functional.linear(normed[ends], projection.weight[:dim], projection.bias[:dim])
         read = functional.linear(normed, projection.weight[dim:], projection.bias[dim:])
         query, key, value = (
-            part.view(*part.shape[:2], self.num_heads, -1).transpose(1, 2)
+            by_head(part, self.num_heads)
             for part in (query[:, None], *layout.padded(read).chunk(2, dim=2))
         )
         scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + self.bias.of_last(layout)
@@ -177,6 +174,11 @@ class AttentionBlock(nn.Module):
         state = events[ends] + self.dropout(self.output(heads.flatten(1)))
         out: Tensor = state + self.dropout(self.hidden(state))
         return out
+
+
+def by_head(padded: Tensor, num_heads: int) -> Tensor:
+    """Split the width, [B, T, D] -> [B, H, T, D / H]."""
+    return padded.view(*padded.shape[:2], num_heads, -1).transpose(1, 2)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:

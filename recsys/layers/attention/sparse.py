@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys.kernels.hstu_attention.reference import distance_buckets
-from recsys.layers.attention.softmax import BlockConfig, Layout
+from recsys.layers.attention.softmax import BlockConfig, Layout, by_head
 from recsys.layers.feed_forward import feed_forward
 
 WINDOW = 200
@@ -79,10 +79,8 @@ class SparseBlock(nn.Module):
     ) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
         """Give queries, [B, H, T, D / H]; keys, values and means of both by block; gates."""
         normed = self.attention_norm(events)
-        query, key, value = (
-            part.view(*part.shape[:2], self.num_heads, -1).transpose(1, 2)
-            for part in layout.padded(self.query_key_value(normed)).chunk(3, dim=2)
-        )
+        projected = layout.padded(self.query_key_value(normed))
+        query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))
         gates = layout.padded(self.gates(normed).sigmoid()).transpose(1, 2).chunk(2, dim=1)
         means = [blocked(part).mean(3) for part in (key, value)]
         return query / math.sqrt(query.shape[3]), [key, value, *means], gates

@@ -186,16 +186,22 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def measure(options: Any) -> None:
-    """Measure and write a piece for each seed."""
+def experiments(options: Any) -> Iterator[Experiment]:
+    """Set up the arrays' experiment with each seed."""
     prepared = Prepared.load(options.arrays)
     for seed in options.seeds:
-        experiment = Experiment(
+        yield Experiment(
             prepared=prepared,
             inputs=prepared.inputs(next(iter(prepared.orders))),
             seed=seed,
             device=device_named(options.device),
         )
+
+
+def measure(options: Any) -> None:
+    """Measure and write a piece for each seed."""
+    for experiment in experiments(options):
+        name_of_set, seed = experiment.prepared.name, experiment.seed
         ground = Ground(experiment, options.models)
         found = {"blend": ground.blended({})}
         say(f"blend {found['blend']}")
@@ -203,10 +209,10 @@ def measure(options: Any) -> None:
             found[name], taught = {}, name == "taught"
             for method, one in piece(ground, options.methods, taught=taught, epochs=options.epochs):
                 found[name][method] = one
-                document = {"set": prepared.name, "seed": seed, "note": options.note}
+                document = {"set": name_of_set, "seed": seed, "note": options.note}
                 document |= {"device": computing(experiment.device), **found}
                 options.out.mkdir(parents=True, exist_ok=True)
-                path = options.out / f"{prepared.name}-{seed}.json"
+                path = options.out / f"{name_of_set}-{seed}.json"
                 path.write_text(json.dumps(document) + "\n")
 
 

@@ -40,9 +40,7 @@ from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.alignment import AlignedEvents, align_generative
 from recsys.fitting.generative import Guidance, SequenceTeacher, fit_generative
 from recsys.fitting.queries import EvaluationQueries, rank_queries
-from recsys.fitting.training import device_named
 from recsys.reproduction.experiment import Experiment, generated_ids
-from recsys.reproduction.prepared import Prepared
 from recsys.retrieval.sources import Source, generated_source, source_name
 from recsys.training.alignment import AlignmentConfig, RewardConfig, value_of
 from tests.benchmarks.harness import Row, command_line, write_results
@@ -52,6 +50,7 @@ from tests.benchmarks.training.benchmark_alignment import (
     Ground,
     blended_lists,
     computing,
+    experiments,
     generative_settings,
     say,
 )
@@ -297,19 +296,13 @@ def write_page(folder: Path) -> None:
 
 def measure(options: Any) -> None:
     """Measure and write a piece for each seed."""
-    prepared = Prepared.load(options.arrays)
-    for seed in options.seeds:
-        experiment = Experiment(
-            prepared=prepared,
-            inputs=prepared.inputs(next(iter(prepared.orders))),
-            seed=seed,
-            device=device_named(options.device),
-        )
+    for experiment in experiments(options):
+        name_of_set, seed = experiment.prepared.name, experiment.seed
         ground = Ground(experiment, list(MODELS))
         trained = Trained(ground, taught=options.taught, epochs=options.epochs)
-        path = options.out / f"{prepared.name}-{seed}.json"
+        path = options.out / f"{name_of_set}-{seed}.json"
         document = json.loads(path.read_text()) if path.exists() else {}
-        document |= {"set": prepared.name, "seed": seed, "device": computing(experiment.device)}
+        document |= {"set": name_of_set, "seed": seed, "device": computing(experiment.device)}
         for name in options.parts:
             document[name] = PARTS[name](trained)
             options.out.mkdir(parents=True, exist_ok=True)

@@ -9,25 +9,16 @@ from click.testing import Result
 
 from pipelines.executor.ray_cluster import RayRunner
 from tests.integration.test_train_ranker import SETTINGS, run, until_blend
+from tests.pipelines.executor.two_nodes import joined_nodes
 
 ray = pytest.importorskip("ray")
 Recsys = Callable[..., Result]
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
-    """Two nodes of one processor each on this machine; its address is RAY_ADDRESS meanwhile."""
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    monkeypatch.setenv("RAY_ADDRESS", made.address)
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    yield made
-    ray.shutdown()
-    made.shutdown()
+def cluster() -> Iterator[object]:
+    with joined_nodes() as made:
+        yield made
 
 
 def contents(folder: Path) -> dict[str, bytes]:

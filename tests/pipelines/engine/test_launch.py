@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +18,12 @@ from pipelines.engine.machines import Failure
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.stages.list import STAGES
-from tests.pipelines.engine.two_groups import WEIGHTS, kill_once_it_steps, settings
+from tests.pipelines.engine.two_groups import (
+    WEIGHTS,
+    error_of_a_killed_rank,
+    ranks_below,
+    settings,
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +37,9 @@ def killed(folder: Path) -> str:
     chosen = pick_stages(STAGES, [], "train_two_tower")
     run_stages(chosen, settings(folder, "local"))
     config = settings(folder, "torchrun")
-    killer = threading.Thread(target=kill_once_it_steps, args=(config.workspace, 1, os.getpid()))
-    killer.start()
-    with pytest.raises(RankLostError) as caught:
-        run_stages(chosen, config)
-    killer.join()
+    error = error_of_a_killed_rank(chosen, config, 1, lambda _: ranks_below(os.getpid())[1])
     run_stages(chosen, config)
-    return str(caught.value)
+    return error
 
 
 def test_a_killed_rank_is_named_with_its_signal_and_its_log(killed: str) -> None:

@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,12 @@ from pipelines.engine.launch import explained
 from pipelines.engine.machines import ANNOUNCED, Failure, Launch, Machine, join
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.stages.list import STAGES
-from tests.pipelines.engine.two_groups import WEIGHTS, kill_once_it_steps, settings
+from tests.pipelines.engine.two_groups import (
+    WEIGHTS,
+    error_of_a_killed_rank,
+    ranks_below,
+    settings,
+)
 
 CHOSEN = pick_stages(STAGES, [], "train_two_tower")
 
@@ -59,14 +63,9 @@ def killed(folder: Path, second: subprocess.Popen[str]) -> str:
     """The error of a run whose rank on the second machine was killed, before one that went on."""
     run_stages(CHOSEN, settings(folder, "local"))
     config = on_two(folder)
-    there = (config.workspace, 1, second.pid)
-    killer = threading.Thread(target=kill_once_it_steps, args=there)
-    killer.start()
-    with pytest.raises(RankLostError) as caught:
-        run_stages(CHOSEN, config)
-    killer.join()
+    error = error_of_a_killed_rank(CHOSEN, config, 1, lambda _: ranks_below(second.pid)[1])
     run_stages(CHOSEN, config)
-    return str(caught.value)
+    return error
 
 
 def test_a_rank_killed_on_the_other_machine_is_named(killed: str) -> None:

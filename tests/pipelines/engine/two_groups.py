@@ -2,13 +2,20 @@
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 from features.schema import FilterConfig
 from pipelines.config.engine import Engine, TorchrunConfig
 from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig, TwoTowerTrainingConfig
+from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import STEP
+from pipelines.engine.runner import run_stages
+from pipelines.engine.stage import Stage
 from recsys.models.two_tower import TwoTowerConfig
 
 WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
@@ -62,12 +69,26 @@ def ranks_below(parent: int) -> dict[int, int]:
     return found
 
 
-def kill_once_it_steps(workspace: Path, rank: int, parent: int) -> None:
+def kill_once_it_steps(workspace: Path, rank: int, process_of: Callable[[Path], int]) -> None:
+    """Kill the process that is found by the file of a rank's latest step."""
     until = time.monotonic() + SECONDS_FOR_A_STEP
     while time.monotonic() < until:
         for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
             has_state = any(workspace.glob("checkpoints/*/given/step-*"))
             if path.read_text().startswith("after step") and has_state:
-                os.kill(ranks_below(parent)[rank], signal.SIGKILL)
+                os.kill(process_of(path), signal.SIGKILL)
                 return
         time.sleep(0.01)
+
+
+def error_of_a_killed_rank(
+    chosen: Sequence[Stage], config: RunConfig, rank: int, process_of: Callable[[Path], int]
+) -> str:
+    """Run stages, kill a process once a rank has steps and a checkpoint, and return the error."""
+    arguments = (config.workspace, rank, process_of)
+    killer = threading.Thread(target=kill_once_it_steps, args=arguments)
+    killer.start()
+    with pytest.raises(RankLostError) as caught:
+        run_stages(chosen, config)
+    killer.join()
+    return str(caught.value)

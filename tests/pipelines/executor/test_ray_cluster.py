@@ -23,6 +23,7 @@ from pipelines.tuning.run import Tuning, tune
 from pipelines.tuning.space import parse_space
 from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
+from tests.pipelines.executor.two_nodes import joined_nodes
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
 ray = pytest.importorskip("ray")
@@ -30,22 +31,8 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[object]:
-    """Two nodes of one processor each on this machine; its address is RAY_ADDRESS meanwhile."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # Workers find the tests' functions as this process does.
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-        made = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
-        made.add_node(num_cpus=1)
-        patch.setenv("RAY_ADDRESS", made.address)
-        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    with joined_nodes() as made:
         yield made
-        ray.shutdown()
-        made.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,8 @@
 """Ranks placed by Ray on two nodes: one process's weights, torchrun's weights, one clear error."""
 
 import os
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +13,12 @@ from safetensors.torch import load_file
 from pipelines.config.engine import Engine, RayConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
-from pipelines.engine.errors import RankLostError
-from pipelines.engine.launch import LOG, STEP
+from pipelines.engine.launch import LOG
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.executor.ray_ranks import PROCESS, Place, bundle_of, variables_of
 from pipelines.stages.list import STAGES
-from tests.pipelines.engine.two_groups import SECONDS_FOR_A_STEP, WEIGHTS, settings
+from tests.pipelines.engine.two_groups import WEIGHTS, error_of_a_killed_rank, settings
+from tests.pipelines.executor.two_nodes import two_nodes
 
 pytest.importorskip("ray")
 CHOSEN = pick_stages(STAGES, [], "train_two_tower")
@@ -28,19 +26,8 @@ CHOSEN = pick_stages(STAGES, [], "train_two_tower")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[object]:
-    """Two nodes of one processor each on this machine; its address is RAY_ADDRESS meanwhile."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-        made = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-        )
-        made.add_node(num_cpus=1)
-        patch.setenv("RAY_ADDRESS", made.address)
+    with two_nodes() as made:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +43,9 @@ def parent_of(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def kill_once_it_steps(
-    workspace: Path, rank: int, which: Callable[[int], int] = lambda process: process
-) -> None:
-    until = time.monotonic() + SECONDS_FOR_A_STEP
-    while time.monotonic() < until:
-        for path in workspace.glob(f"checkpoints/*/ranks/{STEP.format(rank)}"):
-            has_state = any(workspace.glob("checkpoints/*/given/step-*"))
-            if path.read_text().startswith("after step") and has_state:
-                process = int((path.parent / PROCESS.format(rank)).read_text())
-                os.kill(which(process), signal.SIGKILL)
-                return
-        time.sleep(0.01)
+def rank_of(step: Path) -> int:
+    """Process of the rank whose latest step a file says."""
+    return int((step.parent / PROCESS.format(step.name.rpartition("-")[2])).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +54,10 @@ def killed(folder: Path, cluster: object) -> str:
     for engine in ("local", "torchrun"):
         run_stages(CHOSEN, of_engine(folder, engine))
     config = of_engine(folder, "ray")
-    killer = threading.Thread(target=kill_once_it_steps, args=(config.workspace, 1))
-    killer.start()
-    with pytest.raises(RankLostError) as caught:
-        run_stages(CHOSEN, config)
-    killer.join()
+    error = error_of_a_killed_rank(CHOSEN, config, 1, rank_of)
     assert list(config.workspace.glob(f"checkpoints/*/ranks/{LOG.format(1)}"))
     run_stages(CHOSEN, config)
-    return str(caught.value)
+    return error
 
 
 def test_a_killed_rank_is_named_with_its_signal_and_its_log(killed: str) -> None:
@@ -114,12 +88,8 @@ def test_ranks_of_ray_end_where_ranks_of_torchrun_and_one_process_end(
 
 def test_a_rank_whose_ray_worker_is_killed_is_named(folder: Path, killed: str) -> None:
     config = replace(of_engine(folder, "ray"), workspace=folder / "worker")
-    there = (config.workspace, 0, parent_of)
-    killer = threading.Thread(target=kill_once_it_steps, args=there)
-    killer.start()
-    with pytest.raises(RankLostError, match=r"rank 0 of 2 \(process [1-9]\d* on .* was killed by"):
-        run_stages(CHOSEN, config)
-    killer.join()
+    error = error_of_a_killed_rank(CHOSEN, config, 0, lambda step: parent_of(rank_of(step)))
+    assert re.search(r"rank 0 of 2 \(process [1-9]\d* on .* was killed by", error)
 
 
 def test_a_cluster_too_small_for_the_ranks_is_refused(folder: Path, killed: str) -> None:

@@ -1,7 +1,6 @@
 """Several answers to one text: what they agree on is kept, and is right more often than one."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,8 @@ from recsys.content.agreement import agreed
 from recsys.content.attribute_schema import AttributeConfig
 from recsys.content.attributes import Attribute, Provenance, Value
 from recsys.content.enrichment import Enrichment, EnrichmentConfig, enrich
-from recsys.content.prompt import Completion, CompletionLog, Prompt, Schema, Tokens
+from recsys.content.prompt import Prompt, Tokens
+from tests.recsys.content.test_enrichment import Script
 
 MADE = Provenance("oracle", "own", "now")
 KINDS = tuple(f"kind{number}" for number in range(20))
@@ -36,33 +36,20 @@ def test_entries_of_a_list_are_kept_one_by_one() -> None:
     assert agreed(draws, 0.9) == {"tags": Attribute(("a",), MADE, 1.0)}
 
 
-class Oracle:
+class Oracle(Script):
     """A model that knows each text's kind and, draw by draw by itself, is wrong at a rate."""
 
-    name = "oracle"
-
     def __init__(self, rate: float) -> None:
+        super().__init__()
         self.rate, self.draws = rate, list[tuple[str, int]]()
 
-    def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
-        return Tokens(60, 40)
-
-    def complete_json(
-        self, prompts: Sequence[Prompt], schema: Schema, *, max_tokens: int, log: CompletionLog
-    ) -> None:
-        for index, prompt in enumerate(prompts):
-            try:
-                log.charge(index)
-            except Exception as error:
-                log.record(index, error)
-                continue
-            self.draws.append((prompt.text, prompt.draw))
-            true = int(prompt.text.split()[1])
-            generator = np.random.default_rng([true, prompt.draw])
-            wrong = generator.random() < self.rate
-            drawn = generator.choice([one for one in range(20) if one != true % 20])
-            kind = KINDS[drawn if wrong else true % 20]
-            log.record(index, Completion(json.dumps({"kind": kind}), Tokens(10, 5)))
+    def answer(self, prompt: Prompt) -> str:
+        self.draws.append((prompt.text, prompt.draw))
+        true = int(prompt.text.split()[1]) % 20
+        generator = np.random.default_rng([int(prompt.text.split()[1]), prompt.draw])
+        wrong = generator.random() < self.rate
+        other = generator.choice([one for one in range(20) if one != true])
+        return json.dumps({"kind": KINDS[other if wrong else true]})
 
 
 def described(folder: Path, samples: int, num: int, **more: object) -> tuple[Enrichment, Oracle]:

@@ -84,7 +84,10 @@ class Script:
                 log.record(index, error)
                 continue
             self.requested.append(prompt.text)
-            log.record(index, Completion(self.words(prompt.text), Tokens(10, 5)))
+            log.record(index, Completion(self.answer(prompt), Tokens(10, 5)))
+
+    def answer(self, prompt: Prompt) -> str:
+        return self.words(prompt.text)
 
 
 def values_of(attributes: Mapping[str, object] | None) -> dict[str, object]:
