@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys.layers.attention.softmax import AttentionBlock
+from recsys.layers.attention.sparse import SparseBlock
 
 
 class LatestEvent:
@@ -61,8 +62,8 @@ class LatestEvent:
         self._second = (second.bias.detach(), half * second.weight.detach())
 
     @classmethod
-    def of(cls, block: AttentionBlock) -> LatestEvent:
-        """Fold a block of softmax attention."""
+    def of(cls, block: AttentionBlock | SparseBlock) -> LatestEvent:
+        """Fold a block of softmax attention; of a sparse one, the reading of its window."""
         projection, output = block.query_key_value, block.output
         query, key, value = projection.weight.detach().chunk(3)
         query_bias, _, value_bias = projection.bias.detach().chunk(3)
@@ -84,13 +85,23 @@ class LatestEvent:
             events: Oldest first, at least one.
             bias: Of each event, [H, M].
         """
-        normed = torch.layer_norm(events, self._shape, *self._norm)
-        queries = torch.addmv(self._offset, self._keys, normed[-1]).view(self._num_heads, -1)
-        logits = queries @ normed.T  # [H, M]
+        normed = self.normed(events)
+        logits = self.queries(normed[-1]) @ normed.T  # [H, M]
         if bias is not None:
             logits += bias
-        read = (logits.softmax(1) @ normed).flatten()  # [H D]
-        state = torch.addmv(self._bias, self._output, read).add_(events[-1])
+        return self.written(logits.softmax(1) @ normed, events[-1])
+
+    def normed(self, events: Tensor) -> Tensor:
+        """Normalise events as the block's attention reads them, [M, D]."""
+        return torch.layer_norm(events, self._shape, *self._norm)
+
+    def queries(self, normed: Tensor) -> Tensor:
+        """Turn the normed latest event [D] into what its logits are products with, [H, D]."""
+        return torch.addmv(self._offset, self._keys, normed).view(self._num_heads, -1)
+
+    def written(self, read: Tensor, event: Tensor) -> Tensor:
+        """Turn the normed events that each head read [H, D], and the latest event [D], to [D]."""
+        state = torch.addmv(self._bias, self._output, read.flatten()).add_(event)
         inner = torch.layer_norm(state, self._shape, *self._inner_norm)
         inner = torch.addmv(self._first[0], self._first[1], inner)
         inner.addcmul_(inner, inner.erf())

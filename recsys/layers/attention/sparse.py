@@ -14,6 +14,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from recsys.kernels.hstu_attention.reference import distance_buckets
 from recsys.layers.attention.softmax import BlockConfig, Layout, by_head
@@ -54,9 +55,16 @@ class SparseBlock(nn.Module):
             here = slice(span.start, span.stop)
             place = torch.arange(span.start, span.stop, device=events.device)[None]
             weights = [one[:, :, here] for one in gates]
-            chunks.append(self._read(query[:, :, here], place, span, parts, weights))
-        read = torch.cat(chunks, dim=2)
-        return self._written(events, layout.flat(read.transpose(1, 2).flatten(2)))
+            read = query[:, :, here], place, span, parts, weights
+            # A chunk's scores are computed a second time in the backward, where all chunks'
+            # would take gigabytes; they draw nothing.
+            chunks.append(
+                checkpoint(self._read, *read, use_reentrant=False, preserve_rng_state=False)
+                if torch.is_grad_enabled() and query.shape[2] > WINDOW
+                else self._read(*read)
+            )
+        together = torch.cat(chunks, dim=2)
+        return self._written(events, layout.flat(together.transpose(1, 2).flatten(2)))
 
     def last(self, events: Tensor, layout: Layout) -> Tensor:
         """Work out what ``forward`` says of each sequence's last event, [M, D] -> [B, D].

@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ from recsys.models.sequence.encoder import Encoder
 
 SHORTEST = 64
 """Shorter histories are encoded whole: two chunks of the rule take little more than one step."""
+States: TypeAlias = Sequence[tuple[Tensor, ...]]
+"""What the blocks keep of the events that were read."""
+Advance: TypeAlias = Callable[[Tensor, Tensor | None, States | None, int], tuple[Tensor, States]]
+"""Encodes a history's rows and times [M], given the states of its first so many events; gives the
+unit vector [D] and the states of them all."""
 NUM_FIRST = 32
 """Events that name a history; of two that begin alike, the one read later is kept."""
 MAX_BYTES = 64 << 20
@@ -36,7 +42,7 @@ class Kept(NamedTuple):
     """[M]"""
     times: Tensor | None
     """[M]"""
-    states: list[BlockState]
+    states: States
     vector: Tensor
     """[D]"""
     used: float
@@ -61,28 +67,47 @@ class KeptHistories:
 
     def __init__(
         self,
-        encoder: Encoder,
-        inputs: Tensor,
+        advance: Advance,
+        shortest: int = SHORTEST,
         max_bytes: int = MAX_BYTES,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
         """Keep nothing yet.
 
         Args:
-            encoder: In evaluation mode; it must not change afterwards.
-            inputs: The item tower's input of every item, [N, D].
+            advance: Of a model that does not change afterwards.
+            shortest: Histories of fewer events are not kept.
             max_bytes: Of all that is kept; the histories not used for longest go first.
             max_seconds: Without use, after which a state is dropped.
         """
-        self._encoder, self._inputs = encoder, inputs
+        self._advance, self._shortest = advance, shortest
         self._max_bytes, self._max_seconds = max_bytes, max_seconds
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
 
+    @classmethod
+    def of_encoder(
+        cls,
+        encoder: Encoder,
+        inputs: Tensor,
+        max_bytes: int = MAX_BYTES,
+        max_seconds: float = MAX_SECONDS,
+    ) -> KeptHistories:
+        """Keep what gated delta blocks left; the inputs are the item tower's, [N, D]."""
+
+        def advance(
+            rows: Tensor, times: Tensor | None, states: States | None, first: int
+        ) -> tuple[Tensor, States]:
+            further = inputs.index_select(0, rows[first:])
+            known = None if times is None else times[first:]
+            return encoder.advance(further, known, cast("list[BlockState] | None", states), first)
+
+        return cls(advance, SHORTEST, max_bytes, max_seconds)
+
     @staticmethod
     def suits(encoder: Encoder) -> bool:
-        """Whether an encoder has states to keep."""
+        """Whether every block of an encoder leaves a state."""
         return all(isinstance(block, GatedDeltaBlock) for block in encoder.blocks)
 
     def __len__(self) -> int:
@@ -96,21 +121,20 @@ class KeptHistories:
             rows: Of the catalogue, oldest first, at least one, [M].
             times: Unix seconds of these events, where the model reads times, [M].
         """
+        if len(rows) < self._shortest:
+            return self._advance(rows, times, None, 0)[0]
         name = rows[:NUM_FIRST].numpy().tobytes()
-        kept = self._found(name) if len(rows) >= SHORTEST else None
+        kept = self._found(name)
         if kept is not None and not kept.begins(rows, times):
             kept = None
         first = 0 if kept is None else len(kept.rows)
         if kept is not None and first == len(rows):
             vector, states = kept.vector, kept.states
         else:
-            inputs = self._inputs.index_select(0, rows[first:])
-            known = None if times is None else times[first:]
             before = None if kept is None else kept.states
-            vector, states = self._encoder.advance(inputs, known, before, first)
-        if len(rows) >= SHORTEST:
-            own_times = None if times is None else times.clone()
-            self._keep(name, Kept(rows.clone(), own_times, states, vector, time.monotonic()))
+            vector, states = self._advance(rows, times, before, first)
+        own_times = None if times is None else times.clone()
+        self._keep(name, Kept(rows.clone(), own_times, states, vector, time.monotonic()))
         return vector
 
     def _found(self, name: bytes) -> Kept | None:

@@ -15,10 +15,12 @@ from torch import Tensor
 from recsys.data.batch import one_example
 from recsys.kernels.hstu_attention.reference import time_buckets
 from recsys.layers.attention.latest import LatestEvent, unit_vector
+from recsys.layers.attention.latest_sparse import SHORTEST_WITH_BLOCKS, LatestSparse
 from recsys.layers.attention.softmax import AttentionBlock, RelativeBias
+from recsys.layers.attention.sparse import SparseBlock
 from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence.encoder import Encoder
-from recsys.models.sequence.kept import KeptHistories
+from recsys.models.sequence.kept import KeptHistories, States
 from recsys.models.sequence.model import SequenceModel
 
 
@@ -31,12 +33,15 @@ class OneHistory:
         self._vectors = model.all_item_vectors
         self._limit = config.max_length
         self._reads_times = config.time_buckets > 0 or config.calendar_days > 0
-        members = [cast("Encoder", member) for member in model.encoder.members]
+        encoders = [cast("Encoder", member) for member in model.encoder.members]
+        shares = self._inputs.chunk(len(encoders), dim=1)
+        self._members = [_Member(*one) for one in zip(encoders, shares, strict=True)]
         self._kept: KeptHistories | None = None
-        if len(members) == 1 and KeptHistories.suits(members[0]):
-            self._kept = KeptHistories(members[0], self._inputs)
-        self._members = [_Member(member) for member in members]
-        self._length = math.sqrt(len(members))
+        if len(encoders) == 1 and KeptHistories.suits(encoders[0]):
+            self._kept = KeptHistories.of_encoder(encoders[0], self._inputs)
+        elif len(encoders) == 1 and self._members[0].sparse is not None:
+            self._kept = KeptHistories(self._members[0].advance, SHORTEST_WITH_BLOCKS)
+        self._length = math.sqrt(len(encoders))
 
     @cached_property
     def _columns(self) -> Tensor:
@@ -59,31 +64,37 @@ class OneHistory:
         known = times[-self._limit :] if self._reads_times and times is not None else None
         if self._kept is not None:
             return self._kept.query_vector(item_rows[-self._limit :], known)
-        inputs = self._inputs.index_select(0, item_rows[-self._limit :])
+        rows = item_rows[-self._limit :]
         if len(self._members) == 1:
-            return self._members[0](inputs, known)
-        shares = inputs.chunk(len(self._members), dim=1)
-        vectors = [member(own, known) for member, own in zip(self._members, shares, strict=True)]
-        return torch.cat(vectors) / self._length
+            return self._members[0](rows, known)
+        return torch.cat([member(rows, known) for member in self._members]) / self._length
 
 
 class _Member:
-    """One encoder; folded where it has one block, of attention."""
+    """One encoder; folded where it has one block, of attention over all events or over some."""
 
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        block = encoder.blocks[0]
+    def __init__(self, encoder: Encoder, inputs: Tensor) -> None:
+        """Fold; the item tower's inputs are this member's own, [N, D]."""
+        self._encoder, self._inputs = encoder, inputs
+        block, is_alone = encoder.blocks[0], len(encoder.blocks) == 1
         self._block: LatestEvent | None = None
-        if isinstance(block, AttentionBlock) and len(encoder.blocks) == 1:
+        self.sparse: LatestSparse | None = None
+        if isinstance(block, AttentionBlock) and is_alone:
             self._block = LatestEvent.of(block)
             self._bias = _LatestBias(block.bias)
+        # What is added to an item's input by its place or time is not folded into it.
+        by_item = encoder.places is None and encoder.read_at is None
+        if isinstance(block, SparseBlock) and is_alone and by_item:
+            self.sparse = LatestSparse(block, inputs)
         places, norm = encoder.places, encoder.output_norm
         self._places = None if places is None else places.weight.detach()
         self._norm = (norm.weight.detach(), norm.bias.detach(), norm.eps)
 
-    def __call__(self, inputs: Tensor, times: Tensor | None) -> Tensor:
-        """Encode the events [M, D] as a unit vector, [D]."""
-        encoder = self._encoder
+    def __call__(self, rows: Tensor, times: Tensor | None) -> Tensor:
+        """Encode the events of these item rows [M] as a unit vector, [D]."""
+        if self.sparse is not None:
+            return self.advance(rows, times, None, 0)[0]
+        encoder, inputs = self._encoder, self._inputs.index_select(0, rows)
         if self._block is None:
             return encoder.only_last(inputs, one_example(inputs), times)[0]
         if self._places is not None:
@@ -91,8 +102,20 @@ class _Member:
         if encoder.read_at is not None and times is not None:
             inputs = inputs + encoder.read_at(times)
         state = self._block(inputs, self._bias(inputs.shape[0], times))
-        if encoder.query_at is not None and times is not None:
-            state = state + encoder.query_at(times[-1:])[0]
+        return self._expected(state, times)
+
+    def advance(
+        self, rows: Tensor, times: Tensor | None, states: States | None, first: int
+    ) -> tuple[Tensor, States]:
+        """Encode by folded sparse attention, as an ``Advance``; its state are blocks' means."""
+        assert self.sparse is not None
+        means = self.sparse.means(rows, None if states is None else states[0][0])
+        return self._expected(self.sparse(rows, means), times), [(means,)]
+
+    def _expected(self, state: Tensor, times: Tensor | None) -> Tensor:
+        """Do what ``Encoder`` does behind its blocks, [D] -> [D]."""
+        if self._encoder.query_at is not None and times is not None:
+            state = state + self._encoder.query_at(times[-1:])[0]
         return unit_vector(torch.layer_norm(state, state.shape, *self._norm), NORM_FLOOR)
 
 

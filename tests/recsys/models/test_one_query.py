@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.attention import sparse
 from recsys.models import content_similarity
 from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
 from recsys.models.content_similarity import OneHistory as OneContent
@@ -83,6 +84,29 @@ def test_sequence_model(config: SequenceConfig, length: int) -> None:
         extra = {} if known is None else {"history_times": known}
         expected = model.score(batch_of(rows, **extra))[0, 1:]
         torch.testing.assert_close(one.scores(rows, known)[1:], expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("length", [1, 6, 9, 10, 33, 40])
+@pytest.mark.parametrize("members", [1, 2])
+def test_sparse_attention_folded(
+    length: int, members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WINDOW", 6), ("BLOCK", 4), ("CHOSEN", 2)):
+        monkeypatch.setattr(sparse, name, value)
+    config = replace(
+        SEQUENCE,
+        block="sparse",
+        num_heads=2,
+        num_members=members,
+        max_length=40,
+        absolute_positions=False,
+    )
+    model = SequenceModel(config, INPUTS, catalogue())
+    stirred(model)
+    rows, _ = history(length)
+    expected = model.score(batch_of(rows))[0, 1:]
+    found = OneHistory(model).scores(rows, None)[1:]
+    torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("heads", [1, 4])

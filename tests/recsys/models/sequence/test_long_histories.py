@@ -59,7 +59,7 @@ def whole(model: SequenceModel, rows: Tensor, times: Tensor) -> Tensor:
 
 def kept_of(model: SequenceModel, **limits: float) -> KeptHistories:
     encoder = cast("Encoder", model.encoder.members[0])
-    return KeptHistories(encoder, model.all_item_inputs(), **limits)  # type: ignore[arg-type]
+    return KeptHistories.of_encoder(encoder, model.all_item_inputs(), **limits)  # type: ignore[arg-type]
 
 
 def assert_near(one: Tensor, other: Tensor) -> None:
@@ -103,6 +103,21 @@ def test_a_kept_state_and_further_events_equal_the_whole_history(further: int) -
     kept = kept_of(model)
     kept.query_vector(rows[: 300 - further], times[: 300 - further])
     assert_near(kept.query_vector(rows, times), whole(model, rows, times))
+
+
+@pytest.mark.parametrize("further", [0, 1, 31, 32, 100])
+def test_kept_means_of_sparse_attention_equal_the_whole_history(further: int) -> None:
+    sparse = replace(CONFIG, block="sparse", num_blocks=1, absolute_positions=False)
+    model, (rows, times) = made_model(replace(sparse, calendar_days=0.0)), history(370)
+    one = OneHistory(model)
+    assert one._kept is not None
+    one.query_vector(rows[: 370 - further], None)
+    assert_near(one.query_vector(rows, None), whole(model, rows, times))
+    other = rows.flip(0)
+    assert_near(one.query_vector(other, None), whole(model, other, times))
+    short = rows[:231]
+    assert_near(one.query_vector(short, None), whole(model, short, times))
+    assert len(one._kept) == 2
 
 
 def test_one_event_is_read_where_a_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
