@@ -69,13 +69,14 @@ class TitleIndex:
         self._database.execute("CREATE INDEX by_title ON titles (title, place)")
         self._database.execute("CREATE INDEX by_row ON titles (item_row)")
         # In order of popularity, so that of two words that are equally near the better known wins.
-        self._words = list(dict.fromkeys(word for *_, text in entries for word in text.split()))
-        self._sorted_words = sorted(self._words)
+        known = dict.fromkeys(word for *_, text in entries for word in text.split())
+        self._places = {word: place for place, word in enumerate(known)}
+        self._sorted_words = sorted(self._places)
         # A typo leaves a word's first or its last letter as it is.
-        self._alike: dict[tuple[int, str, int], list[int]] = {}
-        for place, word in enumerate(self._words):
+        self._alike: dict[tuple[int, str, int], list[str]] = {}
+        for word in self._places:
             for end in (0, -1):
-                self._alike.setdefault((end, word[end], len(word)), []).append(place)
+                self._alike.setdefault((end, word[end], len(word)), []).append(word)
 
     def search(self, query: str, k: int) -> list[int]:
         """List item rows whose titles have a word beginning with each word of the query.
@@ -137,8 +138,12 @@ class TitleIndex:
         most = 1 if len(word) < LONG_WORD else 2
         lengths = range(len(word) - most, len(word) + most + 1)
         keys = [(end, word[end], length) for end in (0, -1) for length in lengths]
-        places = set[int]().union(*(self._alike.get(key, ()) for key in keys))
-        # Of equally near ones the better known: they are in its order.
-        alike = [self._words[place] for place in sorted(places)]
-        found = extractOne(word, alike, scorer=OSA.distance, score_cutoff=most)
-        return None if found is None else found[0]
+        found = []
+        for key in keys:
+            alike = self._alike.get(key, ())
+            if (
+                near := extractOne(word, alike, scorer=OSA.distance, score_cutoff=most)
+            ) is not None:
+                found.append((near[1], self._places[near[0]], near[0]))
+        # Of equally near ones the better known.
+        return min(found)[2] if found else None

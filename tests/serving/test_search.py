@@ -17,7 +17,7 @@ from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
-from serving.settings import Settings
+from serving.settings import ServingOptions, Settings
 from serving.web.app import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
@@ -89,6 +89,19 @@ def test_a_category_is_found_and_ordered_by_taste(recommender):
     }
     assert len(orders) > 1
     assert all(set(order) == set(anonymous) for order in orders)
+
+
+def test_a_shop_may_leave_out_of_searches_what_a_visitor_had(bundles, recommender, tmp_path):
+    (tmp_path / "serving.toml").write_text("[surfaces.search]\nexclude_seen = true\n")
+    new_only = Recommender.load(
+        bundles / "current", ServingOptions(config=tmp_path / "serving.toml")
+    )
+    known = recommender.bundle.users
+    had = {f"item-{row}" for row in known.history(known.row_of("user-1")).tolist()}
+    every = ids(searched(recommender, "soap", k=40, user_id="user-1"))
+    assert had & set(every)
+    assert set(ids(searched(new_only, "soap", k=40, user_id="user-1"))) == set(every) - had
+    assert set(ids(searched(new_only, "soap", k=40))) == set(every)
 
 
 def test_filters_and_exclusions_hold_for_what_is_found(recommender):

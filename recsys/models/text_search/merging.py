@@ -11,45 +11,47 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.models.text_search.search import FEATURES
-
 START = (4.0, 2.0, 4.0, 0.5, 1.0)
 L2 = 1e-3
 NUM_STEPS = 200
 
 
 def fit_weights(
-    features: Sequence[NDArray[np.float32]], targets: Sequence[int], l2: float = L2
+    features: Sequence[NDArray[np.float32]],
+    targets: Sequence[int],
+    l2: float = L2,
+    start: Sequence[float] = START,
 ) -> list[float]:
     """Fit by the softmax over each query's candidates (ListNet, Cao et al., 2007).
 
     Weights are kept at 0 or above: no evidence for an item may count against it.
 
     Args:
-        features: Of each query, [K, 5].
+        features: Of each query, [K, F].
         targets: Place of the item that was looked for among them; queries without are left out by
             the caller.
+        start: Where weights start, [F]; by default those of ``FEATURES``.
 
     Returns:
-        A weight for each of ``FEATURES``; those that every query has 0 for keep their start.
+        A weight for each feature; those that every query has 0 for keep their start.
     """
     if not features:
-        return list(START)
+        return list(start)
     lengths = [len(one) for one in features]
-    padded = torch.zeros(len(features), max(lengths), len(FEATURES))
+    padded = torch.zeros(len(features), max(lengths), len(start))
     mask = torch.zeros(len(features), max(lengths), dtype=torch.bool)
     for row, one in enumerate(features):
         padded[row, : len(one)], mask[row, : len(one)] = torch.from_numpy(one), True
     labels = torch.tensor(list(targets))
-    start = torch.tensor(START)
-    weights = start.clone().requires_grad_()
+    begin = torch.tensor(start)
+    weights = begin.clone().requires_grad_()
     optimizer = torch.optim.Adam([weights], lr=0.1)
     for _ in range(NUM_STEPS):
         logits = (padded @ weights.clamp_min(0)).masked_fill(~mask, -torch.inf)
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        loss = loss + l2 * (weights - start).square().sum()
+        loss = loss + l2 * (weights - begin).square().sum()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     used = padded.abs().sum((0, 1)) > 0
-    return torch.where(used, weights.detach().clamp_min(0), start).tolist()
+    return torch.where(used, weights.detach().clamp_min(0), begin).tolist()

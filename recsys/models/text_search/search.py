@@ -51,7 +51,7 @@ class Candidates:
     """Items that a text may mean, and what is known of each."""
 
     item_rows: Rows
-    """[K]"""
+    """Ascending, [K]."""
     features: Floats
     """[K, 5], by ``FEATURES``."""
     has_word: bool
@@ -63,14 +63,8 @@ class Candidates:
         Args:
             ranked: Some or all of the items, best first.
         """
-        place = {int(row): rank for rank, row in enumerate(ranked)}
         features = self.features.copy()
-        features[:, -1] = [
-            0.0
-            if (rank := place.get(int(row))) is None
-            else PERSONAL_SCALE / (PERSONAL_SCALE + rank)
-            for row in self.item_rows
-        ]
+        features[:, -1] = PERSONAL_SCALE / (PERSONAL_SCALE + _places(self.item_rows, ranked))
         return features
 
 
@@ -144,10 +138,7 @@ class TextSearch:
             features[known, 0] = scores[rows[known]] / scores.max()
             # Appended items are not among the words yet; their titles have all of the query's.
             features[~known & np.isin(rows, titled), 0] = 1
-        place = {int(row): rank for rank, row in enumerate(titled)}
-        features[:, 1] = [
-            0.0 if (at := place.get(int(row))) is None else 1 / (1 + at) ** 0.5 for row in rows
-        ]
+        features[:, 1] = 1 / (1 + _places(rows, titled)) ** 0.5
         features[:, 2] = (self.item_vectors[torch.from_numpy(rows)] @ vector).numpy()
         features[:, 3] = popularity[rows]
         return Candidates(rows, features, bool(len(found) or len(titled)))
@@ -185,6 +176,16 @@ class TextSearch:
         vectors = load_file(directory / VECTORS)["item_vectors"]
         weights = [float(document["weights"][name]) for name in FEATURES]
         return cls(tower, vectors, WordIndex.load(directory, len(vectors)), weights)
+
+
+def _places(item_rows: Rows, ranked: Rows) -> NDArray[np.float64]:
+    """Find the places of ascending rows in a list, from 0, [K]; infinite where it has them not."""
+    places = np.full(len(item_rows), np.inf)
+    at = np.searchsorted(item_rows, ranked)
+    known = np.flatnonzero(at < len(item_rows))
+    known = known[item_rows[at[known]] == ranked[known]]
+    places[at[known]] = known
+    return places
 
 
 def _best_words(scores: Floats, popularity: Floats) -> Rows:

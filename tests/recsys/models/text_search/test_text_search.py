@@ -9,7 +9,7 @@ import torch
 from recsys.models.text_search.lexical import WordIndex
 from recsys.models.text_search.merging import START, fit_weights
 from recsys.models.text_search.queries import ItemText, QueryMaker
-from recsys.models.text_search.search import FEATURES, TextSearch
+from recsys.models.text_search.search import FEATURES, PERSONAL_SCALE, Candidates, TextSearch
 from recsys.models.text_search.tokens import bags_of, split, word_tokens
 from recsys.models.text_search.tower import TextTower, TextTowerConfig, train_tower
 
@@ -74,6 +74,25 @@ def test_the_users_own_list_settles_what_fits_alike(search):
     for own in ([4, 5], [5, 4]):
         rows, _ = by_taste.order(candidates, candidates.personal(np.array(own)))
         assert rows[:2].tolist() == own
+
+
+def test_places_in_the_users_own_list_are_those_of_a_slow_count():
+    rows = np.array([2, 3, 5, 8, 13], np.int64)
+    found = Candidates(rows, np.zeros((5, len(FEATURES)), np.float32), has_word=True)
+    for own in ([8, 2, 5], [21, 13, 1, 3, 4], [], [13, 8, 5, 3, 2]):
+        wanted = [PERSONAL_SCALE / (PERSONAL_SCALE + own.index(r)) if r in own else 0 for r in rows]
+        features = found.personal(np.array(own, np.int64))
+        assert features[:, -1].tolist() == np.float32(wanted).tolist()
+        assert not features[:, :-1].any()
+    assert not found.features.any()
+
+
+def test_weights_of_further_features_start_where_the_caller_says():
+    features = [np.eye(2, 6, dtype=np.float32)] * 3
+    weights = fit_weights(features, [0, 0, 1], start=(*START, 7.0))
+    assert len(weights) == 6
+    assert weights[5] == 7.0
+    assert weights[0] != START[0]
 
 
 @pytest.mark.parametrize("text", ["", "   ", "?!*()", "\x00", "zzzzqqqq", "Ω≈ç√"])
