@@ -190,7 +190,8 @@ def _places(item_rows: Rows, ranked: Rows) -> NDArray[np.float64]:
 
 def _best_words(scores: Floats, popularity: Floats) -> Rows:
     """Take the best items by words, the popular ones of equals."""
-    rows = np.flatnonzero(scores)
+    # Of numbers the search takes several times as long.
+    rows = np.flatnonzero(scores != 0)
     if len(rows) > NUM_WORDS:
         settled = scores[rows] + TIED * scores.max() * popularity[rows]
         rows = rows[np.argpartition(settled, -NUM_WORDS)[-NUM_WORDS:]]
