@@ -20,7 +20,7 @@ MAX_PACKAGE_FILE_LINES_P90 = 300
 MAX_MODULES_IN_FOLDER = 20
 MAX_PACKAGE_LINES = 131_000
 MAX_README_LINES = 170
-MAX_RESULT_LINES = 8_400
+MAX_RESULT_LINES = 8_500
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "base", "misc", "manager"}
 # Formats that run code when they are read.
