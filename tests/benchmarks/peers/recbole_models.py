@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +35,32 @@ def gru4rec(known: Known, **settings: Any) -> Scored:
 
 def fitted(model_name: str, known: Known, settings: dict[str, Any]) -> Scored:
     """Train a sequential model for its epochs and score histories with it."""
+    return scorer(trained(model_name, known, settings), known.num_item_rows)
+
+
+class Trained(NamedTuple):
+    """What RecBole made."""
+
+    model: Any
+    item_rows: Any
+    """Our rows of its items 1, 2, ..."""
+    config: Any
+    num_samples: int
+    """Of a pass: one a prefix of a user's events."""
+
+
+def trained(
+    model_name: str,
+    known: Known,
+    settings: dict[str, Any],
+    prepared: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train a sequential model for its epochs.
+
+    Args:
+        prepared: Called between the preparation of the data and the training.
+    """
+    name_as_numpy_1_did()
     from recbole.config import Config
     from recbole.data import create_dataset, data_preparation
     from recbole.utils import get_model, get_trainer, init_seed
@@ -50,11 +77,25 @@ def fitted(model_name: str, known: Known, settings: dict[str, Any]) -> Scored:
         dataset = create_dataset(config)
         train_data, _, _ = data_preparation(config, dataset)
         model = get_model(model_name)(config, train_data.dataset)
+        model = model.to(config["device"])
         trainer = get_trainer(config["MODEL_TYPE"], model_name)(config, model)
+        prepared()
         for epoch in range(config["epochs"]):
             trainer._train_epoch(train_data, epoch)
     tokens = dataset.field2id_token["item_id"][1:]
-    return scorer(model, np.array([int(token) for token in tokens]), config, known.num_item_rows)
+    rows = np.array([int(token) for token in tokens])
+    return Trained(model, rows, config, len(train_data.dataset))
+
+
+def name_as_numpy_1_did() -> None:
+    """Give NumPy 2 the names that RecBole reads, where it is installed without NumPy 1."""
+    for name, kind in {
+        "float_": np.float64,
+        "complex_": np.complex128,
+        "unicode_": np.str_,
+    }.items():
+        if not hasattr(np, name):
+            setattr(np, name, kind)
 
 
 def write_atomic_file(known: Known, folder: Path) -> None:
@@ -90,18 +131,12 @@ def config_of(work: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def scorer(model: Any, item_rows: Any, config: Any, num_item_rows: int) -> Scored:
-    """Score the latest known items of each history.
-
-    Args:
-        model: The trained model.
-        item_rows: Our rows of its items 1, 2, ...
-        config: RecBole's, with the sequence's length.
-        num_item_rows: N.
-    """
+def scorer(trained: Trained, num_item_rows: int) -> Scored:
+    """Score the latest known items of each history."""
     import torch
     from recbole.data.interaction import Interaction
 
+    model, item_rows, config, _ = trained
     numbers = np.zeros(num_item_rows, np.int64)
     numbers[item_rows] = np.arange(1, len(item_rows) + 1)
     length = config["MAX_ITEM_LIST_LENGTH"]

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.training.parts PART --arrays FOLDER --out FILE [--plain]
 
-Needs torch, numpy and safetensors alone, and RecTools for the part of that name. ``--plain``
-switches every kernel and captured step off.
+Needs torch, numpy and safetensors alone, and RecTools or RecBole for the parts of those names.
+``--plain`` switches every kernel and captured step off.
 """
 
 from __future__ import annotations
@@ -39,12 +39,25 @@ from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import RunSettings
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import Tracker
+from recsys.training.progress import SilentTracker, Tracker
+from tests.benchmarks.training.peer_parts import Task, recbole, rectools
 from tests.benchmarks.training.profiled_steps import NUM_STEPS, profiled
 
 CUDA = torch.device("cuda")
 WORLD_USERS, WORLD_ITEMS, WORLD_EVENTS = 200_000, 100_000, 50
-WORLD_STEPS = 300
+WORLD_RANKED = 5_000
+WORLD_MODELS: Mapping[str, tuple[SequenceConfig | TwoTowerConfig, int]] = {
+    "sequence": (
+        SequenceConfig(embedding_dim=64, hidden_dim=128, num_uniform_negatives=8_192),
+        512,
+    ),
+    "sequence, all items": (SequenceConfig(embedding_dim=64, hidden_dim=128), 512),
+    "two_tower": (
+        TwoTowerConfig(embedding_dim=64, hidden_dim=128, num_uniform_negatives=8_192),
+        4_096,
+    ),
+}
+"""Models of the world, each with its batch size."""
 SEQUENCE_MODELS = ("sequence", "two_tower")
 
 
@@ -133,113 +146,67 @@ def world() -> ModelInputs:
     return ModelInputs(sequences=sequences, catalogue=nothing, sizes=sizes)
 
 
-class Clock:
-    """Times a training behind its first steps."""
-
-    def __init__(self) -> None:
-        self.times: list[tuple[int, float]] = []
-
-    def log(self, step: int, **values: float) -> None:
-        if "loss" in values:
-            torch.cuda.synchronize()
-            self.times.append((step, time.perf_counter()))
-
-    def step_ms(self) -> float:
-        """Take the mean behind the first 2 x 50 steps."""
-        (first, begin), (last, end) = self.times[1], self.times[-1]
-        return (end - begin) / (last - first) * 1e3
-
-
-def world_steps() -> dict[str, Any]:
-    """Time steps of both models of a world of ten million events, and a validation."""
+def world_passes() -> dict[str, Any]:
+    """Train each model of a world of ten million events for a pass, and validate it."""
     inputs = world()
     settings = RetrievalSettings(max_history=50)
-    queries = EvaluationQueries.of(inputs, "validation", settings).sample(5_000, 0)
-    sequence = SequenceConfig(embedding_dim=64, hidden_dim=128, num_uniform_negatives=8_192)
-    two_tower = TwoTowerConfig(embedding_dim=64, hidden_dim=128, num_uniform_negatives=8_192)
+    queries = EvaluationQueries.of(inputs, "validation", settings).sample(WORLD_RANKED, 0)
     found = {}
-    for name, config, batch_size in (
-        ("sequence", sequence, 512),
-        ("two_tower", two_tower, 4_096),
-    ):
-        clock = Clock()
-        model = fit_steps(inputs, config, TrainingConfig(batch_size=batch_size), WORLD_STEPS, clock)
-        begin = time.perf_counter()
-        metrics = measure(ScoredSource(model.eval().score), queries, RankingConfig(ks=(10,)), CUDA)
+    for name, (config, batch_size) in WORLD_MODELS.items():
         examples = (
             num_labels(inputs.sequences, "train")
-            if name == "two_tower"
-            else num_windows(inputs.sequences, "train", config.max_length)  # type: ignore[union-attr]
+            if isinstance(config, TwoTowerConfig)
+            else num_windows(inputs.sequences, "train", config.max_length)
         )
+        steps, begin = examples // batch_size, time.perf_counter()
+        model = fit_steps(
+            inputs, config, TrainingConfig(batch_size=batch_size), steps, SilentTracker()
+        )
+        torch.cuda.synchronize()
+        fitted = time.perf_counter()
+        metrics = measure(ScoredSource(model.eval().score), queries, RankingConfig(ks=(10,)), CUDA)
         found[name] = {
-            "step_ms": clock.step_ms(),
-            "steps_a_pass": examples // batch_size,
-            "validation_seconds": time.perf_counter() - begin,
+            "steps_a_pass": steps,
+            "fit_seconds": fitted - begin,
+            "validation_seconds": time.perf_counter() - fitted,
             "ndcg@10": metrics["ndcg@10"],
         }
+        print(name, found[name], flush=True)
     return found
 
 
-def rectools_sasrec(folder: Path) -> dict[str, Any]:
-    """Fit RecTools' SASRec on the train and validation events of arrays; rank all test users.
-
-    As wide and as long as the recipe's model, for as many passes.
-    """
-    from tests.benchmarks.peers.folder import Known
-    from tests.benchmarks.peers.transformers import dataset_of, sasrec
-
+def peer_task(folder: Path) -> Task:
+    """Take the arrays of a recipe."""
     prepared = Prepared.load(folder)
-    events = prepared.inputs(next(iter(prepared.orders))).sequences
-    config, training = prepared.recipe.sequence, prepared.recipe.sequence_training
-    ends = np.asarray(events.validation_end)
-    places = events.positions_before(ends)
-    times = np.asarray(places if events.times is None else events.times[places])
-    users = events.users_of(places)
-    known = Known(
-        user_rows=users,
-        item_rows=np.asarray(events.item_rows)[places],
-        times=times,
-        num_users=events.num_user_rows,
-        num_item_rows=prepared.num_item_rows,
-        begin=int(times.max()) + 1,
+    recipe = prepared.recipe
+    return Task.of(
+        prepared.inputs(next(iter(prepared.orders))).sequences,
+        prepared.num_item_rows,
+        recipe.sequence,
+        recipe.sequence_training.batch_size,
+        round(recipe.sequence_training.max_epochs),
     )
-    begin = time.perf_counter()
-    model = sasrec(
-        known,
-        epochs=round(training.max_epochs),
-        n_factors=config.embedding_dim // config.num_members,
-        n_blocks=config.num_blocks,
-        n_heads=config.num_heads,
-        session_max_len=config.max_length,
-        batch_size=training.batch_size,
-        lr=1e-3,
-        loss="softmax",
-    ).model
-    fitted = time.perf_counter()
-    from rectools import Columns
 
-    wanted = np.flatnonzero(np.diff(np.asarray(events.offsets)) > 0)
-    table = model.recommend(
-        wanted, dataset_of(users, known.item_rows, times), k=10, filter_viewed=True
-    )
-    done = time.perf_counter()
-    target = np.asarray(events.item_rows)[np.asarray(events.offsets)[1:] - 1]
-    hits = table[Columns.Item].to_numpy() == target[table[Columns.User].to_numpy()]
-    ranks = table[Columns.Rank].to_numpy()[hits]
-    return {
-        "fit_seconds": fitted - begin,
-        "ranking_seconds": done - fitted,
-        "epochs": round(training.max_epochs),
-        "ndcg@10": float((1 / np.log2(ranks + 1)).sum() / len(wanted)),
-    }
+
+def world_task(num_users: int) -> Task:
+    """Take the first users of the world, for one pass."""
+    config, batch_size = WORLD_MODELS["sequence"]
+    assert isinstance(config, SequenceConfig)
+    events = world().sequences
+    return Task.of(events, WORLD_ITEMS + 1, config, batch_size, 1, num_users, WORLD_RANKED)
 
 
 PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "whole": whole_recipe,
+    "whole_ensemble": lambda folder: whole_recipe(folder, ("ensemble",)),
     "whole_sequence": lambda folder: whole_recipe(folder, ("sequence",)),
     "steps": recipe_steps,
-    "world": lambda _: world_steps(),
-    "rectools": rectools_sasrec,
+    "world": lambda _: world_passes(),
+    "rectools": lambda folder: rectools(peer_task(folder)),
+    "recbole": lambda folder: recbole(peer_task(folder)),
+    "world_rectools": lambda _: rectools(world_task(WORLD_USERS)),
+    # It makes a sample of each event's prefix: two million a tenth of the users.
+    "world_recbole": lambda _: recbole(world_task(WORLD_USERS // 10)),
 }
 
 

@@ -1,0 +1,176 @@
+"""RecTools' and RecBole's SASRec on arrays that ours trains on, as wide and as long as ours.
+
+They are fitted on the events of train and validation and rank test users by all items but those of
+their histories. Each needs its library; see ``tests.benchmarks.training.parts``.
+
+Axes: Q queries, N item rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from recsys.data.dataset import Sequences
+from recsys.models.sequence.config import SequenceConfig
+from tests.benchmarks.peers.folder import Known
+
+RECBOLE_SAMPLES = 1_900_000
+"""RecBole makes a sample of each prefix; it gets passes up to so many samples, or one."""
+RECBOLE_BATCH = 2_048
+"""Its own size."""
+RANKED_AT_ONCE = 1_024
+
+
+class Task(NamedTuple):
+    """What a peer is fitted on and ranks."""
+
+    known: Known
+    users: NDArray[np.int64]
+    """Who is ranked for, [Q]."""
+    targets: NDArray[np.int64]
+    """Their last events' items, [Q]."""
+    config: SequenceConfig
+    batch_size: int
+    passes: int
+
+    @classmethod
+    def of(
+        cls,
+        events: Sequences,
+        num_item_rows: int,
+        config: SequenceConfig,
+        batch_size: int,
+        passes: int,
+        num_users: int | None = None,
+        num_ranked: int | None = None,
+    ) -> Task:
+        """Take some users' events, the first ones', and rank for some of them."""
+        rows, offsets = np.asarray(events.item_rows), np.asarray(events.offsets)
+        ends = np.asarray(events.validation_end)
+        places = events.positions_before(ends)
+        users = events.users_of(places)
+        if num_users is not None:
+            places, users = places[users <= num_users], users[users <= num_users]
+        times = np.asarray(places if events.times is None else events.times[places])
+        known = Known(
+            user_rows=users,
+            item_rows=rows[places],
+            times=times,
+            num_users=events.num_user_rows,
+            num_item_rows=num_item_rows,
+            begin=int(times.max()) + 1,
+        )
+        ranked = np.unique(users)[:num_ranked]
+        return cls(known, ranked, rows[offsets[ranked + 1] - 1], config, batch_size, passes)
+
+
+def measured(task: Task, ranks: NDArray[np.int64], times: Sequence[float]) -> dict[str, Any]:
+    """Say how long what took, and NDCG@10 of the targets' ranks, 1 the first."""
+    begin, prepared, fitted, done = times
+    gains = np.where(ranks <= 10, 1 / np.log2(ranks + 1.0), 0.0)
+    return {
+        "preparing_seconds": prepared - begin,
+        "fit_seconds": fitted - prepared,
+        "ranking_seconds": done - fitted,
+        "passes": task.passes,
+        "users": len(task.users),
+        "events": len(task.known.user_rows),
+        "ndcg@10": float(gains.mean()),
+    }
+
+
+def rectools(task: Task) -> dict[str, Any]:
+    """Fit and rank by RecTools, which prepares the data as it fits."""
+    from rectools import Columns
+
+    from tests.benchmarks.peers.transformers import dataset_of, sasrec
+
+    known, config = task.known, task.config
+    begin = time.perf_counter()
+    model = sasrec(
+        known,
+        epochs=task.passes,
+        n_factors=config.embedding_dim // config.num_members,
+        n_blocks=config.num_blocks,
+        n_heads=config.num_heads,
+        session_max_len=config.max_length,
+        batch_size=task.batch_size,
+        lr=1e-3,
+        loss="softmax",
+    ).model
+    fitted = time.perf_counter()
+    own = np.isin(known.user_rows, task.users)
+    dataset = dataset_of(known.user_rows[own], known.item_rows[own], known.times[own])
+    table = model.recommend(task.users, dataset, k=10, filter_viewed=True)
+    done = time.perf_counter()
+    places = np.searchsorted(task.users, table[Columns.User].to_numpy())
+    hits = table[Columns.Item].to_numpy() == task.targets[places]
+    ranks = np.full(len(task.users), 11, np.int64)
+    ranks[places[hits]] = table[Columns.Rank].to_numpy()[hits]
+    return measured(task, ranks, (begin, begin, fitted, done))
+
+
+def recbole(task: Task) -> dict[str, Any]:
+    """Fit by RecBole, for fewer passes where it makes many samples, and rank on the GPU."""
+    from recbole.data.interaction import Interaction
+
+    from tests.benchmarks.peers.recbole_models import trained
+
+    known, config = task.known, task.config
+    samples = len(known.user_rows) - len(np.unique(known.user_rows))
+    task = task._replace(passes=min(task.passes, max(1, RECBOLE_SAMPLES // samples)))
+    times = [time.perf_counter()]
+    model, item_rows, settings, _ = trained(
+        "SASRec",
+        known,
+        {
+            "epochs": task.passes,
+            "hidden_size": config.embedding_dim // config.num_members,
+            "inner_size": config.hidden_dim,
+            "n_layers": config.num_blocks,
+            "n_heads": config.num_heads,
+            "MAX_ITEM_LIST_LENGTH": config.max_length,
+            "train_batch_size": RECBOLE_BATCH,
+            "learning_rate": 1e-3,
+            "loss_type": "CE",
+            "use_gpu": True,
+        },
+        prepared=lambda: times.append(time.perf_counter()),
+    )
+    times.append(time.perf_counter())
+    device, length = settings["device"], config.max_length
+    numbers = torch.zeros(known.num_item_rows, dtype=torch.int64)
+    numbers[torch.from_numpy(item_rows)] = torch.arange(1, len(item_rows) + 1)
+    read = numbers[torch.from_numpy(known.item_rows)]
+    begins, ends = (
+        np.searchsorted(known.user_rows, task.users, side) for side in ("left", "right")
+    )
+    targets, ranks = numbers[torch.from_numpy(task.targets)].to(device), []
+    model.eval()
+    for first in range(0, len(begins), RANKED_AT_ONCE):
+        here = slice(first, first + RANKED_AT_ONCE)
+        parts = [read[a:b] for a, b in zip(begins[here], ends[here], strict=True)]
+        latest = [part[-length:] for part in parts]
+        inputs = {
+            "item_id_list": nn.utils.rnn.pad_sequence(latest, batch_first=True),
+            "item_length": torch.tensor([len(part) for part in latest]),
+        }
+        short = length - inputs["item_id_list"].shape[1]
+        inputs["item_id_list"] = functional.pad(inputs["item_id_list"], (0, short))
+        with torch.no_grad():
+            scores = model.full_sort_predict(Interaction(inputs).to(device))
+        taken = nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device)
+        scores = scores.view(len(parts), -1).scatter(1, taken, -torch.inf)
+        own = scores.gather(1, targets[here, None])
+        rank = (scores > own).sum(1) + 1
+        ranks.append(rank.masked_fill(targets[here] == 0, len(scores[0])).cpu())
+    times.append(time.perf_counter())
+    return measured(task, torch.cat(ranks).numpy(), times)
