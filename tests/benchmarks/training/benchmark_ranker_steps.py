@@ -31,8 +31,7 @@ from recsys.training.ranker_fit import RankerFitConfig, ranker_loss, scores_of
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.benchmark_moe import DIM, NUM_EXPERTS, NUM_ROWS, TOP_K, matmul_rate
-from tests.benchmarks.training.parts import Clock
-from tests.benchmarks.training.profiled_steps import NUM_STEPS, ProfiledSteps, profiled
+from tests.benchmarks.training.profiled_steps import NUM_STEPS, Clock, ProfiledSteps, profiled
 
 LENGTH, NUM_FEATURES, CONTENT_DIM = 200, 14, 384
 OF_THE_OPTIMIZER = ("multi_tensor", "adam", "Adam")
