@@ -5,8 +5,8 @@ labels, for the two-tower queries without one. They hold all items in turn, beca
 equal rows are added one after the other. What fits nearly every batch is known from the lengths of
 the examples; the rest take an ordinary step.
 
-Axes: B examples of a batch, D examples that fill it up, M events, X pairs of a position and an item
-up to there, L most events that an example may read.
+Axes: B examples of a batch, D examples that fill it up, M events, R distinct items, X pairs of a
+position and an item up to there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
@@ -25,6 +26,8 @@ from recsys.models.sequence.labelled import LabelledEvents
 
 DEVIATIONS = 4.0
 """Standard deviations of a batch's sum that fit beside its mean."""
+MEASURED_BATCHES = 16
+"""Batches whose distinct items are counted."""
 
 
 def room_for(sizes: Rows, batch_size: int) -> int:
@@ -37,6 +40,64 @@ def room_for(sizes: Rows, batch_size: int) -> int:
 def filling_lengths(rest: int, count: int, longest: int) -> Rows:
     """Share so many events out to examples that fill a batch up, [D]."""
     return np.clip(rest - np.arange(count) * longest, 0, longest)
+
+
+def known_rows(sequences: Sequences, places: Rows, num_item_rows: int) -> Rows:
+    """Read the items of events; those without a row are the unknown item."""
+    rows = np.asarray(sequences.item_rows[places])
+    return np.where((rows >= 0) & (rows < num_item_rows), rows, 0)
+
+
+class SampledRows(NamedTuple):
+    """The items that a step reads, or ranks among its labels and uniform draws: always as many."""
+
+    num_item_rows: int
+    num_draws: int
+    num_rows: int
+    """R, at most all."""
+
+    @classmethod
+    def of(
+        cls,
+        windows: Windows,
+        sequences: Sequences,
+        num_item_rows: int,
+        batch_size: int,
+        num_draws: int,
+    ) -> SampledRows:
+        """Look at some batches to learn how many items nearly no batch exceeds."""
+        rng, counts = np.random.default_rng(0), []
+        whole = cls(num_item_rows, num_draws, num_item_rows)
+        for _ in range(MEASURED_BATCHES):
+            chosen = rng.choice(len(windows), batch_size, replace=False)
+            places = concatenated_ranges(windows.starts[chosen], windows.ends[chosen])
+            items = known_rows(sequences, places, num_item_rows)
+            counts.append(np.count_nonzero(whole.kinds(items, items, rng)))
+        room = math.ceil(float(np.mean(counts)) + DEVIATIONS * float(np.std(counts)))
+        return whole._replace(num_rows=min(num_item_rows, max(room, *counts)))
+
+    def kinds(self, items: Rows, labels: Rows, rng: np.random.Generator) -> NDArray[np.uint8]:
+        """Say of every item whether it is ranked, 2, only read, 1, or neither, 0."""
+        kinds = np.zeros(self.num_item_rows, np.uint8)
+        kinds[items] = 1
+        kinds[labels] = 2
+        kinds[rng.integers(1, self.num_item_rows, self.num_draws)] = 2
+        kinds[0] = min(kinds[0], 1)
+        return kinds
+
+    def inputs(
+        self, items: Rows, labels: Rows, rng: np.random.Generator
+    ) -> tuple[Rows, Rows] | None:
+        """Choose the rows, ascending, [R], and say which are ranked; None where more are read."""
+        kinds = self.kinds(items, labels, rng)
+        used = np.count_nonzero(kinds)
+        if used > self.num_rows:
+            return None
+        # Rows to fill up with: among the first R so many are free.
+        free = np.flatnonzero(kinds[: self.num_rows] == 0)[: self.num_rows - used]
+        kinds[free] = 1
+        rows = np.flatnonzero(kinds)
+        return rows, (kinds[rows] == 2).astype(np.int64)
 
 
 class FixedWindows(NamedTuple):
@@ -53,6 +114,8 @@ class FixedWindows(NamedTuple):
     num_filling: int
     max_length: int
     reads_times: bool
+    sampled: SampledRows | None = None
+    """None where every item is ranked."""
 
     @classmethod
     def of(
@@ -64,6 +127,7 @@ class FixedWindows(NamedTuple):
         max_length: int,
         *,
         reads_times: bool,
+        sampled: SampledRows | None = None,
     ) -> FixedWindows:
         """Choose the shape by the windows' lengths."""
         lengths = windows.ends - windows.starts
@@ -80,6 +144,7 @@ class FixedWindows(NamedTuple):
             num_filling=1 + max(0, num_events - fewest) // max_length,
             max_length=max_length,
             reads_times=reads_times and sequences.times is not None,
+            sampled=sampled,
         )
 
     @property
@@ -93,11 +158,17 @@ class FixedWindows(NamedTuple):
     def sizes(self) -> list[int]:
         """Count the numbers of each part of a batch."""
         events = self.num_events + self.num_filling
+        num_rows = 0 if self.sampled is None else self.sampled.num_rows
         parts = [events, events, self.num_windows + 1, self.num_pairs, self.num_positions + 1]
-        return [*parts, events] if self.reads_times else parts
+        return [*parts, num_rows, num_rows, events if self.reads_times else 0]
 
-    def inputs(self, chosen: Rows) -> Tensor | None:
-        """Lay windows out as integers on the host; None where they do not fit."""
+    def inputs(self, chosen: Rows, rng: np.random.Generator) -> Tensor | None:
+        """Lay windows out as integers on the host; None where they do not fit.
+
+        Args:
+            chosen: Numbers of the windows.
+            rng: Of the uniform draws.
+        """
         starts, ends = self.windows.starts[chosen], self.windows.ends[chosen]
         lengths = ends - starts
         positions = lengths - 1  # [B]
@@ -108,12 +179,20 @@ class FixedWindows(NamedTuple):
             return None
         out = np.zeros(sum(self.sizes()), np.int64)
         parts = np.split(out, np.cumsum(self.sizes())[:-1])
-        items, counted, offsets, pairs, pair_offsets, *times = parts
-        items[:] = np.arange(len(items)) % self.num_item_rows
-        counted[:num_events] = 1
+        items, counted, offsets, pairs, pair_offsets, rows, ranked, times = parts
         places = concatenated_ranges(starts, ends)
-        rows = np.asarray(self.sequences.item_rows[places])
-        items[:num_events] = np.where((rows >= 0) & (rows < self.num_item_rows), rows, 0)
+        read = known_rows(self.sequences, places, self.num_item_rows)
+        filling_items = np.arange(self.num_item_rows)
+        if self.sampled is not None:
+            is_label = np.ones(num_events, np.bool_)
+            is_label[np.cumsum(lengths) - lengths] = False  # a window's first event is none
+            chosen_rows = self.sampled.inputs(read, read[is_label], rng)
+            if chosen_rows is None:
+                return None
+            rows[:], ranked[:] = chosen_rows
+            filling_items = rows
+        items[:] = np.resize(filling_items, len(items))
+        items[:num_events], counted[:num_events] = read, 1
         filling = filling_lengths(self.num_events - num_events, self.num_filling, self.max_length)
         offsets[1:] = np.cumsum(np.concatenate([lengths, 1 + filling]))
         begins = np.repeat(offsets[: len(starts)], positions)
@@ -122,21 +201,24 @@ class FixedWindows(NamedTuple):
         pair_offsets[1 : len(seen) + 1] = np.cumsum(seen)
         # The label of the last position counts for nothing, so whatever else fills it up does.
         pair_offsets[-1] = self.num_pairs
-        if times:
+        if self.reads_times:
             known = np.asarray(self.sequences.times)[places]
-            times[0][:num_events], times[0][num_events:] = known, known[0]
+            times[:num_events], times[num_events:] = known, known[0]
         return torch.from_numpy(out)
 
     def labelled(self, inputs: Tensor) -> LabelledEvents:
         """Read what ``inputs`` laid out, on any device."""
-        items, counted, offsets, pairs, pair_offsets, *times = torch.split(inputs, self.sizes())
+        parts = torch.split(inputs, self.sizes())
+        items, counted, offsets, pairs, pair_offsets, rows, ranked, times = parts
         return LabelledEvents(
             events=Jagged(items, offsets),
-            times=times[0] if times else None,
+            times=times if self.reads_times else None,
             counted=counted,
             num_positions=self.num_positions,
             num_seen=self.num_pairs,
             seen=Jagged(pairs, pair_offsets),
+            rows=None if self.sampled is None else rows,
+            ranked=None if self.sampled is None else ranked,
         )
 
 

@@ -101,11 +101,13 @@ class _LogNormalizer(torch.autograd.Function):
             d_queries = torch.empty_like(queries, dtype=torch.float32) if wanted else None
             d_vectors = torch.zeros_like(vectors, dtype=torch.float32) if wanted else None
             step = positions_of_block(len(vectors), max_scores, device)
+            excluded = _Excluded.of(columns, offsets, len(queries))
             for begin in range(0, len(queries), step):
                 part = slice(begin, min(begin + step, len(queries)))
                 scores = (low_queries[part] @ low_vectors.T).float()  # [p, C]
                 _correct(scores, log_inclusion, labels[part])
-                _leave_out(scores, labels[part], columns, offsets, begin)
+                if excluded is not None:
+                    excluded.leave_out(scores, labels[part], begin)
                 highest = scores.amax(1, keepdim=True)  # [p, 1]
                 scores = scores.sub_(highest).exp_()
                 sums = scores.sum(1, keepdim=True)  # [p, 1]
@@ -141,17 +143,40 @@ def _correct(scores: Tensor, log_inclusion: Tensor | None, labels: Tensor) -> No
         scores.scatter_add_(1, labels[:, None], log_inclusion[labels][:, None].to(scores.dtype))
 
 
-def _leave_out(
-    scores: Tensor, labels: Tensor, columns: Tensor | None, offsets: Tensor | None, begin: int
-) -> None:
-    """Give the excluded columns of positions ``begin`` and on -inf, in place."""
-    if columns is None or offsets is None:
-        return
-    own = scores.gather(1, labels[:, None])
-    ends = offsets[begin : begin + len(scores) + 1]
-    if len(ends) < len(offsets):
-        columns = columns[ends[0] : ends[-1]]
-    rows = torch.repeat_interleave(ends.diff(), output_size=len(columns))
-    # Not by a number of the host, which would be copied: no graph could be captured.
-    scores.index_put_((rows, columns), scores.new_full((), -torch.inf))
-    scores.scatter_(1, labels[:, None], own)
+class _Excluded(NamedTuple):
+    """What does not stand against each position's label."""
+
+    columns: Tensor
+    """[X]"""
+    offsets: Tensor
+    """[P + 1]"""
+    positions: Tensor
+    """[X], ascending."""
+
+    @classmethod
+    def of(
+        cls, columns: Tensor | None, offsets: Tensor | None, num_positions: int
+    ) -> _Excluded | None:
+        """Name the position of each column; None where nothing is left out."""
+        if columns is None or offsets is None:
+            return None
+        # Without the size a GPU would be waited for.
+        positions = torch.repeat_interleave(offsets.diff(), output_size=len(columns))
+        return cls(columns, offsets[: num_positions + 1], positions)
+
+    def leave_out(self, scores: Tensor, labels: Tensor, begin: int) -> None:
+        """Give the columns of positions ``begin`` and on -inf but the labels', in place."""
+        own = scores.gather(1, labels[:, None])
+        columns, positions = self.columns, self.positions - begin
+        if len(scores) + 1 < len(self.offsets):
+            if scores.is_cuda:
+                # To cut out a block's pairs a GPU would have to be waited for.
+                here = (positions >= 0) & (positions < len(scores))
+                positions = torch.where(here, positions, 0)
+                columns = torch.where(here, columns, labels[0])
+            else:
+                first, end = self.offsets[begin], self.offsets[begin + len(scores)]
+                columns, positions = columns[first:end], positions[first:end]
+        # Not by a number of the host, which would be copied: no graph could be captured.
+        scores.index_put_((positions, columns), scores.new_full((), -torch.inf))
+        scores.scatter_(1, labels[:, None], own)

@@ -248,7 +248,11 @@ class CatalogueModel(nn.Module):
 
     def encoded(self, rows: Tensor, content: Tensor) -> Tensor:
         """Encode rows of the catalogue whose content [R, content_dim] was looked up, [R, D]."""
-        categories = Jagged(self._category_rows, self._category_offsets).take(rows)
+        categories = Jagged(self._category_rows, self._category_offsets)
+        if len(categories.values):
+            categories = categories.take(rows)
+        else:  # to count the categories of rows a GPU would have to be waited for
+            categories = categories._replace(offsets=rows.new_zeros(len(rows) + 1))
         items = JaggedBatch({"item": Jagged.one_each(rows), "item.categories": categories})
         return self.tower_output(items, content)
 

@@ -30,6 +30,10 @@ class LabelledEvents(NamedTuple):
     """X."""
     seen: Jagged | None = None
     """Each position's item and those before it, P ragged rows; None counts them from the events."""
+    rows: Tensor | None = None
+    """Distinct item rows, ascending, of all that is read or ranked, [R]; None finds them."""
+    ranked: Tensor | None = None
+    """[R] 0 for rows that no label stands against; None with ``rows``."""
 
     @classmethod
     def of(cls, events: Jagged, times: Tensor | None, counted: Tensor | None) -> LabelledEvents:
@@ -42,7 +46,18 @@ class LabelledEvents(NamedTuple):
         times = None if self.times is None else moved(self.times, device)
         counted = None if self.counted is None else moved(self.counted, device)
         seen = None if self.seen is None else self.seen.to(device)
-        return self._replace(events=self.events.to(device), times=times, counted=counted, seen=seen)
+        rows = None if self.rows is None else moved(self.rows, device)
+        ranked = None if self.ranked is None else moved(self.ranked, device)
+        return LabelledEvents(
+            self.events.to(device),
+            times,
+            counted,
+            self.num_positions,
+            self.num_seen,
+            seen,
+            rows,
+            ranked,
+        )
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Name the events that have a label, [P], and cut them into sequences, [B + 1]."""

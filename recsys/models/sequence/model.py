@@ -42,6 +42,10 @@ from recsys.models.sequence.encoder import Encoders, unit_shares
 from recsys.models.sequence.labelled import LabelledEvents
 from recsys.models.sequence.neighbours import ItemNeighbours
 
+NOT_RANKED = 1e4
+"""Taken off a score, it leaves the item no share of a softmax; infinity, added to a label that
+counts for nothing, would leave no number."""
+
 
 class Ranked(NamedTuple):
     """The distinct items a training step ranks."""
@@ -71,10 +75,15 @@ def sampled_items(
     draws = torch.randint(1, num_items + 1, shape, device=labels.device, generator=generator)
     rows = torch.unique(torch.cat([labels, draws]))
     rows = rows[rows > 0]
+    return Ranked(rows, log_inclusion(rows, labels, num_uniform, item_counts))
+
+
+def log_inclusion(rows: Tensor, labels: Tensor, num_uniform: int, item_counts: Tensor) -> Tensor:
+    """Log of how likely items are among the labels and uniform draws, [C]; as ``sampled_items``."""
     counts = item_counts.float()
     share = counts[rows].clamp(min=1) / counts[1:].sum().clamp(min=1)  # [C]
-    expected = len(labels) * share + num_uniform / num_items
-    return Ranked(rows, torch.log(-torch.expm1(-expected)))
+    expected = (labels > 0).sum() * share + num_uniform / (len(item_counts) - 1)
+    return torch.log(-torch.expm1(-expected))
 
 
 def seen_before(history: Jagged, num_seen: int | None = None) -> Jagged:
@@ -234,8 +243,12 @@ class SequenceModel(RetrievalModel):
             labels = torch.where(counted > 0, labels, 0)
         kept, offsets = given.positions()  # [P], [B + 1]
         history = Jagged(events.values[kept], offsets)
-        ranked = self._ranked(labels[kept], softmax_over, share)
-        rows, inputs = self._inputs(ranked, history)
+        if given.rows is not None and given.ranked is not None:
+            ranked = self._ranked_among(given.rows, given.ranked, labels[kept])
+            rows, inputs = given.rows, self._inputs_at(given.rows)
+        else:
+            ranked = self._ranked(labels[kept], softmax_over, share)
+            rows, inputs = self._inputs(ranked, history)
         places = places_among(rows, history.values, self.inputs.num_item_rows)
         read = functional.embedding(places, inputs)  # [P, D]
         encoded = self.encoder(read, history, None if times is None else times[kept])
@@ -248,25 +261,40 @@ class SequenceModel(RetrievalModel):
         loss = self._softmax(encoded, items, ranked, seen, labels[kept])
         return loss * share.weight(labels[kept])
 
-    def ranks_all(self, num_positions: int) -> bool:
-        """Whether a step of so many positions has one shape: all items, scored at once."""
-        config, num_items = self.config, self.inputs.num_item_rows - 1
-        draws = config.num_uniform_negatives
-        every = (draws is None or draws >= num_items) and num_items + 1 == self.num_item_rows
-        return every and num_positions * num_items <= config.max_scores
+    def num_draws(self) -> int | None:
+        """How many uniform negatives a step draws; None where it ranks every item."""
+        draws = self.config.num_uniform_negatives
+        return None if draws is None or draws >= self.inputs.num_item_rows - 1 else draws
+
+    def encodes_without_waiting(self, num_rows: int) -> bool:
+        """Whether a GPU encodes so many distinct items without counting their categories."""
+        return len(self._category_rows) == 0 or self.encodes_all(num_rows)
 
     def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> Ranked:
         if softmax_over is not None:
             return Ranked(softmax_over, None)
-        draws, num_item_rows = self.config.num_uniform_negatives, self.inputs.num_item_rows
-        if draws is None or draws >= num_item_rows - 1:
-            return Ranked(torch.arange(1, num_item_rows, device=labels.device), None)
+        draws = self.num_draws()
+        if draws is None:
+            rows = torch.arange(1, self.inputs.num_item_rows, device=labels.device)
+            return Ranked(rows, None)
         return sampled_items(
             share.all_labels(labels),
             draws,
             self.item_tower.item_counts,
             share.draws(labels.device),
         )
+
+    def _ranked_among(self, rows: Tensor, ranked: Tensor, labels: Tensor) -> Ranked:
+        draws = self.num_draws()
+        assert draws is not None, "rows are found where some items are drawn"
+        logs = log_inclusion(rows, labels, draws, self.item_tower.item_counts)
+        return Ranked(rows, torch.where(ranked > 0, logs, NOT_RANKED))
+
+    def _inputs_at(self, rows: Tensor) -> Tensor:
+        """Encode distinct rows [R] without waiting for a GPU, [R, D]."""
+        if len(self._category_rows) == 0:
+            return self.item_inputs(rows)
+        return self.item_inputs_of_all()[1].index_select(0, rows)
 
     def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
         """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""

@@ -15,7 +15,7 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.fitting import sequence as sequence_fit
 from recsys.fitting import two_tower as two_tower_fit
-from recsys.fitting.fixed_shapes import FixedWindows, room_for
+from recsys.fitting.fixed_shapes import FixedWindows, SampledRows, room_for
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
@@ -103,6 +103,59 @@ def test_the_sequence_models_loss_is_that_of_the_batch_alone(block: str, leave_o
     assert assert_same(model, loss, 20) >= 15
 
 
+@pytest.mark.parametrize("max_scores", [1 << 26, 300])
+@pytest.mark.parametrize("draws", [3, 30])
+def test_the_loss_over_drawn_items_is_that_of_the_same_draws(
+    draws: int, max_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SequenceConfig(
+        embedding_dim=16,
+        hidden_dim=16,
+        max_length=7,
+        dropout=0.0,
+        id_dropout=0.0,
+        num_uniform_negatives=draws,
+        max_scores=max_scores,
+    )
+    torch.manual_seed(0)
+    counts = torch.arange(NUM_ITEMS + 1)
+    model, sequences = SequenceModel(config, SIZES, catalogue(), counts), events()
+    windows = training_windows(sequences, "all", 7)
+    order = BatchOrder(len(windows), 4, 0)
+    drawn: list[Tensor] = []
+
+    def loss_at(step: int) -> Tensor:
+        monkeypatch.setattr(torch, "randint", lambda *_, **__: drawn[-1])
+        return model.loss(windows.batch(sequences, order.indices(step)))
+
+    loss = sequence_fit.fixed_loss(model, loss_at, order, windows, sequences)
+    assert isinstance(loss, FixedShapeLoss)
+    fixed_inputs = loss.inputs_at
+
+    def inputs_at(step: int) -> Tensor | None:
+        rng = np.random.default_rng([0, step])
+        drawn.append(torch.from_numpy(rng.integers(1, NUM_ITEMS + 1, draws)))
+        return fixed_inputs(step)
+
+    loss.inputs_at = inputs_at
+    assert assert_same(model, loss, 20) >= 15
+
+
+@pytest.mark.parametrize("num_rows", [NUM_ITEMS + 1, 18])
+def test_rows_of_a_step_are_distinct_and_always_as_many(num_rows: int) -> None:
+    sampled = SampledRows(NUM_ITEMS + 1, 5, num_rows)
+    items, labels = np.array([0, 7, 9, 9, 3]), np.array([9, 0, 3])
+    drawn = np.random.default_rng(1).integers(1, NUM_ITEMS + 1, 5)
+    found = sampled.inputs(items, labels, np.random.default_rng(1))
+    assert found is not None
+    rows, ranked = found
+    assert len(rows) == num_rows
+    assert (np.diff(rows) > 0).all()
+    assert {0, 7, 9, 3} <= set(rows.tolist())
+    assert set(rows[ranked == 1].tolist()) == {9, 3, *drawn.tolist()}
+    assert sampled._replace(num_rows=4).inputs(items, labels, np.random.default_rng(1)) is None
+
+
 def test_the_two_towers_loss_is_that_of_the_batch_alone() -> None:
     config = TwoTowerConfig(
         embedding_dim=16,
@@ -138,9 +191,10 @@ def test_a_batch_that_is_too_long_takes_an_ordinary_step() -> None:
     windows = training_windows(sequences, "all", 20)
     fixed = FixedWindows.of(windows, sequences, NUM_ITEMS + 1, 4, 20, reads_times=False)
     longest = np.argsort(windows.ends - windows.starts)[-4:]
-    assert fixed._replace(num_events=30).inputs(longest) is None
-    assert fixed._replace(num_pairs=30).inputs(longest) is None
-    assert fixed.inputs(longest[:3]) is None
+    rng = np.random.default_rng(0)
+    assert fixed._replace(num_events=30).inputs(longest, rng) is None
+    assert fixed._replace(num_pairs=30).inputs(longest, rng) is None
+    assert fixed.inputs(longest[:3], rng) is None
 
 
 def test_there_is_room_for_nearly_every_batch_and_for_no_more_than_the_longest() -> None:
