@@ -66,13 +66,13 @@ class SampledRows(NamedTuple):
         num_draws: int,
     ) -> SampledRows:
         """Look at some batches to learn how many items nearly no batch exceeds."""
-        rng, counts = np.random.default_rng(0), []
+        rng, counts = np.random.default_rng(0), list[int]()
         whole = cls(num_item_rows, num_draws, num_item_rows)
         for _ in range(MEASURED_BATCHES):
             chosen = rng.choice(len(windows), batch_size, replace=False)
             places = concatenated_ranges(windows.starts[chosen], windows.ends[chosen])
             items = known_rows(sequences, places, num_item_rows)
-            counts.append(np.count_nonzero(whole.kinds(items, items, rng)))
+            counts.append(int(np.count_nonzero(whole.kinds(items, items, rng))))
         room = math.ceil(float(np.mean(counts)) + DEVIATIONS * float(np.std(counts)))
         return whole._replace(num_rows=min(num_item_rows, max(room, *counts)))
 

@@ -14,12 +14,25 @@ import csv
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
 
 GOALS = {("whole", "beauty"): 30.0}
 """Seconds that a whole recipe may take."""
+CASES = {
+    "whole": "whole recipe",
+    "whole_sequence": "one member",
+    "whole_ensemble": "all members",
+}
+PEERS = {
+    "rectools": "RecTools 0.19",
+    "recbole": "RecBole 1.2.1",
+    "recbole_1500": "RecBole 1.2.1, 1,500 users",
+    "world_rectools": "RecTools 0.19",
+    "world_recbole": "RecBole 1.2.1, a tenth of the users",
+}
+WORLD = "10M events"
 Parts = Mapping[tuple[str, str, bool], Any]
 
 
@@ -41,7 +54,7 @@ def rows_of_whole(parts: Parts) -> Iterator[Row]:
         if not part.startswith("whole") or plain:
             continue
         other = parts.get((part, arrays, True))
-        case = f"{arrays}, {'whole recipe' if part == 'whole' else 'one member'}"
+        case = f"{arrays}, {CASES[part]}"
         yield Row(
             name=f"{case}: all rows, with evaluation",
             value=round(ours["seconds"], 1),
@@ -62,49 +75,85 @@ def rows_of_whole(parts: Parts) -> Iterator[Row]:
 
 
 def rows_of_steps(parts: Parts) -> Iterator[Row]:
-    """Compare steps, of recipes and of the world."""
+    """Compare steps of recipes."""
     for (part, arrays, plain), ours in parts.items():
-        if part not in ("steps", "world") or plain:
+        if part != "steps" or plain:
             continue
         others = parts.get((part, arrays, True), {})
         for name, one in ours.items():
             other = others.get(name)
-            if part == "world":
-                more = f", {one['steps_a_pass']} steps a pass"
-            else:
-                more = f", {one['launches']:.0f} kernels, busy {one['busy_ms']:.2f} ms"
+            more = f"{one['launches']:.0f} kernels, busy {one['busy_ms']:.2f} ms"
             yield Row(
-                name=f"{arrays or '10M events'}, {name}: a step{more}",
+                name=f"{arrays}, {name}: a step, {more}",
                 value=round(one["step_ms"], 2),
                 unit="ms",
                 peer="plain" if other else None,
                 peer_value=other and other["step_ms"],
             )
-            if part == "world":
-                yield Row(
-                    name=f"10M events, {name}: validation of 5,000 users",
-                    value=round(one["validation_seconds"], 2),
-                    unit="s",
-                    peer="plain" if other else None,
-                    peer_value=other and other["validation_seconds"],
-                )
+
+
+def rows_of_world(parts: Parts) -> Iterator[Row]:
+    """Compare passes of the world's models, and their validation."""
+    for name, one in parts.get(("world", "", False), {}).items():
+        other = parts.get(("world", "", True), {}).get(name)
+        what = f"a pass of {one['steps_a_pass']} steps (NDCG@10 {one['ndcg@10']:.4f})"
+        for about, key in ((what, "fit_seconds"), ("5,000 users ranked", "validation_seconds")):
+            yield Row(
+                name=f"{WORLD}, {name}: {about}",
+                value=round(one[key], 2),
+                unit="s",
+                peer=f"plain (NDCG@10 {other['ndcg@10']:.4f})" if other else None,
+                peer_value=other and other[key],
+            )
+
+
+class Rate(NamedTuple):
+    """What our model beside a peer took."""
+
+    seconds: float
+    """Fitted and ranked."""
+    a_pass: float
+    """Seconds of training for a million events."""
+
+
+def rate_beside(parts: Parts, part: str, arrays: str) -> Rate | None:
+    """Find our sequence model of a peer's data."""
+    if part.startswith("world"):
+        found = parts.get(("world", "", False))
+        if found is None:
+            return None
+        own = found["sequence, all items"]
+        a_pass = own["fit_seconds"] / own["events"] * 1e6
+        return Rate(own["fit_seconds"] + own["validation_seconds"], a_pass)
+    for whole in ("whole", "whole_sequence"):
+        if found := parts.get((whole, arrays, False)):
+            own = found["rows"]["sequence"]
+            passes = own["steps"] / found["sequence_steps_a_pass"]
+            return Rate(own["seconds"], own["fit_seconds"] / passes / found["events"] * 1e6)
+    return None
 
 
 def rows_of_peers(parts: Parts) -> Iterator[Row]:
-    """Show RecTools beside our model of the same data."""
+    """Show RecTools and RecBole beside our sequence model of the same data."""
     for (part, arrays, _), peer in parts.items():
-        if part == "rectools":
-            whole = parts.get(("whole", arrays, False))
-            ours = whole["rows"]["sequence"]["seconds"] if whole else None
-            yield Row(
-                name=(
-                    f"{arrays}: SASRec of RecTools 0.19, {peer['epochs']} epochs, fitted and "
-                    f"ranked once (NDCG@10 {peer['ndcg@10']:.4f})"
-                ),
-                value=round(peer["fit_seconds"] + peer["ranking_seconds"], 1),
-                unit="s",
-                ours=ours,
-            )
+        if part not in PEERS:
+            continue
+        ours, case = rate_beside(parts, part, arrays), f"{arrays or WORLD}, SASRec of {PEERS[part]}"
+        whole = f"{peer['passes']} passes, fitted and ranked (NDCG@10 {peer['ndcg@10']:.4f})"
+        seconds = peer["preparing_seconds"] + peer["fit_seconds"] + peer["ranking_seconds"]
+        same = "recbole" not in part
+        yield Row(
+            name=f"{case}: {whole}",
+            value=round(seconds, 1),
+            unit="s",
+            ours=ours.seconds if same and ours else None,
+        )
+        yield Row(
+            name=f"{case}: a pass over a million events",
+            value=round(peer["fit_seconds"] / peer["passes"] / peer["events"] * 1e6, 2),
+            unit="s",
+            ours=ours and ours.a_pass,
+        )
 
 
 def write_shares(parts: Parts, path: Path) -> None:
@@ -126,7 +175,12 @@ def main() -> None:
     parser.add_argument("--notes", default="")
     options = parser.parse_args()
     parts = read_parts(options.parts)
-    rows = [*rows_of_whole(parts), *rows_of_steps(parts), *rows_of_peers(parts)]
+    rows = [
+        *rows_of_whole(parts),
+        *rows_of_world(parts),
+        *rows_of_peers(parts),
+        *rows_of_steps(parts),
+    ]
     notes = (
         "Ratio: plain against ours; plain is the same code with `RECSYS_KERNELS_OFF=all`. Kernels' "
         f"shares of the device's time: `whole_training_shares.csv`. {options.notes}"

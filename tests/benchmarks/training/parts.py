@@ -80,7 +80,20 @@ def whole_recipe(folder: Path, rows: tuple[str, ...] = ()) -> dict[str, Any]:
         }
         for name, row in result["rows"].items()
     }
-    return {"seconds": seconds, "rows": found}
+    sequences, recipe = prepared.inputs(settings.order).sequences, prepared.recipe
+    batches = num_windows(sequences, "train", recipe.sequence.max_length)
+    batches //= recipe.sequence_training.batch_size
+    return {
+        "seconds": seconds,
+        "rows": found,
+        "events": num_train_events(sequences),
+        "sequence_steps_a_pass": batches,
+    }
+
+
+def num_train_events(sequences: Sequences) -> int:
+    """Count the events that models are fitted on."""
+    return int((np.asarray(sequences.train_end) - np.asarray(sequences.offsets[:-1])).sum())
 
 
 def fit_steps(
@@ -149,6 +162,7 @@ def world() -> ModelInputs:
 def world_passes() -> dict[str, Any]:
     """Train each model of a world of ten million events for a pass, and validate it."""
     inputs = world()
+    num_events = num_train_events(inputs.sequences)
     settings = RetrievalSettings(max_history=50)
     queries = EvaluationQueries.of(inputs, "validation", settings).sample(WORLD_RANKED, 0)
     found = {}
@@ -167,6 +181,7 @@ def world_passes() -> dict[str, Any]:
         metrics = measure(ScoredSource(model.eval().score), queries, RankingConfig(ks=(10,)), CUDA)
         found[name] = {
             "steps_a_pass": steps,
+            "events": num_events,
             "fit_seconds": fitted - begin,
             "validation_seconds": time.perf_counter() - fitted,
             "ndcg@10": metrics["ndcg@10"],
@@ -175,8 +190,8 @@ def world_passes() -> dict[str, Any]:
     return found
 
 
-def peer_task(folder: Path) -> Task:
-    """Take the arrays of a recipe."""
+def peer_task(folder: Path, num_users: int | None = None) -> Task:
+    """Take the arrays of a recipe, or of its first users."""
     prepared = Prepared.load(folder)
     recipe = prepared.recipe
     return Task.of(
@@ -185,6 +200,7 @@ def peer_task(folder: Path) -> Task:
         recipe.sequence,
         recipe.sequence_training.batch_size,
         round(recipe.sequence_training.max_epochs),
+        num_users,
     )
 
 
@@ -204,6 +220,7 @@ PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "world": lambda _: world_passes(),
     "rectools": lambda folder: rectools(peer_task(folder)),
     "recbole": lambda folder: recbole(peer_task(folder)),
+    "recbole_1500": lambda folder: recbole(peer_task(folder, 1_500)),
     "world_rectools": lambda _: rectools(world_task(WORLD_USERS)),
     # It makes a sample of each event's prefix: two million a tenth of the users.
     "world_recbole": lambda _: recbole(world_task(WORLD_USERS // 10)),
