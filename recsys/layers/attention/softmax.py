@@ -103,9 +103,7 @@ class RelativeBias(nn.Module):
         """Add up the biases of every pair of places, [1 or B, H, T, T], None without any."""
         bias = None
         if self.positions is not None:
-            place = torch.arange(layout.length, device=layout.offsets.device)
-            distance = (place[:, None] - place[None, :]).clamp_min(0)  # [T, T]
-            bias = self.positions[:, self.buckets[distance].long()][None]  # [1, H, T, T]
+            bias = by_pair(self.positions[:, self.buckets[: layout.length].long()])[None]
         if self.times is not None and layout.times is not None:
             times = layout.padded(layout.times)  # [B, T]
             elapsed = times[:, :, None] - times[:, None, :]
@@ -128,6 +126,22 @@ class RelativeBias(nn.Module):
             bucket = time_buckets(elapsed, self.times.shape[1])  # [B, T]
             bias = bias + functional.embedding(bucket, self.times.T).transpose(1, 2)[:, :, None]
         return bias
+
+
+def by_pair(by_distance: Tensor) -> Tensor:
+    """Give each pair of places i >= j what stands at i - j, others 0, [H, T] -> [H, T, T].
+
+    By copies and a shift of each row by one, since the gradient of an indexed lookup adds the pairs
+    of a distance one after the other: a third of a step's time with 200 places on a GPU.
+    """
+    heads, length = by_distance.shape
+    # One row is the distances 0, -1, ..., 1 - T, T - 1, ..., 1 between i = 0 and j = 0, 1, ...
+    others = by_distance.new_zeros(heads, length - 1)
+    row = torch.cat([by_distance[:, :1], others, by_distance[:, 1:].flip(1)], dim=1)
+    rows = row.repeat(1, length)[:, : length * (2 * length - 2)]
+    if length == 1:
+        return by_distance[:, :, None]
+    return rows.view(heads, length, 2 * length - 2)[:, :, :length]
 
 
 class AttentionBlock(nn.Module):

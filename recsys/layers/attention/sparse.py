@@ -14,10 +14,11 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from recsys.kernels.hstu_attention.reference import distance_buckets
-from recsys.layers.attention.softmax import BlockConfig, Layout, by_head
+from recsys.layers.attention.softmax import BlockConfig, Layout, by_head, by_pair
 from recsys.layers.feed_forward import feed_forward
 
 WINDOW = 200
@@ -113,7 +114,13 @@ class SparseBlock(nn.Module):
         key, value, mean_key, mean_value = parts
         first, end = max(0, span.start - WINDOW + 1), span.stop
         back = place[:, :, None] - torch.arange(first, end, device=query.device)  # [B or 1, C, K]
-        bias = self.near[:, self.buckets[back.clamp(0, WINDOW - 1)]].transpose(0, 1)
+        by_distance = self.near[:, self.buckets]  # [H, WINDOW]
+        if place.shape == (1, len(span)):
+            size = end - first
+            by_distance = functional.pad(by_distance, (0, max(0, size - WINDOW)))
+            bias = by_pair(by_distance[:, :size])[None, :, size - len(span) :]
+        else:
+            bias = by_distance[:, back.clamp(0, WINDOW - 1)].transpose(0, 1)
         scores = query @ key[:, :, first:end].transpose(2, 3) + bias
         outside = (back < 0) | (back >= WINDOW)
         read = attended(scores, outside[:, None], value[:, :, first:end])

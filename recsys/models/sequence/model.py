@@ -28,7 +28,7 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.share import WHOLE, StepShare
 from recsys.data.windows import next_events
-from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
+from recsys.layers.chunked_softmax import SoftmaxCandidates, looked_up, softmax_loss
 from recsys.layers.embedding.collection import Backend
 from recsys.models.item_tower import (
     FeatureSizes,
@@ -250,10 +250,10 @@ class SequenceModel(RetrievalModel):
             ranked = self._ranked(labels[kept], softmax_over, share)
             rows, inputs = self._inputs(ranked, history)
         places = places_among(rows, history.values, self.inputs.num_item_rows)
-        read = functional.embedding(places, inputs)  # [P, D]
+        read = looked_up(inputs, places)  # [P, D]
         encoded = self.encoder(read, history, None if times is None else times[kept])
         places = places_among(rows, ranked.rows, self.inputs.num_item_rows)
-        items = functional.embedding(places, inputs)  # [C, D]
+        items = looked_up(inputs, places)  # [C, D]
         if not self.config.leave_out_history:
             seen = None
         elif seen is None:

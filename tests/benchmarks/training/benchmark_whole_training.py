@@ -77,14 +77,14 @@ def rows_of_whole(parts: Parts) -> Iterator[Row]:
 def rows_of_steps(parts: Parts) -> Iterator[Row]:
     """Compare steps of recipes."""
     for (part, arrays, plain), ours in parts.items():
-        if part != "steps" or plain:
+        if part not in ("steps", "world_steps") or plain:
             continue
         others = parts.get((part, arrays, True), {})
         for name, one in ours.items():
             other = others.get(name)
             more = f"{one['launches']:.0f} kernels, busy {one['busy_ms']:.2f} ms"
             yield Row(
-                name=f"{arrays}, {name}: a step, {more}",
+                name=f"{arrays or WORLD}, {name}: a step, {more}",
                 value=round(one["step_ms"], 2),
                 unit="ms",
                 peer="plain" if other else None,
@@ -162,9 +162,11 @@ def write_shares(parts: Parts, path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["arrays", "model", "plain", "kernel", "share"])
         for (part, arrays, plain), found in parts.items():
-            for model, one in found.items() if part == "steps" else ():
+            for model, one in found.items() if part.endswith("steps") else ():
                 for kernel, share in list(one["shares"].items())[:10]:
-                    writer.writerow([arrays, model, int(plain), kernel[:70], f"{share:.3f}"])
+                    writer.writerow(
+                        [arrays or WORLD, model, int(plain), kernel[:70], f"{share:.3f}"]
+                    )
 
 
 def main() -> None:

@@ -58,7 +58,16 @@ WORLD_MODELS: Mapping[str, tuple[SequenceConfig | TwoTowerConfig, int]] = {
     ),
 }
 """Models of the world, each with its batch size."""
-SEQUENCE_MODELS = ("sequence", "two_tower")
+SERVED_FAST = (
+    "popularity",
+    "item_to_item",
+    "ease",
+    "content",
+    "two_tower",
+    "sequence",
+    "blend_fast",
+)
+"""Rows of the models that profile ``fast`` serves, and their blend."""
 
 
 def whole_recipe(folder: Path, rows: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -190,6 +199,21 @@ def world_passes() -> dict[str, Any]:
     return found
 
 
+def world_profile() -> dict[str, Any]:
+    """Profile steps of the world's models."""
+    inputs, found = world(), {}
+    for name, (config, batch_size) in WORLD_MODELS.items():
+        training = TrainingConfig(batch_size=batch_size)
+        result = profiled(
+            lambda curve, own=config, how=training: fit_steps(  # type: ignore[misc]
+                inputs, own, how, NUM_STEPS, curve
+            ),
+            CUDA,
+        )
+        found[name] = result._asdict()
+    return found
+
+
 def peer_task(folder: Path, num_users: int | None = None) -> Task:
     """Take the arrays of a recipe, or of its first users."""
     prepared = Prepared.load(folder)
@@ -213,11 +237,12 @@ def world_task(num_users: int) -> Task:
 
 
 PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
-    "whole": whole_recipe,
+    "whole": lambda folder: whole_recipe(folder, SERVED_FAST),
     "whole_ensemble": lambda folder: whole_recipe(folder, ("ensemble",)),
     "whole_sequence": lambda folder: whole_recipe(folder, ("sequence",)),
     "steps": recipe_steps,
     "world": lambda _: world_passes(),
+    "world_steps": lambda _: world_profile(),
     "rectools": lambda folder: rectools(peer_task(folder)),
     "recbole": lambda folder: recbole(peer_task(folder)),
     "recbole_1500": lambda folder: recbole(peer_task(folder, 1_500)),
