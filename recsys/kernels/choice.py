@@ -23,6 +23,7 @@ KERNELS = {
     "gated_delta": "chunks in torch",
     "hstu_attention": "padded attention in torch",
     "routed_experts": "batched products in torch",
+    "softmax_rows": "a pass over memory for each operation of a softmax",
     "topk_search": "torch's product and topk",
     "lora": "batched products in torch",
     "captured_search": "a launch for each operation of a beam search",

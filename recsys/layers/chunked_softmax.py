@@ -14,8 +14,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import Jagged
+from recsys.kernels.softmax_rows.op import room_for_columns, softmax_rows
+from recsys.layers.lookup import looked_up
 
 MAX_SCORES = 1 << 26
 """Scores that are in memory at a time, 256 MiB in float32."""
@@ -76,17 +79,6 @@ def softmax_loss(
     return cast("Tensor", loss)
 
 
-def looked_up(vectors: Tensor, places: Tensor) -> Tensor:
-    """Take rows [P, D], whose gradients add up in a fixed order on a CPU.
-
-    On a GPU, torch adds those of equal rows one after the other for one or few thousand places, a
-    fifth of a step, and sorts the places for more; here they are added as they come.
-    """
-    if vectors.is_cuda:
-        return vectors.index_select(0, places)
-    return torch.nn.functional.embedding(places, vectors)
-
-
 def positions_of_block(num_candidates: int, max_scores: int, device: str) -> int:
     """Say how many positions are scored at a time."""
     most = max(1, max_scores // max(1, num_candidates))
@@ -107,34 +99,37 @@ class _LogNormalizer(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         wanted = any(ctx.needs_input_grad)
         with torch.autocast(device, enabled=False):
+            num_candidates = len(vectors)
+            columns_made = room_for_columns(vectors, num_candidates)
             low_queries, low_vectors = queries.to(dtype), vectors.to(dtype)
+            if columns_made > num_candidates:
+                low_vectors = functional.pad(low_vectors, (0, 0, 0, columns_made - num_candidates))
             total: Tensor = share.new_zeros(())
             d_queries = torch.empty_like(queries, dtype=torch.float32) if wanted else None
-            d_vectors = torch.zeros_like(vectors, dtype=torch.float32) if wanted else None
-            step = positions_of_block(len(vectors), max_scores, device)
+            d_vectors = torch.zeros_like(low_vectors, dtype=torch.float32) if wanted else None
+            step = positions_of_block(num_candidates, max_scores, device)
             excluded = _Excluded.of(columns, offsets, len(queries))
             for begin in range(0, len(queries), step):
                 part = slice(begin, min(begin + step, len(queries)))
-                scores = (low_queries[part] @ low_vectors.T).float()  # [p, C]
-                _correct(scores, log_inclusion, labels[part])
+                scores = low_queries[part] @ low_vectors.T  # [p, C or more]
                 if excluded is not None:
                     excluded.leave_out(scores, labels[part], begin)
-                highest = scores.amax(1, keepdim=True)  # [p, 1]
-                scores = scores.sub_(highest).exp_()
-                sums = scores.sum(1, keepdim=True)  # [p, 1]
+                weights, sums, highest = softmax_rows(
+                    scores, log_inclusion, labels[part], num_candidates
+                )
                 total += (share[part] * (sums.log() + highest)[:, 0]).sum()
                 if d_queries is None or d_vectors is None:
                     continue
                 # The softmax is never made: its factor goes to the side with fewer columns.
-                factor, scores = share[part, None] / sums, scores.to(dtype)
-                d_queries[part] = (scores @ low_vectors) * factor
+                factor = share[part, None] / sums
+                d_queries[part] = (weights @ low_vectors) * factor
                 weighted = (queries[part] * factor).to(dtype)
                 if dtype == torch.float32:
-                    d_vectors.addmm_(scores.T, weighted)
+                    d_vectors.addmm_(weights.T, weighted)
                 else:
-                    d_vectors += scores.T @ weighted
-        if wanted:
-            ctx.save_for_backward(d_queries, d_vectors)
+                    d_vectors += weights.T @ weighted
+        if d_queries is not None and d_vectors is not None:
+            ctx.save_for_backward(d_queries, d_vectors[:num_candidates])
             ctx.dtypes = queries.dtype, vectors.dtype
         return total
 
@@ -145,13 +140,6 @@ class _LogNormalizer(torch.autograd.Function):
         (scale,) = gradients
         both = (d_queries * scale).to(to_queries), (d_vectors * scale).to(to_vectors)
         return *both, None, None, None, None, None, None
-
-
-def _correct(scores: Tensor, log_inclusion: Tensor | None, labels: Tensor) -> None:
-    """Take the log of the inclusion off every score but the label's, in place."""
-    if log_inclusion is not None:
-        scores -= log_inclusion
-        scores.scatter_add_(1, labels[:, None], log_inclusion[labels][:, None].to(scores.dtype))
 
 
 class _Excluded(NamedTuple):

@@ -52,7 +52,8 @@ class Layout:
 
     def flat(self, padded: Tensor) -> Tensor:
         """Take the events back, [B, T, ...] -> [M, ...]."""
-        return padded.flatten(0, 1)[self.segments * self.length + self.places]
+        # Not by [], for whose gradient a GPU sorts the places.
+        return padded.flatten(0, 1).index_select(0, self.segments * self.length + self.places)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from recsys.layers.attention.hstu import HstuBlock
 from recsys.layers.attention.softmax import AttentionBlock, BlockConfig, Layout
 from recsys.layers.attention.sparse import SparseBlock
 from recsys.layers.calendar import Calendar
+from recsys.layers.lookup import looked_up
 from recsys.models.item_tower import NORM_FLOOR
 
 Block = Literal["attention", "hstu", "gated_delta", "sparse"]
@@ -129,7 +130,7 @@ class Encoder(nn.Module):
         """Prepare what the first block reads, [M, D], and where it lies."""
         layout = Layout.of(history.offsets, history.segments(), self.max_length, times)
         if self.places is not None:
-            inputs = inputs + self.places(layout.places)
+            inputs = inputs + looked_up(self.places.weight, layout.places)
         if self.read_at is not None and times is not None:
             inputs = inputs + self.read_at(times)
         return self.dropout(inputs), layout

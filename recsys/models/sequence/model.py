@@ -28,8 +28,9 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.share import WHOLE, StepShare
 from recsys.data.windows import next_events
-from recsys.layers.chunked_softmax import SoftmaxCandidates, looked_up, softmax_loss
+from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.layers.embedding.collection import Backend
+from recsys.layers.lookup import looked_up
 from recsys.models.item_tower import (
     FeatureSizes,
     ItemCatalogue,
