@@ -29,6 +29,7 @@ from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_
 from recsys.data.share import WHOLE, StepShare
 from recsys.layers.embedding.collection import Backend, EmbeddingBags
 from recsys.layers.feed_forward import feed_forward
+from recsys.layers.lookup import looked_up
 from recsys.models.item_tower import (
     NORM_FLOOR,
     FeatureSizes,
@@ -108,7 +109,8 @@ class HistoryAttention(nn.Module):
         query = self.query(last).view(num_queries, self.num_heads, -1)  # [B, H, D / H]
         folded = torch.einsum("bhe,hed->bhd", query, self.key)  # [B, H, D]
         # Multiply and sum: as an einsum it would be M tiny matrix products.
-        logits = (values[:, None, :] * folded[segments]).sum(2)  # [M, H]
+        own = folded.index_select(0, segments)  # not by [], for which a GPU sorts
+        logits = (values[:, None, :] * own).sum(2)  # [M, H]
         attention = segment_softmax(logits / math.sqrt(dim / self.num_heads), segments, num_queries)
         weighted = (attention[:, :, None] * values[:, None, :]).flatten(1)  # [M, H D]
         pooled = values.new_zeros(num_queries, self.num_heads * dim)
@@ -125,7 +127,7 @@ def segment_softmax(logits: Tensor, segments: Tensor, num_segments: int) -> Tens
     highest = highest.scatter_reduce(0, index, logits.detach(), "amax")
     exponents = torch.exp(logits - highest[segments])
     totals = logits.new_zeros(num_segments, logits.shape[1]).index_add(0, segments, exponents)
-    return exponents / totals[segments]
+    return exponents / totals.index_select(0, segments)
 
 
 class QueryTower(nn.Module):
@@ -156,12 +158,12 @@ class QueryTower(nn.Module):
         """
         segments, ends = history.segments(), history.offsets[1:]
         recency = ends[segments] - 1 - torch.arange(len(segments), device=segments.device)
-        values = self.dropout(inputs + self.recency(recency))  # [M, D]
+        values = self.dropout(inputs + looked_up(self.recency.weight, recency))  # [M, D]
         has_history = history.lengths() > 0  # [B]
         if values.is_cuda:
             # To pick the queries with a history a GPU would have to be waited for.
             from_zero = torch.cat([self.no_history[None].to(values.dtype), values])
-            last = from_zero[torch.where(has_history, ends, 0)]
+            last = from_zero.index_select(0, torch.where(has_history, ends, 0))
         else:
             last = self.no_history.expand(len(ends), -1).clone()
             last[has_history] = values[ends[has_history] - 1].to(last.dtype)
@@ -266,8 +268,10 @@ class TwoTower(RetrievalModel):
         query = self.query_tower(queries, history, read)
         query = query[: len(item_rows)]  # [B, D]
         items = functional.normalize(inputs, dim=1, eps=NORM_FLOOR)  # [R, D]
-        label_scores = (query * items[label_place]).sum(1) / config.temperature  # [B]
-        candidate_scores = query @ items[candidate_place].T / config.temperature  # [B, C]
+        label_scores = (query * items.index_select(0, label_place)).sum(1)  # [B]
+        label_scores = label_scores / config.temperature
+        candidate_scores = query @ items.index_select(0, candidate_place).T  # [B, C]
+        candidate_scores = candidate_scores / config.temperature
         loss = sampled_softmax_loss(
             label_scores, candidate_scores, candidates, item_rows, config.label_smoothing
         )
