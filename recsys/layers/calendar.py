@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from recsys.layers.lookup import looked_up
+
 SECONDS_PER_DAY = 86_400
 LAST_DAY = 47_482
 """Days from 1970 to 2100."""
@@ -56,5 +58,5 @@ class Calendar(nn.Module):
         place = place.clamp(0, self.vectors.num_embeddings - 1.001)
         before = place.long()
         share = (place - before).to(self.vectors.weight.dtype)[:, None]
-        out: Tensor = self.vectors(before) * (1 - share) + self.vectors(before + 1) * share
-        return out
+        table = self.vectors.weight
+        return looked_up(table, before) * (1 - share) + looked_up(table, before + 1) * share

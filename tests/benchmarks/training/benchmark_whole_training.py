@@ -56,7 +56,7 @@ def rows_of_whole(parts: Parts) -> Iterator[Row]:
         other = parts.get((part, arrays, True))
         case = f"{arrays}, {CASES[part]}"
         yield Row(
-            name=f"{case}: all rows, with evaluation",
+            name=f"{case}, all rows with evaluation",
             value=round(ours["seconds"], 1),
             unit="s",
             peer="plain" if other else None,
@@ -66,7 +66,7 @@ def rows_of_whole(parts: Parts) -> Iterator[Row]:
         for name, row in ours["rows"].items():
             before = other and other["rows"].get(name)
             yield Row(
-                name=f"{case}: {name} (NDCG@10 {row['ndcg@10']:.4f})",
+                name=f"{case}, {name} (NDCG@10 {row['ndcg@10']:.4f})",
                 value=row["seconds"],
                 unit="s",
                 peer=f"plain (NDCG@10 {before['ndcg@10']:.4f})" if before else None,
@@ -84,7 +84,7 @@ def rows_of_steps(parts: Parts) -> Iterator[Row]:
             other = others.get(name)
             more = f"{one['launches']:.0f} kernels, busy {one['busy_ms']:.2f} ms"
             yield Row(
-                name=f"{arrays or WORLD}, {name}: a step, {more}",
+                name=f"{arrays or WORLD}, {name}, a step, {more}",
                 value=round(one["step_ms"], 2),
                 unit="ms",
                 peer="plain" if other else None,
@@ -99,7 +99,7 @@ def rows_of_world(parts: Parts) -> Iterator[Row]:
         what = f"a pass of {one['steps_a_pass']} steps (NDCG@10 {one['ndcg@10']:.4f})"
         for about, key in ((what, "fit_seconds"), ("5,000 users ranked", "validation_seconds")):
             yield Row(
-                name=f"{WORLD}, {name}: {about}",
+                name=f"{WORLD}, {name}, {about}",
                 value=round(one[key], 2),
                 unit="s",
                 peer=f"plain (NDCG@10 {other['ndcg@10']:.4f})" if other else None,
@@ -139,17 +139,18 @@ def rows_of_peers(parts: Parts) -> Iterator[Row]:
         if part not in PEERS:
             continue
         ours, case = rate_beside(parts, part, arrays), f"{arrays or WORLD}, SASRec of {PEERS[part]}"
-        whole = f"{peer['passes']} passes, fitted and ranked (NDCG@10 {peer['ndcg@10']:.4f})"
+        count = "one pass" if peer["passes"] == 1 else f"{peer['passes']} passes"
+        whole = f"{count}, fitted and ranked (NDCG@10 {peer['ndcg@10']:.4f})"
         seconds = peer["preparing_seconds"] + peer["fit_seconds"] + peer["ranking_seconds"]
         same = "recbole" not in part
         yield Row(
-            name=f"{case}: {whole}",
+            name=f"{case}, {whole}",
             value=round(seconds, 1),
             unit="s",
             ours=ours.seconds if same and ours else None,
         )
         yield Row(
-            name=f"{case}: a pass over a million events",
+            name=f"{case}, a pass over a million events",
             value=round(peer["fit_seconds"] / peer["passes"] / peer["events"] * 1e6, 2),
             unit="s",
             ours=ours and ours.a_pass,
