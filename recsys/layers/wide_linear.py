@@ -52,14 +52,6 @@ def wide_product(
     return cast("Tensor", product)
 
 
-def wide_product_onto(rows: Tensor, weight: Tensor, bias: Tensor | None, onto: Tensor) -> Tensor:
-    """Multiply and add ``onto`` [M, O] in the same pass, without changing it."""
-    if _is_plain(rows, weight):
-        return functional.linear(rows, weight, bias) + onto
-    product = torch.ops.mkldnn._linear_pointwise.binary(rows, onto, weight, bias, "add")
-    return cast("Tensor", product)
-
-
 class WideLinear(nn.Linear):
     """nn.Linear that uses ``wide_product``; the same weights and gradients."""
 

@@ -124,28 +124,6 @@ def cascade_doubly_robust(
     return mean_of((weights * (rewards - predicted) + above * expected).sum(1))
 
 
-def expected_rewards(chances: Floats, predictions: Floats) -> Floats:
-    """Average a reward model's predictions over a policy's actions.
-
-    Args:
-        chances: Of each action, rows sum to 1, [n, A].
-        predictions: [n, A].
-    """
-    if chances.shape != predictions.shape or chances.ndim != 2:
-        raise ValueError(
-            f"chances and predictions must both be [n, actions], got {chances.shape} and "
-            f"{predictions.shape}"
-        )
-    totals = chances.sum(1)
-    if (chances < 0).any() or (np.abs(totals - 1) > 1e-6).any():
-        at = int(np.abs(totals - 1).argmax())
-        raise ValueError(
-            f"chances of row {at} sum to {totals[at]}; they must be at least 0 and sum to 1"
-        )
-    found: Floats = (chances * predictions).sum(1) / totals
-    return found
-
-
 def _normalized(weights: Floats, present: Mask) -> tuple[Floats, Floats]:
     """Return weights of slots that are there, [n, K], and their sums, 1 where all are 0, [K]."""
     counted = np.where(present, weights, 0.0)

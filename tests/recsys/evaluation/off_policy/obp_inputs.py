@@ -12,7 +12,6 @@ from pipelines.datasets.open_bandit import impressions
 from recsys.evaluation.off_policy.estimators import (
     direct_method,
     doubly_robust,
-    expected_rewards,
     ips,
     snips,
 )
@@ -85,7 +84,7 @@ def values_of_actions(given):
     chances = given["action_dist"][rows, :, position]
     predictions = given["predictions"][rows, :, position]
     log = LoggedLists.of_actions(given["reward"], given["pscore"], chances[rows, given["action"]])
-    expected = expected_rewards(chances, predictions)
+    expected = (chances * predictions).sum(1) / chances.sum(1)
     model = (predictions[rows, given["action"]][:, None], expected[:, None])
     weights = independent(log)
     parts = (log.earned, weights, *model)

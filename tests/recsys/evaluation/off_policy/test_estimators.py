@@ -7,7 +7,6 @@ from recsys.evaluation.off_policy.estimators import (
     cascade_doubly_robust,
     direct_method,
     doubly_robust,
-    expected_rewards,
     ips,
     snips,
 )
@@ -120,15 +119,6 @@ def test_the_influence_of_a_list_is_what_one_more_of_it_would_change(name):
         more = values[name](*(np.vstack([part, part[at]]) for part in parts))
         change = (number + 1) * (more.value - found.value)
         assert change == pytest.approx(found.influence[at], rel=2e-2, abs=2e-3)
-
-
-def test_expected_rewards_average_over_a_policys_actions():
-    found = expected_rewards(np.array([[0.25, 0.75], [1.0, 0.0]]), np.array([[4.0, 8.0], [2, 5]]))
-    assert found.tolist() == [7, 2]
-    with pytest.raises(ValueError, match=r"chances of row 1 sum to 1\.5"):
-        expected_rewards(np.array([[0.5, 0.5], [1.0, 0.5]]), np.zeros((2, 2)))
-    with pytest.raises(ValueError, match=r"got \(2, 2\) and \(2, 3\)"):
-        expected_rewards(np.full((2, 2), 0.5), np.zeros((2, 3)))
 
 
 ONE = np.ones((2, 2))
