@@ -374,13 +374,13 @@ def fit_blend(
         "num_queries": len(examples),
         "num_found": examples.num_found(),
     }
-    learned, about_demand = judged_demand(examples, config, metric, device)
+    learned, measured, about_demand = judged_demand(examples, config, metric, device)
     document |= about_demand
-    if learned is None:
+    if learned is None or measured is None:
         document |= {"served": FUSION, "reason": why_not_learned(config)}
         served = ProfileBlend.unlearned(alternatives[FUSION])
     else:
-        values[LEARNED] = learned.measured(examples, metric, by_half=True, device=device)
+        values[LEARNED] = measured
         best = max(alternatives, key=lambda name: float(values[name].nanmean()))
         ahead = values[best] - values[LEARNED]
         ahead = ahead[~ahead.isnan()]
@@ -403,22 +403,26 @@ def fit_blend(
 
 def judged_demand(
     examples: SourceLists, config: BlendConfig, metric: str, device: torch.device
-) -> tuple[ProfileBlend | None, dict[str, Any]]:
+) -> tuple[ProfileBlend | None, Tensor | None, dict[str, Any]]:
     """Fit weights with and without items' demand; choose those that are better, and say why.
 
     Returns:
-        The weights, None where there are too few queries; ``demand`` of the document.
+        The weights and what they reach by query, each by weights that its half had no part in;
+        None where there are too few queries; ``demand`` of the document.
     """
+
+    def reached(blend: ProfileBlend) -> Tensor:
+        return blend.measured(examples, metric, by_half=True, device=device)
+
     without = learned_profile(replace(examples, demand=None), config, device)
     if without is None or not config.recent_demand or examples.demand is None:
         why = "events have no times" if config.recent_demand else "blend.recent_demand is false"
-        return without, {"demand": {"read": False, "reason": why}}
+        values = None if without is None else reached(without)
+        return without, values, {"demand": {"read": False, "reason": why}}
     with_it = learned_profile(examples, config, device)
     assert with_it is not None
-    values = [
-        one.measured(examples, metric, by_half=True, device=device) for one in (with_it, without)
-    ]
-    ahead = values[0] - values[1]
+    of_both = reached(with_it), reached(without)
+    ahead = of_both[0] - of_both[1]
     ahead = ahead[~ahead.isnan()]
     difference, error = float(ahead.mean()), standard_error(ahead)
     reads = difference > DEMAND_STANDARD_ERRORS * error
@@ -428,7 +432,8 @@ def judged_demand(
         "difference": difference,
         "standard_error": error,
     }
-    return with_it if reads else without, {"demand": document}
+    chosen, values = (with_it, of_both[0]) if reads else (without, of_both[1])
+    return chosen, values, {"demand": document}
 
 
 def unjudged_blend(sources: Sequence[str], fusion_weights: Mapping[str, float]) -> FittedBlend:
