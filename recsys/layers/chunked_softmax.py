@@ -163,19 +163,24 @@ class _Excluded(NamedTuple):
         positions = torch.repeat_interleave(offsets.diff(), output_size=len(columns))
         return cls(columns, offsets[: num_positions + 1], positions)
 
+    def cut_out(self, labels: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """Give the columns and places of a block's positions, those of the labels [p]."""
+        first, end = self.offsets[begin], self.offsets[begin + len(labels)]
+        return self.columns[first:end], self.positions[first:end] - begin
+
+    def turned_to(self, labels: Tensor, begin: int) -> tuple[Tensor, Tensor]:
+        """Do the same without waiting for a GPU: what is not the block's goes to a label."""
+        places = self.positions - begin
+        here = (places >= 0) & (places < len(labels))
+        return torch.where(here, self.columns, labels[0]), torch.where(here, places, 0)
+
     def leave_out(self, scores: Tensor, labels: Tensor, begin: int) -> None:
         """Give the columns of positions ``begin`` and on -inf but the labels', in place."""
         own = scores.gather(1, labels[:, None])
-        columns, positions = self.columns, self.positions - begin
+        columns, positions = self.columns, self.positions
         if len(scores) + 1 < len(self.offsets):
-            if scores.is_cuda:
-                # To cut out a block's pairs a GPU would have to be waited for.
-                here = (positions >= 0) & (positions < len(scores))
-                positions = torch.where(here, positions, 0)
-                columns = torch.where(here, columns, labels[0])
-            else:
-                first, end = self.offsets[begin], self.offsets[begin + len(scores)]
-                columns, positions = columns[first:end], positions[first:end]
+            of_block = self.turned_to if scores.is_cuda else self.cut_out
+            columns, positions = of_block(labels, begin)
         # Not by a number of the host, which would be copied: no graph could be captured.
         scores.index_put_((positions, columns), scores.new_full((), -torch.inf))
         scores.scatter_(1, labels[:, None], own)

@@ -136,12 +136,12 @@ def by_pair(by_distance: Tensor) -> Tensor:
     of a distance one after the other: a third of a step's time with 200 places on a GPU.
     """
     heads, length = by_distance.shape
+    if length == 1:
+        return by_distance[:, :, None]
     # One row is the distances 0, -1, ..., 1 - T, T - 1, ..., 1 between i = 0 and j = 0, 1, ...
     others = by_distance.new_zeros(heads, length - 1)
     row = torch.cat([by_distance[:, :1], others, by_distance[:, 1:].flip(1)], dim=1)
     rows = row.repeat(1, length)[:, : length * (2 * length - 2)]
-    if length == 1:
-        return by_distance[:, :, None]
     return rows.view(heads, length, 2 * length - 2)[:, :, :length]
 
 

@@ -46,17 +46,13 @@ class LabelledEvents(NamedTuple):
         times = None if self.times is None else moved(self.times, device)
         counted = None if self.counted is None else moved(self.counted, device)
         seen = None if self.seen is None else self.seen.to(device)
-        rows = None if self.rows is None else moved(self.rows, device)
-        ranked = None if self.ranked is None else moved(self.ranked, device)
-        return LabelledEvents(
-            self.events.to(device),
-            times,
-            counted,
-            self.num_positions,
-            self.num_seen,
-            seen,
-            rows,
-            ranked,
+        moves = {"rows": self.rows, "ranked": self.ranked}
+        return self._replace(
+            events=self.events.to(device),
+            times=times,
+            counted=counted,
+            seen=seen,
+            **{name: None if one is None else moved(one, device) for name, one in moves.items()},
         )
 
     def positions(self) -> tuple[Tensor, Tensor]:

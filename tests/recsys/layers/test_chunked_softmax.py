@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
+from recsys.layers.chunked_softmax import SoftmaxCandidates, _Excluded, softmax_loss
 
 pytestmark = pytest.mark.numerics
 
@@ -106,3 +106,26 @@ def test_no_position_counts_as_no_loss() -> None:
     assert loss == 0
     assert queries.grad is not None
     assert not queries.grad.any()
+
+
+@pytest.mark.parametrize("begin", [0, 3, 6])
+def test_pairs_turned_to_a_label_leave_out_what_cutting_them_out_does(begin: int) -> None:
+    torch.manual_seed(0)
+    lists = [[0, 4], [], [3, 3, 2], [1], [4, 0], [2], [], [1, 3], [0]]
+    given = Jagged.from_lists(lists)
+    excluded = _Excluded.of(given.values, given.offsets, len(lists))
+    assert excluded is not None
+    labels = torch.randint(5, (3,))
+    scores = torch.randn(3, 5)
+    other = scores.clone()
+    columns, places = excluded.cut_out(labels, begin)
+    scores[places, columns] = -torch.inf
+    columns, places = excluded.turned_to(labels, begin)
+    assert len(columns) == len(given.values)
+    other[places, columns] = -torch.inf
+    for left_out in (scores, other):
+        left_out.scatter_(1, labels[:, None], 0.0)
+    torch.testing.assert_close(scores, other, rtol=0, atol=0)
+    for position, listed in enumerate(lists[begin : begin + 3]):
+        gone = set(torch.isinf(scores[position]).nonzero().flatten().tolist())
+        assert gone == set(listed) - {int(labels[position])}
