@@ -22,7 +22,7 @@ from pipelines.searching.texts import popularity_of, title_index
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.text_search.lexical import WordIndex
-from recsys.models.text_search.merging import START, fit_weights
+from recsys.models.text_search.merging import START, fit_weights, weighed
 from recsys.models.text_search.queries import ItemText
 from recsys.models.text_search.search import FEATURES, Candidates, TextSearch
 from recsys.models.text_search.tokens import split
@@ -122,7 +122,7 @@ def gains(
     """NDCG@10 of each query, of one wanted item, [Q]; 0 where it was not found."""
     values = np.zeros(len(judged))
     for row, (target, one) in enumerate(zip(judged.targets, found, strict=True)):
-        scores = features[row] @ np.asarray(weights, np.float32)
+        scores = weighed(features[row], weights)
         order = one.item_rows[np.argsort(-scores, kind="stable")][:CUT]
         at = np.flatnonzero(order == target)
         values[row] = 1 / np.log2(2 + at[0]) if len(at) else 0.0

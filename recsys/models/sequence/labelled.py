@@ -46,14 +46,10 @@ class LabelledEvents(NamedTuple):
         times = None if self.times is None else moved(self.times, device)
         counted = None if self.counted is None else moved(self.counted, device)
         seen = None if self.seen is None else self.seen.to(device)
-        moves = {"rows": self.rows, "ranked": self.ranked}
-        return self._replace(
-            events=self.events.to(device),
-            times=times,
-            counted=counted,
-            seen=seen,
-            **{name: None if one is None else moved(one, device) for name, one in moves.items()},
-        )
+        rows = None if self.rows is None else moved(self.rows, device)
+        ranked = None if self.ranked is None else moved(self.ranked, device)
+        found = self._replace(times=times, counted=counted, seen=seen, rows=rows, ranked=ranked)
+        return found._replace(events=self.events.to(device))
 
     def positions(self) -> tuple[Tensor, Tensor]:
         """Name the events that have a label, [P], and cut them into sequences, [B + 1]."""

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from recsys.data.top_k import best_of_one
 from recsys.models.text_search.lexical import WordIndex
+from recsys.models.text_search.merging import weighed
 from recsys.models.text_search.tokens import bags_of, split
 from recsys.models.text_search.tower import TextTower, TextTowerConfig
 
@@ -145,7 +146,7 @@ class TextSearch:
 
     def order(self, candidates: Candidates, features: Floats) -> tuple[Rows, Floats]:
         """Rank candidates by their features: rows and scores, best first; ties by row."""
-        scores = features @ self.weights
+        scores = weighed(features, self.weights)
         order = np.argsort(-scores, kind="stable")
         return candidates.item_rows[order], scores[order]
 
