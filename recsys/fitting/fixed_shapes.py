@@ -127,9 +127,16 @@ class FixedWindows(NamedTuple):
         max_length: int,
         *,
         reads_times: bool,
-        sampled: SampledRows | None = None,
+        num_draws: int | None = None,
     ) -> FixedWindows:
-        """Choose the shape by the windows' lengths."""
+        """Choose the shape by the windows' lengths.
+
+        Args:
+            num_draws: Uniform negatives of a step; None where every item is ranked.
+        """
+        sampled = None
+        if num_draws is not None:
+            sampled = SampledRows.of(windows, sequences, num_item_rows, batch_size, num_draws)
         lengths = windows.ends - windows.starts
         positions = lengths - 1
         num_events = room_for(lengths, batch_size)
@@ -182,8 +189,9 @@ class FixedWindows(NamedTuple):
         items, counted, offsets, pairs, pair_offsets, rows, ranked, times = parts
         places = concatenated_ranges(starts, ends)
         read = known_rows(self.sequences, places, self.num_item_rows)
-        filling_items = np.arange(self.num_item_rows)
-        if self.sampled is not None:
+        if self.sampled is None:
+            filling_items = np.arange(min(self.num_item_rows, len(items)))
+        else:
             is_label = np.ones(num_events, np.bool_)
             is_label[np.cumsum(lengths) - lengths] = False  # a window's first event is none
             chosen_rows = self.sampled.inputs(read, read[is_label], rng)

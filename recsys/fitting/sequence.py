@@ -13,7 +13,7 @@ from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.order import BatchOrder
 from recsys.data.windows import Windows, training_windows
 from recsys.fitting.continued import NewEvents
-from recsys.fitting.fixed_shapes import FixedWindows, SampledRows
+from recsys.fitting.fixed_shapes import FixedWindows
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models.sequence.config import SequenceConfig
@@ -34,24 +34,20 @@ def fixed_loss(
     sequences: Sequences,
 ) -> Callable[[int], Tensor]:
     """Bring batches to one shape where a step of it needs no look at the data."""
-    config, draws = model.config, model.num_draws()
+    config = model.config
     if model.num_item_rows != model.inputs.num_item_rows:
         return loss_at
-    batch_size = min(order.batch_size, order.num_samples)
-    sampled = None
-    if draws is not None:
-        sampled = SampledRows.of(windows, sequences, model.num_item_rows, batch_size, draws)
-        if not model.encodes_without_waiting(sampled.num_rows):
-            return loss_at
     fixed = FixedWindows.of(
         windows,
         sequences,
         model.num_item_rows,
-        batch_size,
+        min(order.batch_size, order.num_samples),
         config.max_length,
         reads_times=config.time_buckets > 0 or config.calendar_days > 0,
-        sampled=sampled,
+        num_draws=model.num_draws(),
     )
+    if fixed.sampled and not model.encodes_without_waiting(fixed.sampled.num_rows):
+        return loss_at
     return FixedShapeLoss(
         loss_at,
         lambda step: fixed.inputs(order.indices(step), np.random.default_rng([order.seed, step])),
