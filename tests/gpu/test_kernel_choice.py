@@ -106,7 +106,7 @@ def test_a_step_that_is_not_finite_moves_nothing_and_is_counted_without_waiting(
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(weight.detach(), last)
-    assert float(weight[0]) == pytest.approx(1 - 0.1 - 0.001, rel=1e-3)
+    assert weight[0].item() == pytest.approx(1 - 0.1 - 0.001, rel=1e-3)
     assert guard.read() == (3, 2)
     assert guard.in_a_row == 1
     assert guard.read() == (0, 1)
