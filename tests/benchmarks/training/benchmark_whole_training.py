@@ -27,9 +27,11 @@ CASES = {
 }
 PEERS = {
     "rectools": "RecTools 0.19",
+    "rectools_fast": "RecTools 0.19, fast_transformers",
     "recbole": "RecBole 1.2.1",
     "recbole_1500": "RecBole 1.2.1, 1,500 users",
     "world_rectools": "RecTools 0.19",
+    "world_rectools_fast": "RecTools 0.19, fast_transformers",
     "world_recbole": "RecBole 1.2.1, a tenth of the users",
 }
 WORLD = "10M events"

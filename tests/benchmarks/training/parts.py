@@ -40,7 +40,7 @@ from recsys.reproduction.run import RunSettings
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentTracker, Tracker
-from tests.benchmarks.training.peer_parts import Task, recbole, rectools
+from tests.benchmarks.training.peer_parts import Task, recbole, rectools, rectools_fast
 from tests.benchmarks.training.profiled_steps import NUM_STEPS, profiled
 
 CUDA = torch.device("cuda")
@@ -244,9 +244,11 @@ PARTS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "world": lambda _: world_passes(),
     "world_steps": lambda _: world_profile(),
     "rectools": lambda folder: rectools(peer_task(folder)),
+    "rectools_fast": lambda folder: rectools_fast(peer_task(folder)),
     "recbole": lambda folder: recbole(peer_task(folder)),
     "recbole_1500": lambda folder: recbole(peer_task(folder, 1_500)),
     "world_rectools": lambda _: rectools(world_task(WORLD_USERS)),
+    "world_rectools_fast": lambda _: rectools_fast(world_task(WORLD_USERS)),
     # It makes a sample of each event's prefix: two million a tenth of the users.
     "world_recbole": lambda _: recbole(world_task(WORLD_USERS // 10)),
 }

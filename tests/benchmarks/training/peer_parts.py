@@ -1,4 +1,4 @@
-"""RecTools' and RecBole's SASRec on arrays that ours trains on, as wide and as long as ours.
+"""RecTools' (both paths) and RecBole's SASRec on arrays that ours trains on, as wide and as long.
 
 They are fitted on the events of train and validation and rank test users by all items but those of
 their histories. Each needs its library; see ``tests.benchmarks.training.parts``.
@@ -116,6 +116,74 @@ def rectools(task: Task) -> dict[str, Any]:
     ranks = np.full(len(task.users), 11, np.int64)
     ranks[places[hits]] = table[Columns.Rank].to_numpy()[hits]
     return measured(task, ranks, (begin, begin, fitted, done))
+
+
+def rectools_fast(task: Task) -> dict[str, Any]:
+    """Fit and rank by the networks of ``rectools.fast_transformers``, its faster path.
+
+    It ships sequences built on the GPU and the network, and leaves the loop to its user: this one
+    is what its own UniSRec model runs, a Lightning trainer with the softmax over all items.
+    """
+    from rectools.fast_transformers import FlatSASRecNet, SequenceBatchDataset, build_sequences
+
+    from tests.benchmarks.peers.transformers import quiet_trainer
+
+    known, config = task.known, task.config
+    times = [time.perf_counter()]
+    columns = (known.user_rows, known.item_rows, known.times)
+    users, item_rows, moments = (torch.from_numpy(np.asarray(one)) for one in columns)
+    length = config.max_length
+    read, labels, items, owners = build_sequences(
+        users, item_rows, moments, max_len=length, device="cuda"
+    )
+    # Its loader copies from the host, as its own model's does.
+    examples = SequenceBatchDataset(read.cpu(), labels.cpu())
+    batches = torch.utils.data.DataLoader(examples, batch_size=task.batch_size, shuffle=True)
+    torch.cuda.synchronize()
+    times.append(time.perf_counter())
+    width = config.embedding_dim // config.num_members
+    net = FlatSASRecNet(len(items), width, config.num_blocks, config.num_heads, length)
+    quiet_trainer(max_epochs=task.passes).fit(lightning_loop(net), batches)
+    torch.cuda.synchronize()
+    times.append(time.perf_counter())
+    places = torch.searchsorted(owners.cpu(), torch.from_numpy(task.users))
+    net = net.cuda().eval()
+    latest = torch.cat([read[:, 1:], labels[:, -1:]], dim=1)[places.to(read.device)]
+    numbers = torch.zeros(known.num_item_rows, dtype=torch.int64)
+    numbers[items.cpu()] = torch.arange(len(items))
+    ranks = []
+    for first in range(0, len(task.users), RANKED_AT_ONCE):
+        here = slice(first, first + RANKED_AT_ONCE)
+        targets = numbers[torch.from_numpy(task.targets[here])].cuda()
+        with torch.no_grad():
+            scores = net.encode_last(latest[here]) @ net.all_item_embeddings().T
+        own = scores.gather(1, targets[:, None])
+        taken = latest[here]
+        padded = torch.cat([scores.new_zeros(len(scores), 1), scores], dim=1)
+        padded = padded.scatter(1, taken, -torch.inf)[:, 1:]
+        ranks.append(((padded > own).sum(1) + 1).cpu())
+    times.append(time.perf_counter())
+    return measured(task, torch.cat(ranks).numpy(), times)
+
+
+def lightning_loop(net: nn.Module) -> Any:
+    """Wrap a network that scores all items in Lightning's training step."""
+    from pytorch_lightning import LightningModule
+
+    class Loop(LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: dict[str, torch.Tensor], _: int) -> torch.Tensor:
+            # Items are counted from 1 in labels and from 0 in scores; 0 is padding.
+            scores = self.net(batch).flatten(0, 1)
+            return functional.cross_entropy(scores, batch["y"].flatten() - 1, ignore_index=-1)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+    return Loop()
 
 
 def recbole(task: Task) -> dict[str, Any]:
