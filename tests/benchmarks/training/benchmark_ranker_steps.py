@@ -30,7 +30,14 @@ from recsys.training.progress import SilentTracker, Tracker
 from recsys.training.ranker_fit import RankerFitConfig, ranker_loss, scores_of
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.kernels.benchmark_moe import DIM, NUM_EXPERTS, NUM_ROWS, TOP_K, matmul_rate
+from tests.benchmarks.kernels.benchmark_moe import (
+    DIM,
+    NUM_EXPERTS,
+    NUM_ROWS,
+    TOP_K,
+    by_torch,
+    matmul_rate,
+)
 from tests.benchmarks.training.profiled_steps import NUM_STEPS, Clock, ProfiledSteps, profiled
 
 LENGTH, NUM_FEATURES, CONTENT_DIM = 200, 14, 384
@@ -142,6 +149,10 @@ def ranker_rows(size: Size, device: torch.device) -> list[Row]:
     ours = profiled(lambda curve: fit(size, examples, device, NUM_STEPS, curve), device)
     with without("captured_step"):
         launched = step_ms()
+    with by_torch():
+        grouped = step_ms()
+    with without("routed_experts"):
+        batched = step_ms()
     with without("all"):
         plain = step_ms()
     name = f"{size.name}: a step"
@@ -149,7 +160,14 @@ def ranker_rows(size: Size, device: torch.device) -> list[Row]:
     launches = "launched one by one"
     return [
         Row(name=about, value=ours.step_ms, unit="ms", peer=launches, peer_value=launched),
-        Row(name=name, value=ours.step_ms, unit="ms", peer="torch", peer_value=plain),
+        *(
+            Row(name=f"{name}, {peer}", value=ours.step_ms, unit="ms", peer=peer, peer_value=other)
+            for peer, other in (
+                ("experts by torch's grouped products", grouped),
+                ("experts by padded blocks", batched),
+                ("torch", plain),
+            )
+        ),
     ]
 
 
@@ -227,7 +245,7 @@ def main() -> None:
         rows += moe_rows(hidden_dim, device, rate)
     for size in SIZES:
         rows += ranker_rows(size, device)
-        print(*rows[-2:], sep="\n", flush=True)
+        print(*rows[-4:], sep="\n", flush=True)
     rows.append(quality_row(SIZES[0], device))
     notes = (
         "A step is by the clock, its busy time that of its kernels; `torch` is the same code with "
