@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript docs demo dashboard test test-numerics test-api year soak check format serve bench lock release-check clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-numerics test-mutants test-api year soak check format serve bench lock release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -59,6 +59,9 @@ test: install  ## every test that runs without a GPU, a process a core (TEST_WOR
 # Processors round in different orders, and some eigensolvers fail on one and not on the other.
 test-numerics: install  ## tests that compare numbers, under other instruction sets and threads
 	@$(BIN)/python -m tests.numerics
+
+test-mutants: install  ## plant the faults of tests/mutants.toml one at a time; each must fail its tests
+	@$(BIN)/python -m tests.mutants
 
 test-api: install  ## 10,000 generated requests against what the OpenAPI document says
 	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py

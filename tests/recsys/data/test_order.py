@@ -13,6 +13,13 @@ def test_an_epoch_sees_each_example_once_and_the_next_one_in_another_order() -> 
     assert epochs[0].tolist() != epochs[1].tolist()
 
 
+def test_another_seed_is_another_order() -> None:
+    orders = [BatchOrder(num_samples=50, batch_size=50, seed=seed) for seed in (1, 2, 1)]
+    first, second, again = (order.indices(0).tolist() for order in orders)
+    assert first == again
+    assert first != second
+
+
 def test_a_resumed_order_continues_as_if_it_had_never_stopped() -> None:
     straight = BatchOrder(num_samples=10, batch_size=3, seed=5)
     seen = [straight.indices(step).tolist() for step in range(20)]

@@ -1,0 +1,102 @@
+"""Plant known faults one at a time and check that their tests fail.
+
+Run as ``python -m tests.mutants [NAME ...]``. ``mutants.toml`` lists a fault an entry: a text that
+occurs once in a file, its replacement, and the tests that must fail with it. Faults are planted in
+a copy of the tree, uncommitted changes included.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+LIST = ROOT / "tests" / "mutants.toml"
+SECONDS = 300
+"""Time limit of the tests of one fault. A test that hangs has not named the fault."""
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    find: str
+    replace: str
+    tests: list[str]
+
+
+def read_mutants() -> list[Mutant]:
+    return [Mutant(**entry) for entry in tomllib.loads(LIST.read_text("utf-8"))["mutant"]]
+
+
+def copy_tree(to: Path) -> None:
+    """Copy what git tracks or would track."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (to / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, to / name)
+
+
+def run_tests(tree: Path, tests: Iterable[str]) -> tuple[int | None, str]:
+    """Run tests in a tree; return pytest's exit code, None if they hang, and the output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    # Python tells a module's age in seconds, and a fault may keep the file's size.
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        ran = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"no end after {SECONDS} s"
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def planted(tree: Path, mutant: Mutant) -> str:
+    """Run a mutant's tests with its fault in place and say how they ended."""
+    path = tree / mutant.file
+    sound = path.read_text("utf-8") if path.exists() else ""
+    if (times := sound.count(mutant.find)) != 1:
+        return f"stale: its text occurs {times} times in {mutant.file}"
+    path.write_text(sound.replace(mutant.find, mutant.replace), "utf-8")
+    try:
+        code, output = run_tests(tree, mutant.tests)
+    finally:
+        path.write_text(sound, "utf-8")
+    if code == 1:
+        return "caught"
+    return "survived" if code == 0 else f"not judged: pytest ended with {code}\n{output[-2000:]}"
+
+
+def main(names: list[str]) -> int:
+    mutants = read_mutants()
+    if unknown := set(names) - {mutant.name for mutant in mutants}:
+        print(f"mutants.toml has no {', '.join(sorted(unknown))}")
+        return 2
+    mutants = [mutant for mutant in mutants if not names or mutant.name in names]
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        code, output = run_tests(tree, sorted({test for each in mutants for test in each.tests}))
+        if code != 0:
+            print(f"the tests fail without a fault (pytest ended with {code})\n{output[-4000:]}")
+            return 1
+        ended = []
+        for mutant in mutants:
+            ended.append(planted(tree, mutant))
+            print(f"{mutant.name}: {ended[-1]}", flush=True)
+    caught = ended.count("caught")
+    print(f"mutants: {caught} of {len(mutants)} caught")
+    return int(caught < len(mutants))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant (default: all)")
+    sys.exit(main(parser.parse_args().names))
