@@ -16,7 +16,6 @@ from pipelines.cli import (
     adapters,
     bundles,
     data,
-    distil,
     kernels,
     plan,
     reports,
@@ -79,7 +78,6 @@ app.add_typer(users.app, name="users", help="People in a run and its server: for
 app.add_typer(release.app, name="release", help="Decisions on bundles: list, explain, promote.")
 for command in (
     adapters.adapt,
-    distil.distil,
     bundles.serve,
     bundles.recommend,
     mcp.mcp,

@@ -22,7 +22,9 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.models.generative.loss import Positions, TaughtCodes
 from recsys.models.sequence.model import SequenceModel, seen_before
-from recsys.training.distillation import LEFT_OUT, catalogue_logits
+
+LEFT_OUT = -1e4
+"""Score of an item that no list may hold. Finite, because 0 times the logarithm of 0 gives NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +129,17 @@ def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
     encoded = model.encoder(functional.embedding(history.values, inputs), history, times)
     items = model.normalized(inputs.float())
     return catalogue_logits(encoded, items, seen_before(history), model.config.temperature)
+
+
+def catalogue_logits(queries: Tensor, items: Tensor, seen: Jagged, temperature: float) -> Tensor:
+    """Score every item for each query, [M, D] and [N, D] -> [M, N]; items seen get ``LEFT_OUT``."""
+    # Full precision: bfloat16 cannot separate the teacher's first places.
+    with torch.autocast(queries.device.type, enabled=False):
+        scores = queries.float() @ items.float().T / temperature
+    out = torch.zeros_like(scores, dtype=torch.bool)
+    out[:, 0] = True
+    out[seen.segments(), seen.values] = True
+    return scores.masked_fill(out, LEFT_OUT)
 
 
 def shares(sums: Tensor) -> Tensor:

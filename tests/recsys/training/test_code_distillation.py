@@ -16,12 +16,12 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from recsys.training.code_distillation import (
+    LEFT_OUT,
     CodeTeacher,
     TeachingConfig,
     scores_after_events,
     with_dropped_events,
 )
-from recsys.training.distillation import LEFT_OUT
 
 SIZES = (4, 3, 5)
 NUM_ITEM_ROWS = 31
