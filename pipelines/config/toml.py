@@ -24,6 +24,8 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from pipelines.config.removed import removal
+
 Table = dict[str, Any]
 Config = TypeVar("Config")
 
@@ -152,6 +154,9 @@ def refuse_unknown_keys(kind: type, table: Mapping[str, Any], source: str) -> No
     """
     complaints = []
     for key in unknown_keys(kind, table):
+        if removed := removal(key.path):
+            complaints.append(f"{source}: {removed}")
+            continue
         match = nearest_key(key.path, key.allowed, keys_of(kind))
         hint = f"did you mean {match!r}?" if match else f"allowed here: {', '.join(key.allowed)}"
         complaints.append(f"{source}: unknown key {key.path!r}; {hint}")
@@ -189,6 +194,8 @@ def validate(kind: type[Config], table: Mapping[str, Any], source: str) -> Confi
                 lines.append(f"{source}: {dotted(fault['loc'])} is missing; give it a value")
             elif fault["type"] == "value_error" and isinstance(fault["input"], dict):
                 lines.append(f"{source}: {dotted(fault['loc'])}: {reason}")
+            elif removed := removal(dotted(fault["loc"]), fault["input"]):
+                lines.append(f"{source}: {removed}")
             else:
                 lines.append(f"{source}: {dotted(fault['loc'])} = {fault['input']!r}: {reason}")
         raise ValueError("\n".join(dict.fromkeys(lines))) from error

@@ -338,6 +338,10 @@ class CatalogueModel(nn.Module):
         return self.eval()
 
 
+REMOVED_SETTINGS: Mapping[str, object] = {"memory_orders": (), "memory_rows": 1 << 16}
+"""Settings of saved models that were removed, each with the one value that is still read."""
+
+
 def read_settings(
     directory: Path,
     config: Callable[..., Config],
@@ -348,12 +352,21 @@ def read_settings(
 
     Args:
         backend: Of the embedding tables; None is the one it was trained with.
+
+    Raises:
+        ValueError: The model was saved by an older version with a setting that was removed.
     """
     document = json.loads((directory / "config.json").read_text())
     settings, sizes = (
         {name: tuple(one) if isinstance(one, list) else one for name, one in part.items()}
         for part in (document["config"], document["inputs"])
     )
+    for name in REMOVED_SETTINGS.keys() & settings.keys():
+        if (value := settings.pop(name)) != REMOVED_SETTINGS[name]:
+            raise ValueError(
+                f"{directory} was trained with {name} = {value}, which this version does not read; "
+                "train it again"
+            )
     return config(**settings | ({"backend": backend} if backend else {})), inputs(**sizes)
 
 

@@ -37,8 +37,6 @@ def model_on(device: torch.device | str) -> GenerativeModel:
         max_length=8,
         dropout=0.0,
         id_dropout=0.0,
-        memory_orders=(1, 2),
-        memory_rows=256,
         backend="torch",
     )
     generator = torch.Generator().manual_seed(1)

@@ -37,13 +37,6 @@ class CodeTokens(nn.Module):
         """Append a code of ``level`` to prefixes read as numbers; 0 is the empty one."""
         return prefixes * self.level_sizes[level] + codes
 
-    def ids(self, codes: Tensor) -> Tensor:
-        """Read semantic IDs as numbers, [..., L] -> [...]; -1 where there is none."""
-        number = torch.zeros_like(codes[..., 0])
-        for level in range(codes.shape[-1]):
-            number = self.step(number, codes[..., level], level)
-        return torch.where(codes[..., 0] < 0, -1, number)
-
     def events(self, codes: Tensor) -> Tensor:
         """Add up the codes of events, [M, L] -> [M, D]; -1 is no ID."""
         return functional.embedding_bag(codes + self.shift, self.of_events.weight, mode="sum")

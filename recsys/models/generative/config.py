@@ -43,10 +43,6 @@ class GenerativeConfig:
     """Factor of the content's vector beside that of the id."""
     id_init_scale: float = 0.3
     """Factor of the id table's first values, so that content leads before ids are learned."""
-    memory_orders: tuple[int, ...] = ()
-    """Lengths n of the n-grams of IDs that a hashed memory holds; empty for no memory."""
-    memory_rows: int = 1 << 16
-    """Rows of the memory's table of each length."""
     softmax_over: Literal["level", "catalogue"] = "catalogue"
     """What a code's probability is shared among: all codes of the level, or those that lead to an
     item of the catalogue."""
@@ -92,8 +88,6 @@ class GenerativeConfig:
             )
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
-        if self.memory_orders and min(self.memory_orders) < 1:
-            raise ValueError(f"memory_orders must be >= 1, got {self.memory_orders}")
         self.block_config()
 
     @property

@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from recsys.layers.attention.softmax import Layout
 from recsys.layers.codes.decoder import CodeBlock, DistanceBias, SharedContext
-from recsys.layers.ngram_memory import NgramMemory
 from recsys.models.generative.config import GenerativeConfig
 
 
@@ -68,9 +66,6 @@ class HistoryReader(nn.Module):
         buckets = config.position_buckets
         self.among_places = DistanceBias(config.num_heads, buckets, places)
         self.to_places = DistanceBias(config.num_heads, buckets, places)
-        self.memory = None
-        if config.memory_orders:
-            self.memory = NgramMemory(dim, config.memory_orders, config.memory_rows, config.backend)
 
     def places_of(self, inputs: Tensor, layout: Layout) -> Tensor:
         """Lay events out behind the start, [M, D] -> [B, T, D]."""
@@ -80,13 +75,7 @@ class HistoryReader(nn.Module):
         placed: Tensor = self.dropout(places)
         return placed
 
-    def found(self, ids: Tensor, layout: Layout) -> Tensor | None:
-        """Look events' IDs up in the memory, [M] int64 -> [B, T, D]."""
-        if self.memory is None:
-            return None
-        return self.memory.look_up(functional.pad(layout.padded(ids + 1), (1, 0)) - 1)
-
-    def forward(self, places: Tensor, found: Tensor | None, blocks: list[CodeBlock]) -> Read:
+    def forward(self, places: Tensor, blocks: list[CodeBlock]) -> Read:
         """Read places [B, T, D] by the decoder's blocks, each with the places before it."""
         bias = self.among_places.pairs(places.shape[1])[None]  # [1, H, T, T]
         shared = []
@@ -98,8 +87,6 @@ class HistoryReader(nn.Module):
                 break
             places, key, value = block.read(places, bias)
             shared.append((key, value))
-            if index == 0 and self.memory is not None and found is not None:
-                places = self.memory(places, found)
         carried = places[..., :0] if self.carried_norm is None else self.carried_norm(places)
         keys, values = zip(*shared, strict=True)
         return Read(torch.stack(keys), torch.stack(values), carried)

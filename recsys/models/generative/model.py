@@ -150,18 +150,14 @@ class GenerativeModel(RetrievalModel):
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
         return Jagged(torch.where(inside, history.values, 0), history.offsets)
 
-    def _places(
-        self, history: Jagged, layout: Layout, from_tower: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Lay out what the reader reads, and what its memory holds of it, [B, T, D] each."""
-        codes = self.codes[history.values]
-        inputs = self.tokens.events(codes)
+    def _places(self, history: Jagged, layout: Layout, from_tower: Tensor | None) -> Tensor:
+        """Lay out the events for the reader, [B, T, D]."""
+        inputs = self.tokens.events(self.codes[history.values])
         if self.config.items == "codes_vectors":
             inputs = inputs + self._from_vectors(history.values)
         if from_tower is not None:
             inputs = inputs + from_tower
-        found = self.reader.found(self.tokens.ids(codes), layout)
-        return self.reader.places_of(inputs, layout), found
+        return self.reader.places_of(inputs, layout)
 
     @torch.no_grad()
     def context(self, queries: JaggedBatch) -> GenerativeContext:
@@ -175,9 +171,9 @@ class GenerativeModel(RetrievalModel):
         from_tower = None
         if self.config.items == "codes_tower":
             from_tower = self.all_item_inputs()[history.values]
-        places, found = self._places(history, layout, from_tower)
+        places = self._places(history, layout, from_tower)
         seen = history.lengths()
-        keys, values, states = self.reader(places, found, self.blocks())
+        keys, values, states = self.reader(places, self.blocks())
         bias = self.reader.bias(seen, places.shape[1])[:, :, None]  # [B, H, 1, T]
         carried = states[torch.arange(len(seen), device=seen.device), seen][:, None]
         return GenerativeContext(keys, values, bias.to(keys.dtype), carried)
@@ -334,10 +330,10 @@ class GenerativeModel(RetrievalModel):
             from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
         length = self.config.max_length + 1
         layout = Layout.of(history.offsets, history.segments(), length, None)
-        places, found = self._places(history, layout, from_tower)
+        places = self._places(history, layout, from_tower)
         every = torch.arange(places.shape[1], device=places.device)
         bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]
-        keys, values, states = self.reader(places, found, self.blocks())
+        keys, values, states = self.reader(places, self.blocks())
         return GenerativeContext(keys, values, bias, states)
 
     def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:

@@ -26,7 +26,6 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.testing.long_worlds import LongWorld, LongWorldConfig, long_world
 from recsys.training.optim import AdamWConfig, adamw
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.sequence.ngram_reader import ModelWithMemory
 
 PRESENT_LENGTH = 200
 """Events that the present models read."""
@@ -44,7 +43,6 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="30 interests of 12, for a CPU")
     parser.add_argument("--length", type=int, default=None, help="events read; None is by model")
     parser.add_argument("--no-places", action="store_true", help="no embeddings of places")
-    parser.add_argument("--memory", action="store_true", help="with a memory of n-grams")
     parser.add_argument("--positions", type=int, default=32_000, help="of a step")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--blocks", type=int, default=2)
@@ -114,8 +112,7 @@ def trained(
 ) -> tuple[SequenceModel, int]:
     """Train for the given time, the learning rate falling linearly over it."""
     torch.manual_seed(options.seed)
-    kind = ModelWithMemory if options.memory else SequenceModel
-    model = kind(
+    model = SequenceModel(
         config_of(options),
         FeatureSizes(num_item_rows=num_rows, content_dim=0),
         ItemCatalogue.empty(num_rows),
@@ -188,9 +185,7 @@ def main() -> None:
     others = long_world(replace(settings, seed=settings.seed + 1_000))
     model, steps = trained(options, world, settings.num_item_rows)
     found: dict[str, object] = {
-        "model": options.model
-        + " without places" * options.no_places
-        + " with a memory of n-grams" * options.memory,
+        "model": options.model + " without places" * options.no_places,
         "seed": options.seed,
         "max_length": model.config.max_length,
         "steps": steps,

@@ -31,7 +31,6 @@ from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import Recipe
 from recsys.retrieval.sources import ScoredSource
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.sequence.ngram_reader import ModelWithMemory
 
 SLICES = {"all": (0, 10**9), "up to 200 events": (0, 200), "201 to 500": (201, 500)}
 SLICES["over 500"] = (501, 10**9)
@@ -42,7 +41,6 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("arrays", type=Path, nargs="?")
     parser.add_argument("--model", default="attention")
     parser.add_argument("--length", type=int, default=200, help="events that are read")
-    parser.add_argument("--memory", action="store_true", help="with a memory of n-grams")
     parser.add_argument("--seconds", type=float, default=None, help="of training, at most")
     parser.add_argument("--batch", type=int, default=None, help="windows of a step")
     parser.add_argument("--rate", type=float, default=None)
@@ -95,8 +93,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     if options.rate:
         schedule = replace(training.schedule, learning_rate=options.rate)
         training = replace(training, schedule=schedule)
-    if options.memory:
-        sequence.SequenceModel = ModelWithMemory  # type: ignore[misc]
     settings = replace(recipe.retrieval, max_history=options.length, max_scores=1 << 19)
     queries = EvaluationQueries.of(inputs, "validation", settings)
     judges = queries.sample(1_000, options.seed)
@@ -106,7 +102,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     seconds = time.perf_counter() - begin
     return {
-        "model": options.model + (" with a memory of n-grams" if options.memory else ""),
+        "model": options.model,
         "length": options.length,
         "seed": options.seed,
         "steps": fitted.result.num_steps,

@@ -6,7 +6,17 @@ from typing import Literal
 
 import pytest
 
-from pipelines.config.toml import merge, parse_assignment, plain, read_toml, to_toml, validate
+from pipelines.config.removed import REMOVED_KEYS
+from pipelines.config.run import RunConfig
+from pipelines.config.toml import (
+    keys_of,
+    merge,
+    parse_assignment,
+    plain,
+    read_toml,
+    to_toml,
+    validate,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,16 @@ def test_faults_name_file_key_value_and_what_is_allowed(
     with pytest.raises(ValueError, match=r"shop\.toml") as caught:
         validate(Run, {"name": "shop", **table}, "shop.toml")
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("removed", REMOVED_KEYS)
+def test_a_removed_key_is_refused_with_what_to_do(removed: str) -> None:
+    key, _, value = removed.partition(" = ")
+    assert (key in set(keys_of(RunConfig))) == bool(value)
+    with pytest.raises(ValueError, match=r"shop\.toml") as caught:
+        validate(RunConfig, parse_assignment(f"{key}={value or 1}"), "shop.toml")
+    expected = f"shop.toml: {removed!r} was removed; {REMOVED_KEYS[removed]}"
+    assert expected in str(caught.value).splitlines()
 
 
 def test_missing_value_is_named() -> None:

@@ -1,0 +1,23 @@
+"""Keys of a run's configuration that were removed, and what to do instead.
+
+A single value that was removed is listed as ``key = value``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+REMOVED_KEYS: Mapping[str, str] = {
+    "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
+    "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
+}
+
+
+def removal(key: str, value: object = None) -> str | None:
+    """Return the complaint about a removed key, or about a removed value of one, or None."""
+    key = re.sub(r"\[\d+\]", "", key)
+    for removed in (key, f"{key} = {value}"):
+        if removed in REMOVED_KEYS:
+            return f"{removed!r} was removed; {REMOVED_KEYS[removed]}"
+    return None
