@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 
 REMOVED_KEYS: Mapping[str, str] = {
+    "sequence.block = gated_delta": "use sparse, which is better on long and short histories",
+    "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
 }

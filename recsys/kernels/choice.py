@@ -20,7 +20,6 @@ from torch import Tensor
 SWITCH = "RECSYS_KERNELS_OFF"
 KERNELS = {
     "embedding_bag": "torch's embedding bags",
-    "gated_delta": "chunks in torch",
     "hstu_attention": "padded attention in torch",
     "routed_experts": "batched products in torch",
     "softmax_rows": "a pass over memory for each operation of a softmax",

@@ -31,11 +31,10 @@ class SequenceConfig:
     max_length: int = 50
     """Events of a history that are read, and positions trained of a sequence."""
     block: Block = "attention"
-    """Kind of the blocks: SASRec's ``attention``, ``hstu``, or ``gated_delta``: linear attention
-    for histories of thousands of events, of which a server keeps a state of one size
-    (docs/decisions/long-histories.md), without biases by distance or time; or ``sparse``: the
-    latest 200 events, the means of earlier blocks of 32, and the eight fitting ones whole, with
-    biases by distance among the latest and none by time."""
+    """Kind of the blocks: SASRec's ``attention``, ``hstu``, or ``sparse`` for
+    histories of thousands of events (docs/decisions/long-histories.md): the latest 200 events, the
+    means of earlier blocks of 32, and the eight fitting ones whole, with biases by distance among
+    the latest and none by time."""
     member_blocks: tuple[Block, ...] = ()
     """Kind of each member's blocks where they differ; none: all are as ``block``."""
     num_blocks: int = 1

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
-from recsys.layers.attention.gated_delta import BlockState, GatedDeltaBlock
 from recsys.layers.attention.hstu import HstuBlock
 from recsys.layers.attention.softmax import AttentionBlock, BlockConfig, Layout
 from recsys.layers.attention.sparse import SparseBlock
@@ -21,11 +20,10 @@ from recsys.layers.calendar import Calendar
 from recsys.layers.lookup import looked_up
 from recsys.models.item_tower import NORM_FLOOR
 
-Block = Literal["attention", "hstu", "gated_delta", "sparse"]
-KINDS: dict[Block, type[AttentionBlock | HstuBlock | GatedDeltaBlock | SparseBlock]] = {
+Block = Literal["attention", "hstu", "sparse"]
+KINDS: dict[Block, type[AttentionBlock | HstuBlock | SparseBlock]] = {
     "attention": AttentionBlock,
     "hstu": HstuBlock,
-    "gated_delta": GatedDeltaBlock,
     "sparse": SparseBlock,
 }
 
@@ -100,31 +98,6 @@ class Encoder(nn.Module):
         else:
             state = block(state, layout)[ends]
         return self._expected(state, None if times is None else times[ends])
-
-    def advance(
-        self, inputs: Tensor, times: Tensor | None, states: list[BlockState] | None, first: int
-    ) -> tuple[Tensor, list[BlockState]]:
-        """Read further events of one history; every block is a ``GatedDeltaBlock``.
-
-        Args:
-            inputs: The item tower's input of each further event, [M, D], at least one.
-            times: [M] unix seconds of these events, where there are times.
-            states: Of the blocks after the events before; None before the first.
-            first: How many events were read before.
-
-        Returns:
-            The unit vector after the last event, [D], and the states of the blocks.
-        """
-        if self.places is not None:
-            inputs = inputs + self.places.weight[first : first + len(inputs)]
-        if self.read_at is not None and times is not None:
-            inputs = inputs + self.read_at(times)
-        state, after = self.dropout(inputs), []
-        for number, block in enumerate(self.blocks):
-            known = None if states is None else states[number]
-            state, own = cast("GatedDeltaBlock", block).advance(state, known)
-            after.append(own)
-        return self._expected(state[-1:], None if times is None else times[-1:])[0], after
 
     def _read(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> tuple[Tensor, Layout]:
         """Prepare what the first block reads, [M, D], and where it lies."""

@@ -13,16 +13,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from recsys.layers.attention.gated_delta import BlockState, GatedDeltaBlock
-from recsys.models.sequence.encoder import Encoder
-
-SHORTEST = 64
-"""Shorter histories are encoded whole: two chunks of the rule take little more than one step."""
 States: TypeAlias = Sequence[tuple[Tensor, ...]]
 """What the blocks keep of the events that were read."""
 Advance: TypeAlias = Callable[[Tensor, Tensor | None, States | None, int], tuple[Tensor, States]]
@@ -68,7 +63,7 @@ class KeptHistories:
     def __init__(
         self,
         advance: Advance,
-        shortest: int = SHORTEST,
+        shortest: int,
         max_bytes: int = MAX_BYTES,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
@@ -85,30 +80,6 @@ class KeptHistories:
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
-
-    @classmethod
-    def of_encoder(
-        cls,
-        encoder: Encoder,
-        inputs: Tensor,
-        max_bytes: int = MAX_BYTES,
-        max_seconds: float = MAX_SECONDS,
-    ) -> KeptHistories:
-        """Keep what gated delta blocks left; the inputs are the item tower's, [N, D]."""
-
-        def advance(
-            rows: Tensor, times: Tensor | None, states: States | None, first: int
-        ) -> tuple[Tensor, States]:
-            further = inputs.index_select(0, rows[first:])
-            known = None if times is None else times[first:]
-            return encoder.advance(further, known, cast("list[BlockState] | None", states), first)
-
-        return cls(advance, SHORTEST, max_bytes, max_seconds)
-
-    @staticmethod
-    def suits(encoder: Encoder) -> bool:
-        """Whether every block of an encoder leaves a state."""
-        return all(isinstance(block, GatedDeltaBlock) for block in encoder.blocks)
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -37,9 +37,7 @@ class OneHistory:
         shares = self._inputs.chunk(len(encoders), dim=1)
         self._members = [_Member(*one) for one in zip(encoders, shares, strict=True)]
         self._kept: KeptHistories | None = None
-        if len(encoders) == 1 and KeptHistories.suits(encoders[0]):
-            self._kept = KeptHistories.of_encoder(encoders[0], self._inputs)
-        elif len(encoders) == 1 and self._members[0].sparse is not None:
+        if len(encoders) == 1 and self._members[0].sparse is not None:
             self._kept = KeptHistories(self._members[0].advance, SHORTEST_WITH_BLOCKS)
         self._length = math.sqrt(len(encoders))
 

@@ -4,7 +4,7 @@ Models train on every event of some users and rank all items for the last event 
 never met, so that nothing of a user can lie in the weights: N@10 of long histories, whose answer
 lies ``--gap`` events back or more, and of short ones. Seeds differ in world, model and batches.
 
-    python -m tests.benchmarks.sequence.benchmark_long_histories --model gated_delta --seed 0
+    python -m tests.benchmarks.sequence.benchmark_long_histories --model sparse --seed 0
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PRESENT_LENGTH = 200
 
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
-    kinds = ["attention", "hstu", "gated_delta", "sparse"]
-    parser.add_argument("--model", choices=kinds, default="gated_delta")
+    kinds = ["attention", "hstu", "sparse"]
+    parser.add_argument("--model", choices=kinds, default="sparse")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--users", type=int, default=400, help="long ones, and as many short ones")
@@ -57,13 +57,13 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 def config_of(options: argparse.Namespace) -> SequenceConfig:
-    long = options.model in ("gated_delta", "sparse")
+    long = options.model == "sparse"
     return SequenceConfig(
         embedding_dim=options.dim,
         block=options.model,
         max_length=options.length or (options.events + 100 if long else PRESENT_LENGTH),
         num_blocks=options.blocks,
-        num_heads=1 if options.model == "gated_delta" else 2,
+        num_heads=2,
         absolute_positions=not (long or options.no_places),
         dropout=0.1,
         id_dropout=0.0,

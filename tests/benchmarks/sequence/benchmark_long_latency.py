@@ -1,8 +1,8 @@
 """Time histories of 10,000 events on one core: whole, with a kept state, and the latest 200.
 
-One vector of a history for a request, without ranking: gated delta and sparse attention read all
-events, from scratch or one further event beside what is kept, the present model the latest 200.
-Untrained weights cost the same. What takes less than ten milliseconds takes turns.
+One vector of a history for a request, without ranking: sparse attention reads all events, from
+scratch or one further event beside the kept means, attention the latest 200. Untrained weights cost
+the same.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from tests.benchmarks.harness import Row, alternating_ms, command_line, write_re
 
 EVENTS, MORE, ROUNDS = 10_000, 1_000, 30
 GOAL_MS = 10.0
-SIZES = ((128, 1), (128, 2), (256, 4))
-"""Width and blocks: the default, the long worlds' and MovieLens-1M's."""
+DIM = 128
 
 
-def one_of(block: str, dim: int, blocks: int, num_rows: int = 10_001) -> OneHistory:
+def one_of(block: str, num_rows: int = 10_001) -> OneHistory:
     torch.manual_seed(0)
     config = SequenceConfig(
-        embedding_dim=dim,
+        embedding_dim=DIM,
         block=block,  # type: ignore[arg-type]
-        num_blocks=blocks,
-        num_heads=1 if dim == 128 else 4,
-        hidden_dim=2 * dim,
+        hidden_dim=2 * DIM,
         max_length=200 if block == "attention" else EVENTS + 1_000,
         absolute_positions=block == "attention",
         backend="torch",
@@ -41,10 +38,10 @@ def one_of(block: str, dim: int, blocks: int, num_rows: int = 10_001) -> OneHist
 
 
 class Timed:
-    """Blocks of one kind at one history: a further event beside what is kept, or all of them."""
+    """Sparse attention to one history: a further event beside the kept means, or all events."""
 
-    def __init__(self, block: str, dim: int, blocks: int, rows: Tensor) -> None:
-        self.one, self.rows = one_of(block, dim, blocks), rows
+    def __init__(self, rows: Tensor) -> None:
+        self.one, self.rows = one_of("sparse"), rows
         self.ends = iter(range(EVENTS + 1, EVENTS + MORE))
         assert self.one._kept is not None
         self.kept = self.one._kept
@@ -62,56 +59,44 @@ class Timed:
         return sum(one.num_bytes for one in self.kept._kept.values()) / 2**10
 
 
-def measured(dim: int, blocks: int) -> list[Row]:
-    """Time both kinds of long histories beside the present model; sparse where it is folded."""
+def measured() -> list[Row]:
+    """Time sparse attention beside attention to the latest events."""
     rows = torch.randint(1, 10_001, (EVENTS + MORE,))
-    kinds = {"gated_delta": GOAL_MS} | ({"sparse": GOAL_MS} if blocks == 1 else {})
-    timed = {kind: Timed(kind, dim, blocks, rows) for kind in kinds}
-    present = one_of("attention", dim, blocks)
+    sparse, present = Timed(rows), one_of("attention")
 
     def latest() -> None:
         with torch.no_grad():
             present.query_vector(rows[:EVENTS], None)
 
-    # Not all in turns: a whole history of gated delta leaves nothing of the others in the caches.
-    short = {"attention": latest}
-    short |= {f"{kind}, further": one.further for kind, one in timed.items()}
-    ms = dict(alternating_ms(short, rounds=ROUNDS))
-    for kind, one in timed.items():
-        ms |= alternating_ms({f"{kind}, whole": one.whole}, rounds=ROUNDS)
-    name, peer = f"width {dim}, blocks {blocks}", "attention"
-    found = [Row(name=f"{name}, attention to the latest 200", value=ms["attention"], unit="ms")]
-    for kind, one in timed.items():
-        found += [
-            Row(
-                name=f"{name}, {kind}, a further event with a kept state",
-                value=ms[f"{kind}, further"],
-                unit="ms",
-                peer=peer,
-                peer_value=ms["attention"],
-                at_most=GOAL_MS,
-            ),
-            Row(
-                name=f"{name}, {kind}, {EVENTS} events from scratch",
-                value=ms[f"{kind}, whole"],
-                unit="ms",
-                peer=peer,
-                peer_value=ms["attention"],
-            ),
-            Row(
-                name=f"{name}, {kind}, kept with {EVENTS} events",
-                value=one.state_kib(),
-                unit="KiB",
-            ),
-        ]
-    return found
+    turns = {"attention": latest, "further": sparse.further, "whole": sparse.whole}
+    ms = dict(alternating_ms(turns, rounds=ROUNDS))
+    name = f"width {DIM}, blocks 1"
+    beside = {"unit": "ms", "peer": "attention", "peer_value": ms["attention"]}
+    return [
+        Row(name=f"{name}, attention to the latest 200", value=ms["attention"], unit="ms"),
+        Row(
+            name=f"{name}, sparse, a further event with a kept state",
+            value=ms["further"],
+            at_most=GOAL_MS,
+            **beside,  # type: ignore[arg-type]
+        ),
+        Row(
+            name=f"{name}, sparse, {EVENTS} events from scratch",
+            value=ms["whole"],
+            **beside,  # type: ignore[arg-type]
+        ),
+        Row(
+            name=f"{name}, sparse, kept with {EVENTS} events",
+            value=sparse.state_kib(),
+            unit="KiB",
+        ),
+    ]
 
 
 def main() -> None:
     command_line(__doc__).parse_args()
     torch.set_num_threads(1)
-    rows = [row for size in SIZES for row in measured(*size)]
-    write_results("long_latency", rows)
+    write_results("long_latency", measured())
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ KINDS = [
     replace(SEQUENCE, position_buckets=0, absolute_positions=False),
     replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
     replace(SEQUENCE, num_blocks=2, time_buckets=5),
-    replace(SEQUENCE, block="gated_delta", num_blocks=2, calendar_days=30.0),
     replace(SEQUENCE, block="sparse", num_blocks=2, calendar_days=30.0),
 ]
 

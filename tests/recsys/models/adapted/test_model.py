@@ -63,7 +63,7 @@ def queries() -> JaggedBatch:
     return JaggedBatch({"history": Jagged.from_lists(lists)})
 
 
-@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu", "gated_delta", "sparse"])
+@pytest.mark.parametrize("kind", ["two_tower", "attention", "hstu", "sparse"])
 @torch.no_grad()
 def test_each_query_of_a_mixed_batch_is_read_through_its_domains_adapter(kind):
     model = built(kind)

@@ -1,22 +1,19 @@
-"""The gated delta block: whole histories against single events, and states that are kept."""
+"""Sparse attention to single long histories, and the means that are kept of them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.attention.gated_delta import GatedDeltaBlock
-from recsys.layers.attention.softmax import BlockConfig, Layout
+from recsys.layers.attention.latest_sparse import SHORTEST_WITH_BLOCKS
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.encoder import Encoder
-from recsys.models.sequence.kept import SHORTEST, KeptHistories
+from recsys.models.sequence.kept import KeptHistories, States
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
 from recsys.testing.long_worlds import LongWorldConfig, long_world
@@ -24,12 +21,12 @@ from recsys.testing.long_worlds import LongWorldConfig, long_world
 NUM_ROWS = 41
 CONFIG = SequenceConfig(
     embedding_dim=16,
-    block="gated_delta",
-    num_blocks=2,
+    block="sparse",
     num_heads=2,
     hidden_dim=32,
     max_length=400,
-    calendar_days=10.0,
+    time_buckets=4,
+    absolute_positions=False,
     backend="torch",
 )
 
@@ -58,57 +55,17 @@ def whole(model: SequenceModel, rows: Tensor, times: Tensor) -> Tensor:
 
 
 def kept_of(model: SequenceModel, **limits: float) -> KeptHistories:
-    encoder = cast("Encoder", model.encoder.members[0])
-    return KeptHistories.of_encoder(encoder, model.all_item_inputs(), **limits)  # type: ignore[arg-type]
+    advance = OneHistory(model)._members[0].advance
+    return KeptHistories(advance, SHORTEST_WITH_BLOCKS, **limits)  # type: ignore[arg-type]
 
 
 def assert_near(one: Tensor, other: Tensor) -> None:
     assert torch.allclose(one, other, atol=2e-6), (one - other).abs().max()
 
 
-def test_a_block_reads_a_batch_as_it_reads_each_history_in_parts() -> None:
-    torch.manual_seed(0)
-    block = GatedDeltaBlock(
-        BlockConfig(dim=16, num_heads=2, hidden_dim=32, dropout=0.0, max_length=200)
-    )
-    lengths = torch.tensor([2, 130, 1])
-    jagged = Jagged(torch.zeros(133), torch.tensor([0, 2, 132, 133]))
-    events = torch.randn(133, 16)
-    with torch.no_grad():
-        batch = block(events, Layout.of(jagged.offsets, jagged.segments(), 200, None))
-        for own, read in zip(
-            events.split(lengths.tolist()), batch.split(lengths.tolist()), strict=True
-        ):
-            state, parts = None, []
-            for part in own.split(50):
-                written, state = block.advance(part, state)
-                parts.append(written)
-            assert_near(torch.cat(parts), read)
-
-
-def test_no_event_reads_a_later_one() -> None:
-    model, (rows, times) = made_model(), history(90)
-    offsets = torch.tensor([0, 90])
-    inputs = model.all_item_inputs()[rows].detach().requires_grad_()
-    encoded = model.encoder(inputs, Jagged(rows, offsets), times)
-    encoded[40].sum().backward()
-    assert inputs.grad is not None
-    assert inputs.grad[41:].abs().max() == 0
-    assert inputs.grad[0].abs().max() > 0
-
-
-@pytest.mark.parametrize("further", [0, 1, 7, 100])
-def test_a_kept_state_and_further_events_equal_the_whole_history(further: int) -> None:
-    model, (rows, times) = made_model(), history(300)
-    kept = kept_of(model)
-    kept.query_vector(rows[: 300 - further], times[: 300 - further])
-    assert_near(kept.query_vector(rows, times), whole(model, rows, times))
-
-
 @pytest.mark.parametrize("further", [0, 1, 31, 32, 100])
 def test_kept_means_of_sparse_attention_equal_the_whole_history(further: int) -> None:
-    sparse = replace(CONFIG, block="sparse", num_blocks=1, absolute_positions=False)
-    model, (rows, times) = made_model(replace(sparse, calendar_days=0.0)), history(370)
+    model, (rows, times) = made_model(replace(CONFIG, time_buckets=0)), history(370)
     one = OneHistory(model)
     assert one._kept is not None
     one.query_vector(rows[: 370 - further], None)
@@ -120,36 +77,35 @@ def test_kept_means_of_sparse_attention_equal_the_whole_history(further: int) ->
     assert len(one._kept) == 2
 
 
-def test_one_event_is_read_where_a_state_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_means_are_computed_on_from_and_a_repeat_reads_nothing() -> None:
     model, (rows, times) = made_model(), history(301)
-    one, read = OneHistory(model), []
-    advance = Encoder.advance
+    advance, read = OneHistory(model)._members[0].advance, []
 
-    def counted(self: Encoder, inputs: Tensor, *rest: object) -> object:
-        read.append(len(inputs))
-        return advance(self, inputs, *rest)  # type: ignore[arg-type]
+    def counted(rows: Tensor, times: Tensor | None, states: States | None, first: int) -> object:
+        read.append((len(rows), first, states is not None))
+        return advance(rows, times, states, first)
 
-    monkeypatch.setattr(Encoder, "advance", counted)
-    one.query_vector(rows[:300], times[:300])
-    vector = one.query_vector(rows, times)
-    one.query_vector(rows, times)
-    assert read == [300, 1]
+    kept = KeptHistories(counted, SHORTEST_WITH_BLOCKS)  # type: ignore[arg-type]
+    kept.query_vector(rows[:300], times[:300])
+    vector = kept.query_vector(rows, times)
+    kept.query_vector(rows, times)
+    assert read == [(300, 0, False), (301, 300, True)]
     assert_near(vector, whole(model, rows, times))
 
 
 def test_a_history_that_changed_is_read_from_its_start() -> None:
-    model, (rows, times) = made_model(), history(200)
-    kept = kept_of(model)
-    kept.query_vector(rows, times)
-    without = torch.arange(200) != 100
+    model, (rows, times) = made_model(), history(300)
+    without = torch.arange(300) != 100
     late = times.clone()
     late[150] += 1
     for other, moments in (
         (rows[without], times[without]),
-        (rows[:120], times[:120]),
+        (rows[:280], times[:280]),
         (rows, late),
-        (torch.cat([rows[:60], rows[:140]]), times),
+        (torch.cat([rows[:60], rows[:240]]), times),
     ):
+        kept = kept_of(model)
+        kept.query_vector(rows, times)
         assert_near(kept.query_vector(other, moments), whole(model, other, moments))
 
 
@@ -164,17 +120,17 @@ def test_beyond_the_longest_history_the_latest_events_are_read() -> None:
 
 def test_states_are_bounded_and_short_histories_keep_none() -> None:
     model = made_model()
-    rows, times = history(SHORTEST - 1)
+    rows, times = history(SHORTEST_WITH_BLOCKS - 1)
     kept = kept_of(model)
     kept.query_vector(rows, times)
     assert len(kept) == 0
-    rows, times = history(100)
+    rows, times = history(300)
     kept.query_vector(rows, times)
     size = kept._num_bytes
     assert size == sum(one.num_bytes for one in kept._kept.values()) > 0
     kept = kept_of(model, max_bytes=3 * size)
     for seed in range(6):
-        kept.query_vector(*history(100, seed))
+        kept.query_vector(*history(300, seed))
     assert len(kept) == 3
     assert kept._num_bytes == 3 * size
     kept = kept_of(model, max_seconds=-1.0)
@@ -182,18 +138,18 @@ def test_states_are_bounded_and_short_histories_keep_none() -> None:
     assert (len(kept), kept._num_bytes) == (0, 0)
 
 
-def test_a_model_without_times_or_with_other_blocks_answers_as_before() -> None:
-    rows, times = history(120)
-    for config in (
-        replace(CONFIG, calendar_days=0.0),
-        replace(CONFIG, num_members=2, member_blocks=("gated_delta", "attention"), num_heads=1),
-    ):
-        model = made_model(config)
-        one = OneHistory(model)
-        assert_near(
-            one.query_vector(rows[:119], times[:119]), whole(model, rows[:119], times[:119])
-        )
-        assert_near(one.query_vector(rows, times), whole(model, rows, times))
+@pytest.mark.parametrize(
+    "change", [{"calendar_days": 10.0}, {"num_members": 2, "num_heads": 1}, {"num_blocks": 2}]
+)
+def test_other_models_of_sparse_attention_keep_nothing_and_answer_alike(
+    change: dict[str, float],
+) -> None:
+    rows, times = history(260)
+    model = made_model(replace(CONFIG, **change))  # type: ignore[arg-type]
+    one = OneHistory(model)
+    assert one._kept is None
+    assert_near(one.query_vector(rows[:259], times[:259]), whole(model, rows[:259], times[:259]))
+    assert_near(one.query_vector(rows, times), whole(model, rows, times))
 
 
 def test_a_saved_model_encodes_as_before(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ CLOSE = rounding(2 * (16 + 32 + 8) + 16)
 VARIANTS = {
     "attention": SMALL,
     "hstu": replace(SMALL, block="hstu", num_heads=2, time_buckets=16),
-    "gated delta": replace(SMALL, block="gated_delta", num_heads=2),
     "sparse": replace(SMALL, block="sparse", num_heads=2),
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
     "calendar": replace(SMALL, calendar_days=30.0),
@@ -361,7 +360,7 @@ def test_times_that_do_not_fit_the_history_are_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("block", "gru", "block is one of attention, hstu, gated_delta, sparse, got 'gru'"),
+        ("block", "gru", "block is one of attention, hstu, sparse, got 'gru'"),
         ("temperature", 0.0, "temperature must be > 0"),
         ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
         ("num_heads", 3, "num_heads must divide the width 16, got 3"),
