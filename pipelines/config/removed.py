@@ -11,6 +11,8 @@ from collections.abc import Mapping
 REMOVED_KEYS: Mapping[str, str] = {
     "sequence.block = gated_delta": "use sparse, which is better on long and short histories",
     "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
+    "generative_training.alignment": "leave it out: the blend gained nothing by rewards",
+    "generative_training.value_column": "leave it out; rules of a surface raise items of a value",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
 }

@@ -43,7 +43,6 @@ from recsys.models.text_search.tower import TextTowerConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.training.alignment import AlignmentConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
@@ -90,19 +89,6 @@ class GenerativeTrainingConfig(TrainingConfig):
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What it learns from the sequence model besides the labels."""
-    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
-    """A second phase by rewards; off, since the blend gains nothing by it."""
-    value_column: str = ""
-    """Column of the items, such as a margin, that ``alignment.rewards.value`` rewards: numbers from
-    0 on; one that is missing counts as the mean."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alignment.rewards.value and not self.value_column:
-            raise ValueError(
-                f"generative_training.alignment.rewards.value = {self.alignment.rewards.value} "
-                "needs values: name a column of the items as generative_training.value_column"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ import torch
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.item_values import read_item_values
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
@@ -77,7 +76,6 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         generative_training=only_training(config.generative_training),
         generative_ids=config.semantic_ids.source,
         generative_teaching=config.generative_training.teaching,
-        generative_alignment=config.generative_training.alignment,
         blend=config.blend,
         fusion_weights=dict(HOME.weights),
         metric=config.evaluation.primary_metric,
@@ -110,10 +108,6 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
     orders = tie_orders(features)
     inputs = {order: read_inputs(features, content, order) for order in orders}
     first = inputs[orders[0]]
-    values, training = None, config.generative_training
-    if training.enabled and training.alignment.rewards.value:
-        rows = first.sizes.num_item_rows
-        values = read_item_values(features, training.value_column, rows)
     encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
     return Prepared(
         name=name,
@@ -125,7 +119,6 @@ def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool
         user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
         codes=read_codes(config),
         content_columns=config.semantic_ids.content_columns,
-        item_values=values,
         about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
     )
 

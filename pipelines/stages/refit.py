@@ -7,11 +7,8 @@ trained weights are continued for so many passes over all events.
 
 from __future__ import annotations
 
-from functools import partial
-
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.item_values import read_item_values
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.training.fitters import (
@@ -61,13 +58,10 @@ def refit(context: StageContext) -> StageRows:
     item_codes = context.inputs["build_semantic_ids"]
     # The sequence model comes before the generative one, which may learn from it.
     taught_by = context.output / "sequence" if config.generation_is_taught() else None
-    values = partial(
-        read_item_values, context.inputs["build_features"], config.generative_training.value_column
-    )
     fitters = (
         two_tower_fitter(config),
         sequence_fitter(config),
-        generative_fitter(config, lambda: read_item_codes(item_codes), values, taught_by),
+        generative_fitter(config, lambda: read_item_codes(item_codes), taught_by),
     )
     num_steps = sum(refit_model(context, inputs, fitter) for fitter in fitters)
     return StageRows(

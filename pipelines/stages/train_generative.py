@@ -8,11 +8,8 @@ sequence model may teach it and give it its item vectors.
 
 from __future__ import annotations
 
-from functools import partial
-
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.item_values import read_item_values
 from pipelines.semantic_ids.artefact import read_item_codes, read_version
 from pipelines.training.fitters import ModelFitter, generative_fitter
 from pipelines.training.run import train_each_order
@@ -29,15 +26,12 @@ def train_generative(context: StageContext) -> StageRows:
         log.print("train_generative: off, because no item has a semantic ID", style="dim")
         return StageRows(rows_in=0, rows_out=0)
 
-    column = config.generative_training.value_column
-
     def fitter_for(inputs: ModelInputs) -> ModelFitter:
         order = inputs.tie_order
         trained = context.inputs.get("train_sequence")
         return generative_fitter(
             config,
             lambda: read_item_codes(artefact, order),
-            partial(read_item_values, context.inputs["build_features"], column),
             None if trained is None else trained / order / "sequence",
         )
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.baselines import Baseline, fit_content, fit_item_to_item, fit_popularity
-from recsys.fitting.generative import Guidance, SequenceTeacher, fit_generative
+from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import (
     CHOICE_USERS,
@@ -142,7 +140,6 @@ def sequence_fitter(config: RunConfig) -> ModelFitter:
 def generative_fitter(
     config: RunConfig,
     item_codes: Callable[[], ItemCodes],
-    item_values: Callable[[int], Tensor],
     sequence_folder: Path | None,
 ) -> ModelFitter:
     """Set up the generative model.
@@ -150,7 +147,6 @@ def generative_fitter(
     Args:
         config: The run's.
         item_codes: Reads the semantic IDs.
-        item_values: Reads what so many item rows are worth, where that is rewarded.
         sequence_folder: Of the sequence model that teaches it; None where none does.
     """
     settings, training = generative_settings(config), config.generative_training
@@ -160,12 +156,8 @@ def generative_fitter(
         if sequence_folder is not None:
             sequence = SequenceModel.load(sequence_folder, inputs.catalogue)
             teacher = SequenceTeacher(sequence, training.teaching)
-        values = None
-        if training.alignment.rewards.value:
-            values = item_values(inputs.sizes.num_item_rows)
-        guidance = Guidance(teacher, training.alignment, values)
         return fit_generative(
-            inputs, item_codes(), settings, training, run, stop_by, split=split, guidance=guidance
+            inputs, item_codes(), settings, training, run, stop_by, split=split, teacher=teacher
         )
 
     return ModelFitter(

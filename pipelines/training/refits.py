@@ -41,5 +41,4 @@ def refit_of(
         num_examples=num_examples,
         schedule_steps=result["schedule_steps"],
         weights=weights,
-        aligned_steps=result["aligned_steps"],
     )

@@ -13,7 +13,6 @@ from torch import Tensor
 from recsys.data.dataset import FitSplit
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
-from recsys.fitting.alignment import AlignedEvents, align_generative
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
@@ -23,31 +22,19 @@ from recsys.models.item_tower import FeatureSizes
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.sources import generated_source
 from recsys.semantic_ids.codes import ItemCodes
-from recsys.training.alignment import AlignmentConfig
 from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
 from recsys.training.passes import TrainingConfig
 
 
 class SequenceTeacher(NamedTuple):
-    """A sequence model, trained on the same split, that a generative model learns from."""
+    """A sequence model, trained on the same split, that a generative model learns from.
+
+    It teaches if its config has a share, and gives its item vectors if the model's config reads
+    them.
+    """
 
     model: SequenceModel
     config: TeachingConfig
-
-
-class Guidance(NamedTuple):
-    """What a generative model learns from besides the labels."""
-
-    teacher: SequenceTeacher | None = None
-    """Teaches where its config has a share, and gives its item vectors where the model's config
-    reads them."""
-    alignment: AlignmentConfig | None = None
-    """A second phase, by rewards; None is none."""
-    item_values: Tensor | None = None
-    """What each item is worth, [N], NaN where it is not known; for rewards of values."""
-
-
-LABELS_ALONE = Guidance()
 
 
 def generative_inputs(
@@ -79,7 +66,7 @@ def fit_generative(
     stop_by: StopBy,
     *,
     split: FitSplit = "train",
-    guidance: Guidance = LABELS_ALONE,
+    teacher: SequenceTeacher | None = None,
 ) -> Fitted[GenerativeModel]:
     """Train on every position of a split's windows; beam search on validation picks the weights.
 
@@ -91,9 +78,8 @@ def fit_generative(
         run: Where it runs.
         stop_by: What ends it.
         split: ``all`` to fit again for serving.
-        guidance: What it learns from besides labels.
+        teacher: What it learns from besides labels.
     """
-    teacher, alignment, item_values = guidance
     windows = training_windows(inputs.sequences, split, config.max_length)
     vectors = code_teacher = None
     if teacher is not None and config.items == "codes_vectors":
@@ -119,9 +105,4 @@ def fit_generative(
     settings = stop_by.settings if isinstance(stop_by, EvaluationQueries) else RetrievalSettings()
     source = generated_source(model, item_codes, settings.beam_width)
     result = fit_retriever(model, source, loss_at, len(windows), training, run, stop_by)
-    if alignment is not None and alignment.method != "off":
-        events = AlignedEvents(inputs.sequences, windows, counts, item_values)
-        result = align_generative(
-            model, item_codes, events, alignment, run, stop_by, source, result
-        )
     return Fitted(model, result, len(windows))

@@ -54,8 +54,6 @@ class Refit:
     """Steps of that training's learning-rate schedule; None where time did not shorten it."""
     weights: Mapping[str, Tensor] | None = None
     """Weights that are trained on for ``TrainingConfig.refit_epochs``; None starts anew."""
-    aligned_steps: int = 0
-    """Steps of the second phase, by rewards, that validation kept."""
 
 
 StopBy = EvaluationQueries | Refit

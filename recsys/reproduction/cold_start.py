@@ -103,19 +103,11 @@ def cold_world(prepared: Prepared, order: str, seed: int, config: ColdStartConfi
         codes = appended_codes(
             catalogue.content[:, : prepared.content_columns], len(warm_rows), prepared.codes, seed
         )
-    values = prepared.item_values
-    grown = replace(
-        prepared,
-        orders={order: training},
-        catalogue=catalogue,
-        codes=codes,
-        item_values=None if values is None else values[ordered],
-    )
+    grown = replace(prepared, orders={order: training}, catalogue=catalogue, codes=codes)
     warm = replace(
         grown,
         catalogue=first_rows(catalogue, len(warm_rows)),
         sizes=replace(prepared.sizes, num_item_rows=len(warm_rows)),
-        item_values=None if values is None else values[warm_rows],
     )
     if codes is not None:
         warm = replace(warm, codes=replace(codes, codes=codes.codes[: len(warm_rows)]))

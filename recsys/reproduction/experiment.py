@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences, Split
 from recsys.fitting.baselines import fit_item_to_item, fit_popularity
-from recsys.fitting.generative import Guidance, SequenceTeacher, fit_generative
+from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import fit_ease, fit_item_knn
 from recsys.fitting.queries import EvaluationQueries
@@ -245,7 +245,7 @@ def generative_source(experiment: Experiment) -> FittedSource:
         experiment.stop_by(
             "generative", training, lambda events: num_windows(events, "train", max_length)
         ),
-        guidance=Guidance(teacher, recipe.generative_alignment, experiment.prepared.item_values),
+        teacher=teacher,
     )
     source = generated_source(fitted.model, codes, recipe.retrieval.beam_width)
     return FittedSource(source, fitted.result, fitted.model)

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences
@@ -32,7 +31,6 @@ from recsys.semantic_ids.codes import ItemCodes
 DESCRIPTION = "prepared.json"
 ARRAYS = "arrays.npz"
 CONTENT = "content.npz"
-VALUES = "item_values"
 VERSION = "as prepared"
 """Of the semantic IDs: arrays carry one, so there is none to confuse it with."""
 Arrays = dict[str, NDArray[Any]]
@@ -55,8 +53,6 @@ class Prepared:
     codes: ItemCodes | None = None
     content_columns: int | None = None
     """First columns of the content that ``codes`` are made from; None for all."""
-    item_values: Tensor | None = None
-    """What each item is worth, [N], NaN where it is not known; None where nothing rewards it."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else a reader wants to know: encoder, versions."""
 
@@ -182,10 +178,7 @@ def _arrays_of(prepared: Prepared) -> Arrays:
         arrays[f"user/{name}"] = np.asarray(rows)
     if prepared.codes is not None:
         arrays["codes"] = prepared.codes.codes.numpy()
-    arrays = {name: _narrow(values) for name, values in arrays.items()}
-    if prepared.item_values is not None:
-        arrays[VALUES] = prepared.item_values.numpy()
-    return arrays
+    return {name: _narrow(values) for name, values in arrays.items()}
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[Any]:
@@ -198,7 +191,7 @@ def _narrow(values: NDArray[Any]) -> NDArray[Any]:
 
 def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[Any]) -> Prepared:
     """Put together what the files hold."""
-    wide = {name: values.astype(np.int64) for name, values in arrays.items() if name != VALUES}
+    wide = {name: values.astype(np.int64) for name, values in arrays.items()}
     orders = {
         order: Sequences(
             item_rows=wide[f"{order}/item_rows"],
@@ -234,6 +227,5 @@ def _prepared_of(document: Mapping[str, Any], arrays: Arrays, content: NDArray[A
         user_features={name[5:]: rows for name, rows in wide.items() if name.startswith("user/")},
         codes=codes,
         content_columns=document["content_columns"],
-        item_values=torch.from_numpy(arrays[VALUES]) if VALUES in arrays else None,
         about=document["about"],
     )

@@ -26,7 +26,6 @@ from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.sources import MODELS, REPEATING, SLOW_MODELS
-from recsys.training.alignment import AlignmentConfig
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.passes import TrainingConfig
 
@@ -70,8 +69,6 @@ class Recipe:
     content's."""
     generative_teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What the generative model learns from the recipe's sequence model besides the labels."""
-    generative_alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
-    """Its second phase, by rewards."""
     blend: BlendConfig = field(default_factory=BlendConfig)
     fusion_weights: Mapping[str, float] = field(default_factory=dict)
     """By source, what merges lists where no weights are learned; 1 for sources that it lacks."""

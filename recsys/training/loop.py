@@ -144,8 +144,6 @@ class TrainResult:
     schedule_steps: int | None = None
     """Steps that the learning rate's schedule took, or would have taken where validation stopped
     the run; what a refit goes by."""
-    aligned_steps: int = 0
-    """Steps of a second phase, by rewards, that validation kept."""
 
 
 class Run:

@@ -36,9 +36,6 @@ TAUGHT = (
     "generative.dense_weight=0.0",
     # A window has an event more, and the teacher reads all of it.
     "generative.max_length=20",
-    'generative_training.alignment.method="grpo"',
-    "generative_training.alignment.num_steps=8",
-    "generative_training.alignment.evaluations=1",
 )
 
 
@@ -59,8 +56,6 @@ def taught(shop: Path, recsys: Recsys, tmp_path_factory: pytest.TempPathFactory)
 def test_the_student_generates_the_successor(taught: Path) -> None:
     ending = json.loads((taught / "train_generative/given/training.json").read_text())
     assert ending["best_metric"] >= 0.7
-    # By rewards at last, where validation gained by it.
-    assert ending["aligned_steps"] in (0, 8)
 
 
 @pytest.mark.parametrize("place", ["train_{}/given", "refit"])

@@ -289,40 +289,6 @@ class GenerativeModel(RetrievalModel):
         rows = torch.unique(torch.cat([ranked.rows, read]))
         return ranked, rows, self.item_inputs(rows)
 
-    def code_log_probabilities(self, queries: JaggedBatch, codes: Tensor) -> tuple[Tensor, ...]:
-        """Score the codes that may stand at each place of given IDs, with gradients.
-
-        Args:
-            queries: ``history`` (item rows, oldest first), B of them.
-            codes: IDs of catalogue items, [B, W, L].
-
-        Returns:
-            Of each level, log-probabilities shared among the codes that lead to an item, -inf for
-            others, [B, W, K].
-        """
-        history = self._history(queries, self.config.max_length)
-        rows = history.values[:0]
-        if self.config.items == "codes_tower":
-            rows = torch.unique(history.values)
-        inputs = self.item_inputs(rows)
-        context, seen = self._training_context(history, rows, inputs), history.lengths()
-        bias = self.reader.bias(seen, context.keys.shape[3])[:, :, None]  # [B, H, 1, T]
-        carried = context.carried[torch.arange(len(seen), device=seen.device), seen][:, None]
-        context = context._replace(bias=bias.to(context.keys.dtype), carried=carried)
-        levels = range(codes.shape[2])
-        tokens = [self._token(context, level, codes[..., max(0, level - 1)]) for level in levels]
-        hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
-        for index, block in enumerate(self.blocks()):
-            hidden, _ = block.decode(hidden, context.block(index), None)
-        hidden, found = self.decoder_norm(hidden), []
-        prefixes = torch.zeros_like(codes[..., 0])
-        for level in levels:
-            live = self.code_children(prefixes.flatten(), level).view(*prefixes.shape, -1)
-            logits = self._logits(hidden[:, :, level], level).float()
-            found.append(torch.log_softmax(logits.masked_fill(~live, -torch.inf), dim=2))
-            prefixes = self.tokens.step(prefixes, codes[..., level], level)
-        return tuple(found)
-
     def _training_context(self, history: Jagged, rows: Tensor, inputs: Tensor) -> GenerativeContext:
         """Read histories for all positions; each position reads up to its place."""
         from_tower = None

@@ -17,6 +17,7 @@ Axes: B queries, M words or queries of them, P places, L levels, D width.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -56,7 +57,6 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from serving.surfaces import HOME
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.retrieval.benchmark_search import KINDS, World
-from tests.benchmarks.training.benchmark_alignment import say
 
 Place = Literal["start", "words"]
 PLACES, IDS = ("start", "words"), ("content", "text")
@@ -66,6 +66,11 @@ SHOWN = {"title": "titles", "attribute": "categories"}
 WEIGHT = 0.2
 """Of the loss of queries beside the model's own."""
 GOAL, K, TRAINED = 0.99, 10, 300
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 class QueryModel(GenerativeModel):
@@ -91,16 +96,50 @@ class QueryModel(GenerativeModel):
         values[torch.arange(len(history.values)) + shift] = history.values
         return self._known(latest(Jagged(values, offsets_of(lengths)), limit))
 
-    def _places(self, history: Jagged, layout: Any, from_tower: Any) -> tuple[Tensor, Any]:
-        places, found = super()._places(history, layout, from_tower)
+    def _places(self, history: Jagged, layout: Any, from_tower: Any) -> Tensor:
+        places = super()._places(history, layout, from_tower)
         if self.query is None:
-            return places, found
+            return places
         example, at = self.query.segments(), torch.zeros_like(self.query.segments())
         if self.place == "words":
             number = torch.arange(len(example)) - self.query.offsets[1:][example]  # -1 is the last
             at = 1 + history.lengths()[example] + number
         read = self.reader.dropout(self.of_query(self.query.values))  # [M, D]
-        return places.index_put((example, at), read, accumulate=True), found
+        return places.index_put((example, at), read, accumulate=True)
+
+    def code_log_probabilities(self, queries: JaggedBatch, codes: Tensor) -> tuple[Tensor, ...]:
+        """Score the codes that may stand at each place of given IDs, with gradients.
+
+        Args:
+            queries: ``history`` (item rows, oldest first), B of them.
+            codes: IDs of catalogue items, [B, W, L].
+
+        Returns:
+            Of each level, log-probabilities shared among the codes that lead to an item, -inf for
+            others, [B, W, K].
+        """
+        history = self._history(queries, self.config.max_length)
+        rows = history.values[:0]
+        if self.config.items == "codes_tower":
+            rows = torch.unique(history.values)
+        inputs = self.item_inputs(rows)
+        context, seen = self._training_context(history, rows, inputs), history.lengths()
+        bias = self.reader.bias(seen, context.keys.shape[3])[:, :, None]  # [B, H, 1, T]
+        carried = context.carried[torch.arange(len(seen), device=seen.device), seen][:, None]
+        context = context._replace(bias=bias.to(context.keys.dtype), carried=carried)
+        levels = range(codes.shape[2])
+        tokens = [self._token(context, level, codes[..., max(0, level - 1)]) for level in levels]
+        hidden = torch.stack(tokens, dim=2)  # [B, W, L, D]
+        for index, block in enumerate(self.blocks()):
+            hidden, _ = block.decode(hidden, context.block(index), None)
+        hidden, found = self.decoder_norm(hidden), []
+        prefixes = torch.zeros_like(codes[..., 0])
+        for level in levels:
+            live = self.code_children(prefixes.flatten(), level).view(*prefixes.shape, -1)
+            logits = self._logits(hidden[:, :, level], level).float()
+            found.append(torch.log_softmax(logits.masked_fill(~live, -torch.inf), dim=2))
+            prefixes = self.tokens.step(prefixes, codes[..., level], level)
+        return tuple(found)
 
 
 class Texts:

@@ -67,13 +67,6 @@ def test_training_never_sees_a_cold_item_and_every_cold_event_is_a_target(small_
     assert len(world.users["test"]) == expected > 0
 
 
-def test_what_items_are_worth_moves_with_their_rows(small_world, world):
-    content = small_world.catalogue.content
-    valued = cold_world(replace(small_world, item_values=content[:, 0]), "given", 3, TENTH)
-    assert torch.equal(valued.grown.item_values, world.grown.catalogue.content[:, 0])
-    assert torch.equal(valued.warm.item_values, world.warm.catalogue.content[:, 0])
-
-
 def test_a_query_is_the_warm_events_before_its_cold_one(world):
     asked = world.queried["test"].sequences
     ends = asked.offsets[1:] - 1

@@ -169,15 +169,6 @@ def test_prepared_arrays_come_back_as_they_were(small_world, tmp_path):
         again.catalogue.content, small_world.catalogue.content, atol=1e-3, rtol=0
     )
     assert again.save(tmp_path / "copy") == digest
-    assert again.item_values is None
-
-
-def test_what_items_are_worth_comes_back_with_what_is_not_known(small_world, tmp_path):
-    values = torch.linspace(0.0, 2.5, small_world.num_item_rows)
-    values[2] = torch.nan
-    replace(small_world, item_values=values).save(tmp_path)
-    found = Prepared.load(tmp_path).item_values
-    torch.testing.assert_close(found, values, equal_nan=True)
 
 
 def test_damaged_arrays_are_refused_with_both_digests(small_world, tmp_path):
