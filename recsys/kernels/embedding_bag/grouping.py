@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag import radix_sort
 from recsys.kernels.embedding_bag.launch import Arguments, Kernel, part_streams
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.reference import MEAN, UNPOOLED
@@ -32,7 +31,7 @@ MIN_OVERLAP_BYTES = 1 << 27
 
 
 class Keys(NamedTuple):
-    """Key and place of each id, [M] each, and cleared words: the lists' counts, then the sort's."""
+    """Key and place of each id, [M] each, and cleared words for the lists' counts."""
 
     keys: Tensor
     places: Tensor
@@ -70,13 +69,7 @@ def _list_kernel(pooling: int, chunk: int, short: int, block: int) -> Kernel:
 
 
 def key_ids(
-    layout: TableLayout,
-    feature_data: Tensor,
-    ids: Tensor,
-    offsets: Tensor,
-    pooling: int,
-    *,
-    num_words: int = NUM_COUNTS,
+    layout: TableLayout, feature_data: Tensor, ids: Tensor, offsets: Tensor, pooling: int
 ) -> Keys:
     """Find key and place of each id; the key is R where the id is out of range or in no bag."""
     num_features = len(layout.feature_tables)
@@ -84,9 +77,9 @@ def key_ids(
     key_type = torch.int32 if layout.total_rows < MOST_ROWS else torch.int64
     keys = torch.empty(num_ids, dtype=key_type, device=ids.device)
     places = torch.empty(num_ids, dtype=torch.int32, device=ids.device)
-    words = torch.empty(num_words, dtype=torch.int32, device=ids.device)
+    words = torch.empty(NUM_COUNTS, dtype=torch.int32, device=ids.device)
     numbers = (
-        max(1, num_bags // num_features), num_features, num_bags, num_ids, num_words,
+        max(1, num_bags // num_features), num_features, num_bags, num_ids, NUM_COUNTS,
         layout.total_rows, (num_bags + 1).bit_length(),
     )  # fmt: skip
     arguments = Arguments((ids, offsets, feature_data, keys, places, words), numbers)
@@ -102,24 +95,12 @@ def group(
     """Sort ids by key, equal keys in their order, and list what there is to do."""
     ids, offsets, sample_weights, pooling = batch
     num_ids, num_features = ids.shape[0], len(layout.feature_tables)
-    own = None
-    if layout.total_rows < MOST_ROWS:
-        own = radix_sort.sorter(ids.device, num_ids, layout.total_rows + 1)
-    num_words = NUM_COUNTS + (own.num_words(num_ids) if own else 0)
-    keys, places, words = key_ids(layout, feature_data, ids, offsets, pooling, num_words=num_words)
+    keys, places, words = key_ids(layout, feature_data, ids, offsets, pooling)
+    keys, order = torch.sort(keys, stable=True)
     stride = blocks(num_ids, 16) * 16
-    size = 3 * stride + stride // CHUNK + 16
+    # Allocated after the sort, in the memory that it gave back.
+    work = torch.empty(3 * stride + stride // CHUNK + 16, dtype=torch.int32, device=ids.device)
     scaled = sample_weights is not None or pooling == MEAN
-    order: Tensor | None
-    if own is None:
-        keys, order = torch.sort(keys, stable=True)
-        # Only here, in the memory that the sort gave back.
-        work = torch.empty(size, dtype=torch.int32, device=ids.device)
-    else:
-        work = torch.empty(size, dtype=torch.int32, device=ids.device)
-        # Without factors, nobody asks which id it was: the places themselves are sorted.
-        keys = radix_sort.sort_pairs(own, keys, None if scaled else places, work, words)
-        order = work if scaled else None
     scales = torch.empty(num_ids, device=ids.device) if scaled else None
     batch_size = max(1, (offsets.shape[0] - 1) // num_features)
     arguments = Arguments(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag import radix_sort, reference
+from recsys.kernels.embedding_bag import reference
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import POOLINGS, EmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
@@ -153,44 +153,6 @@ def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
         bits.append((bags.weights, bags.second))
     assert all(torch.equal(one[0], bits[0][0]) for one in bits)
     assert all(torch.equal(one[1], bits[0][1]) for one in bits)
-
-
-@pytest.mark.skipif(DEVICE == "cuda", reason="the sort itself runs on this machine")
-@pytest.mark.parametrize(("pooling", "weighted"), [("sum", False), ("mean", True)])
-@pytest.mark.interpreted
-def test_values_of_32_bits_are_as_good_as_the_order(
-    pooling: str, weighted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a GPU's own sort hands on: places in order, or 32-bit numbers of the ids in order."""
-    layout = TableLayout((7, 30), (3, 8), (0, 1))
-    batch, bits = batch_of(layout, batch=24, longest=12), []
-    for patched in (False, True):
-        if patched:
-            monkeypatch.setattr(radix_sort, "sorter", lambda device, count, num_keys: SortedByTorch)
-            monkeypatch.setattr(radix_sort, "sort_pairs", sort_by_torch)
-        bags = bags_of(layout, OptimizerConfig(), torch.float32)
-        run_both(bags, batch, pooling, weighted)
-        bits.append(bags.weights)
-    assert torch.equal(*bits)
-
-
-class SortedByTorch:
-    """Stands for a sorter of a GPU; it asks for words, which are clear when the sort begins."""
-
-    @staticmethod
-    def num_words(count: int) -> int:
-        return 3000
-
-
-def sort_by_torch(
-    own: type, keys: Tensor, values: Tensor | None, work: Tensor, words: Tensor
-) -> Tensor:
-    if INTERPRETING:
-        assert not words[-own.num_words(len(keys)) :].any()
-        assert not words.any(), "the counts of the lists are clear too"
-    keys, order = torch.sort(keys, stable=True)
-    work[: len(keys)] = order if values is None else values[order]
-    return keys
 
 
 @pytest.mark.interpreted
