@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-KERNELS = (
-    "embedding_bag", "topk_search", "hstu_attention", "routed_experts", "lora",
-)  # fmt: skip
+KERNELS = ("embedding_bag", "topk_search", "hstu_attention", "routed_experts")
 Kernels = Annotated[
     list[str] | None,
     typer.Option("--kernel", "-k", help=f"One of {', '.join(KERNELS)} (repeatable); all without."),

@@ -1,4 +1,4 @@
-"""Kernels of layers as ``recsys kernels`` runs them: attention, experts, adapters.
+"""Kernels of layers as ``recsys kernels`` runs them: attention and experts.
 
 Axes: M rows, D width, H heads, L events of a sequence.
 """
@@ -11,13 +11,10 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from pipelines.kernel_bench.workload import NUM_SETS, Call, Prepared, distance, results, worst
+from pipelines.kernel_bench.workload import Call, Prepared, results, worst
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
-from recsys.kernels.lora.op import Corrections
-from recsys.kernels.lora.reference import add_corrections
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.layers.moe.experts import loop_over_experts
 
@@ -106,45 +103,4 @@ def prepare_routed_experts(
         tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
         # Two products of each visit, two more of each backward.
         num_flops=(3 if backward else 1) * 4 * num_rows * top_k * dim * hidden_dim,
-    )
-
-
-def prepare_lora(sizes: tuple[int, ...], device: torch.device, *, whole: bool) -> Prepared:
-    """Rows of three adapters of rank 8, by their number and the layer's widths."""
-    num_rows, width_in, width_out = sizes
-
-    part = partial(scaled_normal, torch.Generator(device).manual_seed(6))
-    numbers = torch.arange(num_rows, device=device) // 20 % 3 + 1
-    a, b, bias = part(3, 8, width_in), part(3, 8, width_out), part(width_out)
-    weight = part(width_out, width_in)
-    sets = [(part(num_rows, width_in), part(num_rows, width_out)) for _ in range(NUM_SETS)]
-
-    def ours(inputs: Tensor, out: Tensor) -> Tensor:
-        # Made anew, so that it asks for its tiles anew.
-        corrections = Corrections(a, b)
-        if whole:
-            return corrections.linear(inputs, numbers, weight, bias)
-        corrections.add(out, inputs, numbers)
-        return out
-
-    def gathered(inputs: Tensor, out: Tensor) -> Tensor:
-        base = functional.linear(inputs, weight, bias) if whole else out
-        low = torch.bmm(inputs[:, None], a[numbers - 1].transpose(1, 2))
-        return base + torch.bmm(low, b[numbers - 1])[:, 0]
-
-    def error() -> float:
-        inputs, out = sets[0]
-        truth = out.double()
-        if whole:
-            truth = functional.linear(inputs.double(), weight.double(), bias.double())
-        truth = truth.clone()
-        add_corrections(truth, inputs, numbers, a, b)
-        return distance(ours(inputs, out.clone()), truth)
-
-    return Prepared(
-        ours=[partial(ours, *one) for one in sets],
-        peers={"torch": [partial(gathered, *one) for one in sets]},
-        error=error,
-        tolerance=1e-5,
-        num_flops=2 * num_rows * (whole * width_in * width_out + 8 * (width_in + width_out)),
     )

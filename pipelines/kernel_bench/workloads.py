@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipelines.kernel_bench.bags import prepare_bags
-from pipelines.kernel_bench.layers import prepare_attention, prepare_lora, prepare_routed_experts
+from pipelines.kernel_bench.layers import prepare_attention, prepare_routed_experts
 from pipelines.kernel_bench.workload import NUM_SETS, Prepared, Workload, distance
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
@@ -93,13 +93,6 @@ FAMILIES = {
         DIRECTIONS,
         [(16_384, 512, 1_024), (16_384, 512, 2_048)],
         [(64, 16, 32)],
-    ),
-    "lora": Family(
-        prepare_lora,
-        "{:,} x {} to {}, three adapters",
-        {": layer and corrections": {"whole": True}, ": corrections alone": {"whole": False}},
-        [(7_680, 128, 384), (7_680, 256, 128)],
-        [(60, 16, 24)],
     ),
 }  # fmt: skip
 

@@ -8,8 +8,8 @@ An adapter is attached by forward hooks: the base keeps its names, state dict an
 computes the same bits without an adapter. Rows of embedding tables are corrected likewise
 (``lora/table.py``).
 
-``LoraAdapter`` holds the matrices of one domain, to train, merge and save; ``LoraBank`` stacks
-those of several domains for one forward (``lora/bank.py``).
+``LoraAdapter`` holds the matrices of one domain, to train, merge and save; ``LoraBank`` keeps the
+merged weights of several domains (``lora/bank.py``).
 
 Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank.
 """

@@ -46,7 +46,7 @@ def check_row_layers(adapter: LoraAdapter) -> None:
 
 
 class AdaptedRanker:
-    """A ranker with the adapters of several domains, as one ranker of mixed batches."""
+    """A ranker with the adapters of several domains."""
 
     def __init__(self, model: Ranker, adapters: Mapping[str, LoraAdapter]) -> None:
         """Put adapters into a ranker; without a domain it computes what it did.
@@ -60,16 +60,16 @@ class AdaptedRanker:
         for adapter in adapters.values():
             check_row_layers(adapter)
         self.model = model
-        self.bank = LoraBank(model, adapters)
+        self._bank = LoraBank(model, adapters)
 
     def knows(self, domain: str | None) -> bool:
         """Check whether a domain has an adapter."""
-        return self.bank.number(domain) > 0
+        return domain in self._bank
 
     @torch.no_grad()
     def score_candidates(
         self, reader: Reader, rows: Tensor, dense: Tensor | None, domain: str | None
     ) -> Tensor:
         """Score candidates of one query by tiles, [C] -> [C]; arguments as of the ranker."""
-        with self.bank.choose_one(self.bank.number(domain)):
+        with self._bank.choose(domain):
             return self.model.score_candidates(reader, rows, dense)

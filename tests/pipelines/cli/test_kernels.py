@@ -89,17 +89,6 @@ def test_bench_of_experts_checks_both_directions() -> None:
         assert flops == pytest.approx(products * 2 * 64 * 2 * 16 * 32)
 
 
-def test_bench_of_adapters_checks_the_layer_and_its_corrections() -> None:
-    found = recsys("kernels", "bench", "-k", "lora", "--json")
-    assert found.exit_code == 0, found.output
-    rows = json.loads(found.stdout)["rows"]
-    # 60 rows, 16 to 24 wide, through rank 8; once with the layer's own product.
-    for row, products in zip(rows, (16 * 24 + 8 * 40, 8 * 40), strict=True):
-        assert row["is_right"], row["workload"]
-        assert row["error"] < 1e-6
-        assert row["tflops"] * row["ms"] * 1e9 == pytest.approx(2 * 60 * products)
-
-
 @pytest.mark.parametrize("error", [1e-3, float("nan"), float("inf")])
 def test_a_wrong_result_gets_no_time_and_no_speed_up(
     monkeypatch: pytest.MonkeyPatch, error: float

@@ -111,14 +111,19 @@ def test_old_triton_cannot_interpret_beside_numpy_2(versions: dict[str, str | No
     assert library_checks.check_triton(environment(versions)).status == status
 
 
-ON, OFF = ["lora", True, ""], ["topk_search", False, "RECSYS_KERNELS_OFF names it: torch"]
+ON, OFF = ["softmax_rows", True, ""], ["topk_search", False, "RECSYS_KERNELS_OFF names it: torch"]
 
 
 @pytest.mark.parametrize(
     ("probe", "status", "reported", "fix"),
     [
         (Probe(values={"device": "cpu", "tuned": None, "uses": [ON]}), "absent", "plain", None),
-        (Probe(values={"device": "cuda", "tuned": True, "uses": [ON]}), "ok", "on: lora", None),
+        (
+            Probe(values={"device": "cuda", "tuned": True, "uses": [ON]}),
+            "ok",
+            "on: softmax_rows",
+            None,
+        ),
         (
             Probe(values={"device": "cuda", "tuned": False, "uses": [ON]}),
             "warn",

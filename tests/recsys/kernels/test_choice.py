@@ -24,16 +24,16 @@ def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_triton")
 def test_on_a_gpu_every_kernel_runs_but_those_that_are_off() -> None:
     assert [use.kernel for use in uses(GPU) if use.runs] == list(KERNELS)
-    with without("lora", "topk_search"):
+    with without("hstu_attention", "topk_search"):
         off = {use.kernel: use.reason for use in uses(GPU) if not use.runs}
         assert off == {
+            "hstu_attention": "RECSYS_KERNELS_OFF names it: padded attention in torch",
             "topk_search": "RECSYS_KERNELS_OFF names it: torch's product and topk",
-            "lora": "RECSYS_KERNELS_OFF names it: batched products in torch",
         }
         with without("all"):
             assert summary(GPU).startswith("kernels on cuda: none; without embedding_bag,")
-        assert not is_on("lora")
-    assert is_on("lora")
+        assert not is_on("hstu_attention")
+    assert is_on("hstu_attention")
 
 
 def test_a_gpu_without_triton_keeps_what_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,16 +49,17 @@ def test_on_a_cpu_none_runs_and_one_reason_is_given() -> None:
 
 def test_a_name_that_is_no_kernels_is_refused_with_those_that_are() -> None:
     with pytest.raises(ValueError, match="names hstu, which is no kernel; there are embedding_bag"):
-        parsed_switch("lora, hstu")
-    assert parsed_switch(" lora ,") == {"lora"}
+        parsed_switch("topk_search, hstu")
+    assert parsed_switch(" topk_search ,") == {"topk_search"}
     assert parsed_switch("") == set()
 
 
 def test_the_environment_switches_kernels_off() -> None:
-    code = "from recsys.kernels.choice import is_on; print(is_on('lora'), is_on('topk_search'))"
+    names = "is_on('hstu_attention'), is_on('topk_search')"
+    code = f"from recsys.kernels.choice import is_on; print({names})"
     found = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "RECSYS_KERNELS_OFF": "lora"},
+        env={**os.environ, "RECSYS_KERNELS_OFF": "hstu_attention"},
         capture_output=True,
         text=True,
         check=True,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from recsys.layers.lora.bank import MASKED_UP_TO, ROWS_PER_RUN, LoraBank
+from recsys.layers.lora.bank import LoraBank
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.training.loop import TrainConfig, train
@@ -89,108 +89,28 @@ def test_corrections_equal_the_formula_merged_or_not_and_unmerge_gives_the_same_
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("num_adapters", [3, MASKED_UP_TO + 2])
-@pytest.mark.parametrize("in_runs", [False, True])
-def test_mixed_batch_gives_each_row_what_its_adapter_alone_gives(num_adapters, in_runs):
-    model = base()
-    configs = [ANY, LoraConfig(targets=("0",), rank=2, max_share=1.0)]
-    adapters = {
-        f"d{place}": filled(model, place, configs[place % 2]) for place in range(num_adapters)
-    }
-    inputs = torch.randn(40 * ROWS_PER_RUN, 12)
-    alone = model(inputs)
-    bank = LoraBank(model, adapters)
-    rows = torch.arange(len(inputs)) % (num_adapters + 1)
-    if in_runs:
-        rows = rows.sort().values
-    with bank.choose(rows):
-        mixed = model(inputs)
-    if not in_runs:
-        assert torch.equal(mixed[rows == 0], alone[rows == 0])
-    torch.testing.assert_close(mixed[rows == 0], alone[rows == 0], rtol=0, atol=CLOSE)
-    for name, adapter in adapters.items():
-        own = rows == bank.number(name)
-        adapter.attach()
-        torch.testing.assert_close(mixed[own], model(inputs)[own], rtol=0, atol=CLOSE)
-        adapter.detach()
-    # Outside of choose, and for names that it does not know, the base answers.
-    assert torch.equal(model(inputs), alone)
-    assert bank.number("elsewhere") == bank.number(None) == 0
-    with (
-        bank.choose(rows[-3:]),
-        pytest.raises(ValueError, match=r"3 rows, .* layer got 2560"),
-    ):
-        model(inputs)
-    bank.remove()
-    with bank.choose(rows):
-        assert torch.equal(model(inputs), alone)
-
-
-@torch.no_grad()
-def test_rows_of_one_adapter_meet_its_merged_weights():
+def test_each_chosen_adapter_corrects_as_alone_and_the_base_keeps_its_bits():
     model, inputs = base(), torch.randn(3, 5, 12)
-    adapters = {"books": filled(model, 1), "films": filled(model, 2)}
+    some = LoraConfig(targets=("0",), rank=2, max_share=1.0)
+    adapters = {"books": filled(model, 1), "films": filled(model, 2, some)}
     bank, alone = LoraBank(model, adapters), model(inputs)
     for name, adapter in adapters.items():
-        with bank.choose_one(bank.number(name)):
+        assert name in bank
+        with bank.choose(name):
             found = model(inputs)
         adapter.attach()
         torch.testing.assert_close(found, model(inputs), rtol=0, atol=CLOSE)
         adapter.detach()
-    with bank.choose_one(bank.number("elsewhere")):
-        assert torch.equal(model(inputs), alone)
+    for unknown in ("elsewhere", None):
+        assert unknown not in bank
+        with bank.choose(unknown):
+            assert torch.equal(model(inputs), alone)
     assert torch.equal(model(inputs), alone)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("runs", [[(1, 5), (2, 5), (3, 5)], [(2, 5), (3, 5)], [(3, 7), (1, 5)]])
-@pytest.mark.parametrize("bias", [True, False])
-def test_short_runs_are_read_alike_told_as_runs_or_rows(runs, bias):
-    model = nn.Sequential(nn.Linear(12, 20, bias=bias))
-    adapters = {str(place): filled(model, place) for place in range(1, 4)}
-    bank, inputs = LoraBank(model, adapters), torch.randn(sum(count for _, count in runs), 12)
-    rows = torch.cat([torch.full((count,), number) for number, count in runs])
-    with bank.choose(rows):
-        found = model(inputs)
-    with bank.choosing() as choose:
-        assert not torch.equal(model(inputs), found)
-        choose(runs)
-        assert torch.equal(model(inputs), found)
-        with pytest.raises(ValueError, match=f"chosen for {len(rows)} rows, .* layer got 2"):
-            model(inputs[:2])
-    for number in set(rows.tolist()):
-        adapter = adapters[str(number)].attach()
-        own = rows == number
-        torch.testing.assert_close(found[own], model(inputs)[own], rtol=0, atol=CLOSE)
-        adapter.detach()
-
-
-@torch.no_grad()
-def test_a_row_does_not_depend_on_the_adapters_of_its_neighbours():
-    model = base()
-    bank = LoraBank(model, {"a": filled(model, 1), "b": filled(model, 2)})
-    inputs = torch.randn(32, 12)
-    results = []
-    for others in (0, 1, 2):
-        # Too many runs for merged weights.
-        rows = torch.arange(32) % 2 + others // 2
-        rows[5] = 2
-        with bank.choose(rows):
-            results.append(model(inputs)[5])
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
-@torch.no_grad()
-def test_inputs_with_places_are_corrected_row_by_row():
-    model = base()
-    bank = LoraBank(model, {"a": filled(model, 1), "b": filled(model, 2)})
-    inputs, rows = torch.randn(6, 5, 12), torch.tensor([0, 1, 2, 0, 1, 2])
-    with bank.choose(rows):
-        whole = model(inputs)
-    with bank.choose(rows.repeat_interleave(5)):
-        flat = model(inputs.flatten(0, 1))
-    torch.testing.assert_close(whole.flatten(0, 1), flat, rtol=0, atol=CLOSE)
+    with pytest.raises(ValueError, match="has a bank already"):
+        LoraBank(model, adapters)
+    bank.remove()
+    with bank.choose("books"):
+        assert torch.equal(model(inputs), alone)
 
 
 @torch.no_grad()
@@ -198,7 +118,7 @@ def test_what_one_thread_chooses_does_not_reach_another():
     model, inputs = base(), torch.randn(4, 12)
     bank = LoraBank(model, {"a": filled(model, 1)})
     alone, seen = model(inputs), []
-    with bank.choose(torch.ones(4, dtype=torch.int64)):
+    with bank.choose("a"):
         thread = threading.Thread(target=lambda: seen.append(model(inputs)))
         thread.start()
         thread.join()

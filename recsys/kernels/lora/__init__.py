@@ -1,1 +1,0 @@
-"""Low-rank corrections of a layer, each row's by its own adapter, in one launch."""
