@@ -214,7 +214,6 @@ def generative_source(generation: Generation, beam_width: int, timeout_ms: float
         generation.trie,
         beam_width=beam_width,
         semantic_ids_version=generation.trie.version,
-        first_code_limit=generation.model.config.first_code_limit,
     )
     return GeneratedSource(model, search)
 

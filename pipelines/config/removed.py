@@ -13,6 +13,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
     "generative_training.alignment": "leave it out: the blend gained nothing by rewards",
     "generative_training.value_column": "leave it out; rules of a surface raise items of a value",
+    "generative.first_code_limit": "set diversity of a surface, which spreads what is shown",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
 }

@@ -338,7 +338,11 @@ class CatalogueModel(nn.Module):
         return self.eval()
 
 
-REMOVED_SETTINGS: Mapping[str, object] = {"memory_orders": (), "memory_rows": 1 << 16}
+REMOVED_SETTINGS: Mapping[str, object] = {
+    "memory_orders": (),
+    "memory_rows": 1 << 16,
+    "first_code_limit": None,
+}
 """Settings of saved models that were removed, each with the one value that is still read."""
 
 

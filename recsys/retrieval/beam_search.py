@@ -8,12 +8,6 @@ with a beam as wide as there are prefixes the result is that of scoring every it
 to choose among equal scores, prefixes go by their codes and items by their row, ascending: lists
 do not depend on a kernel. Constrained decoding by tables: STATIC, arXiv:2602.22647.
 
-With a limit of items for each first code, first codes are the groups of a diverse beam search
-(Vijayakumar et al. 2018, arXiv:1610.02424), but no score is changed and no group waits for another:
-prefixes within the limit go before others, others fill what is left of the beam, and lists hold no
-item beyond it. So with a wide beam the result is that of scoring every item and taking the best
-within the limit.
-
 The model is anything that decodes a step, see ``DecodeStep``. Nothing in a search has a shape that
 depends on data, so that on a GPU a whole search is one CUDA graph, see ``CapturedSearch``.
 
@@ -41,8 +35,6 @@ StateT = TypeVar("StateT")
 ContextT = TypeVar("ContextT")
 TensorsT = TypeVar("TensorsT", bound=tuple[Tensor, ...])
 LARGEST = torch.iinfo(torch.int32).max
-BEYOND_LIMIT = 1_024.0
-"""What a prefix beyond its first code's limit loses where a beam chooses; more than a score is."""
 
 
 class BeamSearch(Generic[ContextT, StateT]):
@@ -55,13 +47,11 @@ class BeamSearch(Generic[ContextT, StateT]):
         *,
         beam_width: int,
         semantic_ids_version: str | None,
-        first_code_limit: int | None = None,
     ) -> None:
         """Pair a model with a trie on its device.
 
         Args:
             beam_width: Prefixes kept after each level but the last.
-            first_code_limit: Items of a list that share their first code; None for no limit.
             semantic_ids_version: Of the IDs that the model generates: those it was trained on or,
                 where the caller knows the lineage, those with items appended since.
 
@@ -75,14 +65,9 @@ class BeamSearch(Generic[ContextT, StateT]):
             )
         if beam_width < 1:
             raise ValueError(f"beam_width must be >= 1, got {beam_width}")
-        if first_code_limit is not None and first_code_limit < 1:
-            raise ValueError(
-                f"first_code_limit must be >= 1, or None for no limit, got {first_code_limit}"
-            )
         self.decode_step = decode_step
         self.trie = trie
         self.beam_width = beam_width
-        self.first_code_limit = first_code_limit
         self._first_codes = trie.mask(trie.start(1), 0)  # [1, K]
 
     @torch.no_grad()
@@ -111,27 +96,18 @@ class BeamSearch(Generic[ContextT, StateT]):
             _check_num_masks(len(restriction.head[0]), batch_size)
         scores = torch.zeros(batch_size, 1, device=trie.device)  # [B, W]
         states = trie.start(batch_size)[:, None]  # [B, W]
-        first = states  # [B, W], the first code of each beam
         for level, size in enumerate(trie.level_sizes):
             candidates = self._candidates(decoded, scores, states, level, restriction)  # [B, C]
-            limited = candidates
-            if level and self.first_code_limit is not None:
-                within = within_limit(candidates, first, self.first_code_limit)
-                limited = candidates.sub((~within).float(), alpha=BEYOND_LIMIT)
-                if level == last:
-                    limited = candidates.masked_fill(~within, -torch.inf)
             if level == last:
                 break
             width = min(self.beam_width, candidates.shape[1], max(1, trie.num_items))
-            chosen = _first_in_order(limited, width)  # [B, W]
+            chosen = _first_in_order(candidates, width)  # [B, W]
             parents, codes = chosen // size, chosen % size
-            if self.first_code_limit is not None:
-                first = first.gather(1, parents) if level else codes
             scores = candidates.gather(1, chosen)
             states = states.gather(1, parents).view(-1)
             states = trie.step(states, codes.view(-1), level).view_as(codes)
             decoded = self.decode_step(context, Beams(level + 1, parents, codes, decoded.state))
-        return self._rank_items(limited, states, k)
+        return self._rank_items(candidates, states, k)
 
     def _candidates(
         self,
@@ -316,32 +292,6 @@ def _keys(scores: Tensor, order: Tensor) -> Tensor:
     bits = (scores + 0.0).view(torch.int32)
     bits = torch.where(bits < 0, bits ^ LARGEST, bits).masked_fill_(scores.isnan(), LARGEST)
     return bits.long().bitwise_left_shift_(32).sub_(order)
-
-
-def within_limit(candidates: Tensor, first: Tensor, limit: int) -> Tensor:
-    """Mark the best candidates of each first code, equals by their column, [B, C] bool.
-
-    Args:
-        candidates: Scores behind W beams, [B, C].
-        first: Code that each beam begins with, [B, W].
-        limit: Candidates of a first code that are marked.
-    """
-    batch_size, num_beams = first.shape
-    size = candidates.shape[1] // num_beams
-    columns = torch.arange(candidates.shape[1], device=candidates.device).expand_as(candidates)
-    keys = _keys(candidates, columns).view(batch_size, num_beams, size)
-    # What is among the best of its first code is among the best of its beam.
-    best = keys.topk(min(limit, size), dim=2)
-    order = best.values.flatten(1).argsort(dim=1, descending=True)
-    codes = first[:, :, None].expand_as(best.indices).flatten(1).gather(1, order)
-    codes, by_code = codes.sort(dim=1, stable=True)
-    order = order.gather(1, by_code)
-    place = torch.arange(order.shape[1], device=order.device).expand_as(order)
-    begins = functional.pad(codes[:, 1:] != codes[:, :-1], (1, 0), value=True)
-    begin = place.masked_fill(~begins, 0).cummax(dim=1).values
-    taken = best.indices + size * torch.arange(num_beams, device=order.device)[:, None]
-    taken = taken.flatten(1).gather(1, order)
-    return torch.zeros_like(candidates, dtype=torch.bool).scatter(1, taken, place - begin < limit)
 
 
 def _first_in_order(candidates: Tensor, width: int) -> Tensor:

@@ -340,7 +340,6 @@ def generated_source(model: GenerativeModel, item_codes: ItemCodes, beam_width: 
         trie,
         beam_width=beam_width,
         semantic_ids_version=model.inputs.semantic_ids,
-        first_code_limit=model.config.first_code_limit,
     )
     return GeneratedSource(model, search)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds, id_keys
-from recsys.semantic_ids.tensor_file import digest_of, read_tensors, write_tensors
 from recsys.semantic_ids.trie_tables import (
     build_tables,
     check_codes,
@@ -33,7 +31,6 @@ from recsys.semantic_ids.trie_tables import (
 
 DEAD = -1
 """State of a prefix that no item has; nothing may follow it."""
-FILE_NAME = "trie"
 
 
 class Restriction(NamedTuple):
@@ -48,7 +45,7 @@ class Restriction(NamedTuple):
 
 
 class Trie:
-    """An immutable trie on one device; ``add`` and ``remove`` return another one.
+    """An immutable trie on one device.
 
     A state is an int64 that is only meaningful together with its level: the length of the prefix.
     """
@@ -275,90 +272,3 @@ class Trie:
         head = head_tables(edges, self.level_sizes[: self.num_head_levels])
         tail = tuple(live_children(level, bits, before) for level in self._tables.tail)
         return Restriction(head, tail)
-
-    def add(self, codes: Tensor, item_rows: Tensor, *, version: str | None = None) -> Self:
-        """Return the trie with more items, which is of another ``version``.
-
-        Raises:
-            ValueError: As ``build``, or an ID or a row that the trie has already.
-        """
-        check_codes(codes, self.level_sizes, item_rows)
-        rows = item_rows.to(self.device, torch.int32)
-        keys, order = id_keys(codes.to(self.device), self.level_sizes).sort()
-        known = torch.isin(rows, self._leaf_rows)
-        if known.any():
-            raise ValueError(
-                f"item row {int(rows[known][0])} is in the trie already; remove it before it gets "
-                "another ID"
-            )
-        at = torch.searchsorted(self._leaf_keys, keys)
-        new_at = at + torch.arange(len(keys), device=self.device)
-        old = torch.ones(self.num_items + len(keys), dtype=torch.bool, device=self.device)
-        old[new_at] = False
-        merged_keys = torch.empty(len(old), dtype=torch.int64, device=self.device)
-        merged_rows = torch.empty(len(old), dtype=torch.int32, device=self.device)
-        merged_keys[old], merged_rows[old] = self._leaf_keys, self._leaf_rows
-        merged_keys[new_at], merged_rows[new_at] = keys, rows[order]
-        most = int(rows.max()) + 1 if len(rows) else 0
-        return type(self)(
-            merged_keys,
-            merged_rows,
-            self.level_sizes,
-            num_item_rows=max(self.num_item_rows, most),
-            version=version,
-        )
-
-    def remove(self, item_rows: Tensor, *, version: str | None = None) -> Self:
-        """Return the trie without these items, which is of another ``version``.
-
-        Raises:
-            ValueError: A row that is not in the trie.
-        """
-        rows = item_rows.to(self.device, torch.int32)
-        unknown = ~torch.isin(rows, self._leaf_rows)
-        if unknown.any():
-            raise ValueError(f"item row {int(rows[unknown][0])} is not in the trie")
-        stays = ~torch.isin(self._leaf_rows, rows)
-        return type(self)(
-            self._leaf_keys[stays],
-            self._leaf_rows[stays],
-            self.level_sizes,
-            num_item_rows=self.num_item_rows,
-            version=version,
-        )
-
-    def save(self, directory: Path) -> None:
-        tensors = {"keys": self._leaf_keys, "item_rows": self._leaf_rows}
-        description = {
-            "level_sizes": list(self.level_sizes),
-            "num_item_rows": self.num_item_rows,
-            "version": self.version,
-        }
-        digest = digest_of(description, tensors)
-        write_tensors(
-            directory, FILE_NAME, tensors, {**description, "kind": FILE_NAME, "digest": digest}
-        )
-
-    @classmethod
-    def load(cls, directory: Path, expected_version: str | None = None) -> Self:
-        """Read back on the CPU.
-
-        Raises:
-            ValueError: Damaged, or of other semantic IDs than ``expected_version``.
-        """
-        tensors, description = read_tensors(directory, FILE_NAME, FILE_NAME)
-        names = ("level_sizes", "num_item_rows", "version")
-        if digest_of({n: description.get(n) for n in names}, tensors) != description.get("digest"):
-            raise ValueError(f"{directory} holds an altered trie; build it again")
-        if expected_version is not None and description["version"] != expected_version:
-            raise ValueError(
-                f"{directory} holds a trie of semantic IDs {description['version']}, expected "
-                f"{expected_version}; build the trie from the IDs in use"
-            )
-        return cls(
-            tensors["keys"],
-            tensors["item_rows"],
-            description["level_sizes"],
-            num_item_rows=description["num_item_rows"],
-            version=description["version"],
-        )

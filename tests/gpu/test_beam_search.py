@@ -18,9 +18,7 @@ SIZES = (32, 32, 32)
 BATCH_SIZE, LENGTH, DIM, WIDTH = 3, 12, 32, 40
 
 
-def search_on(
-    device: torch.device | str, limit: int | None = None
-) -> tuple[CodeDecoder, BeamSearch[Context, BeamState]]:
+def search_on(device: torch.device | str) -> tuple[CodeDecoder, BeamSearch[Context, BeamState]]:
     config = CodeDecoderConfig(level_sizes=SIZES, dim=DIM, num_heads=2)
     model = CodeDecoder(config).eval().to(device)
     generator = torch.Generator().manual_seed(0)
@@ -31,7 +29,6 @@ def search_on(
         trie,
         beam_width=WIDTH,
         semantic_ids_version=None,
-        first_code_limit=limit,
     )
     return model, search
 
@@ -55,13 +52,10 @@ def assert_close(found: TopK, expected: TopK) -> None:
     assert same > 0.95
 
 
-@pytest.mark.parametrize("limit", [None, 2])
 @pytest.mark.parametrize("restricted", [False, True])
-def test_lists_are_those_of_the_cpu(
-    cuda: torch.device, restricted: bool, limit: int | None
-) -> None:
-    model, search = search_on("cpu", limit)
-    model_on_gpu, search_on_gpu = search_on(cuda, limit)
+def test_lists_are_those_of_the_cpu(cuda: torch.device, restricted: bool) -> None:
+    model, search = search_on("cpu")
+    model_on_gpu, search_on_gpu = search_on(cuda)
     masks = draw_masks(search.trie.num_item_rows, 0) if restricted else None
     expected = search.search(contexts(model, "cpu", 1), 60, masks)
     found = search_on_gpu.search(contexts(model_on_gpu, cuda, 1), 60, masks)
@@ -77,12 +71,11 @@ def test_equal_items_are_ranked_by_their_row(cuda: torch.device) -> None:
     assert found.item_rows.tolist() == [list(range(1, 51))] * BATCH_SIZE
 
 
-@pytest.mark.parametrize("limit", [None, 2])
 @pytest.mark.parametrize("restricted", [False, True])
 def test_a_captured_search_follows_new_contexts_and_masks(
-    cuda: torch.device, restricted: bool, limit: int | None
+    cuda: torch.device, restricted: bool
 ) -> None:
-    model, search = search_on(cuda, limit)
+    model, search = search_on(cuda)
     captured = CapturedSearch(search, contexts(model, cuda, 0), 60, restricted=restricted)
     for seed in (1, 2, 1):
         context = contexts(model, cuda, seed)

@@ -10,12 +10,8 @@ import pytest
 from click.testing import Result
 
 from pipelines.candidates.blends import FILE
-from pipelines.inputs.tensors import read_inputs
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.report import report_path
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, rank_queries
-from recsys.models.generative.model import GenerativeModel
-from recsys.retrieval.sources import generated_source
 
 Recsys = Callable[..., Result]
 READ = (
@@ -125,25 +121,3 @@ def test_the_report_tells_of_both_profiles(shop: Path) -> None:
     page = report_path(shop).read_text()
     assert '<section id="blend">' in page
     assert "Contribution of each model" in page
-
-
-def test_lists_are_spread_where_the_run_says_so(shop: Path, recsys: Recsys, tmp_path: Path) -> None:
-    workspace = tmp_path / "run"
-    for name in READ[:-1]:
-        shutil.copytree(shop / name, workspace / name)
-    options = ["--set", "generative.first_code_limit=1", "--stage", "train_generative"]
-    options += ["--set", "generative_training.max_epochs=1.0"]
-    result = rerun(shop, recsys, workspace, *options)
-    assert result.exit_code == 0, result.output
-    folder = workspace / "train_generative/given"
-    codes = read_item_codes(workspace / "build_semantic_ids")
-    features, content = (workspace / stage for stage in ("build_features", "embed_items"))
-    inputs = read_inputs(features, content, "given")
-    model = GenerativeModel.load(
-        folder / "generative", inputs.catalogue, codes.codes, semantic_ids=codes.version
-    )
-    queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
-    lists = rank_queries(generated_source(model, codes, 50), queries).lists
-    for rows in lists.item_rows:
-        first = codes.codes[rows[rows > 0], 0].tolist()
-        assert len(first) == len(set(first)) > 1

@@ -1,7 +1,6 @@
 """Surface ``home`` ranked by learned weights: what is measured in batches is what is served."""
 
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import replace
 from itertools import chain
 
@@ -21,7 +20,6 @@ from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.sources import generative_source
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -124,22 +122,6 @@ def test_the_measured_blend_is_the_served_one(recommender):
         parts = measured.contributions[place]
         leading = [blend.sources[int(one)] for one in parts.argmax(1)]
         assert leading == [item.source for item in reply.items]
-
-
-def test_generated_lists_keep_to_the_models_limit(bundle):
-    generation, queries = bundle.generative, batch_of_all_users(bundle)
-    allowed = allowed_items(queries["history"], queries.batch_size, bundle.num_item_rows)
-    codes, lengths = generation.model.codes, {}
-    for limit in (None, 1):
-        model = copy(generation.model)
-        model.config = replace(model.config, first_code_limit=limit)
-        source = generative_source(replace(generation, model=model), HOME.beam_width, None)
-        lists = source(queries, allowed, 20).lists.item_rows
-        first = [codes[rows[rows > 0], 0].tolist() for rows in lists]
-        lengths[limit] = [len(one) for one in first]
-        if limit:
-            assert all(len(set(one)) == len(one) for one in first)
-    assert max(lengths[None]) > max(lengths[1]) > 0
 
 
 def test_a_request_gets_the_same_bits_whoever_else_asks(recommender):

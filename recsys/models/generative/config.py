@@ -62,9 +62,6 @@ class GenerativeConfig:
     """Whether items that a position has seen do not stand against its label in the dense head."""
     max_scores: int = MAX_SCORES
     """Dense scores that training holds at a time."""
-    first_code_limit: int | None = None
-    """Items of a generated list that may share the first code of their semantic ID, so that lists
-    are of more kinds of items; None is no limit."""
     backend: Backend = "auto"
     """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
 
@@ -81,11 +78,6 @@ class GenerativeConfig:
         for name in ("num_layers", "max_length", "position_buckets"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.first_code_limit is not None and self.first_code_limit < 1:
-            raise ValueError(
-                "first_code_limit must be >= 1, or left out for no limit, got "
-                f"{self.first_code_limit}"
-            )
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
         self.block_config()

@@ -113,18 +113,12 @@ def rows_of(
     restriction = trie.restrict([mask])
     allowed = mask.as_bool()[None].to(device)
     restrict = median_seconds([lambda: trie.restrict_rows(allowed)], device) * 1e3
-    few = torch.arange(1, 10_001)
-    smaller = trie.remove(few)
-    removing = timed(lambda: trie.remove(few))[0]
-    adding = timed(lambda: smaller.add(codes[:10_000], few))[0]
     rows = [
         Row(name=f"{shape}: build", value=build, unit="s", at_most=5),
         Row(
             name=f"{shape}: memory", value=per_item, unit="bytes an item", goal="<= 64", at_most=64
         ),
         Row(name=f"{shape}: restrict by an item mask, once a request", value=restrict, unit="ms"),
-        Row(name=f"{shape}: add 10,000 items", value=adding, unit="s"),
-        Row(name=f"{shape}: remove 10,000 items", value=removing, unit="s"),
     ]
     goal = 50.0 if device.type == "cuda" else 1000.0
     rows += mask_rows(trie, codes, shape, None, goal)

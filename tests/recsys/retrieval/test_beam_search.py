@@ -134,24 +134,14 @@ def trie_of(ids: Ids, sizes: tuple[int, ...], version: str | None = None) -> Tri
     return Trie.build(codes, sizes, item_rows=rows, num_item_rows=NUM_ROWS, version=version)
 
 
-def search_table(case: Case, beam_width: int, limit: int | None = None) -> TopK:
+def search_table(case: Case, beam_width: int) -> TopK:
     found = BeamSearch(
         decode_table,
         case.trie,
         beam_width=beam_width,
         semantic_ids_version=None,
-        first_code_limit=limit,
     )
     return found.search(case.tables, case.k, case.masks)
-
-
-def best_within(ranked: TopK, ids: Ids, limit: int, k: int, request: int) -> list[int]:
-    """Go down a list and keep the first so many items of each first code."""
-    kept: list[int] = []
-    for row in ranked.item_rows[request].tolist():
-        if row > 0 and sum(ids[one][0] == ids[row][0] for one in kept) < limit:
-            kept.append(row)
-    return kept[:k]
 
 
 @given(cases())
@@ -174,43 +164,6 @@ def test_a_narrow_beam_keeps_what_a_search_with_lists_keeps(case: Case, beam_wid
         holes = case.k - len(rows)
         assert found.item_rows[request].tolist() == rows + [-1] * holes
         assert found.scores[request].tolist() == scores + [-torch.inf] * holes
-
-
-@given(cases(), st.integers(1, 4))
-@settings(max_examples=150, deadline=None)
-def test_a_wide_beam_with_a_limit_takes_the_best_items_of_each_first_code(
-    case: Case, limit: int
-) -> None:
-    found = search_table(case, 30, limit)
-    everything = score_all_items(case.tables, case.ids, NUM_ROWS, case.masks)
-    # Codes, not rows, settle ties at the limit; scores say as much.
-    for request in range(len(found.scores)):
-        rows = best_within(everything, case.ids, limit, case.k, request)
-        own = [row for row in found.item_rows[request].tolist() if row > 0]
-        first = [case.ids[row][0] for row in own]
-        assert max((first.count(code) for code in first), default=0) <= limit
-        of_row = dict(
-            zip(
-                everything.item_rows[request].tolist(),
-                everything.scores[request].tolist(),
-                strict=True,
-            )
-        )
-        assert [of_row[row] for row in own] == [of_row[row] for row in rows]
-
-
-def test_a_narrow_beam_with_a_limit_reaches_more_first_codes() -> None:
-    sizes = (6, 6)
-    codes = torch.cartesian_prod(*(torch.arange(size) for size in sizes))
-    logits = torch.zeros(2, 1, 6)
-    logits[:, :, 0] = 4.0
-    tables = Tables((logits, torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0))))
-    ids = {row + 1: tuple(one) for row, one in enumerate(codes.tolist())}
-    case = Case(sizes, ids, trie_of(ids, sizes), tables, None, 6)
-    plain, spread = (search_table(case, 4, limit) for limit in (None, 2))
-    for request in range(2):
-        assert {ids[row][0] for row in plain.item_rows[request].tolist()} == {0}
-        assert len({ids[row][0] for row in spread.item_rows[request].tolist()}) >= 3
 
 
 @given(cases(), st.integers(1, 6))
@@ -349,8 +302,6 @@ def test_what_does_not_fit_is_refused() -> None:
     trie = trie_of({1: (0, 0), 5: (1, 2)}, sizes)
     with pytest.raises(ValueError, match="beam_width must be >= 1, got 0"):
         BeamSearch(decode_table, trie, beam_width=0, semantic_ids_version=None)
-    with pytest.raises(ValueError, match="first_code_limit must be >= 1, or None"):
-        BeamSearch(decode_table, trie, beam_width=1, semantic_ids_version=None, first_code_limit=0)
     search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
     tables = draw_tables(sizes, 2, 0, False)
     with pytest.raises(ValueError, match="the trie is on cpu"):
