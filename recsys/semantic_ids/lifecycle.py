@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.assignment import best_matching
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
 from recsys.semantic_ids.collisions import resolve_collisions
 
@@ -196,13 +195,16 @@ def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment
 
 def _match_level(before: Tensor, after: Tensor, counts: Tensor, size: int) -> Tensor:
     """Match new codes to old ones, [K] int64; items with ``counts`` [M] count fully."""
+    from scipy.optimize import linear_sum_assignment
+
     cell = after.long() * size + before.long()
     everyone = torch.bincount(cell, minlength=size * size)
     fully = torch.bincount(cell[counts], minlength=size * size)
     gain = fully.double() + everyone.double() / (len(before) + 1)
     # An unused code keeps its own name where that costs nothing.
     own_name = torch.eye(size, dtype=torch.float64) / (2 * size * (len(before) + 1))
-    return torch.from_numpy(best_matching((gain.view(size, size) + own_name).numpy()))
+    gain = gain.view(size, size) + own_name
+    return torch.from_numpy(linear_sum_assignment(gain.numpy(), maximize=True)[1])
 
 
 def _restore_numbers(codes: Tensor, old: SemanticIds, quantizer: Quantizer) -> None:

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise, permutations
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recsys.semantic_ids.assignment import best_matching
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import Method, assign_semantic_ids
 from recsys.semantic_ids.delta import Delta, diff
@@ -49,24 +47,6 @@ def quantizer() -> ResidualKMeans:
 
 def published(count: int, method: Method = "nearest_free") -> SemanticIds:
     return assign_semantic_ids(quantizer(), vectors()[: count + 1], method=method, extra_size=60)
-
-
-@given(st.integers(1, 6), st.integers(0, 1_000))
-@settings(max_examples=60, deadline=None)
-def test_matching_is_the_best_of_all_permutations(size: int, seed: int) -> None:
-    gain = np.random.default_rng(seed).integers(0, 6, (size, size)).astype(float)
-    columns = best_matching(gain)
-    assert sorted(columns) == list(range(size))
-    best = max(gain[range(size), list(order)].sum() for order in permutations(range(size)))
-    assert gain[range(size), columns].sum() == best
-
-
-def test_matching_agrees_with_scipy_on_a_large_matrix() -> None:
-    optimize = pytest.importorskip("scipy.optimize")
-    gain = np.random.default_rng(3).random((200, 200)) ** 3
-    rows, columns = optimize.linear_sum_assignment(gain, maximize=True)
-    ours = gain[range(200), best_matching(gain)].sum()
-    assert ours == pytest.approx(gain[rows, columns].sum(), rel=1e-12)
 
 
 @pytest.mark.parametrize("method", METHODS)
