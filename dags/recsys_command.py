@@ -8,6 +8,7 @@ platform is imported here. Set in the environment of the scheduler and its worke
     RECSYS_BUNDLES     folder of the released bundles; <workspace>/bundles by default
     RECSYS_COMMAND     path of the command, such as /srv/recsys/.venv/bin/recsys; recsys by default
     RECSYS_STORE       optional: the online store (sqlite:FOLDER, redis://...), for recsys parity
+    RECSYS_SERVING_CONFIG  optional: the servers' file of surfaces and rules, for recsys parity
     RECSYS_ON_FAILURE  optional: who hears of a failure: a command line, or an address (https://...)
                        that takes a POST; either receives one JSON document
     RECSYS_DEADLINES   optional: "off" for `airflow dags test`, which in Airflow 3.3 fails at the

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -248,7 +251,7 @@ def append_items(
     items: Annotated[
         str,
         typer.Argument(
-            help="CSV, Parquet or JSONL (item_id, title, categories (a|b), ...), or the store "
+            help="CSV, Parquet or JSONL with the catalogue's columns, or the store "
             "(sqlite:FOLDER, redis://HOST:PORT/0) that has them from POST /v1/items."
         ),
     ],
@@ -269,23 +272,38 @@ def append_items(
 
       recsys append-items sqlite:runs/shop/online --bundle runs/shop/bundles/current --follow
     """
-    import time
-
     from pipelines.cli.tracking import recording_champions
-    from pipelines.publishing.append_items import NothingNewError, append
+    from pipelines.publishing.append_items import append
     from serving.online.opening import is_store
 
     if follow and not is_store(items):
         raise ValueError(f"--follow follows an online store, got {items}; name sqlite:FOLDER")
     directory = check_bundle(bundle)
     with recording_champions(directory.resolve().parent) as published:
-        while True:
-            try:
-                made, number = append(items, directory, publish_it=publish, published=published)
-                out.print(f"{number:,} new items in {made}", soft_wrap=True)
-            except NothingNewError:
-                if not follow:
-                    raise
-            if not follow:
-                return
-            time.sleep(FOLLOW_SECONDS)
+        run = partial(append, items, directory, publish_it=publish, published=published)
+        for made, number in appended_again_and_again(run) if follow else [run()]:
+            out.print(f"{number:,} new items in {made}", soft_wrap=True)
+
+
+def appended_again_and_again(append: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
+    """Append whenever there is something new; print why it has to wait, once each time.
+
+    Yields:
+        What ``append`` returns.
+    """
+    from pipelines.engine.errors import WorkspaceBusyError
+    from pipelines.inputs.opened_store import UnreadableStoreError
+    from pipelines.publishing.append_items import MovedError, NothingNewError
+
+    waiting = ""
+    while True:
+        try:
+            yield append()
+            waiting = ""
+        except NothingNewError:
+            waiting = ""
+        except (MovedError, UnreadableStoreError, WorkspaceBusyError) as error:
+            if str(error) != waiting:
+                waiting = str(error)
+                log.print(f"note: {waiting}", style="yellow", markup=False, soft_wrap=True)
+        time.sleep(FOLLOW_SECONDS)

@@ -15,6 +15,10 @@ TIMEOUT_MS = 10_000.0
 """How long one reading may take: nobody waits for it."""
 
 
+class UnreadableStoreError(ValueError):
+    """The store did not answer or is broken; it may answer later."""
+
+
 class StoreReport(NamedTuple):
     """What an export did."""
 
@@ -46,7 +50,8 @@ def opened(url: str) -> Iterator[OnlineStore]:
     """Open the store of an address until the block ends.
 
     Raises:
-        ValueError: There is no such store, or it cannot be read.
+        ValueError: There is no such store.
+        UnreadableStoreError: It cannot be read.
     """
     place = Path(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and not place.is_dir():
@@ -63,4 +68,4 @@ def opened(url: str) -> Iterator[OnlineStore]:
         finally:
             store.close()
     except StoreError as error:
-        raise ValueError(f"cannot read the online store {url}: {error}") from error
+        raise UnreadableStoreError(f"cannot read the online store {url}: {error}") from error

@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import polars as pl
 
+from features.scan import naming, scan_file
+from features.schema import SourceConfig
 from pipelines.config.run import RunConfig
 from pipelines.datasets.fetch import from_cache
 from pipelines.datasets.registry import find_dataset
@@ -335,16 +337,19 @@ def growth_of(config: RunConfig, workspace: Workspace) -> float | None:
     """Divide the number of raw events by that of the last run; None without one or the files."""
     made = Manifest.load(workspace.stage(FEATURES))
     paths = [Path(path) for path in config.data.event_paths()]
-    if made is None or not made.rows.get("in") or not all(path.is_file() for path in paths):
+    before = 0 if made is None else made.rows.get("in", 0)
+    if not before or not paths or not all(path.is_file() for path in paths):
         return None
-    return sum(map(rows_of, paths)) / made.rows["in"] if paths else None
+    source = config.data.source(tuple(paths), config.data.columns)
+    return sum(rows_of(path, source) for path in paths) / before
 
 
-def rows_of(path: Path) -> int:
-    """Count a table's rows without reading its columns."""
-    if path.suffix == ".parquet":
-        return int(pl.scan_parquet(path).select(pl.len()).collect().item())
-    with path.open("rb") as file:
-        return max(
-            0, sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1
-        )
+def rows_of(path: Path, source: SourceConfig) -> int:
+    """Count a table's rows without reading its columns.
+
+    Raises:
+        ValueError: The file cannot be read.
+    """
+    frame = scan_file(path, source)
+    with naming(path):
+        return int(frame.select(pl.len()).collect().item())

@@ -12,6 +12,8 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from features.scan import read_whole, scan_file
+from features.schema import SourceConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.toml import validate
 from pipelines.engine.bundles_lock import publishing
@@ -38,30 +40,25 @@ Vectors = NDArray[np.float32]
 CATEGORY_SEPARATOR = "|"
 
 
-def read_items(path: Path) -> pl.DataFrame:
-    """Read new items: a column item_id, and what else is known.
+def read_items(source: SourceConfig) -> pl.DataFrame:
+    """Read new items: their ids, and what else is known.
+
+    Args:
+        source: The file (CSV, Parquet, JSON lines), and the columns and separators of the bundle's
+            items table. A column may also have the platform's name for it.
 
     Raises:
         ValueError: Names the file, the column or the row at fault.
     """
-    readers = {
-        ".csv": lambda: pl.read_csv(path, infer_schema=False),
-        ".parquet": lambda: pl.read_parquet(path),
-        ".jsonl": lambda: pl.read_ndjson(path),
+    path = source.paths[0]
+    present = scan_file(path, source).collect_schema().names()
+    # A file of new items may lack any column but the id.
+    columns = {
+        ours: theirs
+        for ours, theirs in source.columns.items()
+        if theirs in ("", *present) or (ours == "item_id" and ours not in present)
     }
-    if path.suffix not in readers:
-        raise ValueError(f"{path} must end in {', '.join(readers)}")
-    if not path.is_file():
-        raise ValueError(f"there is no file {path.absolute()}")
-    try:
-        items = readers[path.suffix]()
-    # A broken Parquet file makes Polars panic, which is not an Exception.
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise ValueError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    if "item_id" not in items.columns:
-        raise ValueError(
-            f"{path} has no column item_id; its columns are {', '.join(items.columns)}"
-        )
+    items = read_whole(path, replace(source, columns=columns), ("item_id",))
     items = items.with_columns(pl.col("item_id").cast(pl.String))
     if items["item_id"].null_count() or (items["item_id"] == "").any():
         row = (items["item_id"].is_null() | (items["item_id"] == "")).arg_max()
@@ -70,7 +67,7 @@ def read_items(path: Path) -> pl.DataFrame:
         twice = items.filter(pl.col("item_id").is_duplicated())["item_id"][0]
         raise ValueError(f"{path} names item_id {twice!r} more than once; keep one row of it")
     if items.schema.get("categories") == pl.String:
-        items = items.with_columns(pl.col("categories").str.split(CATEGORY_SEPARATOR))
+        items = items.with_columns(pl.col("categories").str.split(source.list_separator))
     return items
 
 
@@ -204,6 +201,10 @@ class NothingNewError(ValueError):
     """There is no new item."""
 
 
+class MovedError(ValueError):
+    """Another bundle was published while the new items were encoded."""
+
+
 def append(
     source: str | Path,
     bundle_path: Path,
@@ -221,16 +222,21 @@ def append(
 
     Raises:
         NothingNewError: The store has nothing that the bundle lacks.
-        ValueError: If the file is at fault, an item is known already, nothing in the bundle would
-            find new items, or another bundle was published meanwhile.
+        MovedError: Another bundle was published meanwhile.
+        UnreadableStoreError: The store does not answer.
+        WorkspaceBusyError: Another publisher is at work.
+        ValueError: If the file is at fault, an item is known already, or nothing in the bundle
+            would find new items.
     """
-    from_store = is_store(str(source))
-    items = None if from_store else read_items(Path(source))
     directory = bundle_path.resolve()
     bundles, served = directory.parent, served_version(directory.parent)
     bundle = load_bundle(directory)
-    if items is None:
+    if is_store(str(source)):
         items = items_of_store(str(source), bundle)
+    else:
+        table = {} if bundle.manifest.content is None else bundle.manifest.content.table
+        fields = {**table, "paths": [str(source)]}
+        items = read_items(validate(SourceConfig, fields, f"{directory}/manifest.json"))
     config = content_config(bundle, directory)
     if known := [one for one in items["item_id"] if bundle.catalogue.row_of(one)]:
         raise ValueError(
@@ -254,7 +260,7 @@ def append(
     vectors = item_vectors(bundle, new, content)
     with publishing(bundles):
         if publish_it and (now := served_version(bundles)) != served:
-            raise ValueError(
+            raise MovedError(
                 f"while the new items were encoded, {bundles / CURRENT} moved from bundle-{served} "
                 f"to bundle-{now}; nothing was written. Run the command again"
             )

@@ -209,7 +209,15 @@ STAGES = [
             "build_index",
         ),
         writes="verdicts, and bundles/bundle-<version> with the link bundles/current",
-        sections=("release", "content", "enrichment", EXCLUDED),
+        sections=(
+            "release",
+            "content",
+            "enrichment",
+            EXCLUDED,
+            "data.item_columns",
+            "data.separator",
+            "data.list_separator",
+        ),
         outputs_exist=is_published,
     ),
     Stage(

@@ -152,6 +152,11 @@ def content_source(context: StageContext) -> ContentSource:
         encoder=config.content.encoder,
         text_columns=list(config.content.text_columns),
         settings=plain(config.content),
+        table={
+            "columns": dict(config.data.item_columns),
+            "separator": config.data.separator,
+            "list_separator": config.data.list_separator,
+        },
         name=made["encoder"],
         columns=made["columns"],
         images=made["images"],

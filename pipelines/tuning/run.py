@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -193,35 +192,34 @@ class Study:
 
     def run(self, tuning: Tuning) -> None:
         """Run the trials that are missing."""
-        missing = tuning.num_trials - len(self.outcomes)
-        if missing <= 0:
+        known = {one.number for one in self.outcomes}
+        missing = [number for number in range(tuning.num_trials) if number not in known]
+        if not missing:
             return
         sampler = Sampler(self.space, self.config.seed + len(self.outcomes))
         for outcome in self.outcomes:
             sampler.learn(outcome.values or self._present(), outcome.metric)
-        running: deque[tuple[int, dict[str, Any]]] = deque()
+        running: dict[int, dict[str, Any]] = {}
         with self._runner(tuning) as run:
             results = run(run_trial, self._trials(sampler, missing, tuning.seconds, running))
-            for metric, seconds, error in results:
-                number, values = running.popleft()
+            for number, metric, seconds, error in results:
                 self._end(sampler, Outcome(
-                    number=number, values=values, metric=metric, seconds=round(seconds, 2),
-                    error=error,
+                    number=number, values=running.pop(number), metric=metric,
+                    seconds=round(seconds, 2), error=error,
                 ))  # fmt: skip
 
     def _trials(
         self,
         sampler: Sampler,
-        missing: int,
+        missing: Sequence[int],
         seconds: float | None,
-        running: deque[tuple[int, dict[str, Any]]],
+        running: dict[int, dict[str, Any]],
     ) -> Iterator[Trial]:
         """Propose trials one by one, as there is a place for them; note which are running."""
         begin = time.perf_counter()
-        first = 1 + max((one.number for one in self.outcomes), default=-1)
-        for number in range(first, first + missing):
+        for place, number in enumerate(missing):
             if seconds is not None and time.perf_counter() - begin > seconds and number > 1:
-                self.say(f"time is up: {missing - number + first} trials are not begun")
+                self.say(f"time is up: {len(missing) - place} trials are not begun")
                 return
             values = sampler.propose(number) if number else {}
             known = [one for one in self.outcomes if one.number and one.values == values]
@@ -237,7 +235,7 @@ class Study:
                 continue
             # What a killed trial left had other values.
             shutil.rmtree(trial.folder, ignore_errors=True)
-            running.append((number, values))
+            running[number] = values
             yield trial
 
     def _runner(self, tuning: Tuning) -> AbstractContextManager[Runner]:
@@ -287,7 +285,7 @@ class Study:
             "present": {"values": self._present(), "metric": present.metric},
             "best": asdict(best),
             "difference": self._difference(best),
-            "trials": [asdict(one) for one in self.outcomes],
+            "trials": [asdict(one) for one in sorted(self.outcomes, key=lambda one: one.number)],
         }
         write_durably(self.folder / DOCUMENT, to_json(document))
         write_durably(self.folder / BEST, to_toml(as_table(best.values)))

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+    wait,
+)
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
@@ -78,19 +83,19 @@ class Outcome:
         return json.dumps(asdict(self)) + "\n"
 
 
-def run_trial(trial: Trial) -> tuple[float | None, float, str | None]:
+def run_trial(trial: Trial) -> tuple[int, float | None, float, str | None]:
     """Fit and measure.
 
     Returns:
-        The metric, the seconds, and why there is none.
+        The trial's number, the metric, the seconds, and why there is no metric.
     """
     begin = time.perf_counter()
     try:
         result = run_once(arrays(trial.arrays, trial.recipe), trial.folder, trial.settings())
     except (ValueError, TrainingDiverged) as error:
-        return None, time.perf_counter() - begin, " ".join(str(error).split())
+        return trial.number, None, time.perf_counter() - begin, " ".join(str(error).split())
     metric = float(result["rows"][trial.row][SPLIT][trial.metric])
-    return metric, time.perf_counter() - begin, None
+    return trial.number, metric, time.perf_counter() - begin, None
 
 
 def arrays(folder: str, recipe: Recipe) -> Prepared:
@@ -119,7 +124,7 @@ def by_query(trial: Trial) -> Tensor:
 
 
 class Processes:
-    """Runs tasks in processes of this machine and hands the results back in order."""
+    """Runs tasks in processes of this machine; yields results as tasks end, in any order."""
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
@@ -131,7 +136,7 @@ class Processes:
             yield from map(function, tasks)
             return
         threads = max(1, num_cores() // self._jobs)
-        pending: deque[Future[Result]] = deque()
+        pending: set[Future[Result]] = set()
         with ProcessPoolExecutor(
             self._jobs,
             mp_context=get_context("spawn"),
@@ -139,8 +144,8 @@ class Processes:
             initargs=(threads,),
         ) as pool:
             for task in tasks:
-                pending.append(pool.submit(function, task))
+                pending.add(pool.submit(function, task))
                 if len(pending) == self._jobs:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    yield from (one.result() for one in done)
+            yield from (one.result() for one in as_completed(pending))

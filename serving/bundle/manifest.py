@@ -119,6 +119,8 @@ class ContentSource(_Strict):
     text_columns: list[str]
     settings: dict[str, Any] = {}
     """All settings of the encoder, where the two above are not all of them."""
+    table: dict[str, Any] = {}
+    """Columns and separators of the items table (fields of `features.schema.SourceConfig`)."""
     name: str = ""
     """Identity of the vectors: the encoder that appends items must give the same."""
     columns: list[dict[str, Any]] = []

@@ -34,7 +34,7 @@ Configs = Annotated[
     list[Path] | None,
     typer.Option(
         "--serving-config",
-        envvar="RECSYS_CONFIG",
+        envvar="RECSYS_SERVING_CONFIG",
         help="File of surfaces and rules in force (repeatable).",
     ),
 ]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pipelines.config.tracking import TrackingConfig
 
@@ -58,7 +58,9 @@ def local_path(uri: str) -> Path | None:
     parts = urlsplit(uri)
     if parts.scheme == "sqlite":
         return Path(parts.path.removeprefix("/"))
-    return Path(parts.path or uri) if parts.scheme in ("", "file") else None
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    return None if parts.scheme else Path(uri)
 
 
 @contextmanager

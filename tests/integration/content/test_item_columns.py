@@ -18,7 +18,7 @@ EVENTS = "user_id,item_id,event_time\n" + "".join(
     for user in range(30)
     for step in range(6)
 )
-HEAD = "item_id,title,price,since,brand,tags,photo\n"
+HEAD = "sku,label,price,since,brand,tags,photo\n"
 ITEMS = HEAD + "".join(
     f"i{at},thing {at},{at * 1.5 if at else ''},2026-01-{at + 1:02d},{'ab'[at % 2]},"
     f'all|{"xy"[at % 2]},"[{at}.0, 1.5]"\n'
@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "shop.toml").write_text(
         f'preset = "shop"\nauto.enabled = false\nworkspace = "{folder}/run"\n'
         'tracking.enabled = false\n[data]\nevents = "events.csv"\nitems = "items.csv"\n'
+        'item_columns = { item_id = "sku", title = "label" }\n'
         f'[content]\nencoder = "hash"\ncolumns = {COLUMNS}\n'
         "[two_tower]\nembedding_dim = 8\nhidden_dim = 8\n[training]\nmax_epochs = 1.0\n"
         "[release]\nmin_gain_over_popularity = -1\n"
@@ -78,6 +79,7 @@ def test_new_items_are_encoded_as_the_old_ones_were(
     content = bundle.items.content
     old, new, other = (bundle.catalogue.row_of(name) for name in ("i3", "n1", "n2"))
     assert content[new].tolist() == content[old].tolist()
+    assert bundle.catalogue.title_of(new) == "thing 3"
     assert content[other].any()
 
 

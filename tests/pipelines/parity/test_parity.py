@@ -307,6 +307,18 @@ def test_the_command_writes_what_the_gate_reads(served, tmp_path):
     assert (line.command, line.exit_code, line.details["equal"]) == ("parity", 0, 50)
 
 
+def test_the_shops_settings_are_not_taken_for_the_servers(served, tmp_path, monkeypatch):
+    """The environment of the DAGs: RECSYS_CONFIG names the shop's file there."""
+    (tmp_path / "shop.toml").write_text("preset = 'shop'\n[data]\nevents = 'events.csv'\n")
+    monkeypatch.setenv("RECSYS_CONFIG", str(tmp_path / "shop.toml"))
+    monkeypatch.setenv("RECSYS_SERVING_CONFIG", str(served.config))
+    bundles = copied(served, tmp_path)
+    call = ["parity", "-b", str(bundles), "--store", served.store, "--sample", "20"]
+    result = CliRunner().invoke(app, call)
+    assert result.exit_code == 0, result.output
+    assert "20 of 20 recomputed lists are equal" in result.stdout
+
+
 def test_the_command_exits_with_3_where_lists_differ(served, tmp_path, monkeypatch):
     changed_definition(monkeypatch, expression=pl.lit(1, pl.Int64))
     bundles = copied(served, tmp_path)

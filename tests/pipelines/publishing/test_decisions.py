@@ -1,5 +1,6 @@
 """Decisions on releases: signed, verified, never changed, and what promotion makes of them."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -75,6 +76,44 @@ def test_a_changed_file_is_named_and_so_is_one_that_is_gone(bundles: Path) -> No
     assert read_decisions(bundles, KEY)[1] == [
         f"a decision before {third.name} is missing or was altered"
     ]
+
+
+@pytest.mark.parametrize("key", [KEY, None])
+@pytest.mark.parametrize("gone", [(0,), (1,), (2,), (1, 2), (0, 1, 2)])
+def test_whichever_decision_is_deleted_is_missed(
+    bundles: Path, gone: tuple[int, ...], key: bytes | None
+) -> None:
+    written = [decided(bundles, name, key) for name in ("v1", "v2", "v1")]
+    assert read_decisions(bundles, key)[1] == []
+    for place in gone:
+        written[place].unlink()
+    assert "is missing or was altered" in " ".join(read_decisions(bundles, key)[1])
+    # A decision that is written afterwards does not hide it.
+    decided(bundles, "v2", key)
+    assert "is missing or was altered" in " ".join(read_decisions(bundles, key)[1])
+
+
+def test_the_newest_decision_cannot_be_deleted_together_with_what_names_it(bundles: Path) -> None:
+    first, second = (decided(bundles, name, KEY) for name in ("v1", "v2"))
+    kept = (first.parent / "newest").read_bytes()
+    second.unlink()
+    (first.parent / "newest").unlink()
+    assert "newest is missing or unreadable" in read_decisions(bundles, KEY)[1][0]
+    # Nor can anyone without the key name another one.
+    digest = hashlib.sha256(first.read_bytes()).hexdigest()
+    forged = {**json.loads(kept), "sha256": digest}
+    for document in (forged, {**forged, "signature": None}):
+        (first.parent / "newest").write_text(json.dumps(document))
+        (fault,) = read_decisions(bundles, KEY)[1]
+        assert "was altered after it was signed" in fault or "is unsigned" in fault
+
+
+def test_decisions_of_before_have_nothing_that_names_the_newest(bundles: Path) -> None:
+    path = decided(bundles, "v1", KEY, format=1)
+    (path.parent / "newest").unlink()
+    assert read_decisions(bundles, KEY)[1] == []
+    decided(bundles, "v2", KEY)
+    assert read_decisions(bundles, KEY)[1] == []
 
 
 def test_another_key_is_not_taken_for_tampering(bundles: Path) -> None:

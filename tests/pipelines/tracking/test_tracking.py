@@ -24,6 +24,7 @@ from pipelines.tracking.outbox import (
     read_lines,
     store_name,
 )
+from pipelines.tracking.store.connection import local_path
 from pipelines.tracking.tracking import (
     SyncResult,
     outbox_of,
@@ -161,6 +162,13 @@ def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
 )
 def test_names_are_spelt_as_mlflow_takes_them(name: str, stored: str):
     assert store_name(name) == stored
+
+
+@pytest.mark.parametrize("name", ["plain", "my runs", "50%", "a#b?c", "größe"])
+def test_a_folder_is_found_by_its_address_whatever_its_name(tmp_path: Path, name: str):
+    folder = tmp_path / name
+    assert local_path(folder.as_uri()) == folder
+    assert local_path(str(folder)) == folder
 
 
 def test_a_password_in_the_address_is_refused():
