@@ -13,14 +13,17 @@ from recsys.evaluation.significance import Comparison
 FEW_USERS = 500
 MANY_LOOKS = 10
 BASELINE = "popularity"
+SERVED = ("ranked", "blend_fast", "blend")
+"""Models that may be served by default, the first that there is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
     """The result in one paragraph."""
 
-    best: str
-    """Best model on validation, so that the choice does not use the test split."""
+    model: str
+    """The served one; if it was not measured, the best on validation: not chosen on test."""
+    is_served: bool
     verdict: str
     """Its paired tests against the others, on test."""
     interval: Interval
@@ -34,6 +37,13 @@ class Headline:
 def best_model(data: ReportData) -> str:
     """Name the model with the best primary metric on validation; the first of equal ones."""
     return max(data.models, key=lambda model: data.interval(model, "validation").mean)
+
+
+def served_model(data: ReportData) -> str | None:
+    """Name the model that is served by default; None if it was not measured."""
+    is_ranked = data.ranker is not None and data.ranker.served
+    order = SERVED if is_ranked else SERVED[1:]
+    return next((model for model in order if model in data.models), None)
 
 
 def swapped(test: Comparison) -> Comparison:
@@ -71,17 +81,17 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def verdict_of(data: ReportData, best: str) -> str:
-    """Summarise the paired tests of the best model."""
+def verdict_of(data: ReportData, model: str) -> str:
+    """Summarise a model's paired tests."""
     worse: list[str] = []
     level: list[str] = []
     better: list[str] = []
     for test in comparisons(data):
         sides = (test.candidate, test.baseline)
-        if best not in sides:
+        if model not in sides:
             continue
-        other = next(model for model in sides if model != best)
-        gain = test.difference if sides[0] == best else -test.difference
+        other = sides[1] if sides[0] == model else sides[0]
+        gain = test.difference if sides[0] == model else -test.difference
         group = (worse if gain > 0 else better) if test.significant else level
         group.append(model_label(other))
     sentences = {
@@ -94,17 +104,19 @@ def verdict_of(data: ReportData, best: str) -> str:
 
 def headline(data: ReportData) -> Headline:
     """Summarise the evaluation."""
-    best = best_model(data)
-    interval = data.interval(best, "test")
+    served = served_model(data)
+    model = served or best_model(data)
+    interval = data.interval(model, "test")
     _, k = parted(data.primary)
     baseline = data.interval(BASELINE, "test").mean if BASELINE in data.models else 0.0
     return Headline(
-        best=best,
-        verdict=verdict_of(data, best),
+        model=model,
+        is_served=served is not None,
+        verdict=verdict_of(data, model),
         interval=interval,
-        found=data.metrics[data.order]["test"][best].get(f"hit_rate@{k}"),
+        found=data.metrics[data.order]["test"][model].get(f"hit_rate@{k}"),
         k=int(k or 0),
-        times_baseline=interval.mean / baseline if baseline and best != BASELINE else None,
+        times_baseline=interval.mean / baseline if baseline and model != BASELINE else None,
     )
 
 

@@ -49,6 +49,7 @@ from pipelines.dashboard.evidence.verdict import (
     Reason,
     Verdict,
     VerdictConfig,
+    config_of,
     difference_words,
     judge,
 )
@@ -57,7 +58,6 @@ from pipelines.reports.charts.shapes import Dot
 from pipelines.reports.wording import metric_label, model_label
 from recsys.evaluation.paired import Decision, Paired
 
-CONFIG = VerdictConfig()
 SHOWN = ("ndcg@10", "recall@10", "ndcg@50", "recall@50")
 """Metrics that are drawn over all queries."""
 DRAWN = ("user_activity", "item_popularity", "domain")
@@ -87,6 +87,7 @@ class Pair:
     names: tuple[str, str]
     pairs: Pairs
     measures: tuple[Measures, Measures]
+    config: VerdictConfig
     verdict: Verdict
 
 
@@ -128,7 +129,11 @@ def build(context: Context, query: Query) -> Page:
             blocks=[measures_table(pair.measures, names, pair.sides)],
         ),
         gate_section(pair.sides, pair.pairs.known.num_users),
-        Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(pair.verdict))]),
+        Section(
+            key="rule",
+            title="How this is decided",
+            blocks=[Words(lines=rule(pair.verdict, pair.config))],
+        ),
     ]
     return Page(
         title="Which to release, and why",
@@ -144,13 +149,16 @@ def pair_of(context: Context, sides: tuple[Side, Side], split: Split) -> Pair:
     pairs = pairs_of(context, sides, split)
     measures = (measures_of(context, sides[0], split), measures_of(context, sides[1], split))
     files = [path for one in sides for path in answers(one.run, split).files]
-    key = ("verdict", split, *((one.run.key, one.model) for one in sides), repr(measures))
-    verdict = context.cache.get(key, files, lambda: judge(pairs, 0, 1, measures, CONFIG))
+    config = config_of(sides[1].run.config)
+    named = ((one.run.key, one.model) for one in sides)
+    key = ("verdict", split, *named, repr(measures), repr(config))
+    verdict = context.cache.get(key, files, lambda: judge(pairs, 0, 1, measures, config))
     return Pair(
         sides=sides,
         names=(name_of(sides[0], sides), name_of(sides[1], sides)),
         pairs=pairs,
         measures=measures,
+        config=config,
         verdict=verdict,
     )
 
@@ -180,7 +188,8 @@ def without_pair(context: Context, why: str) -> Page:
 
 def sentence(pair: Pair) -> str:
     """Answer in one sentence."""
-    verdict, (a, b) = pair.verdict, (f"A ({pair.names[0]})", f"B ({pair.names[1]})")
+    verdict, config = pair.verdict, pair.config
+    a, b = f"A ({pair.names[0]})", f"B ({pair.names[1]})"
     if verdict.answer == "no evidence":
         if not verdict.overall:
             return f"No evidence: too few common queries to choose between {a} and {b}."
@@ -190,7 +199,7 @@ def sentence(pair: Pair) -> str:
             if math.isfinite(one.relative_detectable)
         ]
         kept = (
-            f"a loss of more than {CONFIG.margin:.0%} in {metric_label(CONFIG.deep)} with B is "
+            f"a loss of more than {config.margin:.0%} in {metric_label(config.deep)} with B is "
             "excluded"
             if verdict.not_worse
             else "the smallest differences that these users reliably show are "
@@ -356,7 +365,7 @@ def links(pair: Pair, *, exported: bool) -> list[Link]:
 
 def overall_chart(pair: Pair) -> Chart:
     """Show the difference over all queries by a few metrics."""
-    paired = CONFIG.paired()
+    paired = pair.config.paired()
     found = {
         metric: pair.verdict.overall.get(metric) or pair.pairs.overall(0, 1, metric, paired)
         for metric in SHOWN
@@ -367,8 +376,8 @@ def overall_chart(pair: Pair) -> Chart:
         "B against A over all queries",
         f"Each line is where the true difference may lie ({paired.confidence:.0%} a metric"
         f"{', over users and over blocks of time, the wider of both' if timed else ', over users'})"
-        f"; one that does not touch 0 shows it. {metric_label(CONFIG.primary)} and "
-        f"{metric_label(CONFIG.deep)} decide.",
+        f"; one that does not touch 0 shows it. {metric_label(pair.config.primary)} and "
+        f"{metric_label(pair.config.deep)} decide.",
         [
             overall_dot(metric_label(metric), one)
             for metric, one in found.items()
@@ -405,7 +414,7 @@ def slice_rows(pair: Pair) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
         slicing = pair.pairs.slicings.get(group)
         if slicing is None:
             continue
-        found = pair.pairs.moments(0, 1, slicing, CONFIG.slices.metric)
+        found = pair.pairs.moments(0, 1, slicing, pair.config.slices.metric)
         for code, key in enumerate(slicing.keys):
             if not found.num_users[code] or (group in crossed and key not in named):
                 continue
@@ -413,34 +422,34 @@ def slice_rows(pair: Pair) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
             row: list[Cell | LinkedCell] = [
                 name, users, float(found.first[code]), float(found.second[code]),
                 float(found.difference[code]),
-                interval_words(found, code, CONFIG.slices.confidence),
+                interval_words(found, code, pair.config.slices.confidence),
                 named.get(key) or also.get(key, "not shown"),
             ]  # fmt: skip
             rows.append(row)
             if (key in named or group in DRAWN) and users >= MIN_USERS and found.first[code] > 0:
-                dots.append(dot(name, "B", found, code, CONFIG.slices.confidence))
+                dots.append(dot(name, "B", found, code, pair.config.slices.confidence))
     return rows, dots
 
 
 def slices_section(pair: Pair) -> Section:
     """Show for whom B is better or worse."""
-    metric = CONFIG.slices.metric
+    metric = pair.config.slices.metric
     rows, dots = slice_rows(pair)
     label = metric_label(metric)
     chart = difference_chart(
         "slices",
         f"B against A by slice, {label}",
         f"Users by activity, items by popularity and domain, and what the search named. A slice "
-        f"vetoes B where a loss of more than {CONFIG.slices.margin:.0%} is shown.",
+        f"vetoes B where a loss of more than {pair.config.slices.margin:.0%} is shown.",
         dots,
         pair.sides,
     )
     table = Table(
         key="slices-table",
         title=f"Slices, {label}",
-        note=f"{CONFIG.slices.confidence:.0%} intervals, of each slice by itself. The last column "
-        "is by the search, corrected over all slices searched, pairs of attributes among them "
-        f"(Holm; {pair.verdict.search.num_searched if pair.verdict.search else 0:,}): lost or "
+        note=f"{pair.config.slices.confidence:.0%} intervals, of each slice by itself. The last "
+        "column is by the search, corrected over all slices searched, pairs of attributes among "
+        f"them (Holm; {pair.verdict.search.num_searched if pair.verdict.search else 0:,}): lost or "
         "gained where that is shown; 'as the named ones' where it is shown, but not without "
         "the users of a slice that is named above.",
         columns=[
@@ -465,17 +474,17 @@ def slices_section(pair: Pair) -> Section:
     )
 
 
-def rule(verdict: Verdict) -> list[str]:
+def rule(verdict: Verdict, config: VerdictConfig) -> list[str]:
     """Say the rule in words."""
     lines = [
-        f"All queries: {metric_label(CONFIG.primary)} and {metric_label(CONFIG.deep)}, each user "
+        f"All queries: {metric_label(config.primary)} and {metric_label(config.deep)}, each user "
         f"compared with themselves. B is better or worse where the interval excludes 0 at "
-        f"{CONFIG.confidence:.0%} for both metrics together, over users and over blocks of time.",
-        f"Slices: B is refused where a slice of at least {CONFIG.slices.min_users} users is shown "
-        f"to lose more than {CONFIG.slices.margin:.0%}; over all slices together a false alarm has "
-        f"a chance of {CONFIG.slices.error:.0%}. Smaller slices can lose unseen.",
-        f"Coverage: a change of the covered catalogue by {CONFIG.coverage:.0%} decides; cost does "
-        f"where nothing else is shown and it differs by a factor of {CONFIG.cost:g}.",
+        f"{config.confidence:.0%} for both metrics together, over users and over blocks of time.",
+        f"Slices: B is refused where a slice of at least {config.slices.min_users} users is shown "
+        f"to lose more than {config.slices.margin:.0%}; over all slices together a false alarm has "
+        f"a chance of {config.slices.error:.0%}. Smaller slices can lose unseen.",
+        f"Coverage: a change of the covered catalogue by {config.coverage:.0%} decides; cost does "
+        f"where nothing else is shown and it differs by a factor of {config.cost:g}.",
         "The statistics speak of other users of the same kind: not of another seed, other weeks, "
         "or of what users would do with the lists. An online experiment does.",
     ]

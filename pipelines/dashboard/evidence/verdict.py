@@ -22,7 +22,7 @@ thousands of users have next to no sampling error there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pipelines.dashboard.evidence.measures import COSTS, Measures
@@ -58,6 +58,25 @@ class VerdictConfig:
     def paired(self) -> PairedConfig:
         """Return how one of the two metrics is judged."""
         return PairedConfig(confidence=1 - (1 - self.confidence) / 2, margin=self.margin)
+
+
+def config_of(settings: Mapping[str, str]) -> VerdictConfig:
+    """Take the losses that a run's ``[release]`` tolerates.
+
+    Args:
+        settings: Of the run, by dotted name.
+    """
+    own = VerdictConfig()
+
+    def margin(name: str, default: float) -> float:
+        try:
+            value = float(settings.get(f"release.{name}", default))
+        except ValueError:
+            return default
+        return value if 0 <= value <= 1 else default
+
+    slices = replace(own.slices, margin=margin("max_slice_loss", own.slices.margin))
+    return replace(own, margin=margin("max_loss", own.margin), slices=slices)
 
 
 @dataclass(frozen=True, kw_only=True)

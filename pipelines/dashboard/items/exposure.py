@@ -86,13 +86,39 @@ class Exposure:
             return np.where((places > 0) | (merit > 0), places / merit, np.nan)
 
 
+class Places(NamedTuple):
+    """How often each item has each place; pairs that occur, by place."""
+
+    places: NDArray[np.int8]
+    """From 0, ascending."""
+    items: NDArray[np.int32]
+    counts: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, places: Rows, items: Rows, num_rows: int) -> Places:
+        """Count pairs of the first `LISTED` places and items below ``num_rows``."""
+        inside = (items > 0) & (items < num_rows) & (places >= 0) & (places < LISTED)
+        cells, counts = np.unique(places[inside] * num_rows + items[inside], return_counts=True)
+        return cls(
+            (cells // num_rows).astype(np.int8),
+            (cells % num_rows).astype(np.int32),
+            counts.astype(np.int32),
+        )
+
+    def first(self, k: int, num_rows: int) -> Rows:
+        """Sum over the first ``k`` places, [N]."""
+        end = np.searchsorted(self.places, k)
+        found = np.bincount(self.items[:end], self.counts[:end], num_rows)
+        return found.astype(np.int64)
+
+
 class Counts(NamedTuple):
     """Of one model's lists, for every list length at once."""
 
-    shown: NDArray[np.int32]
-    """Lists that have the item among the first 1, 2, ... places, [K, N]."""
-    hits: NDArray[np.int32]
-    """Queries that wanted it and have it there, [K, N]."""
+    shown: Places
+    """Lists that have the item at each place."""
+    hits: Places
+    """Queries that wanted it and have it there."""
     wanted: Rows
     """Queries that wanted it, [N]."""
 
@@ -109,9 +135,9 @@ def exposure_of(
     num_rows = len(num_events)
     counts = context.tables.get(key, found.files, lambda: _count(found, model, num_rows))
     return Exposure(
-        shown=counts.shown[k - 1].astype(np.int64),
+        shown=counts.shown.first(k, num_rows),
         wanted=counts.wanted,
-        hits=counts.hits[k - 1].astype(np.int64),
+        hits=counts.hits.first(k, num_rows),
         num_events=num_events,
     )
 
@@ -134,13 +160,7 @@ def _count(found: Answers, model: str, num_rows: int) -> Counts:
     places = np.arange(len(rows)) - np.repeat(ends - lengths, lengths)
     items = read["item_row"].to_numpy()
     ranks = read[f"{RANK}{model}"].fill_null(0).to_numpy()
-
-    def counted(places: Rows, of: Rows) -> NDArray[np.int32]:
-        inside = (of > 0) & (of < num_rows) & (places >= 0) & (places < LISTED)
-        cells = places[inside] * num_rows + of[inside]
-        by_place = np.bincount(cells, minlength=LISTED * num_rows).reshape(LISTED, num_rows)
-        return np.cumsum(by_place, axis=0, dtype=np.int32)
-
     known = items[(items > 0) & (items < num_rows)]
     wanted = np.bincount(known, minlength=num_rows)
-    return Counts(counted(places, rows), counted(ranks - 1, items), wanted)
+    shown = Places.of(places, rows, num_rows)
+    return Counts(shown, Places.of(ranks - 1, items, num_rows), wanted)

@@ -105,7 +105,12 @@ class Stores:
         while self._queried.wait():
             self._queried.clear()
             began = time.monotonic()
-            self.refresh()
+            try:
+                self.refresh()
+            except Exception as error:
+                # A later look may succeed; without this thread no run would ever change.
+                fault = f"runs cannot be read now: {type(error).__name__}: {error}"
+                self._show(self._shown, [fault])
             time.sleep(max(self._every, REST * (time.monotonic() - began)))
 
     def runs(self) -> Sequence[Run]:

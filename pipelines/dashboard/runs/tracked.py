@@ -97,8 +97,9 @@ class TrackedRuns:
             # A store that cannot be read now keeps what it had, and that is said.
             runs = dict(kept.runs) if kept else {}
             runs |= {run.run_id: run for run in history.runs}
-            self._stores[uri] = _Store(stamps[uri], time.monotonic(), runs, history.problem)
+            # Another thread merges what is in `_stores` and needs the runs of all of it.
             self._runs |= {f"{uri} {run.run_id}": _run_of(run, uri) for run in history.runs}
+            self._stores[uri] = _Store(stamps[uri], time.monotonic(), runs, history.problem)
 
     def problems(self, uris: Iterable[str]) -> list[str]:
         """Say which stores could not be read, or are not yet."""

@@ -117,6 +117,12 @@ def _logged(context: Context, store: Path) -> tuple[Logged, list[str]]:
         since = "" if logged.since_ms is None else f", back to {clock(logged.since_ms)} UTC"
         number = logged.columns.lists.height
         notices.append(f"{number:,} lists are read so far{since}; more are being read")
+    elif logged.is_cut and logged.since_ms is not None:
+        number = logged.columns.lists.height
+        notices.append(
+            f"the newest {number:,} lists are shown, since {clock(logged.since_ms)} UTC; there are "
+            "older ones"
+        )
     if logged.columns.num_unreadable:
         notices.append(f"{logged.columns.num_unreadable:,} records of lists cannot be read")
     return logged, notices

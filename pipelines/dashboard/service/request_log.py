@@ -1,7 +1,8 @@
 """The request log of an online store: read once in the background, then only what is new.
 
 Hours are read from the newest back, so that a page shows the last ones at once. Lists of the last
-minute may arrive later than others behind them (`SETTLED_MS`), so these are read once more.
+minute may arrive later than others behind them (`SETTLED_MS`), so these are read once more. Of a
+long log the newest `MAX_LISTS` are kept in memory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from serving.online.store import OnlineStore, RequestRecord, StoreError
 EVENTS_FILE = "events.db"
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 LISTS_AT_ONCE, EVENTS_AT_ONCE = 20_000, 20_000
+MAX_LISTS = 2_000_000
+"""Least number of lists that are kept, in at most an hour more; a million takes about 100 MB."""
 MAX_PARTS = 50
 """Of an hour, before they are put together."""
 PATIENCE_SECONDS = 0.2
@@ -48,6 +51,8 @@ class Logged:
     """Grows with each change."""
     is_reading: bool = False
     """Whether older lists are missing, because they are being read."""
+    is_cut: bool = False
+    """Whether older lists are left out, because there are too many."""
     since_ms: int | None = None
     """Time of the oldest that is read; while more are being read, some before it are missing."""
     fault: str = ""
@@ -70,8 +75,12 @@ class _Hour:
     """Of the settled ones."""
 
     def is_empty(self) -> bool:
-        """Whether no list of it was found."""
+        """Whether no list of it was found, or none is kept."""
         return not self.settled and self.latest.lists.is_empty()
+
+    def num_lists(self) -> int:
+        """Count the lists that are kept."""
+        return sum(part.lists.height for part in (*self.settled, self.latest))
 
 
 @dataclass
@@ -95,6 +104,7 @@ class RequestLog:
         self._events_stamp: Stamp | None = None
         self._shown = Logged()
         self._is_whole = False
+        self._is_cut = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -152,10 +162,13 @@ class RequestLog:
         latest_ms = max(known, default=begin_ms) - SETTLED_MS
         for hour_ms in range(begin_ms + DAY_MS - HOUR_MS, begin_ms - 1, -HOUR_MS):
             # What was read of earlier hours is settled.
-            if hour_ms not in day.hours or hour_ms + HOUR_MS > latest_ms:
+            if hour_ms < self._begin_ms():
+                day.hours.setdefault(hour_ms, _Hour())
+            elif hour_ms not in day.hours or hour_ms + HOUR_MS > latest_ms:
                 hour = day.hours.get(hour_ms, _Hour())
                 self._read_hour(store, hour, hour_ms)
                 day.hours[hour_ms] = hour
+                self._drop_oldest()
 
     def _read_hour(self, store: OnlineStore, hour: _Hour, hour_ms: int) -> None:
         waiting: list[RequestRecord] = []
@@ -174,16 +187,44 @@ class RequestLog:
         if len(hour.settled) > MAX_PARTS:
             hour.settled = [joined(hour.settled)]
 
+    def _hours(self) -> list[tuple[int, _Hour]]:
+        """List the hours that have lists, by their begin."""
+        hours = [one for day in self._days.values() for one in day.hours.items()]
+        return sorted((one for one in hours if not one[1].is_empty()), key=lambda one: one[0])
+
+    def _begin_ms(self) -> int:
+        """Begin of the oldest hour that is kept, if older ones are left out; else 0."""
+        hours = self._hours() if self._is_cut else []
+        return hours[0][0] if hours else 0
+
+    def _drop_oldest(self) -> None:
+        """Drop the oldest parts that `MAX_LISTS` can do without."""
+        hours = [hour for _, hour in self._hours()]
+        extra = sum(hour.num_lists() for hour in hours) - MAX_LISTS
+        for hour in hours:
+            while hour.settled and extra >= (number := hour.settled[0].lists.height):
+                del hour.settled[0]
+                extra -= number
+                self._is_cut = True
+            if hour.settled or extra < (number := hour.latest.lists.height):
+                return
+            hour.latest = EMPTY
+            extra -= number
+
     def _read_events(self, store: OnlineStore) -> None:
         stamp = self._stamp(EVENTS_FILE)
+        since_ms = self._begin_ms()
         while events := store.events_after(self._place, EVENTS_AT_ONCE):
             self._place = events[-1][0]
             rows = [
                 (event.request_id, event.received_ms, event.event_type)
                 for _, event in events
-                if event.request_id is not None
+                if event.request_id is not None and event.received_ms >= since_ms
             ]
             self._events.append(pl.DataFrame(rows, schema=CLICKED, orient="row"))
+        if since_ms:
+            kept = pl.concat([pl.DataFrame(schema=CLICKED), *self._events])
+            self._events = [kept.filter(pl.col("received_ms") >= since_ms)]
         self._events_stamp = stamp
 
     def _show(self, *, is_done: bool = False, faults: Sequence[str] = ()) -> None:
@@ -200,6 +241,7 @@ class RequestLog:
             columns=columns,
             events=pl.concat([pl.DataFrame(schema=CLICKED), *self._events]),
             number=self._shown.number + 1,
+            is_cut=self._is_cut,
             since_ms=None if times.is_empty() else int(times.min()),  # type: ignore[arg-type]
             fault="; ".join(faults),
             as_of_ms=int(1_000 * datetime.now(UTC).timestamp()),

@@ -17,7 +17,8 @@ import altair as alt
 import vl_convert
 
 PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"
-NUM_COLORS = 9
+NUM_COLORS = 14
+"""Of `palette.css`; a report has a model for each."""
 LOW_ROW = 15
 """Height of one model's line within a group, in pixels."""
 LINES_HEIGHT = 220

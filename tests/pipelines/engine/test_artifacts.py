@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -123,18 +124,35 @@ def test_disk_full_fails_loudly_and_leaves_no_partial_artifact(tmp_path: Path) -
     assert content_of(tmp_path / "build")[0] == "old"
 
 
-def test_failed_fsync_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_artifact(tmp_path / "build", "old")
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_failed_fsync_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Whichever flush fails, the error rises; only the last one comes after the new is in place."""
+    fsync, flushes, fails_at = os.fsync, 0, -1
 
-    def fail(_descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def failing(descriptor: int) -> None:
+        nonlocal flushes
+        flushes += 1
+        if flushes - 1 == fails_at:
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="Input/output error"):
-            write_artifact(tmp_path / "build", "new")
-    sweep(tmp_path)
-    assert content_of(tmp_path / "build")[0] == "old"
+    monkeypatch.setattr(os, "fsync", failing)
+    write_artifact(tmp_path / "whole", "new")
+    number = flushes
+    assert number > 3
+    for place in range(number):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        write_artifact(folder / "build", "old")
+        flushes, fails_at = 0, place
+        with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+            write_artifact(folder / "build", "new")
+        fails_at = -1
+        sweep(folder)
+        assert [path.name for path in folder.iterdir()] == ["build"]
+        assert content_of(folder / "build")[0] == ("new" if place == number - 1 else "old")
 
 
 def test_altered_and_missing_files_are_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Two schedulers at once in one workspace (FAULTS 31), each a process of its own."""
 
+import errno
 import json
 import os
 import resource
@@ -172,7 +173,29 @@ def test_a_child_out_of_memory_is_reported_and_the_parent_lives(
     assert (workspace / "source/manifest.json").exists(), "what was done stays done"
     assert [line.exit_code for line in read_history(workspace)] == [71]
     assert run(workspace, ("source", "left")) == 0
-    assert not (workspace / ".partial-hungry").exists() or not (workspace / "hungry").exists()
+    assert (workspace / "left/manifest.json").exists(), "the next run goes on"
+    assert not (workspace / "hungry").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_run_whose_flush_fails_ends_with_74_and_counts_nothing_as_done(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """FAULTS 9 and 10: the second stage cannot be forced to disk."""
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if (workspace / "began-left").exists() and not (workspace / "left").exists():
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fail)
+        assert run(workspace, ()) == 74
+    assert (workspace / "source/manifest.json").exists(), "what was done stays done"
+    assert not (workspace / "left").exists()
+    assert run(workspace, ()) == 0
+    assert json.loads((workspace / "join/out.json").read_text())[0] == "join"
 
 
 def test_two_whole_runs_exclude_each_other(workspace: Path, start: Start) -> None:

@@ -1,3 +1,6 @@
+import errno
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,32 @@ def test_what_differs_gets_the_next_free_name(parts: BundleParts, tmp_path: Path
     assert released(folder, parts, config_digest="4") == "abc-4"
     for path in folder.glob("bundle-*"):
         load_bundle(path)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_leaves_the_served_one_and_no_part_of_the_next(
+    parts: BundleParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """FAULTS 9 and 10: whichever flush of a release fails."""
+    folder, fsync = tmp_path / "bundles", os.fsync
+    released(folder, parts)
+    note_release(folder, "abc", promoted=True)
+    kept = sorted(path.name for path in folder.iterdir())
+    for failing in (0, 1, 5):
+        calls = iter(range(1_000))
+
+        def fail(descriptor: int, calls=calls, failing=failing) -> None:  # type: ignore[no-untyped-def]
+            if next(calls) == failing:
+                raise OSError(code, os.strerror(code))
+            fsync(descriptor)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fail)
+            with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+                released(folder, parts, config_digest="2")
+        assert sorted(path.name for path in folder.iterdir()) == kept
+        assert load_bundle((folder / "current").resolve()).version == "abc"
+    assert released(folder, parts, config_digest="2") == "abc-2"
 
 
 def test_a_damaged_one_is_left_alone_and_not_taken_for_the_same(

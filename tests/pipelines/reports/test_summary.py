@@ -1,6 +1,22 @@
+import re
 from dataclasses import replace
 
-from pipelines.reports.summary import comparisons, headline, notices, protocol, time_span
+import numpy as np
+import pytest
+
+from pipelines.publishing.checks import served_row
+from pipelines.reports.figures import model_colors
+from pipelines.reports.page import STATIC
+from pipelines.reports.rankers import RankerReport
+from pipelines.reports.summary import (
+    comparisons,
+    headline,
+    notices,
+    protocol,
+    time_span,
+    verdict_of,
+)
+from pipelines.reports.wording import MODELS
 from recsys.evaluation.significance import Comparison
 
 
@@ -11,16 +27,56 @@ def change(data, split, model, **values):
     intervals[data.primary] = intervals[data.primary]._replace(**values)
 
 
-def test_best_model_is_the_one_that_validation_chose(reported):
-    data = reported()
-    change(data, "validation", "item_to_item", mean=0.9)
-    change(data, "test", "blend", mean=0.8)
+@pytest.mark.parametrize("is_ranked", [True, False, None])
+def test_the_headline_is_of_what_is_served(reported, plain_report, is_ranked):
+    """A ranker that validation does not prefer is measured and may be served."""
+    data = reported(models=("popularity", "blend", "blend_fast", "ranked"))
+    change(data, "validation", "blend", mean=0.9)
+    change(data, "validation", "blend_fast", mean=0.8)
+    if is_ranked is None:
+        data = replace(data, ranker=None)
+    else:
+        ranker = RankerReport(
+            num_candidates=100, served=is_ranked, reason="", metric="ndcg@10", tasks=[],
+            tasks_reason="", trunks=[],
+        )  # fmt: skip
+        data = replace(data, ranker=ranker)
     found = headline(data)
-    assert found.best == "item_to_item"
+    assert found.model == ("ranked" if is_ranked else "blend_fast")
+    assert found.is_served
+    released = {model: {} for model in data.models if model != "ranked" or is_ranked}
+    assert found.model == served_row(released)
+    assert found.interval.mean == data.interval(found.model, "test").mean
+
+
+def test_every_model_of_a_report_has_a_colour_of_its_own(reported):
+    """The palette has as many colours as there are models, and no two are alike."""
+    colors = model_colors(replace(reported(), models=tuple(MODELS)[:14]))
+    assert len(set(colors.values())) == len(colors) == 14
+    sheet = (STATIC / "palette.css").read_text()
+    for theme in (0, 1):
+        drawn = [re.findall(r"#\w{6}", _value(sheet, one))[theme] for one in colors.values()]
+        channels = np.array([[int(one[at : at + 2], 16) for at in (1, 3, 5)] for one in drawn])
+        apart = np.abs(channels[:, None] - channels[None]).sum(-1) + 765 * np.eye(14, dtype=int)
+        assert apart.min() >= 40
+
+
+def _value(sheet, variable):
+    name = variable.removeprefix("var(").removesuffix(")")
+    return next(line for line in sheet.splitlines() if line.strip().startswith(f"{name}:"))
+
+
+def test_best_model_is_the_one_that_validation_chose(reported):
+    """Without a blend, as in a report on single models, nothing is served."""
+    data = reported(models=("popularity", "item_to_item", "two_tower"))
+    change(data, "validation", "item_to_item", mean=0.9)
+    change(data, "test", "two_tower", mean=0.8)
+    found = headline(data)
+    assert (found.model, found.is_served) == ("item_to_item", False)
     assert found.interval.mean == data.interval("item_to_item", "test").mean
     assert found.found == data.metrics["given"]["test"]["item_to_item"]["hit_rate@10"]
     (told,) = [notice for notice in notices(data) if "the best on validation" in notice]
-    assert told.startswith("On test, blend is above item-to-item")
+    assert told.startswith("On test, two-tower is above item-to-item")
 
 
 def test_verdict_tells_what_the_tests_show(reported):
@@ -39,7 +95,7 @@ def test_verdict_tells_what_the_tests_show(reported):
     )
     splits = data.analysis.orders["given"]
     splits["test"] = replace(splits["test"], comparisons=told)
-    assert headline(data).verdict == (
+    assert verdict_of(data, "two_tower") == (
         "It is significantly better than popularity. There is no significant difference from "
         "blend. On test, item-to-item did significantly better."
     )

@@ -183,6 +183,21 @@ def test_summary_of_few_common_users_concludes_nothing(context: Context) -> None
     assert "Measure both on the same events" in words(page)
 
 
+def test_the_losses_that_the_runs_release_tolerates_decide(tmp_path: Path) -> None:
+    """New users lose and all others gain; the second workspace tolerates that."""
+    known = world(31, num_users=1500)
+    write_workspace(tmp_path / "plain", known, {"blend": Model(seed=1)})
+    mixed = Model(seed=2, shift=lambda known: np.where(known.new_users, 1.0, -0.6))
+    for name, settings in (("strict", ""), ("tolerant", "[release]\nmax_slice_loss = 0.95\n")):
+        write_workspace(tmp_path / name, known, {"blend": mixed})
+        (tmp_path / name / "config.toml").write_text(settings)
+    own = Context(stores=Stores(Places(roots=[tmp_path])))
+    assert summary(own, "plain", "strict").lead.startswith("Keep A (plain): B loses in")
+    page = summary(own, "plain", "tolerant")
+    assert page.lead.startswith("Release B (tolerant): B is better over all queries")
+    assert "lose more than 95%" in lines_of(page, "rule")
+
+
 def test_without_any_run_the_page_says_what_to_do(tmp_path: Path) -> None:
     page = SUMMARY.build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
     assert "recsys run --config shop.toml" in words(page)

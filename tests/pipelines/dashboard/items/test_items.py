@@ -1,5 +1,7 @@
 """Page ``items``: counts by hand on a few lists, and the page on real files."""
 
+import tracemalloc
+
 import numpy as np
 import polars as pl
 import pytest
@@ -51,6 +53,30 @@ def test_places_wishes_and_hits_are_counted_once(exposure):
     # Of 6 places item 5 has 3, of 116 events 100.
     assert two.ratio[5] == pytest.approx((3 / 6) / (100 / 116))
     assert two.mean_events(two.shown) == pytest.approx((3 + 2 * 12 + 3 * 100) / 6)
+
+
+def test_counts_of_a_large_catalogue_take_the_memory_of_the_lists(tmp_path):
+    num_items = 2_000_000
+    table = {
+        "user_row": [1, 2],
+        "item_row": [3, num_items - 1],
+        "rank_m": [1, 20],
+        "top_k_m": [[3, 4], [*range(5, 24), num_items - 1]],
+    }
+    pl.DataFrame(table).write_parquet(tmp_path / "table.parquet")
+    context = Context(stores=Stores(Places(roots=[])))
+    run = Run(key="k", name="r", kind="workspace", status="complete", time=None, path=tmp_path)
+    found = Answers(tmp_path / "table.parquet", ("m",), None, "")
+    num_events = np.zeros(num_items, np.int64)
+    tracemalloc.start()
+    counted = exposure_of(context, run, found, "m", 20, num_events)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A few vectors of all items, and no table of 20 places by all items.
+    assert peak < 8 * num_events.nbytes
+    assert np.flatnonzero(counted.shown).tolist() == [3, 4, *range(5, 24), num_items - 1]
+    assert np.flatnonzero(counted.hits).tolist() == [3, num_items - 1]
+    assert exposure_of(context, run, found, "m", 19, num_events).hits.sum() == 1
 
 
 def test_gini_agrees_with_its_definition(exposure):

@@ -1,17 +1,20 @@
 """Runs of MLflow stores: listed once, with what people tagged, and never opened in vain."""
 
 import shutil
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.dashboard.runs import tracked
+from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.runs.tracked import TrackedRuns, earlier_evaluations
 from pipelines.dashboard.runs.workspaces import read_workspace
 from pipelines.engine.artifacts import Manifest
-from pipelines.tracking.history import StoreHistory, read_stores
+from pipelines.tracking.history import StoreHistory, TrackedRun, read_stores
 from pipelines.tracking.tracking import outbox_of, sync_outbox
 from tests.pipelines.dashboard.synthetic_runs import write_run, write_stage
 from tests.pipelines.tracking.mlflow_server import client
@@ -119,6 +122,44 @@ def test_a_store_that_vanishes_keeps_what_was_read_and_is_said(
     runs.read([uri])
     assert runs.merged([uri], []) == before
     assert runs.problems([uri]) == [f"the MLflow store {uri} cannot be read: {path} does not exist"]
+
+
+def test_a_store_is_listed_once_its_runs_are_built(
+    tracked_shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread merges while the runs of a store are being built."""
+    uri = f"sqlite:///{tracked_shop / 'tracking/mlflow.db'}"
+    runs, build = TrackedRuns(rest=0.0), tracked._run_of
+    meanwhile = []
+
+    def building(found: TrackedRun, uri: str) -> Run:
+        meanwhile.append(runs.merged([uri], []))
+        return build(found, uri)
+
+    monkeypatch.setattr(tracked, "_run_of", building)
+    runs.read([uri])
+    assert meanwhile == [[], [], []]
+    assert len(runs.merged([uri], [])) == 3
+
+
+def test_a_look_that_fails_is_said_and_the_next_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = Stores(Places(roots=[tmp_path]), watch=True, every=0.0)
+    look, looks = stores._tracked.merged, iter(range(10**9))
+
+    def broken(uris: Sequence[str], runs: Sequence[Run]) -> list[Run]:
+        if next(looks) == 0:
+            raise KeyError("sqlite:///mlflow.db abc")
+        return look(uris, runs)
+
+    monkeypatch.setattr(stores._tracked, "merged", broken)
+    stores.now()
+    write_run(tmp_path / "shop", width=32)
+    deadline = time.monotonic() + 30
+    while not stores.runs():
+        assert time.monotonic() < deadline, stores.problems()
+        time.sleep(0.01)
 
 
 def test_stores_that_rest_are_not_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

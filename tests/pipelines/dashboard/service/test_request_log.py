@@ -94,6 +94,34 @@ def test_the_latest_minute_of_a_busy_hour_is_read_once_more(tmp_path: Path, monk
         assert times.to_list() == [BEGIN_MS + 1_000 * place for place in range(number + 7)]
 
 
+def test_of_a_long_log_the_newest_lists_are_kept(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(request_log, "LISTS_AT_ONCE", 50)
+    monkeypatch.setattr(request_log, "MAX_LISTS", 300)
+    # 100 lists an hour, from 10 hours over two days.
+    begin_ms = BEGIN_MS + 19 * HOUR_MS
+    records = write_log(tmp_path, 1_000, lambda _: {}, begin_ms=begin_ms, every_ms=36_000)
+    store = SqliteStore(tmp_path)
+    store.add_events([click(1, records[0], 500), click(2, records[-1], 500)])
+    store.close()
+    log = RequestLog(tmp_path)
+    times = [one.time_ms for one in records]
+
+    def check(found, end):
+        kept = found.columns.lists["time_ms"].to_list()
+        assert 300 <= len(kept) <= 400
+        assert kept == times[end - len(kept) : end]
+        assert (found.is_cut, found.since_ms) == (True, kept[0])
+        assert found.columns.sources["items"].sum() == 2 * len(kept)
+        assert records[0].request_id not in found.events["request_id"].to_list()
+
+    first = log.now(60)
+    check(first, 1_000)
+    assert first.events["request_id"].to_list() == [records[-1].request_id]
+    more = write_log(tmp_path, 250, lambda _: {}, begin_ms=begin_ms, every_ms=36_000, first=1_000)
+    times += [one.time_ms for one in more]
+    check(log.now(60), 1_250)
+
+
 def test_a_damaged_file_is_said_and_what_was_read_stays(tmp_path: Path):
     write_log(tmp_path, 10, lambda _: {})
     log = RequestLog(tmp_path)
