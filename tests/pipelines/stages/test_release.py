@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.config.content import ContentConfig, EnrichItemsConfig
+from pipelines.config.run import DataConfig
 from pipelines.stages.release import content_source
 from serving.bundle.manifest import EnrichmentSource
 
@@ -18,11 +19,14 @@ def test_bundle_says_how_its_content_was_made(
     config = SimpleNamespace(
         content=ContentConfig(encoder="hash"),
         enrichment=EnrichItemsConfig(model="smollm2", token_budget=7),
+        data=DataConfig(item_columns={"item_id": "sku"}, separator=";"),
     )
     context = SimpleNamespace(config=config, inputs={"embed_items": tmp_path})
     source = content_source(context)  # type: ignore[arg-type]
     assert (source.encoder, source.name) == ("hash", "hash-1")
     assert source.settings["encoder"] == "hash"
+    table = {"columns": {"item_id": "sku"}, "separator": ";", "list_separator": "|"}
+    assert source.table == table
     if described_by is None:
         assert source.enrichment is None
         return
