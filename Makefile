@@ -66,8 +66,9 @@ test-mutants: install  ## plant the faults of tests/mutants.toml one at a time; 
 test-api: install  ## 10,000 generated requests against what the OpenAPI document says
 	@RECSYS_API_CASES=10000 $(BIN)/python -m pytest -q tests/serving/web/test_openapi.py
 
-soak: install  ## 200 kills of the event writer and of runs, an hour of load (SOAK_SECONDS=600 for less)
+soak: install  ## 200 kills of the event writer and of runs, 100 swaps, 20 drains, an hour of load (SOAK_SECONDS=600 for less)
 	@RECSYS_KILLS=200 $(BIN)/python -m pytest -q tests/serving/online/test_kills.py
+	@RECSYS_SWAPS=100 RECSYS_DRAINS=20 $(BIN)/python -m pytest -q tests/serving/server/test_swaps.py tests/serving/server/test_drain.py
 	@RECSYS_PIPELINE_KILLS=200 $(BIN)/python -m pytest -q -s tests/soak/test_pipeline_kills.py
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak/test_server_soak.py
 

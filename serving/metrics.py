@@ -270,12 +270,15 @@ class ServerMetrics:
     def swap(self, seconds: float) -> None:
         """Count a swap to another bundle."""
         self._swap_seconds.observe(seconds)
-        self._refused_now.set(0)
 
     def swap_refused(self) -> None:
         """Count a published bundle that is not served."""
         self._swaps_refused.inc()
         self._refused_now.set(1)
+
+    def published_serves(self) -> None:
+        """Note that what is published is served."""
+        self._refused_now.set(0)
 
     def bundle(self, version: str, digest: str, age_seconds: float) -> None:
         """Name the served bundle; its age grows from here."""

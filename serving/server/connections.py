@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import select
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -145,6 +146,15 @@ class Connection(HttpToolsProtocol):
             self._head_bytes = 0
             self.table.waits(self)
 
+    def shutdown(self) -> None:
+        """Close, unless a request is on its way: its reply is the last one, and says so."""
+        if self.transport.is_closing():
+            return
+        polled = select.poll()
+        polled.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        if not (self.in_head and (self._head_bytes or polled.poll(0))):
+            super().shutdown()
+
     def is_unread(self, now: float) -> bool:
         """Whether the client has read nothing of what was written for too long."""
         size = self.transport.get_write_buffer_size()
@@ -220,6 +230,17 @@ def send_at_once(
     if not cycle.keep_alive:
         cycle.transport.close()
     cycle.on_response()
+
+
+def leave(send: object) -> None:
+    """Let uvicorn reply nothing to a request whose client is gone.
+
+    It learns that some time after the transport is closed, and only for the newest of pipelined
+    requests; until then it takes a request without a reply for a failure, and answers it.
+    """
+    cycle = getattr(send, "__self__", None)
+    if isinstance(cycle, RequestResponseCycle):
+        cycle.disconnected = True
 
 
 def _descriptors() -> int:

@@ -107,8 +107,9 @@ class WorkerLink(asyncio.Protocol):
 
     def kill(self) -> None:
         """End a worker that does not come back; its jobs go to others."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, SIGKILL)
+        if not self.lost.done():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, SIGKILL)
 
     def close_if_done(self) -> None:
         if self.retired and not self.jobs and self._transport is not None:

@@ -1,19 +1,19 @@
 """The front's view of its processes: which workers serve which bundle, and what comes next.
 
-A generation is the loader and the workers of one bundle. When ``current`` moves, the next one is
-made beside the one that serves; it takes over once its workers are there, or is refused.
+A generation is the loader and the workers of one bundle. Two loops supervise, and no failure ends
+either. One alone decides which generation serves: when ``current`` moves it loads the next one
+beside the one that serves, and when a loader or its memory is lost it loads again what served. The
+other replaces workers that end, and kills those that hang, whatever the first waits for.
+
+A ``ValueError`` is the bundle's fault: it is refused until something else is published. An
+``OSError`` (no descriptors, a process that ended or hangs) is the machine's: it is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,154 +25,19 @@ from serving.bundle.published import Identity, check_published, identity_of
 from serving.log import log
 from serving.metrics import ServerMetrics
 from serving.online.opening import NO_STORE
-from serving.server.dispatch import Dispatcher, WorkerLink
+from serving.server.dispatch import Dispatcher
+from serving.server.processes import Generation, Zygote
 from serving.server.request_log import RequestLog
-from serving.server.zygote import receive_message, send_message
 from serving.settings import Settings
 
-FAULTS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL)
-"""A worker that ends so may have lost a file under its memory: its bundle is verified again."""
-MIN_LIFE_SECONDS = 1.0
-"""Workers that live shorter are replaced after this pause."""
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 10.0
-"""Between attempts to load any bundle that has served before."""
-START_SECONDS = 120.0
-RETIRE_SECONDS = 60.0
-"""How long workers of a replaced bundle may finish what they have in hand."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 60.0
+"""Between attempts that fail for another reason than the bundle; doubled after each."""
+LOAD_SECONDS = 600.0
+"""A loader that takes longer to load a bundle is killed."""
+TEND_SECONDS = 0.5
+"""How often workers are looked after, unless one ends."""
 STUCK_SECONDS = 60.0
 """A worker that works on one list for longer is killed."""
-
-
-class Process:
-    """A process that is ordered about over a socket."""
-
-    def __init__(self) -> None:
-        self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ours.setblocking(False)
-        self.gone = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().add_reader(self._ours.fileno(), self._read)
-
-    def started(self) -> None:
-        """Note that the process has its end of the socket."""
-        self.theirs.close()
-
-    def send(self, message: dict[str, Any], descriptor: int | None = None) -> None:
-        """Send a message; one to a process that is gone is lost, as ``gone`` says."""
-        with suppress(OSError):
-            send_message(self._ours, message, descriptor)
-
-    def close(self) -> None:
-        """Let the process end."""
-        if not self.gone.done():
-            asyncio.get_running_loop().remove_reader(self._ours.fileno())
-            self._ours.close()
-            self.gone.set_result(None)
-
-    def _read(self) -> None:
-        try:
-            received = receive_message(self._ours)
-        except BlockingIOError:
-            return
-        except OSError:
-            received = None
-        if received is None:
-            self.close()
-            return
-        self.on_message(received[0])
-
-    def on_message(self, message: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-
-class Zygote(Process):
-    """Imports everything once; forks loaders."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.imported = asyncio.get_running_loop().create_future()
-        one_thread = dict.fromkeys(
-            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "serving.server.zygote", str(self.theirs.fileno())],
-            pass_fds=[self.theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **one_thread, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        self.started()
-
-    def on_message(self, message: dict[str, Any]) -> None:
-        if not self.imported.done():
-            self.imported.set_result(None)
-
-
-class Generation(Process):
-    """The loader of one bundle, and its workers."""
-
-    def __init__(self, target: Path, identity: Identity) -> None:
-        super().__init__()
-        self.target, self.identity = target, identity
-        self.parent: Generation | None = None
-        """Whose loader was forked for it; None where it was the zygote."""
-        self.loaded: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.links: set[WorkerLink] = set()
-        self.started_at = time.monotonic()
-        self.faulty = asyncio.Event()
-        self._forked: asyncio.Queue[int] = asyncio.Queue()
-
-    def on_message(self, message: dict[str, Any]) -> None:
-        if "worker" in message:
-            self._forked.put_nowait(message["worker"])
-        elif "ended" in message:
-            self._note_end(message["ended"], message["status"])
-        elif not self.loaded.done():
-            if "loaded" in message:
-                self.loaded.set_result(message["loaded"])
-            else:
-                self.loaded.set_exception(ValueError(message["refused"]))
-
-    def close(self) -> None:
-        super().close()
-        if not self.loaded.done():
-            self.loaded.set_exception(ValueError("the process that loaded it ended"))
-        self._forked.put_nowait(0)
-
-    async def add_worker(self, dispatcher: Dispatcher) -> WorkerLink | None:
-        """Fork a worker; None where the loader is gone."""
-        ours, theirs = socket.socketpair()
-        self.send({"fork": True}, theirs.fileno())
-        theirs.close()
-        if self.gone.done() or not (pid := await self._forked.get()):
-            ours.close()
-            return None
-        link = WorkerLink(dispatcher, pid)
-        await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
-        self.links.add(link)
-        return link
-
-    def is_release_of(self, target: Path) -> bool:
-        """Whether a bundle is this one, or a delta of it."""
-        return target.parent == self.target.parent and (
-            target.name.partition("+")[0] == self.target.name
-        )
-
-    async def retire(self, *, keep_loader: bool = False) -> None:
-        """Let workers finish, then end all processes, or all but the loader."""
-        for link in self.links:
-            link.retire()
-        if waiting := [link.lost for link in self.links]:
-            await asyncio.wait(waiting, timeout=RETIRE_SECONDS)
-        if not keep_loader:
-            self.close()
-
-    def _note_end(self, pid: int, status: int) -> None:
-        code = os.waitstatus_to_exitcode(status)
-        if code == 0:
-            return
-        reason = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        log("worker_ended", {"pid": pid, "reason": reason, "bundle": self.target.name}, level=ERROR)
-        if -code in FAULTS:
-            self.faulty.set()
 
 
 @dataclass(kw_only=True)
@@ -207,14 +72,20 @@ class Fleet:
     _good: list[Path] = field(default_factory=list)
     """Bundles that were served, the newest last."""
     _tried: Identity | None = None
+    """What was served or refused, and is not tried again."""
+    _failed: Identity | None = None
+    """What is tried again at ``_retry_at``, since the bundle is not known to be at fault."""
+    _retry_at: float = 0.0
+    _pause: float = MIN_PAUSE_SECONDS
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _worker_lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def watching(self) -> bool:
         """Whether a newly published bundle would be noticed."""
         late = time.monotonic() - self.last_poll
-        return late < 10 * self.settings.poll_seconds + START_SECONDS
+        return late < 10 * self.settings.poll_seconds + LOAD_SECONDS
 
     async def start(self) -> None:
         """Load what is published and start its workers.
@@ -224,13 +95,16 @@ class Fleet:
         """
         check_published(self.settings.followed)
         self._tried = identity_of(self.settings.followed, self.settings.config)
-        generation = await self._loaded(Path(self._tried[0][0]), self._tried)
-        await self._take_over(generation)
+        try:
+            await self._serve(Path(self._tried[0][0]), self._tried)
+        except OSError as error:
+            raise ValueError(f"the bundle cannot be served: {error}; see the log above") from error
         log("bundle_loaded", {"bundle": self.info["bundle"]})
         if self.settings.log_lists and self.settings.store_url != NO_STORE:
             self.request_log = RequestLog(self._fork_request_log, self.metrics.lists_kept)
             self._spawn(self.request_log.run())
-        self._spawn(self._follow())
+        self._spawn(self._forever(self.poll, self._wake, self.settings.poll_seconds))
+        self._spawn(self._forever(self.tend, self._worker_lost, TEND_SECONDS))
 
     async def stop(self) -> None:
         """End all processes."""
@@ -248,8 +122,30 @@ class Fleet:
 
     def wake(self) -> None:
         """Poll soon, and try a refused bundle again."""
-        self._tried = None
+        self._tried, self._retry_at = None, 0.0
         self._wake.set()
+
+    def _changed(self) -> None:
+        self._wake.set()
+        self._worker_lost.set()
+
+    async def _forever(
+        self, step: Callable[[], Awaitable[Any]], event: asyncio.Event, seconds: float
+    ) -> None:
+        """Take a step whenever an event is set, and as often as a time says, whatever fails."""
+        failure = ""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+            event.clear()
+            try:
+                await step()
+                failure = ""
+            except Exception as error:
+                if failure != repr(error):
+                    log("supervision_failed", {"step": step.__name__}, level=ERROR, failed=True)
+                failure = repr(error)
 
     def _spawn(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -261,10 +157,10 @@ class Fleet:
         zygote.send({"settings": self.settings.to_json()}, descriptor)
 
     async def _ready_zygote(self) -> Zygote:
-        """Give the zygote, another one where it has ended.
+        """Return the zygote, or another one if it has ended.
 
         Raises:
-            ValueError: It ends before it can fork.
+            OSError: It cannot be started, or ends before it can fork.
         """
         zygote = self._zygote
         if zygote is None or zygote.gone.done():
@@ -274,7 +170,7 @@ class Fleet:
             self._zygote = zygote = Zygote()
         await asyncio.wait([zygote.imported, zygote.gone], return_when="FIRST_COMPLETED")
         if not zygote.imported.done():
-            raise ValueError("the process that imports the models ended; see the log above")
+            raise ChildProcessError("the process that imports the models ended; see the log above")
         return zygote
 
     async def _loaded(self, target: Path, identity: Identity, *, whole: bool = False) -> Generation:
@@ -285,130 +181,119 @@ class Fleet:
 
         Raises:
             ValueError: The bundle is refused.
+            OSError: A process cannot be started, ended, or took too long.
         """
-        zygote = await self._ready_zygote()
-        generation = Generation(target, identity)
+        generation = Generation(target, identity, self._changed, self._worker_ended)
         message = {"settings": self.settings.to_json(), "target": str(target)}
-        released = self._released
-        if whole or released is None or released.gone.done() or not released.is_release_of(target):
-            zygote.send(message, generation.theirs.fileno())
-        else:
-            released.send(message, generation.theirs.fileno())
-            generation.parent = released
-        generation.started()
+        shared = None if whole else self._released
+        if shared is not None and not shared.broken and shared.is_release_of(target):
+            generation.parent = shared
         try:
-            await generation.loaded
-        except BaseException:
+            async with asyncio.timeout(LOAD_SECONDS):
+                source = generation.parent or await self._ready_zygote()
+                source.send(message, generation.theirs.fileno())
+                generation.theirs.close()
+                await generation.loaded
+        except TimeoutError:
+            hangs = generation if generation.pid else generation.parent or self._zygote
+            if hangs is not None:
+                hangs.kill()
             generation.close()
+            raise TimeoutError(f"it did not load within {LOAD_SECONDS:g} s") from None
+        except BaseException:
+            generation.kill()
             raise
         return generation
 
-    async def _take_over(self, generation: Generation) -> None:
-        """Let a generation serve, and the one before finish."""
-        links = [
-            await generation.add_worker(self.dispatcher) for _ in range(self.settings.num_workers)
-        ]
-        if None in links:
-            await generation.retire()
-            raise ValueError("the process that loaded the bundle ended")
+    async def _serve(self, target: Path, identity: Identity, *, whole: bool = False) -> None:
+        """Load a bundle and let it serve, and the generation before finish.
+
+        Raises:
+            ValueError: The bundle is refused.
+            OSError: A process cannot be started, ended, or took too long.
+        """
+        generation = await self._loaded(target, identity, whole=whole)
+        try:
+            # One that ends meanwhile is replaced before it counts; a bundle whose workers all end
+            # does not replace one that serves.
+            for _ in range(2 * self.settings.num_workers):
+                if len(generation.links) < self.settings.num_workers:
+                    await generation.add_worker(self.dispatcher)
+            if len(generation.links) < self.settings.num_workers:
+                raise ChildProcessError("its workers ended as soon as they began")
+        except BaseException:
+            self._spawn(generation.retire())
+            raise
+        self._take_over(generation)
+
+    def _take_over(self, generation: Generation) -> None:
         before, self._serving = self._serving, generation
         self.info = generation.loaded.result()
-        self.state.loaded_at, self.state.refused = datetime.now(UTC), None
+        self.state.loaded_at = datetime.now(UTC)
         if generation.target in self._good:
             self._good.remove(generation.target)
         self._good.append(generation.target)
-        self.dispatcher.use({link for link in links if link is not None})
+        self.dispatcher.use(generation.links)
         made = generation.identity[0][3] / 1e9 if generation.identity else time.time()
         age = max(0.0, time.time() - made)
         self.metrics.bundle(self.info["bundle"], self.info["digest"], age)
-        for link in generation.links:
-            self._spawn(self._keep_alive(generation, link))
-        self._spawn(self._mend(generation))
+        if generation.identity:
+            self._published_serves()
         released, self._released = self._released, generation.parent or generation
         for replaced in {before, released} - {generation}:
             if replaced is not None:
                 self._spawn(replaced.retire(keep_loader=replaced is self._released))
 
-    async def _keep_alive(self, generation: Generation, link: WorkerLink | None) -> None:
-        """Replace a worker whenever it ends, for as long as its generation serves."""
-        while link is not None:
-            begin = time.monotonic()
-            await link.lost
-            generation.links.discard(link)
-            if generation is not self._serving:
-                return
-            if time.monotonic() - begin < MIN_LIFE_SECONDS:
-                await asyncio.sleep(MIN_LIFE_SECONDS)
+    def _worker_ended(self, reason: str) -> None:
+        self.state.num_restarts += 1
+        self.metrics.worker_restarted(reason)
+
+    async def tend(self) -> None:
+        """Kill a worker that hangs, and replace those of the serving bundle that have ended.
+
+        Raises:
+            OSError: One cannot be replaced.
+        """
+        generation = self._serving
+        assert generation is not None
+        found = self.dispatcher.oldest_in_hand()
+        if found is not None and time.monotonic() - found[1] > STUCK_SECONDS:
+            log("worker_stuck", {"seconds": STUCK_SECONDS}, level=ERROR)
+            generation.stuck.add(found[0].pid)
+            found[0].kill()
+        while (
+            generation is self._serving
+            and not generation.broken
+            and len(generation.links) < self.settings.num_workers
+            and time.monotonic() >= generation.fork_at
+        ):
             link = await generation.add_worker(self.dispatcher)
-            if link is not None and generation is self._serving:
-                self.state.num_restarts += 1
-                self.metrics.worker_restarted("killed")
+            if generation is not self._serving:
+                link.retire()
+            elif not link.lost.done():
                 self.dispatcher.workers.add(link)
                 self.dispatcher.fill()
 
-    async def _mend(self, generation: Generation) -> None:
-        """Load the bundle again, or the last good one, where the loader or its memory is lost."""
-        faulty = asyncio.get_running_loop().create_task(generation.faulty.wait())
-        await asyncio.wait([generation.gone, faulty], return_when="FIRST_COMPLETED")
-        faulty.cancel()
-        if generation is not self._serving:
-            return
-        pause = MIN_PAUSE_SECONDS
-        while generation is self._serving:
-            for target in reversed(self._good):
-                if await self._reloaded(target):
-                    return
-            log("no_good_bundle", {"tried": [path.name for path in self._good]}, level=ERROR)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
-
-    async def _reloaded(self, target: Path) -> bool:
-        """Load a bundle that has served before, and serve it; False where it is refused."""
-        published = identity_of(self.settings.followed, self.settings.config)
-        # Another bundle than the published one has no identity that a poll would find.
-        identity = published if published[0][0] == str(target) else ()
-        try:
-            await self._take_over(await self._loaded(target, identity, whole=True))
-        except ValueError as error:
-            self._refuse(str(error))
-            return False
-        log("bundle_reloaded", {"bundle": self.info["bundle"]}, level=WARNING)
-        return True
-
-    async def _follow(self) -> None:
-        """Poll for a newly published bundle until the server ends, whatever happens."""
-        failure = ""
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.poll_seconds):
-                    await self._wake.wait()
-            self._wake.clear()
-            try:
-                self.last_poll = time.monotonic()
-                await self.poll()
-                self._kill_stuck()
-                failure = ""
-            except Exception as error:
-                if failure != repr(error):
-                    log("poll_failed", {}, level=ERROR, failed=True)
-                failure = repr(error)
-
     async def poll(self) -> bool:
-        """Look once at what is published; return whether it was swapped."""
+        """Look once at what is published and at what serves; return whether it was swapped."""
+        self.last_poll = now = time.monotonic()
         identity = identity_of(self.settings.followed, self.settings.config)
-        if identity == self._tried:
-            return False
-        self._tried = identity
-        assert self._serving is not None
-        if identity == self._serving.identity:
-            self.state.refused = None
-            return False
+        serving, due = self._serving, now >= self._retry_at
+        assert serving is not None
+        if identity != self._tried and (due or identity != self._failed):
+            self._tried = identity
+            if identity == serving.identity and not serving.broken:
+                self._published_serves()
+            elif await self._swapped(identity):
+                return True
+        if serving.broken and due:
+            await self._reload(identity)
+        return False
+
+    async def _swapped(self, identity: Identity) -> bool:
+        """Serve what is published; False if it is refused, or to be tried again."""
         begin, before = time.monotonic(), self.info["bundle"]
-        try:
-            generation = await self._loaded(Path(identity[0][0]), identity)
-            await self._take_over(generation)
-        except ValueError as error:
-            self._refuse(str(error))
+        if not await self._attempt(Path(identity[0][0]), identity):
             return False
         self.state.num_swaps += 1
         seconds = time.monotonic() - begin
@@ -417,16 +302,38 @@ class Fleet:
         log("bundle_swapped", {**fields, "seconds": round(seconds, 3)})
         return True
 
-    def _refuse(self, reason: str) -> None:
-        self.state.num_refused += 1
-        self.metrics.swap_refused()
-        self.state.refused = reason
-        serving = self.info.get("bundle")
-        log("bundle_refused", {"serving": serving, "reason": reason}, level=ERROR)
+    async def _reload(self, published: Identity) -> None:
+        """Load the bundle again that served, or the last good one, since its memory is lost."""
+        for target in reversed(self._good):
+            # Another bundle than the published one has no identity that a poll would find.
+            if await self._attempt(target, published if published[0][0] == str(target) else ()):
+                log("bundle_reloaded", {"bundle": self.info["bundle"]}, level=WARNING)
+                return
+        log("no_good_bundle", {"tried": [path.name for path in self._good]}, level=ERROR)
+        self._retry_later()
 
-    def _kill_stuck(self) -> None:
-        """Kill a worker that does not come back from a list."""
-        found = self.dispatcher.oldest_in_hand()
-        if found is not None and time.monotonic() - found[1] > STUCK_SECONDS:
-            log("worker_stuck", {"seconds": STUCK_SECONDS}, level=ERROR)
-            found[0].kill()
+    async def _attempt(self, target: Path, identity: Identity) -> bool:
+        """Serve a bundle; False if it is refused, or to be tried again."""
+        assert self._serving is not None
+        try:
+            await self._serve(target, identity, whole=self._serving.broken)
+        except (ValueError, OSError) as error:
+            self.state.num_refused += 1
+            self.metrics.swap_refused()
+            self.state.refused = str(error)
+            fields = {"serving": self.info["bundle"], "reason": str(error)}
+            log("bundle_refused", fields, level=ERROR)
+            if isinstance(error, OSError) and identity:
+                self._tried, self._failed = None, identity
+                self._retry_later()
+            return False
+        return True
+
+    def _retry_later(self) -> None:
+        self._retry_at = time.monotonic() + self._pause
+        asyncio.get_running_loop().call_later(self._pause, self._wake.set)
+        self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
+
+    def _published_serves(self) -> None:
+        self.state.refused, self._pause = None, MIN_PAUSE_SECONDS
+        self.metrics.published_serves()

@@ -23,7 +23,7 @@ from serving.online.records import ID_LENGTH, ID_START, new_request_id, time_of
 from serving.online.writer import EventWriter
 from serving.schemas import error_body
 from serving.security.access import Access, Caller
-from serving.server.connections import Connections, send_at_once
+from serving.server.connections import Connections, leave, send_at_once
 from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
@@ -118,10 +118,11 @@ class Front:
             try:
                 await self._send(send, status, headers, body)
             except RuntimeError:
-                # uvicorn knows only of the newest of pipelined requests that its client is gone.
                 if not scope["recsys.connection"].transport.is_closing():
                     raise
                 status = CLIENT_GONE
+        if status == CLIENT_GONE:
+            leave(send)
         self._observe(scope, status, time.perf_counter() - started, fields)
 
     def _observe(self, scope: Scope, status: int, seconds: float, fields: dict[str, Any]) -> None:

@@ -92,24 +92,30 @@ class RequestLog(asyncio.Protocol):
 
     async def run(self) -> None:
         """Start the process, and another one whenever it ends."""
-        loop = asyncio.get_running_loop()
         while not self._closing:
-            begin = time.monotonic()
-            ours, theirs = socket.socketpair()
+            begin, failure = time.monotonic(), "it ended"
             try:
-                with theirs:
-                    await self._fork(theirs.fileno())
-                self._lost = loop.create_future()
-                await loop.create_unix_connection(lambda: self, sock=ours)
-                # Not the future itself, which would be cancelled with the task.
-                await asyncio.wait([self._lost])
-                failure = "it ended"
-            except ValueError as error:
-                ours.close()
+                await self._run_once()
+            except (ValueError, OSError) as error:
                 failure = str(error)
             if not self._closing:
                 log("request_log_ended", {"error": failure}, level=ERROR)
                 await asyncio.sleep(max(0.0, PAUSE_SECONDS - (time.monotonic() - begin)))
+
+    async def _run_once(self) -> None:
+        """Start the process, and wait until it ends."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                await self._fork(theirs.fileno())
+            self._lost = loop.create_future()
+            await loop.create_unix_connection(lambda: self, sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        # Not the future itself, which would be cancelled with the task.
+        await asyncio.wait([self._lost])
 
     async def close(self) -> None:
         """Send what waits and let the process end, once it has written it."""

@@ -27,14 +27,21 @@ if TYPE_CHECKING:
     from serving.traces import Traces
 
 BACKLOG = 4096
+GRACE_SECONDS = 2.0
+"""How long idle connections may send one more request once no further ones are accepted."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server; on SIGTERM readiness ends first, then connections, then processes."""
+    """uvicorn's server; on SIGTERM readiness ends first, then connections, then processes.
+
+    From SIGTERM on every reply closes its connection. A server that closed idle connections itself
+    would cut off requests that are on their way to it, so it does that last.
+    """
 
     def __init__(self, config: uvicorn.Config, front: Front, notice_seconds: float) -> None:
         super().__init__(config)
         self._front, self._notice_seconds = front, notice_seconds
+        self._grace_seconds = min(GRACE_SECONDS, config.timeout_graceful_shutdown or 0.0)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._front.draining:
@@ -42,12 +49,35 @@ class Server(uvicorn.Server):
             return
         log("draining", {"signal": signal.Signals(sig).name})
         self._front.draining = True
-        notice = 0.0 if sig == signal.SIGINT else self._notice_seconds
+        if sig == signal.SIGINT:
+            self._notice_seconds = self._grace_seconds = 0.0
         loop = asyncio.get_running_loop()
-        loop.call_soon_threadsafe(loop.call_later, notice, self._end)
+        loop.call_soon_threadsafe(loop.call_later, self._notice_seconds, self._end)
 
     def _end(self) -> None:
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in sockets or []:
+            await self._accept_last(listener)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._grace_seconds
+        while self.server_state.connections and loop.time() < deadline and not self.force_exit:
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+
+    async def _accept_last(self, listener: socket.socket) -> None:
+        """Stop listening; connections that wait to be accepted would be reset with the socket."""
+        with listener.dup() as last:
+            for server in self.servers:
+                server.close()
+            last.setblocking(False)
+            with suppress(OSError):
+                while True:
+                    await asyncio.get_running_loop().connect_accepted_socket(
+                        lambda: Connection(self.config, self.server_state, self.lifespan.state),
+                        last.accept()[0],
+                    )
 
 
 def serve(settings: Settings) -> None:

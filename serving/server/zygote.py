@@ -101,6 +101,7 @@ def run_loader(
     from serving.settings import Settings
     from serving.web.app import create_app
 
+    send_message(control, {"pid": os.getpid()})
     settings = Settings.from_json(message["settings"])
     try:
         recommender = load_and_try(Path(message["target"]), settings, loaded)

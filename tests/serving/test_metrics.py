@@ -86,7 +86,7 @@ def test_a_refused_bundle_shows_until_one_is_served() -> None:
     metrics = ServerMetrics()
     metrics.swap_refused()
     assert samples(metrics)["recsys_bundle_refused",] == 1
-    metrics.swap(1.0)
+    metrics.published_serves()
     found = samples(metrics)
     assert found["recsys_bundle_refused",] == 0
     assert found["recsys_swaps_refused_total",] == 1

@@ -1,6 +1,7 @@
 """Served lists on their way to the process that writes them: kept, dropped, flushed, replaced."""
 
 import asyncio
+import errno
 import functools
 import os
 import signal
@@ -50,7 +51,7 @@ class Process:
 
     def __init__(self, folder):
         self.store = Failing(folder)
-        self.kept = self.dropped = self.num_starts = 0
+        self.kept = self.dropped = self.num_starts = self.num_failures = 0
         self.log = RequestLog(self._fork, self._count)
         self.begins = asyncio.Event()
         self.begins.set()
@@ -65,6 +66,9 @@ class Process:
 
     async def _fork(self, descriptor):
         await self.begins.wait()
+        if self.num_failures:
+            self.num_failures -= 1
+            raise OSError(errno.EMFILE, "too many open files")
         self.num_starts += 1
         self._socket = socket.socket(fileno=os.dup(descriptor))
         writer = RequestLogWriter(self._socket, self.store)
@@ -159,6 +163,21 @@ async def test_a_process_that_ends_is_replaced_and_what_it_had_is_counted(tmp_pa
         process.store.error = None
         process.send(4)
         await process.until(lambda: process.kept == 2)
+
+
+@in_a_loop
+async def test_a_process_that_cannot_be_started_is_started_once_it_can(tmp_path, monkeypatch):
+    def failing(*arguments, made=socket.socketpair):
+        monkeypatch.setattr(socket, "socketpair", made)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async with Process(tmp_path) as process:
+        process.num_failures = 2
+        monkeypatch.setattr(socket, "socketpair", failing)
+        process.send(1)
+        # What removes a user waits for this, and is refused without it.
+        assert await process.log.flushed()
+        assert (process.kept, process.dropped, process.num_starts) == (1, 0, 1)
 
 
 @in_a_loop

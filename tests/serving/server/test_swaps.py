@@ -1,6 +1,7 @@
 """Bundles that are published while a server runs: taken whole, or refused and the old one kept."""
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -15,6 +16,8 @@ from serving.bundle.manifest import publish
 from tests.serving.server.running import Load, RunningServer, running, wait_for
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
+SWAPS = int(os.environ.get("RECSYS_SWAPS", "12"))
+
 
 def served(server):
     return server.get("/v1/recommend", {"k": 1})[1]["served_by"]["bundle"]
@@ -23,6 +26,15 @@ def served(server):
 def until_serves(server, version):
     wait_for(lambda: server.state().get("bundle") == version)
     assert served(server) == version
+
+
+def mix(bundle, other, bad, reseal):
+    """Make a bundle whose index is one of other dimensions."""
+    shutil.copytree(bundle, bad)
+    for name in ("items.faiss", "items.faiss.json"):
+        (bad / "index" / name).unlink()
+        shutil.copyfile(other / "index" / name, bad / "index" / name)
+    reseal(bad, version=bad.name.removeprefix("bundle-"))
 
 
 def until_refused(server, count):
@@ -50,13 +62,8 @@ def test_published_bundles_are_taken_and_damaged_ones_refused(own, bundles_dir, 
     wait_for(lambda: len(own.loaders()) == 1)
     publish(bundles_dir, "v1+1")
     until_serves(own, "v1+1")
-    # Other dimensions.
     other = write_synthetic_bundle(bundles_dir, "v3", SyntheticSize(embedding_dim=16))
-    bad = shutil.copytree(bundles_dir / "bundle-v2", bundles_dir / "bundle-bad")
-    for name in ("items.faiss", "items.faiss.json"):
-        (bad / "index" / name).unlink()
-        shutil.copyfile(other / "index" / name, bad / "index" / name)
-    reseal(bad, version="bad")
+    mix(bundles_dir / "bundle-v2", other, bundles_dir / "bundle-bad", reseal)
     publish(bundles_dir, "bad")
     reason = until_refused(own, 1)
     assert "items.faiss is 41 x 16, the rest of the bundle needs 61 x 8" in reason
@@ -119,24 +126,36 @@ def test_truncated_file_under_a_worker_ends_at_the_last_good_bundle(own, bundles
     assert own.events("bundle_reloaded")[0]["bundle"] == "v1"
 
 
-def test_swaps_under_load_fail_no_request(own, bundles_dir):
-    for number, items in (("v2", 60), ("v3", 45)):
-        write_synthetic_bundle(bundles_dir, number, SyntheticSize(num_items=items, seed=items))
-    order = ["v2", "v3", "v1"]
+@pytest.mark.timeout(120 + 5 * SWAPS)
+def test_swaps_under_load_fail_no_request_and_one_that_does_not_fit_is_refused(
+    own, bundles_dir, reseal
+):
+    write_synthetic_bundle(bundles_dir, "v2", SyntheticSize(num_items=60, seed=60))
+    size = SyntheticSize(num_items=45, embedding_dim=16, seed=45)
+    other = write_synthetic_bundle(bundles_dir, "v3", size)
+    mix(bundles_dir / "bundle-v2", other, bundles_dir / "bundle-bad", reseal)
+    order = itertools.cycle(["v2", "v3", "v1"])
+
+    async def until(version):
+        await asyncio.to_thread(publish, bundles_dir, version)
+        await asyncio.to_thread(wait_for, lambda: own.state().get("bundle") == version)
 
     async def swap_under_load():
         async with Load(own) as load:
-            for number in range(12):
-                wanted = order[number % 3]
-                await asyncio.to_thread(publish, bundles_dir, wanted)
-                await asyncio.to_thread(
-                    wait_for, lambda wanted=wanted: own.state().get("bundle") == wanted
-                )
+            for _ in range(SWAPS // 2):
+                await until(next(order))
+            serving = own.state()["bundle"]
+            await asyncio.to_thread(publish, bundles_dir, "bad")
+            assert "items.faiss is" in await asyncio.to_thread(until_refused, own, 1)
+            assert served(own) == serving
+            for _ in range(SWAPS - SWAPS // 2):
+                await until(next(order))
         return load
 
     load = asyncio.run(swap_under_load())
     assert set(load.statuses) == {200}
     assert set(load.bundles) == {"v1", "v2", "v3"}
+    assert (own.state()["num_swaps"], own.state()["num_refused"]) == (SWAPS, 1)
     # What was replaced is gone with its processes.
     wait_for(lambda: [len(some) for some in own.processes()] == [1, 1, 2])
 

@@ -10,7 +10,7 @@ import pytest
 
 from serving.recommend import Recommender
 from serving.schemas import Request
-from tests.serving.server.running import Load, RunningServer, post, wait_for
+from tests.serving.server.running import SERVE, Load, RunningServer, post, running, wait_for
 
 
 def test_lists_are_those_of_one_process(shared, released):
@@ -82,6 +82,18 @@ def test_killed_worker_is_back_within_a_second(own):
     wait_for(lambda: (state := own.state())["num_restarts"] == 1 and state["workers"] == 2, 2.0)
 
 
+def test_a_loader_that_hangs_is_killed_and_replaced(bundles_dir, tmp_path):
+    program = f"import serving.server.processes as one; one.FORK_SECONDS = 1.0; {SERVE}"
+    with running(bundles_dir, tmp_path / "log", program=program) as server:
+        _, (loader,), workers = server.processes()
+        loader.suspend()
+        workers[0].kill()
+        wait_for(lambda: not loader.is_running())
+        wait_for(lambda: server.events("bundle_reloaded"))
+        wait_for(lambda: server.state()["workers"] == 2)
+        assert server.get("/v1/recommend", {"k": 1})[0] == 200
+
+
 def test_all_processes_end_with_the_front(released, tmp_path):
     server = RunningServer(released, tmp_path / "log").until_ready()
     everyone = [one for some in server.processes() for one in some]
@@ -111,18 +123,34 @@ def test_sigterm_flips_readiness_then_answers_what_is_accepted(released, tmp_pat
     assert "Traceback" not in server.log.read_text()
 
 
-def test_equal_requests_at_one_time_have_replies_of_their_own(shared):
+def test_equal_requests_at_one_time_are_computed_once_and_have_ids_of_their_own(shared):
+    before = shared.state()["num_deduplicated"]
+
+    def shares():
+        return shared.state()["num_deduplicated"] - before
+
     async def ask():
         document = {"user_id": "user-3", "k": 7}
-        return await asyncio.gather(*(post(shared.port, document) for _ in range(200)))
+        return await asyncio.gather(*(post(shared.port, document) for _ in range(500)))
 
-    before = shared.state()["num_deduplicated"]
-    replies = asyncio.run(ask())
+    async def ask_at_one_time():
+        workers = shared.processes()[2]
+        for worker in workers:
+            worker.suspend()
+        try:
+            asking = asyncio.create_task(ask())
+            await asyncio.to_thread(wait_for, lambda: shares() == 499)
+        finally:
+            for worker in workers:
+                worker.resume()
+        return await asking
+
+    replies = asyncio.run(ask_at_one_time())
     assert {status for status, _, _ in replies} == {200}
     documents = [json.loads(body) for _, _, body in replies]
-    assert len({one["request_id"] for one in documents}) == 200
+    assert len({one["request_id"] for one in documents}) == 500
     assert len({tuple(item["item_id"] for item in one["items"]) for one in documents}) == 1
-    assert shared.state()["num_deduplicated"] > before
+    assert shares() == 499
 
 
 def test_port_that_is_taken_is_said_before_a_bundle_is_loaded(shared, released, tmp_path):
