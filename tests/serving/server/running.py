@@ -104,12 +104,12 @@ class RunningServer:
         return zygotes, loaders, _children_of(loaders)
 
     def request_logs(self):
-        """What writes served lists, known by its lower priority."""
-        front = psutil.Process(self.process.pid)
+        """What writes served lists: of the zygote's children the one without a loader's socket."""
         found = []
-        for one in front.children(recursive=True):
+        for one in _children_of(psutil.Process(self.process.pid).children()):
             with contextlib.suppress(psutil.NoSuchProcess):
-                found += [one] if one.nice() > front.nice() else []
+                kinds = {end.type for end in one.net_connections(kind="unix")}
+                found += [] if socket.SOCK_SEQPACKET in kinds else [one]
         return found
 
     def loaders(self):

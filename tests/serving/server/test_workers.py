@@ -85,7 +85,8 @@ def test_killed_worker_is_back_within_a_second(own):
 def test_a_loader_that_hangs_is_killed_and_replaced(bundles_dir, tmp_path):
     program = f"import serving.server.processes as one; one.FORK_SECONDS = 1.0; {SERVE}"
     with running(bundles_dir, tmp_path / "log", program=program) as server:
-        _, (loader,), workers = server.processes()
+        workers = server.processes()[2]
+        loader = workers[0].parent()
         loader.suspend()
         workers[0].kill()
         wait_for(lambda: not loader.is_running())
