@@ -171,7 +171,7 @@ def test_list_longer_than_the_catalogue_holds_what_there_is(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("id,title\n1,a\n", "has no column 'item_id' (nearest: 'id'); its columns are id, title"),
+        ("id,title\n1,a\n", "its columns are id, title. Name the right one for 'item_id'"),
         ("item_id,title\nx,a\n,b\n", "row 1: item_id is empty"),
         ("item_id,title\nx,a\nx,b\n", "names item_id 'x' more than once"),
     ],
