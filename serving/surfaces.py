@@ -224,7 +224,7 @@ HOME = Surface(
     },
     learned=True,
 )
-# Content at 0.75: at 1 the next item of a user is found less often (DECISIONS.md).
+# Content at 0.75: at 1 the next item of a user is found less often.
 RELATED = Surface(
     name="related",
     kind="related",

@@ -96,8 +96,8 @@ def open_traces(endpoint: str) -> Traces:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise ValueError(
-            f"RECSYS_OTLP_ENDPOINT is {endpoint!r} and traces cannot be sent: {error}; install "
-            "recsys-platform[traces], or unset it"
+            f"RECSYS_OTLP_ENDPOINT is {endpoint!r} and traces cannot be sent: {error}; pip "
+            "install opentelemetry-exporter-otlp-proto-http, or unset it"
         ) from error
     url = endpoint.rstrip("/")
     exporter = OTLPSpanExporter(endpoint=url if url.endswith(PATH) else url + PATH)

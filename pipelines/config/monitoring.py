@@ -29,7 +29,8 @@ class MonitoringConfig:
     """Oldest permitted input by name (events, catalogue, content, bundle, served), instead of what
     past gaps teach."""
     served: Path | None = None
-    """Folder of recsys events export; <workspace>/online-export or data.online_events without."""
+    """Folder that recsys events export wrote; without it <workspace>/online_events, or that of
+    data.online_events."""
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -18,7 +18,8 @@ class ReleaseConfig:
     bundles: Path | None = None
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
     metric: str = "ndcg@10"
-    """The number that is compared, of the served list on the test split."""
+    """Number of the served list on the test split that is held against popularity and against the
+    champion's own past; the comparison on the same queries is by ``compared_by``."""
     min_gain_over_popularity: float = 0.0
     """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1

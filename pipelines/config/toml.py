@@ -57,7 +57,7 @@ def parse_assignment(text: str) -> Table:
     if not equals or not all(keys):
         raise ValueError(
             f"--set {text!r} is not an assignment; write --set table.key=value, "
-            "for example --set training.num_steps=500"
+            "for example --set training.max_epochs=5"
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]

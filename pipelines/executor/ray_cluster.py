@@ -46,10 +46,7 @@ def ray_cluster(config: RayConfig) -> Iterator[RayRunner]:
         ClusterError: Nothing answers at the address.
     """
     if find_spec("ray") is None:
-        raise ValueError(
-            'engine = "ray" needs Ray, which is not installed; install the extra: '
-            "pip install 'recsys-platform[ray]'"
-        )
+        raise ValueError('engine = "ray" needs Ray, which is not installed: pip install ray')
     os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
     import ray
 

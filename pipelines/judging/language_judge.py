@@ -77,7 +77,7 @@ class LanguageJudge:
         except ModuleNotFoundError as error:
             raise ValueError(
                 f"a language model as a judge needs the package {error.name}: "
-                "pip install 'recsys-platform[judge]'"
+                "pip install openai pydantic-evals"
             ) from error
 
         # pydantic-evals wants an evaluator to be a dataclass.

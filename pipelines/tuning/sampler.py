@@ -22,10 +22,7 @@ class Sampler:
             ValueError: Optuna is not installed.
         """
         if find_spec("optuna") is None:
-            raise ValueError(
-                "recsys tune needs Optuna, which is not installed; install the extra: "
-                "pip install 'recsys-platform[tune]'"
-            )
+            raise ValueError("recsys tune needs Optuna, which is not installed: pip install optuna")
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -97,7 +97,7 @@ class Endpoint:
         except ModuleNotFoundError:
             raise ValueError(
                 "the package openai is not installed, which endpoints are reached through; "
-                "pip install 'recsys-platform[llm]'"
+                "pip install openai"
             ) from None
         # Some key must be passed, or the SDK takes OPENAI_API_KEY, which may be another server's.
         self._key = "none"

@@ -82,9 +82,7 @@ def door(options: DoorOptions) -> Server[Any]:
         import mcp_types as types
         from mcp.server import Server
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"recsys mcp needs the package {error.name}: pip install 'recsys-platform[mcp]'"
-        ) from error
+        raise ValueError(f"recsys mcp needs the package {error.name}: pip install mcp") from error
     clients = _Clients(options)
     listed = [_described(tool) for tool in TOOLS if options.allow_events or not tool.writes]
 

@@ -140,8 +140,7 @@ class RedisStore(OnlineStore):
             from serving.online.redis_connection import RedisConnections, StoreUnreachableError
         except ModuleNotFoundError as error:
             raise StoreError(
-                f"a store in Redis needs the package {error.name}: pip install "
-                "'recsys-platform[redis]'"
+                f"a store in Redis needs the package {error.name}: pip install 'redis[hiredis]'"
             ) from None
         connections = RedisConnections(url, timeout_ms=timeout_ms, slow_timeout_ms=slow_timeout_ms)
         store = cls(connections)

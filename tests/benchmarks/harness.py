@@ -120,7 +120,10 @@ def current_commit(checkout: Path = BENCHMARKS) -> str:
         check=False,
         cwd=checkout,
     )
-    return described.stdout.strip() or "unknown"
+    commit = described.stdout.strip() or "unknown"
+    if commit.endswith("+"):
+        print("the tree has uncommitted changes: commit them, then measure", file=sys.stderr)
+    return commit
 
 
 def timed(call: Callable[[], T], clock: Callable[[], float] = time.perf_counter) -> tuple[float, T]:

@@ -16,7 +16,9 @@ HEAD = """# Results
 
 Every number is made by the script that its page names, on the device that stands there; run it from
 the repository's root to measure again. A goal was set before its number was measured, and a missed
-one stays in the page, marked as missed. `python -m tests.benchmarks.index` writes this list.
+one stays in the page, marked as missed. A result marked "uncommitted" was measured from its commit
+with changes that were not committed yet, so its number cannot be made again exactly; the next
+measurement takes its place. `python -m tests.benchmarks.index` writes this list.
 
 Beside each page lies its JSON, one line a measurement. Each look at a test split is a line in
 [test_split_ledger.jsonl](test_split_ledger.jsonl).
@@ -47,7 +49,8 @@ def line_of(result: str) -> str:
     device = document.get("device", "")
     device = device if isinstance(device, str) else "; ".join(device)
     name = result.partition("/")[2]
-    return f"| [{name}]({result}.md) | {what} | {device} | {goals} |"
+    mark = " (uncommitted)" if str(document.get("commit", "")).endswith("+") else ""
+    return f"| [{name}]({result}.md){mark} | {what} | {device} | {goals} |"
 
 
 if __name__ == "__main__":
