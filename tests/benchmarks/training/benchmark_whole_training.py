@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("parts", type=Path, help="folder of what the parts wrote")
     parser.add_argument("--device", required=True)
     parser.add_argument("--commit", help="what was measured")
+    parser.add_argument("--name", default="whole_training", help="of the page")
     parser.add_argument("--notes", default="")
     options = parser.parse_args()
     parts = read_parts(options.parts)
@@ -190,8 +191,9 @@ def main() -> None:
         "Ratio: plain against ours; plain is the same code with `RECSYS_KERNELS_OFF=all`. Kernels' "
         f"shares of the device's time: `whole_training_shares.csv`. {options.notes}"
     )
-    write_results("whole_training", rows, notes=notes, device=options.device, commit=options.commit)
-    write_shares(parts, RESULTS / "training" / "whole_training_shares.csv")
+    write_results(options.name, rows, notes=notes, device=options.device, commit=options.commit)
+    if any(part.endswith("steps") for part, *_ in parts):
+        write_shares(parts, RESULTS / "training" / "whole_training_shares.csv")
 
 
 if __name__ == "__main__":
