@@ -87,13 +87,14 @@ class AdaptedRetriever:
         """
         self.model = model
         self._bank = LoraBank(model, adapters)
+        # Before any adapter corrects it: the model keeps what it encodes first.
+        self._base_vectors = model.normalized(model.all_item_inputs())
         # Item inputs of the domains that correct them, each [N, D].
         self._inputs = {
             domain: self._encode_items(domain, adapter)
             for domain, adapter in adapters.items()
             if CONTENT_LAYER in adapter.layers or adapter.tables
         }
-        self._base_vectors = model.normalized(model.all_item_inputs())
         self._vectors = {domain: model.normalized(one) for domain, one in self._inputs.items()}
 
     def knows(self, domain: str | None) -> bool:

@@ -174,6 +174,16 @@ def test_a_domains_items_move_where_an_adapter_corrects_their_id_vectors(kind):
     assert not retriever.shares_items("books")
 
 
+@torch.no_grad()
+def test_the_base_keeps_its_items_if_an_adapter_comes_before_they_are_encoded():
+    model, items = with_content("attention"), with_content("attention").all_item_vectors()
+    adapter = adapter_of(model, 1, own=torch.arange(1, 20))
+    model.eval()  # forgets what it encoded
+    retriever = AdaptedRetriever(model, {"books": adapter})
+    assert torch.equal(retriever.item_vectors(None), items)
+    assert torch.equal(model.all_item_vectors(), items)
+
+
 @pytest.mark.parametrize("kind", ["two_tower", "attention"])
 @pytest.mark.parametrize("share", [0.5, 1.0])
 @torch.no_grad()

@@ -155,7 +155,7 @@ def test_members_are_models_of_their_own_whose_cosines_are_averaged(tastes: Sequ
     assert both.query_vectors(empty).norm().item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", ["attention", "hstu", "gated delta", "sparse", "sampled"])
+@pytest.mark.parametrize("name", ["attention", "hstu", "sparse", "sampled"])
 def test_the_last_item_decides_where_order_is_everything(name: str) -> None:
     """All items lie on one hidden cycle: the successor of the last item is the one right answer."""
     world = synthetic.markov_world(num_users=120, num_items=20, events_per_user=10)
