@@ -76,8 +76,16 @@ from features.splits import (
     leave_one_out,
     midnights,
     newest_of_some,
+    why_not_by_time,
 )
-from features.tables import aligned, catalogue, read_table, write_categories, write_user_features
+from features.tables import (
+    aligned,
+    catalogue,
+    described,
+    read_table,
+    write_categories,
+    write_user_features,
+)
 from features.user_ids import write_user_ids
 from features.vocabulary import extended, read_vocabulary, write_vocabulary
 
@@ -391,16 +399,31 @@ class _Build:
         self.day_counts[: len(counts)] += counts
 
     def _ends(self, events: KeptEvents, order: TieOrder) -> Ends:
-        counts, newest = np.diff(events.offsets), self.config.newest
-        if newest is None and self.config.splits.kind == "leave_one_out":
+        counts, kind, report = np.diff(events.offsets), self.config.splits.kind, self.report
+        if self.config.newest is not None:
+            return newest_of_some(self._times(order), events.offsets, self.config.newest)
+        if kind == "auto" and "time" not in events.ordered.ranges[0].fields:
+            kind, report.split_reason = "leave_one_out", "events have no times"
+        if kind == "leave_one_out":
             return leave_one_out(counts)
-        if newest is not None:
-            times = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")
-            return newest_of_some(times, events.offsets, newest)
-        cuts: Cuts = midnights(self.day_counts, self.first_day, self.config.splits)
-        self.report.validation_from, self.report.test_from = (as_iso(cut) for cut in cuts)
-        times = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")
-        return global_time(times, events.offsets, cuts)
+        try:
+            cuts: Cuts = midnights(self.day_counts, self.first_day, self.config.splits)
+        except ValueError:
+            if kind == "global_time":
+                raise
+            report.split_reason = f"all events are of {len(self.day_counts)} days"
+            return leave_one_out(counts)
+        ends = global_time(self._times(order), events.offsets, cuts)
+        if kind == "auto" and (why := why_not_by_time(counts, ends)):
+            report.split_reason = why
+            return leave_one_out(counts)
+        report.split_kind = "global_time"
+        report.validation_from, report.test_from = (as_iso(cut) for cut in cuts)
+        return ends
+
+    def _times(self, order: TieOrder) -> Rows:
+        times: Rows = np.load(self.out / "sequences" / order / "times.npy", mmap_mode="r")
+        return times
 
     def write_events(self, events: KeptEvents, texts: TextColumns) -> None:
         """Write the kept events by day."""
@@ -430,6 +453,13 @@ class _Build:
             shown_records(ingested, events), ingested.texts, self.out / "shown"
         )
 
+    def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
+        """Return the catalogue items that can be recommended without an event."""
+        chosen = self.config.catalogue_only_items
+        if chosen is None:
+            return described(items) if self.config.filters.min_item_events <= 1 else items.clear()
+        return items if chosen else items.clear()
+
     def write_tables(self, events: KeptEvents) -> None:
         """Write catalogue, users, their features and every vocabulary."""
         config, report = self.config, self.report
@@ -442,8 +472,8 @@ class _Build:
             users = read_table(config.users, "user_id", self.quarantine, max_bad, self.forgotten)
         report.quarantined_in_tables = self.quarantine.counts - before
         item_ids, user_ids = events.items.ids, events.users.ids
-        if config.catalogue_only_items and items is not None:
-            item_ids = extended(items["item_id"], item_ids)
+        if items is not None:
+            item_ids = extended(self._catalogue_only(items)["item_id"], item_ids)
         if items is not None:
             known = item_ids.is_in(items["item_id"].implode())
             report.items_without_catalogue = int((~known).sum())

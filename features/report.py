@@ -26,6 +26,10 @@ class FeaturesReport:
     items: int = 0
     labels: dict[str, int] = field(default_factory=dict)
     """Events that can be predicted, per split; in train all but a user's first."""
+    split_kind: str = "leave_one_out"
+    """How events were held out; of ``splits.kind = "auto"``, what it took."""
+    split_reason: str = ""
+    """Why ``auto`` did not take ``global_time``."""
     validation_from: str | None = None
     """Where a ``global_time`` split begins to validate; likewise test."""
     test_from: str | None = None

@@ -48,7 +48,7 @@ TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
 TieOrder = Literal["given", "shuffled"]
-SplitKind = Literal["leave_one_out", "global_time"]
+SplitKind = Literal["leave_one_out", "global_time", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,8 @@ class SplitConfig:
     """How labels are divided into train, validation and test."""
 
     kind: SplitKind = "leave_one_out"
-    """What is held out: each user's last two events, or the latest events of all."""
+    """What is held out: each user's last two events, or the latest events of all. ``auto`` takes
+    the latter where events have times and enough users have some on both sides of its cuts."""
     validation_share: float = 0.1
     """Share of the events before those of test, for ``global_time``."""
     test_share: float = 0.1
@@ -235,8 +236,9 @@ class FeatureChoice:
     """User columns that the two-tower reads; numbers fall into ten equal parts."""
     context_features: tuple[str, ...] = tuple(FEATURES)
     """Names of features in point_in_time."""
-    catalogue_only_items: bool = False
-    """Whether catalogue items that no event names can be recommended (by their content)."""
+    catalogue_only_items: bool | None = False
+    """Whether catalogue items that no event names can be recommended, by their content. None takes
+    those with a text or another column, unless ``filters.min_item_events`` leaves items out."""
     write_events: bool = True
     """Whether the kept events are written by day as well."""
     partitions: int = 0

@@ -16,6 +16,9 @@ from features.schema import NewestSplit, SplitConfig
 Rows = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 MIN_EVENTS_TO_SPLIT = 3
+MIN_KNOWN_USERS = 50
+"""Users with earlier events who have some in validation, and in test, for ``auto`` to take
+``global_time``: with fewer it would choose by chance."""
 USERS_PER_SLICE = 100_000
 
 
@@ -81,6 +84,25 @@ def global_time(times: Rows, offsets: Rows, cuts: Cuts) -> Ends:
             before = np.concatenate([[0], np.cumsum(some < cut)])
             end[first:last] = np.diff(before[bounds])
     return Ends(*ends)
+
+
+def why_not_by_time(counts: Rows, ends: Ends) -> str | None:
+    """Say why a split by time leaves too little to choose and measure by; None where it does not.
+
+    Args:
+        counts: Events of each user, [U].
+        ends: The split.
+    """
+    known = min(
+        int(np.count_nonzero((begin > 0) & (end > begin)))
+        for begin, end in ((ends.train, ends.validation), (ends.validation, counts))
+    )
+    if known >= MIN_KNOWN_USERS:
+        return None
+    return (
+        f"only {known} users with earlier events have one after the cut, {MIN_KNOWN_USERS} are "
+        "needed"
+    )
 
 
 def newest_of_some(times: Rows, offsets: Rows, split: NewestSplit) -> Ends:

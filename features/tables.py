@@ -20,7 +20,7 @@ from features.events import as_micros, as_number, as_text
 from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.scan import read_whole
-from features.schema import SourceConfig
+from features.schema import DOMAIN, ITEM_ID, SourceConfig
 from features.vocabulary import extended, read_vocabulary, rows_of, write_vocabulary
 
 Rows = NDArray[np.int64]
@@ -119,6 +119,17 @@ def catalogue(
     texts = [name for name in TEXT_COLUMNS if items.schema.get(name) == pl.String]
     shown = [pl.when(pl.col(name).str.strip_chars() != "").then(pl.col(name)) for name in texts]
     return items.with_columns(pl.coalesce(*shown, "item_id").alias("display_text"))
+
+
+def described(items: pl.DataFrame) -> pl.DataFrame:
+    """Keep the items of which something is known beside their id and domain."""
+    known = []
+    for name, dtype in items.drop(ITEM_ID, DOMAIN, strict=False).schema.items():
+        column = pl.col(name)
+        if dtype == pl.String:
+            column = column.str.strip_chars().replace("", None)
+        known.append(column.list.len() > 0 if isinstance(dtype, pl.List) else column.is_not_null())
+    return items.filter(pl.any_horizontal(pl.lit(False), *known))
 
 
 def _category_lists(dtype: pl.DataType, source: SourceConfig) -> pl.Expr:

@@ -27,8 +27,10 @@ ENCODER_OPERATIONS = 21e6
 CHARACTERS_PER_TOKEN = 4.5
 ENCODER_START = 2.0
 """Seconds to load an encoder."""
-EVENT_SECONDS = 2.5e-5
-"""Of one event in the counting models."""
+COUNT_SECONDS, KNN_SECONDS = 5e-6, 2e-5
+"""Of one event in popularity and item-to-item, and in item k-nearest neighbours."""
+SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
+"""Of fitting what searches by a text, and for each character of the mean text besides."""
 LABEL_SECONDS = 1.0e-4
 """Of one label in the two-tower, for short histories."""
 SOFTMAX_SHARE = 0.5
@@ -65,8 +67,16 @@ class Costs:
         return REFERENCE / self.machine.flops
 
     def counting(self) -> float:
-        """Popularity, item-to-item and item-kNN, fitted on train and on everything."""
-        return self.slower * 2 * (2.0 + EVENT_SECONDS * self.shape.num_events)
+        """Popularity and item-to-item, or repeats, fitted on train and on everything."""
+        return self.slower * 2 * (0.5 + COUNT_SECONDS * self.shape.num_events)
+
+    def item_knn(self) -> float:
+        """Item k-nearest neighbours, fitted on train and on everything."""
+        return self.slower * 2 * (1.0 + KNN_SECONDS * self.shape.num_events)
+
+    def search(self) -> float:
+        """Fit what searches by a text."""
+        return self.slower * (SEARCH_SECONDS + SEARCH_CHARACTER * self.shape.text_characters)
 
     def ease(self, num_items: int) -> float:
         """EASE regressed exactly on so many items, for train and for everything."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from pipelines.auto.plan import FIRST, Part, Round, bundle_part, without_time
+from dataclasses import replace
+
+from pipelines.auto.plan import FIRST, SEARCH, Part, Round, bundle_part, without_time
 from pipelines.auto.planner import BLENDED_FOR_EACH, EVALUATED_USERS, Planner
 from pipelines.config.toml import Table
 
+TRAINED = ("training", "sequence_training", "generative_training", "ranker_training")
+"""Sections of the models that are trained."""
+COUNTED = ("ease", "item_knn", "repeats", "next_basket")
 REPEATS_FROM = 0.1
 """Share of held-out events that repeat an item, from which on lists may repeat the history."""
 POPULAR_ONLY = 15.0
 """Seconds below which only popularity and item-to-item are fitted."""
 HASTY_USERS = 200
 """Users that are measured then."""
-FIRST_SECONDS = 24.0
+FIRST_SECONDS = 20.0
 """What EASE may take in the first round."""
+POSTPONED_FROM = 10.0
+"""Seconds from which text search waits for the next round, and item-kNN is left out."""
+LITTLE_BESIDE_EASE = "adds little beside EASE for its time; item_knn.enabled = true fits it"
 MEASURED_SHARE = 0.3
 """Of the time left, that blending and measuring may take in the first round."""
 MEASURED_SECONDS = 18.0
@@ -31,7 +39,14 @@ def plan_first(planner: Planner) -> None:
     """Plan what is served within a minute: models that count, or solve in closed form."""
     users = users_measured(planner)
     choices = first_choices(planner, users)
-    parts = [Part(name="popularity", what="", why="for users nothing is known of", seconds=1.0)]
+    parts = [
+        Part(
+            name="popularity, item-to-item",
+            what="what is popular, and what occurs together",
+            why=f"{planner.shape.num_events:,} events",
+            seconds=planner.costs.counting(),
+        )
+    ]
     if planner.left < POPULAR_ONLY:
         planner.notes.append(
             f"{planner.left:,.0f} s are left, so only what is popular, and what occurs together, "
@@ -41,15 +56,21 @@ def plan_first(planner: Planner) -> None:
         planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
         planner.left = 0.0
         return
-    for part, chosen in (knn_part(planner), repeats_part(planner), ease_part(planner)):
+    every = (ease_part, repeats_part, knn_part, search_part)
+    for part, chosen in (describe(planner) for describe in every):
         section = next(iter(chosen), "")
         if not section or planner.is_off(part, f"{section}.enabled"):
             continue
-        if chosen[section]["enabled"]:
+        if not chosen[section]["enabled"]:
+            planner.left_out.append(without_time(part, planner.left))
+        elif part.seconds > POSTPONED_FROM and section == "search":
+            planner.postponed.append((part, chosen))
+        elif part.seconds > POSTPONED_FROM and section == "item_knn" and choices["ease"]["enabled"]:
+            planner.left_out.append(replace(part, why=LITTLE_BESIDE_EASE))
+        else:
             parts.append(part)
             choices |= chosen
-        else:
-            planner.left_out.append(without_time(part, planner.left))
+    planner.refit_seconds = sum(part.seconds for part in parts) / 2
     measuring = planner.costs.measuring(len(parts) + 1, users, BLENDED_FOR_EACH * users)
     parts.append(bundle_part(measuring))
     planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
@@ -72,15 +93,20 @@ def first_choices(planner: Planner, users: int) -> Table:
         f"Lists {'may repeat' if repeats else 'leave out'} the history: {share:.0%} of the "
         "held-out events repeat an item (evaluation.exclude_history)"
     )
+    if planner.shape.num_cold:
+        planner.notes.append(
+            f"{planner.shape.num_cold:,} items of the catalogue have no event and can be "
+            "recommended by their texts and columns (features.catalogue_only_items)"
+        )
     off: Table = {"enabled": False}
     measured = {"exclude_history": not repeats, "num_resamples": 0, "max_users": users}
-    trained = ("training", "sequence_training", "generative_training", "ranker_training")
     return {
         "evaluation": measured,
         "blend": {"max_queries": BLENDED_FOR_EACH * users},
         "content": {"encoder": "none"},
         "semantic_ids": {"method": "none"},
-        **dict.fromkeys((*trained, "ease", "item_knn", "repeats", "next_basket"), off),
+        **dict.fromkeys((*TRAINED, *COUNTED), off),
+        **({"search": off} if planner.shape.has_text else {}),
     }
 
 
@@ -90,12 +116,23 @@ def knn_part(planner: Planner) -> tuple[Part, Table]:
     if planner.shape.num_items > FEW_ITEMS:
         chosen |= {"length_weight": [0.7], "half_life_days": [0.0]}
     part = Part(
-        name="item-to-item, item k-nearest neighbours",
-        what="what occurs together",
-        why=f"{planner.shape.num_events:,} events",
-        seconds=planner.costs.counting(),
+        name="item k-nearest neighbours",
+        what="what occurs together, popular items less",
+        why="short lists of other models are filled",
+        seconds=planner.costs.item_knn(),
     )
     return part, {"item_knn": chosen}
+
+
+def search_part(planner: Planner) -> tuple[Part, Table]:
+    """Describe what searches by a text, where items have any."""
+    part = Part(
+        name=SEARCH,
+        what="by a text: words, spelling, the user's own list",
+        why="items have texts",
+        seconds=planner.costs.search(),
+    )
+    return part, {"search": {"enabled": True}} if planner.shape.has_text else {}
 
 
 def repeats_part(planner: Planner) -> tuple[Part, Table]:
@@ -113,24 +150,25 @@ def repeats_part(planner: Planner) -> tuple[Part, Table]:
 
 
 def ease_part(planner: Planner) -> tuple[Part, Table]:
-    """Size EASE: exact on as many items as memory and time allow, the others one at a time."""
+    """Size EASE: on the most frequent items, as many as memory and time allow."""
     costs, shape = planner.costs, planner.shape
     room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
-    number = min(shape.num_items, costs.largest_ease(MEMORY_SHARE * room))
+    number = min(shape.num_known, costs.largest_ease(MEMORY_SHARE * room))
     seconds = min(FIRST_SECONDS, planner.left / 3)
     least = min(MIN_EXACT_ITEMS, number)
     while number > least and costs.ease(number) > seconds:
         number = max(least, int(number * 0.8))
-    of = "" if number == shape.num_items else f" of {shape.num_items:,}"
+    of = "" if number == shape.num_known else f" of {shape.num_known:,}"
     part = Part(
         name="EASE",
-        what=f"exact on {number:,} items{of}",
+        what=f"on {number:,} items{of}",
         why="the strongest model without training",
         seconds=costs.ease(number),
     )
     if number == 0 or part.seconds > seconds:
         return part, {"ease": {"enabled": False}}
-    chosen: Table = {"enabled": True, "exact_items": number}
+    # A weight of an item with few users is near 0, and each such item takes much time.
+    chosen: Table = {"enabled": True, "exact_items": number, "extended_items": number}
     if shape.num_items > FEW_ITEMS:
         chosen["l2"] = [100.0]
     return part, {"ease": chosen}

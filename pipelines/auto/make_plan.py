@@ -5,16 +5,35 @@ The rules and what they were chosen by: docs/decisions/automatic-preset.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipelines.auto.costs import Costs
-from pipelines.auto.first_round import plan_first
+from pipelines.auto.encoder import TimedEncoder
+from pipelines.auto.first_round import TRAINED, plan_first
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import Plan
-from pipelines.auto.planner import Planner
+from pipelines.auto.planner import Planner, set_value
 from pipelines.auto.shape import DataShape
-from pipelines.auto.trained_rounds import plan_late, plan_sequence, plan_two_tower
+from pipelines.auto.trained_rounds import (
+    ENCODER,
+    content_part,
+    is_hashed,
+    plan_late,
+    plan_postponed,
+    plan_sequence,
+    plan_two_tower,
+)
 from pipelines.config.toml import Table
 from pipelines.engine.memory import GIB
 
+DEFERRED = (
+    ENCODER,
+    "content.images",
+    "search.enabled",
+    "semantic_ids.method",
+    *(f"{name}.enabled" for name in TRAINED),
+)
+"""Keys that the first round leaves to later ones where the configuration sets them."""
 MIN_HELD_OUT = 30
 """Users with a held-out event, below which nothing can be chosen by validation."""
 MIN_TRAINED_EVENTS = 500
@@ -23,7 +42,13 @@ MIN_TRAINED_SECONDS = 15.0
 """Seconds left below which no training is considered."""
 
 
-def make_plan(shape: DataShape, machine: Machine, user: Table, left: float) -> Plan:
+def make_plan(
+    shape: DataShape,
+    machine: Machine,
+    user: Table,
+    left: float,
+    encoder: TimedEncoder | None = None,
+) -> Plan:
     """Plan the rounds of a run.
 
     Args:
@@ -31,18 +56,35 @@ def make_plan(shape: DataShape, machine: Machine, user: Table, left: float) -> P
         machine: That trains.
         user: What the configuration sets itself.
         left: Seconds to the end of the budget.
+        encoder: The encoder of texts, timed; None estimates it.
 
     Raises:
         ValueError: The machine has too little memory for any plan.
     """
-    planner = Planner(shape, Costs(shape, machine), user, left)
+    if set_value(user, ENCODER) == "none":
+        shape = replace(shape, text_share=0.0, text_characters=0.0)
+    planner = Planner(shape, Costs(shape, machine), user, left, encoder)
     check_memory(planner)
     plan_first(planner)
     if planner.left > MIN_TRAINED_SECONDS and can_train(planner):
         plan_sequence(planner)
         plan_two_tower(planner)
         plan_late(planner)
+    plan_postponed(planner)
+    defer(planner)
     return planner.plan()
+
+
+def defer(planner: Planner) -> None:
+    """Leave what the configuration switches on and takes long to the rounds after the first.
+
+    Where there are none, only an encoder without the time for it is left out.
+    """
+    own = [key for key in DEFERRED if set_value(planner.user, key) not in (None, False)]
+    if len(planner.rounds) == 1:
+        texts, choices = content_part(planner)
+        own = [ENCODER] if ENCODER in own and texts and is_hashed(choices) else []
+    planner.rounds[0] = replace(planner.rounds[0], deferred=tuple(own))
 
 
 def check_memory(planner: Planner) -> None:

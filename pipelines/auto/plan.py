@@ -14,6 +14,8 @@ from pipelines.config.toml import Table, merge
 
 FIRST = "first bundle"
 """Name of the round without training."""
+SEQUENCE, SEARCH, ENDS = "sequence model", "search", "blend, evaluation, bundle"
+"""Names of parts whose seconds are looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class Round:
     choices: Table
     """Over the preset and below what the user set."""
     parts: tuple[Part, ...]
+    deferred: tuple[str, ...] = ()
+    """Keys that the configuration sets and that this round leaves to a later one, for the time."""
 
     @property
     def seconds(self) -> float:
@@ -58,7 +62,7 @@ class Plan:
     def of_table(cls, table: dict[str, Any]) -> Plan:
         """Read what ``table`` gave."""
         rounds = tuple(
-            Round(name=one["name"], choices=one["choices"], parts=_parts(one["parts"]))
+            Round(**one | {"parts": _parts(one["parts"]), "deferred": tuple(one["deferred"])})
             for one in table["rounds"]
         )
         return cls(rounds=rounds, left_out=_parts(table["left_out"]), notes=tuple(table["notes"]))
@@ -75,7 +79,7 @@ def following(before: Round, name: str, choices: Table, *parts: Part) -> Round:
 
 def bundle_part(seconds: float) -> Part:
     """Describe what ends every round."""
-    return Part(name="blend, evaluation, bundle", what="", why="to be served", seconds=seconds)
+    return Part(name=ENDS, what="", why="to be served", seconds=seconds)
 
 
 def without_time(part: Part, left: float) -> Part:

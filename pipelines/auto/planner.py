@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.auto.costs import Costs
+from pipelines.auto.encoder import TimedEncoder
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import Part, Plan, Round
 from pipelines.auto.shape import DataShape
@@ -13,6 +14,8 @@ from pipelines.config.toml import Table
 
 EVALUATED_USERS = 2_000
 """Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
+PLANNED_ENCODER = "minilm+words"
+"""What encodes texts where the configuration names no encoder."""
 BLENDED_FOR_EACH = 2
 """Users that the blend's weights are learned from, for each that is measured."""
 BLEND_USERS = BLENDED_FOR_EACH * EVALUATED_USERS
@@ -28,7 +31,13 @@ class Planner:
     """What the configuration sets itself, by section; it wins over any choice."""
     left: float
     """Seconds to the end of the budget."""
+    encoder: TimedEncoder | None = None
+    """The encoder that is set, or else planned, where it was timed."""
     rounds: list[Round] = field(default_factory=list)
+    postponed: list[tuple[Part, Table]] = field(default_factory=list)
+    """Parts that the first round leaves to the next, each with what it sets."""
+    refit_seconds: float = 0.0
+    """Of the models without training, which each round fits to all events again."""
     left_out: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from pipelines.auto.encoder import time_encoder
 from pipelines.auto.machine import Machine, this_machine
 from pipelines.auto.make_plan import make_plan
-from pipelines.auto.plan import Plan, Round
+from pipelines.auto.plan import ENDS, SEARCH, SEQUENCE, Plan, Round
+from pipelines.auto.planner import PLANNED_ENCODER, set_value
 from pipelines.auto.shape import DataShape, shape_of
+from pipelines.auto.trained_rounds import LIMIT
 from pipelines.config.auto import budget_seconds
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table
+from pipelines.config.toml import Table, merge
 from pipelines.engine.artifacts import digest_of_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
@@ -27,8 +30,17 @@ from pipelines.presets.resolve import PLAN, ConfigSources, with_dataset
 from recsys.data.durable import write_durably
 
 FEATURES = "build_features"
-MIN_SHARE = 0.5
-"""Share of a round's estimated seconds that must be left for it to begin."""
+PLAN_VERSION = 2
+"""Plans of other versions are made again."""
+MIN_SHARE = 0.25
+"""Share of the sequence model's estimated seconds below which its round is left out."""
+REFITTED = ("fit_baselines", "train_two_tower")
+"""Stages before the sequence model's training whose models are fitted to all events at the end."""
+REFIT_GROWTH = 1.25
+"""Times the seconds on train that a fit to all events takes."""
+
+TIMED_FROM = 60.0
+"""Seconds left from which the encoder of texts is timed; with fewer no text is encoded."""
 
 RunStages = Callable[[RunConfig], list[StageOutcome]]
 """Brings all stages of a configuration up to date."""
@@ -46,12 +58,18 @@ class Planned:
     shape: DataShape
     machine: Machine
 
+    def replace_round(self, number: int, one: Round) -> None:
+        """Put another round in the place of a planned one."""
+        rounds = [*self.plan.rounds[:number], one, *self.plan.rounds[number + 1 :]]
+        self.plan = replace(self.plan, rounds=tuple(rounds))
+
     def save(self, config: RunConfig, current: int) -> None:
         """Write it, with the choices of the round that runs."""
         document = {
             "key": self.key,
             "finished": self.finished,
             "choices": self.plan.rounds[current].choices,
+            "deferred": self.plan.rounds[current].deferred,
             "shape": self.shape.table(),
             "machine": vars(self.machine),
             "plan": self.plan.table(),
@@ -83,6 +101,7 @@ def planned_for(
             "user": _without_places(sources.own()),
             "budget": config.auto.budget,
             "machine": [machine.device, machine.num_cpus],
+            "plan": PLAN_VERSION,
         }
     )
     path = config.workspace / PLAN
@@ -93,7 +112,12 @@ def planned_for(
             return Planned(
                 key=key, plan=plan, finished=known["finished"], shape=shape, machine=machine
             )
-    plan = make_plan(shape, machine, sources.own(), seconds_left())
+    encoder = None
+    if shape.has_text and seconds_left() > TIMED_FROM:
+        own = set_value(sources.own(), "content.encoder")
+        content = config.content if own else replace(config.content, encoder=PLANNED_ENCODER)
+        encoder = time_encoder(features / "items.parquet", content)
+    plan = make_plan(shape, machine, sources.own(), seconds_left(), encoder)
     return Planned(key=key, plan=plan, shape=shape, machine=machine)
 
 
@@ -110,6 +134,8 @@ class Automatic:
         self.sources, self.begin, self.say = sources, begin, say
         self.base = sources.config()
         self.deadline = begin + budget_seconds(self.base.auto.budget)
+        self.pace = 1.0
+        """Times its estimate that the last round took."""
 
     def seconds_left(self) -> float:
         return self.deadline - time.perf_counter()
@@ -119,29 +145,38 @@ class Automatic:
 
     def config_of(self, one: Round) -> RunConfig:
         """Build a round's configuration."""
-        return with_dataset(self.sources.config(one.choices))
+        return with_dataset(self.sources.config(one.choices, one.deferred))
 
-    def run(self, planned: Planned, run_stages: RunStages) -> list[StageOutcome]:
+    def run(self, planned: Planned, prepare: RunStages, finish: RunStages) -> list[StageOutcome]:
         """Run the rounds that are left; stop where the time of the next is not there.
+
+        Args:
+            planned: The rounds.
+            prepare: Runs the stages before the sequence model's training.
+            finish: Runs that and all others.
 
         Returns:
             The outcomes of all stages that were run.
         """
         outcomes: list[StageOutcome] = []
-        rounds = planned.plan.rounds
-        for number in range(max(0, planned.finished - 1), len(rounds)):
-            one = rounds[number]
-            late = number >= planned.finished and self.seconds_left() < MIN_SHARE * one.seconds
-            if number > 0 and late:
-                self.say(
-                    f"{one.name}: left out, {one.seconds:,.0f} s are needed and "
-                    f"{max(0.0, self.seconds_left()):,.0f} s are left; what is served stays"
-                )
+        for number in range(max(0, planned.finished - 1), len(planned.plan.rounds)):
+            one, begin = planned.plan.rounds[number], time.perf_counter()
+            is_new = number > 0 and number >= planned.finished
+            if is_new and not self._has_time(one, needed_seconds(one, self.pace)):
                 break
-            self.say(f"round {number + 1} of {len(rounds)}: {one.name}")
+            self.say(f"round {number + 1} of {len(planned.plan.rounds)}: {one.name}")
             planned.save(self.base, number)
             try:
-                outcomes += run_stages(self.config_of(one))
+                prepared = prepare(self.config_of(one))
+                outcomes += prepared
+                shorter = self._shortened(one, prepared) if is_new else one
+                if shorter is None:
+                    planned.save(self.base, number - 1)
+                    break
+                one = shorter
+                planned.replace_round(number, one)
+                planned.save(self.base, number)
+                outcomes += finish(self.config_of(one))
             except RefusedError as error:
                 if number == 0:
                     raise
@@ -150,8 +185,47 @@ class Automatic:
                 continue
             planned.finished = max(planned.finished, number + 1)
             planned.save(self.base, number)
+            self.pace = max(1.0, (time.perf_counter() - begin) / max(one.seconds, 1.0))
             self.say(f"{one.name}: served after {self.seconds_spent():,.0f} s")
         return outcomes
+
+    def _has_time(self, one: Round, needed: float) -> bool:
+        """Whether so many seconds are left; says what is left out where they are not."""
+        left = max(0.0, self.seconds_left())
+        if left >= needed:
+            return True
+        self.say(
+            f"{one.name}: left out, {needed:,.0f} s are needed and {left:,.0f} s are left; what "
+            "is served stays"
+        )
+        return False
+
+    def _shortened(self, one: Round, prepared: Sequence[StageOutcome]) -> Round | None:
+        """Bound the sequence model's training by what is left before what must come last.
+
+        None where that leaves too little of it.
+        """
+        parts = {part.name: part.seconds for part in one.parts}
+        if SEQUENCE not in parts:
+            return one
+        # Everything that was prepared is fitted to all events once more.
+        refits = sum(outcome.seconds for outcome in prepared if outcome.stage in REFITTED)
+        last = self.pace * (parts[ENDS] + parts.get(SEARCH, 0.0)) + REFIT_GROWTH * refits
+        if not self._has_time(one, last + MIN_SHARE * parts[SEQUENCE]):
+            return None
+        choices = one.choices["sequence_training"]
+        trained = choices["max_seconds"] / LIMIT
+        share = trained / max(trained, parts[SEQUENCE])
+        limit = min(choices["max_seconds"], round(share * (self.seconds_left() - last), 1))
+        shorter = merge(one.choices, {"sequence_training": {"max_seconds": limit}})
+        return replace(one, choices=shorter)
+
+
+def needed_seconds(one: Round, pace: float) -> float:
+    """Say how many seconds a round needs at least: the sequence model can be trained for less."""
+    return pace * sum(
+        part.seconds * (MIN_SHARE if part.name == SEQUENCE else 1.0) for part in one.parts
+    )
 
 
 def lines_of(planned: Planned, budget: str) -> Sequence[str]:
@@ -164,4 +238,4 @@ def lines_of(planned: Planned, budget: str) -> Sequence[str]:
         + (f"; {shape.num_days:,} days" if shape.has_times else "; an order without times"),
         f"machine: {planned.machine.words()}; budget {budget}",
     ]
-    return [*lines, *planned.plan.notes]
+    return [*lines, shape.judged_by, *planned.plan.notes]

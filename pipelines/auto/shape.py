@@ -6,6 +6,7 @@ Axes: E events, U user rows.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,16 @@ class DataShape:
     num_events: int
     num_users: int
     num_items: int
+    num_cold: int
+    """Of these items, those of the catalogue alone, without an event."""
     mean_length: float
     """Events of a user."""
     long_length: int
     """Events that nine users in ten do not exceed."""
+    by_time: bool
+    """Whether models are judged by what came after a moment; else by each user's last event."""
+    judged_by: str
+    """Which events those are, and why."""
     num_held_out: int
     """Users with a validation event: what models are chosen and weighted by."""
     repeat_share: float
@@ -52,6 +59,11 @@ class DataShape:
         return self.num_days > 0
 
     @property
+    def num_known(self) -> int:
+        """Items with an event."""
+        return self.num_items - self.num_cold
+
+    @property
     def has_text(self) -> bool:
         return self.text_share > 0
 
@@ -63,16 +75,21 @@ def shape_of(features: Path, content: ContentConfig) -> DataShape:
     """Count what the artefact of build_features holds."""
     sequences = Sequences.load(features / "sequences" / released_order(features))
     described = json.loads((features / "features.json").read_text(encoding="utf-8"))
+    num_items = described["num_item_rows"] - 1
     lengths = np.diff(sequences.offsets)
     lengths = lengths[lengths > 0]
+    report = json.loads((features / "report.json").read_text(encoding="utf-8"))
     share, characters = texts_of(features / "items.parquet", content)
     times = sequences.times
     return DataShape(
         num_events=sequences.num_events,
         num_users=len(lengths),
-        num_items=described["num_item_rows"] - 1,
+        num_items=num_items,
+        num_cold=num_items - len(np.unique(sequences.item_rows)),
         mean_length=float(lengths.mean()) if len(lengths) else 0.0,
         long_length=int(np.quantile(lengths, 0.9)) if len(lengths) else 0,
+        by_time=report["split_kind"] == "global_time",
+        judged_by=judged_by(report),
         num_held_out=int((sequences.validation_end > sequences.train_end).sum()),
         repeat_share=repeat_share(sequences),
         text_share=share,
@@ -80,6 +97,18 @@ def shape_of(features: Path, content: ContentConfig) -> DataShape:
         num_categories=max(0, described["num_categories"] - 1),
         num_days=0 if times is None else len(np.unique(np.asarray(times) // DAY)),
     )
+
+
+def judged_by(report: Mapping[str, Any]) -> str:
+    """Say which events models are judged by, out of the report of build_features."""
+    if report["split_kind"] == "global_time":
+        chosen, measured = (report[name][:10] for name in ("validation_from", "test_from"))
+        return (
+            f"Models are fitted on events before {chosen}, chosen by those from then on and "
+            f"measured by those from {measured} on (splits.kind); what is released is fitted on all"
+        )
+    why = report["split_reason"]
+    return "Models are judged by each user's last two events" + (f", because {why}" if why else "")
 
 
 def repeat_share(sequences: Sequences) -> float:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipelines.auto.plan import Part, bundle_part, following, without_time
-from pipelines.auto.planner import BLEND_USERS, EVALUATED_USERS, Planner, set_value
+from pipelines.auto.plan import SEQUENCE, Part, Round, bundle_part, following, without_time
+from pipelines.auto.planner import (
+    BLEND_USERS,
+    EVALUATED_USERS,
+    PLANNED_ENCODER,
+    Planner,
+    set_value,
+)
 from pipelines.auto.shape import DataShape
 from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
 from pipelines.config.toml import Table, merge, plain
@@ -14,6 +20,8 @@ from pipelines.presets.amazon import MEANING
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
+BEST = "best bundle"
+"""Name of the round that trains."""
 SAFETY = 0.7
 """Share of the time that is left which plans fill."""
 MIN_SHARE = 0.15
@@ -26,8 +34,9 @@ LIMIT = 1.2
 """Times its estimate that a training may take."""
 TWO_TOWER_SECONDS = 60.0
 """Of the two-tower's training at least; it may take a tenth of the time left."""
-ENCODING_SHARE = 0.2
-"""Of the time left, that the encoder of texts may take."""
+ENCODER = "content.encoder"
+ENCODING_SHARE, OWN_ENCODING_SHARE = 0.2, 0.5
+"""Of the time left, that the encoder of texts may take: the usual one, and one that is set."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
 
@@ -36,14 +45,15 @@ def plan_sequence(planner: Planner) -> None:
     """Plan the round of the sequence model, with texts where items have any."""
     shape, costs = planner.shape, planner.costs
     texts, content = content_part(planner)
-    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS)
-    room = SAFETY * planner.left - measuring - (texts.seconds if texts else 0.0)
+    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
+    before = [*(part for part, _ in planner.postponed), *([texts] if texts else [])]
+    room = SAFETY * planner.left - measuring - sum(part.seconds for part in before)
     trained = [trained_in(planner, number, room) for number in range(1, MAX_MEMBERS + 1)]
     whole = [one for one in trained if one.share == 1.0]
     # A first further member is worth 3 to 5%, less than a whole training.
     best = whole[-1] if whole else trained[0]
     part = Part(
-        name="sequence model",
+        name=SEQUENCE,
         what=best.words(),
         why="histories are long" if shape.mean_length >= recipes.LONG_HISTORY else "order tells",
         seconds=best.seconds,
@@ -55,9 +65,28 @@ def plan_sequence(planner: Planner) -> None:
         planner.left_out.append(without_time(needed, planner.left))
         return
     choices = content | sequence_choices(shape, best, content)
-    parts = [texts, part] if texts else [part]
-    ends = bundle_part(measuring)
-    planner.add(following(planner.rounds[-1], "best bundle", choices, *parts, ends))
+    one = later_round(planner, BEST, choices, *before, part, bundle_part(measuring))
+    planner.add(replace(one, deferred=(ENCODER,) if is_hashed(content) else ()))
+
+
+def later_round(planner: Planner, name: str, choices: Table, *parts: Part) -> Round:
+    """Add to what the round before does, with what that one left to the next."""
+    for _, chosen in planner.postponed:
+        choices = choices | chosen
+    planner.postponed.clear()
+    return following(planner.rounds[-1], name, choices, *parts)
+
+
+def plan_postponed(planner: Planner) -> None:
+    """Plan a round of what the first one left to the next, where no training takes it along."""
+    parts = [part for part, _ in planner.postponed]
+    measuring = planner.costs.measuring(4, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
+    if not parts:
+        return
+    if measuring + sum(part.seconds for part in parts) > SAFETY * planner.left:
+        planner.left_out += [without_time(part, planner.left) for part in parts]
+        return
+    planner.add(later_round(planner, "fuller bundle", {}, *parts, bundle_part(measuring)))
 
 
 def sequence_choices(shape: DataShape, best: TrainedIn, content: Table) -> Table:
@@ -138,31 +167,44 @@ def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
 
 
 def content_part(planner: Planner) -> tuple[Part | None, Table]:
-    """Choose the encoder of texts."""
-    shape = planner.shape
+    """Choose the encoder of texts: the one that is set, else the usual one, else words alone.
+
+    An encoder without the time for it is left out, and said to be.
+    """
+    shape, own = planner.shape, set_value(planner.user, ENCODER)
     if not shape.has_text:
         return None, {}
-    seconds = planner.costs.encoding()
+    timed = planner.encoder
+    seconds = planner.costs.encoding() if timed is None else timed.seconds
     number = round(shape.text_share * shape.num_items)
-    what = f"{number:,} texts of {shape.text_characters:.0f} characters"
-    if seconds <= ENCODING_SHARE * planner.left:
-        part = Part(
-            name="content",
-            what=f"{what}, MiniLM and words",
-            why="items have texts",
-            seconds=seconds,
-        )
-        return part, {
-            "content": {"encoder": "minilm+words"},
-            "content_similarity": {"columns": MEANING},
-        }
+    name = str(own or PLANNED_ENCODER) + (f" ({timed.name}, width {timed.dim})" if timed else "")
     part = Part(
         name="content",
-        what=f"{what}, words alone",
-        why=f"MiniLM needs {seconds:,.0f} s",
-        seconds=HASH_SECONDS * number,
+        what=f"{number:,} texts of {shape.text_characters:.0f} characters, {name}",
+        why=f"{ENCODER} is set" if own else "items have texts",
+        seconds=seconds,
     )
-    return part, {"content": {"encoder": "hash"}}
+    if seconds <= (OWN_ENCODING_SHARE if own else ENCODING_SHARE) * planner.left:
+        return part, encoder_choices(planner.user)
+    if all(known.name != part.name for known in planner.left_out):
+        planner.left_out.append(without_time(part, planner.left))
+    hashed = replace(part, what=f"{number:,} texts, words alone", seconds=HASH_SECONDS * number)
+    return hashed, {"content": {"encoder": "hash"}}
+
+
+def is_hashed(choices: Table) -> bool:
+    """Whether words alone are read, for the time."""
+    return choices.get("content") == {"encoder": "hash"}
+
+
+def encoder_choices(user: Table) -> Table:
+    """Choose the encoder, and compare items by meaning alone where words are put beside it."""
+    encoder = set_value(user, ENCODER) or PLANNED_ENCODER
+    chosen: Table = {"content": {"encoder": encoder}}
+    beside = (set_value(user, f"content.{key}") for key in ("columns", "images"))
+    if encoder == PLANNED_ENCODER and not any(beside):
+        chosen["content_similarity"] = {"columns": MEANING}
+    return chosen
 
 
 def plan_two_tower(planner: Planner) -> None:

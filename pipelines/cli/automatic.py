@@ -22,12 +22,13 @@ from pipelines.engine.console import log
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.tensors import released_order
+from pipelines.inputs.tensors import released_order, split_kind
 from pipelines.presets.resolve import ConfigSources, with_dataset
 from pipelines.stages.list import STAGES
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import CURRENT
 
+TRAIN_SEQUENCE = "train_sequence"
 RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
 
 
@@ -95,7 +96,12 @@ def run_automatically(
             planned.save(config, len(planned.plan.rounds) - 1)
             rest = [stage for stage in chosen if stage.name != FEATURES]
             return outcomes + run_stages(rest, automatic.config_of(planned.plan.rounds[-1]))
-        outcomes += automatic.run(planned, lambda one: run_stages(STAGES[1:], one))
+        training = [stage.name for stage in STAGES].index(TRAIN_SEQUENCE)
+        outcomes += automatic.run(
+            planned,
+            lambda one: run_stages(STAGES[1:training], one),
+            lambda one: run_stages(STAGES[training:], one),
+        )
     show_outcome(config)
     return outcomes
 
@@ -110,7 +116,9 @@ def show_outcome(config: RunConfig) -> None:
     metrics = read_json(path)[order]["test"]
     if metrics:
         has_ranker = load_bundle(current).ranker is not None
-        title = "Last event of each user, full catalogue (test)"
+        by_time = split_kind(config.workspace / FEATURES) == "global_time"
+        what = "Events after a moment" if by_time else "Last event of each user"
+        title = f"{what}, full catalogue (test)"
         served = served_model(metrics, has_ranker=has_ranker)
         log.print(metric_table(title, metrics, config.evaluation.primary_metric, served=served))
     else:

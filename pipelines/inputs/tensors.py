@@ -51,6 +51,12 @@ def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelIn
     )
 
 
+def split_kind(features: Path) -> str:
+    """Read how build_features held events out: ``leave_one_out`` or ``global_time``."""
+    report: dict[str, str] = json.loads((features / "report.json").read_text(encoding="utf-8"))
+    return report["split_kind"]
+
+
 def retrieval_settings(config: RunConfig) -> RetrievalSettings:
     """Request lists as the surface ``home`` does, so that what is measured is what is served."""
     return RetrievalSettings(

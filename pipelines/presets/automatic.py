@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from features.schema import FeatureChoice, SplitConfig
 from pipelines.config.auto import AutoConfig
 from pipelines.config.run import RunConfig
 from pipelines.presets.shop import shop
@@ -12,4 +13,10 @@ from pipelines.presets.shop import shop
 
 def automatic() -> RunConfig:
     """Start here for data of one's own; name the files in [data]."""
-    return replace(shop(), workspace=Path("runs/auto"), auto=AutoConfig(enabled=True))
+    return replace(
+        shop(),
+        workspace=Path("runs/auto"),
+        auto=AutoConfig(enabled=True),
+        splits=SplitConfig(kind="auto"),
+        features=FeatureChoice(catalogue_only_items=None),
+    )

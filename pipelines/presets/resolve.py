@@ -114,22 +114,23 @@ class ConfigSources:
             table = merge(table, parse_assignment(assignment))
         return table
 
-    def config(self, choices: Table | None = None) -> RunConfig:
+    def config(self, choices: Table | None = None, deferred: Sequence[str] = ()) -> RunConfig:
         """Build the configuration.
 
         Args:
             choices: Values over the preset's and below the user's.
+            deferred: Keys of which the user's values do not count.
 
         Raises:
             ValueError: Names the file, key, value and what is allowed.
         """
         below = merge(self.below(), choices or {})
-        file = self._file()
-        file.pop("preset", None)
+        file = without_keys(self._file(), ("preset", *deferred))
         config = validate(RunConfig, merge(below, file), self.name)
         if self.assignments:
             source = f"{self.name} with --set {' --set '.join(self.assignments)}"
-            config = validate(RunConfig, merge(below, self.own()), source)
+            own = without_keys(self.own(), deferred)
+            config = validate(RunConfig, merge(below, own), source)
         return replace(config, workspace=self.workspace) if self.workspace else config
 
     def _file(self) -> Table:
@@ -157,16 +158,33 @@ def resolve(
     if not config.auto.enabled:
         return config
     choices = saved_choices(config.workspace)
-    return sources.config(choices) if choices else config
+    return sources.config(*choices) if choices else config
 
 
-def saved_choices(workspace: Path) -> Table | None:
-    """Read what the plan of a workspace chose for its latest round; None without a plan."""
+def without_keys(table: Table, keys: Sequence[str]) -> Table:
+    """Leave dotted keys out of nested tables."""
+    kept = dict(table)
+    for key in keys:
+        name, _, rest = key.partition(".")
+        below = kept.get(name)
+        if not rest:
+            kept.pop(name, None)
+        elif isinstance(below, dict):
+            kept[name] = without_keys(below, [rest])
+    return kept
+
+
+def saved_choices(workspace: Path) -> tuple[Table, Sequence[str]] | None:
+    """Read what the plan of a workspace chose for its latest round, and what that round defers.
+
+    None without a plan.
+    """
     path = workspace / PLAN
     if not path.exists():
         return None
-    choices: Table = json.loads(path.read_text(encoding="utf-8"))["choices"]
-    return choices
+    plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    # Plans of earlier versions defer nothing.
+    return plan["choices"], plan.get("deferred", ())
 
 
 def check_places(config: RunConfig) -> None:

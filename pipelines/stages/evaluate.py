@@ -33,7 +33,7 @@ from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
-from pipelines.inputs.tensors import read_inputs, tie_orders
+from pipelines.inputs.tensors import read_inputs, split_kind, tie_orders
 from pipelines.ranking.artefact import RANKED, measured_ranker
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.data.batch import JaggedBatch
@@ -225,7 +225,7 @@ def evaluate(context: StageContext) -> StageRows:
         Analysis(
             orders=analyses,
             data_digest=data_digest,
-            protocol=protocol_of(config),
+            protocol=protocol_of(config, split_kind(features)),
             primary_metric=config.evaluation.primary_metric,
         ).save(context.output)
     return StageRows(rows_in=num_users, rows_out=num_rows)
@@ -248,12 +248,12 @@ def features_digest(features: Path) -> str:
     return "" if manifest is None else manifest.output
 
 
-def protocol_of(config: RunConfig) -> str:
+def protocol_of(config: RunConfig, kind: str) -> str:
     """Say in words what was measured on."""
     lists = "without" if config.evaluation.exclude_history else "with"
     sampled = config.evaluation.max_users
     users = "all users" if sampled is None else f"at most {sampled} users"
-    return f"{config.splits.kind}, full catalogue, {users}, lists {lists} the user's history"
+    return f"{kind}, full catalogue, {users}, lists {lists} the user's history"
 
 
 def note_test_look(

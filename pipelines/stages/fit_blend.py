@@ -27,6 +27,7 @@ from pipelines.candidates.load import load_sources
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
+from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
 from recsys.fitting.inputs import ModelInputs
@@ -60,15 +61,16 @@ def fit_search(
 
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet")
     tower = {field.name: getattr(config.search, field.name) for field in fields(TextTowerConfig)}
-    fitted = fit_text_search(
-        item_texts(items),
-        TextTowerConfig(**tower),
-        evaluation_queries(inputs, "validation", config),
-        sources,
-        blend,
-        inputs.item_counts("train"),
-        config.seed,
-    )
+    with one_thread():
+        fitted = fit_text_search(
+            item_texts(items),
+            TextTowerConfig(**tower),
+            evaluation_queries(inputs, "validation", config),
+            sources,
+            blend,
+            inputs.item_counts("train"),
+            config.seed,
+        )
     if fitted is not None:
         fitted.search.save(context.output / order / TEXT_SEARCH)
         (context.output / order / SEARCH_FILE).write_text(to_json(fitted.metrics))

@@ -15,6 +15,7 @@ from pipelines.engine.artifacts import Manifest, read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows, installed_version
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS
+from pipelines.inputs.tensors import split_kind
 
 HTML = "report.html"
 NUMBERS = "report.json"
@@ -67,7 +68,7 @@ def report(context: StageContext) -> StageRows:
     data = read_report_data(
         inputs,
         title=config.report.title or config.data.dataset or OWN_DATA,
-        split_kind=config.splits.kind,
+        split_kind=split_kind(inputs["build_features"]),
         excludes_history=config.evaluation.exclude_history,
         provenance=Provenance(
             data_digest=built.output if built else "",

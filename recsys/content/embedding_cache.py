@@ -74,7 +74,7 @@ def encode_cached(
     shard_rows = encoder.shard_rows if shard_rows is None else shard_rows
     if shard_rows < 1:
         raise ValueError(f"shard_rows must be >= 1, got {shard_rows}")
-    folder = cache_dir / re.sub(r"[^A-Za-z0-9._-]", "_", encoder.name)
+    folder = folder_of(encoder, cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
     keys = [text_key(encoder.name, text) for text in texts]
     known = _read_shards(folder, encoder, wanted=set(keys))
@@ -98,6 +98,20 @@ def encode_cached(
     if not keys:
         return np.zeros((0, encoder.dim), np.float32)
     return normalized(np.stack([known[key] for key in keys]))
+
+
+def missing_texts(texts: Sequence[str], encoder: Encoder, cache_dir: Path) -> list[str]:
+    """List the texts with words that the cache lacks, each once."""
+    if isinstance(encoder, JoinedEncoder):
+        return missing_texts(texts, encoder.first, cache_dir)
+    keys = {text_key(encoder.name, text): text for text in texts if text.strip()}
+    known = _read_shards(folder_of(encoder, cache_dir), encoder, wanted=set(keys))
+    return [text for key, text in keys.items() if key not in known]
+
+
+def folder_of(encoder: Encoder, cache_dir: Path) -> Path:
+    """Name the folder of an encoder's shards."""
+    return cache_dir / re.sub(r"[^A-Za-z0-9._-]", "_", encoder.name)
 
 
 def text_key(encoder_name: str, text: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,17 @@ import torch
 Part = TypeVar("Part")
 Made = TypeVar("Made")
 MAX_THREADS = 4
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: steps on small tensors take a multiple in several on busy cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def side_by_side(make: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:

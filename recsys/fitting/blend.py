@@ -23,6 +23,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
 from recsys.fitting.queries import EvaluationQueries
+from recsys.retrieval.blend.choices import queries_found
 from recsys.retrieval.blend.filling import FILL
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
@@ -156,10 +157,7 @@ class SourceLists:
 
     def num_found(self) -> int:
         """Count queries with a target in any list."""
-        ranks = [list_ranks(top.item_rows, self.targets).values for top in self.lists.values()]
-        found = torch.zeros(len(self), dtype=torch.int64)
-        found.index_add_(0, self.targets.segments(), torch.stack(ranks).sum(0))
-        return int((found > 0).sum())
+        return len(queries_found(self.lists, self.targets))
 
 
 def lists_by_source(sources: Mapping[str, Source], queries: EvaluationQueries) -> dict[str, TopK]:

@@ -369,6 +369,28 @@ def test_cold_items_get_rows_when_asked(tmp_path: Path) -> None:
     assert ids == ["x", "y", "z", "a"]
 
 
+@pytest.mark.parametrize(("min_item_events", "cold"), [(0, ["a", "d"]), (2, [])])
+def test_cold_items_of_which_something_is_known_get_rows_by_default(
+    tmp_path: Path, min_item_events: int, cold: list[str]
+) -> None:
+    pl.DataFrame(
+        {
+            "item_id": ["a", "b", "c", "d", "z"],
+            "title": ["A", " ", None, "", "Z"],
+            "price": [None, None, None, 3.5, 1.0],
+            "domain": ["m", "m", "m", "m", "m"],
+        }
+    ).write_parquet(tmp_path / "items.parquet")
+    source = SourceConfig(paths=(tmp_path / "items.parquet",))
+    twice = SMALL + [(f"{user}2", item, time) for user, item, time in SMALL]
+    filters = FilterConfig(min_item_events=min_item_events)
+    out, _ = build(
+        tmp_path, events_of(twice), items=source, catalogue_only_items=None, filters=filters
+    )
+    ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
+    assert ids == ["x", "y", "z", *cold]
+
+
 def test_what_was_shown_where_is_kept_with_the_events(tmp_path: Path) -> None:
     events = events_of([("u", "a", START), ("u", "b", START + 1), ("v", "a", START + 2)])
     shown = events.with_columns(
@@ -432,3 +454,40 @@ def test_a_column_mapped_to_nothing_is_not_read(tmp_path: Path) -> None:
             FeaturesConfig(events=SourceConfig(paths=(path,), columns={"user_id": ""}), now=NOW),
             tmp_path / "again",
         )
+
+
+def crossing(num_users: int, num_days: int) -> list[tuple[str, str, int]]:
+    """Let users take ten items each, one a day from the first on, in turn."""
+    step = num_days * 86_400 // 10
+    return [
+        (f"u{user}", f"i{(user + place) % 15}", START + place * step + user)
+        for user in range(num_users)
+        for place in range(10)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_users", "num_days", "kind", "reason"),
+    [
+        (60, 20, "global_time", ""),
+        (40, 20, "leave_one_out", "only 40 users"),
+        (60, 1, "leave_one_out", "days"),
+    ],
+)
+def test_auto_splits_by_time_where_enough_users_cross_the_cuts(
+    tmp_path: Path, num_users: int, num_days: int, kind: str, reason: str
+) -> None:
+    events = events_of(crossing(num_users, num_days))
+    out, report = build(tmp_path, events, splits=SplitConfig(kind="auto"))
+    assert report.split_kind == kind
+    assert reason in report.split_reason
+    assert (report.validation_from is not None) == (kind == "global_time")
+    same, _ = build(tmp_path, events, name="same", splits=SplitConfig(kind=kind))  # type: ignore[arg-type]
+    for one, other in zip(split_ends(out), split_ends(same), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_auto_splits_an_order_without_times_by_last_events(tmp_path: Path) -> None:
+    events = events_of(crossing(60, 20)).drop("event_time")
+    _, report = build(tmp_path, events, splits=SplitConfig(kind="auto"))
+    assert (report.split_kind, report.split_reason) == ("leave_one_out", "events have no times")

@@ -118,12 +118,13 @@ def _is_target(item_rows: Tensor, targets: Jagged) -> Tensor:
             f"lists are of {len(item_rows)} queries, targets of {targets.batch_size}; both must "
             "cover the same queries in the same order"
         )
-    longest = int(targets.lengths().max()) if targets.batch_size else 0
-    wanted = targets.padded(longest)  # [B, m], 0 where fewer
-    found = torch.zeros(item_rows.shape, dtype=torch.bool)
-    for column in range(longest):
-        found |= (item_rows == wanted[:, column : column + 1]) & (item_rows > 0)
-    return found
+    # By one number for a query and an item: work by the sizes of both, however long one query's is.
+    width = 1 + max(
+        (int(part.max()) for part in (item_rows, targets.values) if part.numel()), default=0
+    )
+    places = torch.arange(len(item_rows), device=item_rows.device)[:, None] * width
+    wanted = targets.segments() * width + targets.values
+    return torch.isin(places + item_rows, wanted) & (item_rows > 0)
 
 
 def _kept(is_item: Tensor, is_target: Tensor, max_candidates: int) -> tuple[Tensor, Tensor]:

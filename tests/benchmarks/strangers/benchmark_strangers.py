@@ -26,6 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from tests.benchmarks.harness import (
     LEDGER,
     RESULTS,
@@ -37,7 +39,7 @@ from tests.benchmarks.harness import (
 )
 from tests.benchmarks.strangers.measures import recall_and_ndcg, without
 from tests.benchmarks.strangers.peers import ONLY_REPEATS, SETTINGS, measure, own_peer
-from tests.benchmarks.strangers.sets import SETS, Log, Parted, StrangersSet, parted, write_files
+from tests.benchmarks.strangers.sets import SETS, Parted, StrangersSet, parted, write_files
 
 NUMBERS = RESULTS / "strangers" / "measured.json"
 OUTSIDE = ("ALS", "BPR", "SASRec")
@@ -111,25 +113,26 @@ def environment() -> dict[str, str]:
 
 
 def run_package(
-    one: StrangersSet, log: Log, work: Path, budget: str | None, settings: Sequence[str]
+    tables: Mapping[str, pl.DataFrame], work: Path, budget: str | None, settings: Sequence[str]
 ) -> dict[str, Any]:
     """Write a stranger's files, run the two commands, and time the first bundle and the end.
 
     A run that fails is judged by what it released before, with ``failed``, its exit code.
     """
-    files = write_files(log, one.names)
-    for name, table in files.items():
+    for name, table in tables.items():
         table.write_csv(work / name)
     begin = time.monotonic()
-    quiet = {"cwd": work, "env": environment()}
-    subprocess.run(recsys("data", "init", *files), check=True, stdout=subprocess.DEVNULL, **quiet)
+    # Texts that an earlier run encoded would make this one look faster.
+    quiet = {"cwd": work, "env": environment() | {"RECSYS_DATA_CACHE": str(work / "cache")}}
+    subprocess.run(recsys("data", "init", *tables), check=True, stdout=subprocess.DEVNULL, **quiet)
     command = recsys("run", "--config", next(work.glob("*.toml")).name)
     command += [*(["--budget", budget] if budget else []), *(f"--set={one}" for one in settings)]
-    first = None
+    first, peak = None, 0
     with (work / "run.log").open("w") as output:
         run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **quiet)
         while run.poll() is None:
             time.sleep(POLL_S)
+            peak = max(peak, peak_kib(run.pid))
             if first is None and any(work.glob("runs/*/bundles/current")):
                 first = time.monotonic() - begin
     total = time.monotonic() - begin
@@ -137,7 +140,17 @@ def run_package(
         print((work / "run.log").read_text()[-2_000:], f"\nended with {run.returncode} in {work}")
     first = total if first is None else first
     failed = {"failed": run.returncode} if run.returncode else {}
-    return {"first_bundle_s": round(first, 1), "total_s": round(total, 1), **failed}
+    seconds = {"first_bundle_s": round(first, 1), "total_s": round(total, 1)}
+    return seconds | {"peak_gib": round(peak / 2**20, 2)} | failed
+
+
+def peak_kib(process: int) -> int:
+    """Read the most memory that a process held since its last stage began, in KiB."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return 0
 
 
 def ask_bundle(work: Path, users: Sequence[str]) -> dict[str, list[str]]:
@@ -277,7 +290,7 @@ def main() -> None:
             write_numbers(name, events | {"peers": peers})
             continue
         work = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.work))
-        ours = run_package(one, log, work, options.budget, options.settings)
+        ours = run_package(write_files(log, one.names), work, options.budget, options.settings)
         served = any(work.glob("runs/*/bundles/current"))
         lists = ask_bundle(work, list(apart.target)) if served else {}
         ours["measured"] = judged(one, apart, lists)

@@ -93,3 +93,62 @@ def events_of(
         else:
             taken.append(int(rng.integers(world.num_items)))
     return np.array(taken)
+
+
+WORDS = 8_000
+SYLLABLES = ("ba", "do", "fi", "gu", "ka", "le", "mo", "nu", "pra", "ri", "so", "ta", "ve", "zu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargeShop:
+    """A log by its size: Zipf items in scenes, texts in each scene's words, a year of times."""
+
+    seed: int
+    num_events: int
+    num_users: int
+    num_items: int
+    num_scenes: int = 200
+    num_days: int = 365
+
+
+def shop_of(world: LargeShop) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Draw the events ``user, item, time`` in order of time, and the items ``item, title``.
+
+    Half of a user's events are in one scene; titles have 10 to 30 words.
+    """
+    rng = np.random.default_rng(world.seed)
+    weight = 1 / (1 + rng.permutation(world.num_items)) ** 0.8
+    scenes = np.argsort(rng.random(world.num_items)) % world.num_scenes
+    by_scene = np.argsort(scenes, kind="stable")
+    ends = np.cumsum(weight[by_scene])
+    starts = np.append(0, np.cumsum(np.bincount(scenes, minlength=world.num_scenes)))
+    bounds = np.append(0, ends)[starts]
+    users = rng.choice(world.num_users, world.num_events, p=_shares(rng, world.num_users))
+    home = rng.integers(0, world.num_scenes, world.num_users)[users]
+    inside = rng.random(world.num_events) < 0.5
+    low, high = np.where(inside, bounds[home], 0.0), np.where(inside, bounds[home + 1], ends[-1])
+    place = np.searchsorted(ends, rng.uniform(low, high))
+    items = by_scene[np.minimum(place, world.num_items - 1)]
+    times = START + np.sort(rng.integers(0, world.num_days * DAY, world.num_events))
+    events = pl.DataFrame({"user": users, "item": items, "time": times}).unique(
+        ["user", "item"], keep="first", maintain_order=True
+    )
+    return events, pl.DataFrame({"item": np.arange(world.num_items), "title": _titles(rng, scenes)})
+
+
+def _shares(rng: np.random.Generator, number: int) -> NDArray[np.float64]:
+    """Draw how active each of some users is."""
+    shares = rng.gamma(0.8, size=number) + 0.05
+    return shares / shares.sum()
+
+
+def _titles(rng: np.random.Generator, scenes: NDArray[np.int64]) -> list[str]:
+    """Write each item's title, half of it in its scene's sixty words."""
+    words = ["".join(rng.choice(SYLLABLES, rng.integers(2, 5))) for _ in range(WORDS)]
+    of_scene = rng.integers(0, WORDS, (int(scenes.max()) + 1, 60))
+    titles = []
+    for scene in scenes:
+        own = rng.choice(of_scene[scene], rng.integers(5, 16))
+        common = rng.integers(0, WORDS, rng.integers(5, 16))
+        titles.append(" ".join(words[word] for word in (*own, *common)))
+    return titles

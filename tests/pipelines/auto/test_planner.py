@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.auto.encoder import TimedEncoder
 from pipelines.auto.machine import Machine
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Plan
@@ -14,8 +15,11 @@ SHOP = DataShape(
     num_events=100_000,
     num_users=12_000,
     num_items=10_000,
+    num_cold=0,
     mean_length=8.3,
     long_length=15,
+    by_time=False,
+    judged_by="Models are judged by each user's last two events",
     num_held_out=12_000,
     repeat_share=0.0,
     text_share=1.0,
@@ -26,7 +30,8 @@ SHOP = DataShape(
 
 
 def plan_of(shape: DataShape = SHOP, left: float = 600.0, **settings: Any) -> Plan:
-    return make_plan(shape, settings.get("machine", MACHINE), settings.get("user", {}), left)
+    machine, user = settings.get("machine", MACHINE), settings.get("user", {})
+    return make_plan(shape, machine, user, left, settings.get("encoder"))
 
 
 def test_the_first_round_trains_nothing_and_is_short() -> None:
@@ -107,3 +112,43 @@ def test_two_gibibytes_take_a_smaller_ease() -> None:
 def test_a_plan_reads_back_equal() -> None:
     plan = plan_of()
     assert Plan.of_table(plan.table()) == plan
+
+
+def timed(name: str, seconds: float, dim: int = 1_024) -> TimedEncoder:
+    return TimedEncoder(name=name, dim=dim, seconds=seconds)
+
+
+def test_an_encoder_that_is_set_is_not_cut_and_its_seconds_are_planned() -> None:
+    user = {"content": {"encoder": "endpoint", "columns": ["price"]}}
+    plan = plan_of(user=user, encoder=timed("bge", 25.0))
+    first, best = plan.rounds
+    assert first.deferred == ("content.encoder",)
+    assert best.deferred == ()
+    assert "content_similarity" not in best.choices
+    assert best.choices["semantic_ids"]["content_columns"] is None
+    (part,) = [one for one in best.parts if one.name == "content"]
+    assert "endpoint (bge, width 1024)" in part.what
+    assert part.seconds == 25.0
+
+
+def test_columns_of_ones_own_are_not_cut_from_the_planned_encoder() -> None:
+    assert plan_of().rounds[1].choices["content_similarity"] == {"columns": 384}
+    own = plan_of(user={"content": {"columns": ["price"]}}).rounds[1].choices
+    assert own["content"] == {"encoder": "minilm+words"}
+    assert "content_similarity" not in own
+
+
+def test_an_encoder_that_is_set_and_has_no_time_is_left_out_and_said() -> None:
+    user = {"content": {"encoder": "endpoint"}}
+    for left in (600.0, 20.0):
+        plan = plan_of(user=user, left=left, encoder=timed("bge", 900.0))
+        assert all("content.encoder" in one.deferred for one in plan.rounds)
+        (part,) = [one for one in plan.left_out if one.name == "content"]
+        assert "900 s are needed" in part.why
+
+
+def test_what_is_set_on_waits_for_the_round_after_the_first() -> None:
+    user = {"ranker_training": {"enabled": True}, "content": {"encoder": "none"}}
+    first, best = plan_of(user=user).rounds
+    assert first.deferred == ("content.encoder", "ranker_training.enabled")
+    assert best.choices["semantic_ids"]["source"] == "sequence"

@@ -1,13 +1,16 @@
 import time
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipelines.auto.machine import Machine
-from pipelines.auto.plan import Part, Plan, Round
+from pipelines.auto.plan import ENDS, SEQUENCE, Part, Plan, Round
 from pipelines.auto.run import Automatic, Planned, lines_of
 from pipelines.config.run import RunConfig
 from pipelines.doctor.machine import GIB
+from pipelines.engine.artifacts import Manifest
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
 from pipelines.presets.resolve import ConfigSources, resolve
@@ -50,6 +53,10 @@ class Runs:
         return []
 
 
+def prepared(_config: RunConfig) -> list[StageOutcome]:
+    return []
+
+
 def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Automatic:
     return Automatic(sources, time.perf_counter() - ago, said.append)
 
@@ -57,7 +64,7 @@ def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Auto
 def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> None:
     said: list[str] = []
     runs = Runs()
-    automatic(sources, said).run(planned(round_of("a", 1.0), round_of("b", 2.0)), runs)
+    automatic(sources, said).run(planned(round_of("a", 1.0), round_of("b", 2.0)), prepared, runs)
     assert runs.epochs == [1.0, 2.0]
     assert [line.split(":")[0] for line in said] == ["round 1 of 2", "a", "round 2 of 2", "b"]
     # Other commands on this run have the choices of its last round, below what the user sets.
@@ -67,14 +74,16 @@ def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> Non
 
 def test_a_finished_run_goes_through_its_last_round_alone(sources: ConfigSources) -> None:
     runs = Runs()
-    automatic(sources, []).run(planned(round_of("a", 1.0), round_of("b", 2.0), finished=2), runs)
+    automatic(sources, []).run(
+        planned(round_of("a", 1.0), round_of("b", 2.0), finished=2), prepared, runs
+    )
     assert runs.epochs == [2.0]
 
 
 def test_a_killed_run_goes_on_where_it_was(sources: ConfigSources) -> None:
     runs = Runs()
     rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
-    automatic(sources, []).run(planned(*rounds, finished=1), runs)
+    automatic(sources, []).run(planned(*rounds, finished=1), prepared, runs)
     assert runs.epochs == [1.0, 2.0, 3.0]
 
 
@@ -82,7 +91,7 @@ def test_a_round_without_time_is_left_out_and_the_first_never(sources: ConfigSou
     said: list[str] = []
     runs = Runs()
     late = automatic(sources, said, ago=10_000.0)
-    late.run(planned(round_of("a", 1.0), round_of("b", 2.0, seconds=60.0)), runs)
+    late.run(planned(round_of("a", 1.0), round_of("b", 2.0, seconds=60.0)), prepared, runs)
     assert runs.epochs == [1.0]
     assert "b: left out, 60 s are needed and 0 s are left; what is served stays" in said
 
@@ -91,14 +100,14 @@ def test_a_refused_later_round_leaves_what_is_served(sources: ConfigSources) -> 
     said: list[str] = []
     runs = Runs(refused=2.0)
     rounds = (round_of("a", 1.0), round_of("b", 2.0), round_of("c", 3.0))
-    automatic(sources, said).run(planned(*rounds), runs)
+    automatic(sources, said).run(planned(*rounds), prepared, runs)
     assert runs.epochs == [1.0, 2.0, 3.0]
     assert "b: worse than what is served" in said
 
 
 def test_a_refused_first_round_is_an_error(sources: ConfigSources) -> None:
     with pytest.raises(RefusedError):
-        automatic(sources, []).run(planned(round_of("a", 1.0)), Runs(refused=1.0))
+        automatic(sources, []).run(planned(round_of("a", 1.0)), prepared, Runs(refused=1.0))
 
 
 def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
@@ -106,7 +115,7 @@ def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
         path=sources.path, workspace=sources.workspace, assignments=["training.max_epochs=9.0"]
     )
     runs = Runs()
-    automatic(fixed, []).run(planned(round_of("a", 1.0)), runs)
+    automatic(fixed, []).run(planned(round_of("a", 1.0)), prepared, runs)
     assert runs.epochs == [9.0]
 
 
@@ -115,3 +124,56 @@ def test_the_plan_says_what_the_data_are_like() -> None:
     assert "100,000 events of 12,000 users and 10,000 items, 8.3 a user" in text
     assert "budget 10m" in text
     assert "a note" in text
+
+
+def trained_round(limit: float, seconds: float, ends: float) -> Round:
+    parts = (
+        Part(name=SEQUENCE, what="", why="", seconds=seconds),
+        Part(name=ENDS, what="", why="", seconds=ends),
+    )
+    return Round(name="best", choices={"sequence_training": {"max_seconds": limit}}, parts=parts)
+
+
+def baselines_in(seconds: float) -> StageOutcome:
+    manifest = Manifest(stage="fit_baselines", inputs={}, config={}, versions={}, rows={}, files={})
+    return StageOutcome(stage="fit_baselines", skipped=False, seconds=seconds, manifest=manifest)
+
+
+@pytest.mark.parametrize(("left", "limit"), [(60.0, 21.0), (600.0, 84.0), (40.0, None)])
+def test_a_training_is_shortened_to_what_is_left_before_the_end(
+    sources: ConfigSources, left: float, limit: float | None
+) -> None:
+    """70 of 100 s train; 20 s must come last, and 8 s of other models are spent again."""
+    said: list[str] = []
+    trained: list[RunConfig] = []
+
+    def finish(config: RunConfig) -> list[StageOutcome]:
+        trained.append(config)
+        return []
+
+    rounds = (round_of("a", 1.0), trained_round(84.0, 100.0, 20.0))
+    run = automatic(sources, said, ago=900.0 - left)
+    run.run(planned(*rounds), lambda _config: [baselines_in(8.0)], finish)
+    if limit is None:
+        assert len(trained) == 1
+        assert "what is served stays" in said[-1]
+        return
+    assert trained[-1].sequence_training.max_seconds == pytest.approx(limit, abs=1.0)
+    kept = resolve(sources.path, workspace=sources.workspace)
+    assert kept.sequence_training == trained[-1].sequence_training
+
+
+def test_a_first_round_that_is_slower_than_planned_leaves_no_time_for_the_next(
+    sources: ConfigSources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    runs = Runs()
+    # The first round takes 30 s for 10; of the next, 45 s are needed as planned.
+    clock = chain([800.0], repeat(830.0))
+    run = Automatic(sources, 0.0, said.append)
+    monkeypatch.setattr(
+        "pipelines.auto.run.time", SimpleNamespace(perf_counter=lambda: next(clock))
+    )
+    run.run(planned(round_of("a", 1.0, 10.0), trained_round(84.0, 100.0, 20.0)), prepared, runs)
+    assert len(runs.epochs) == 1
+    assert said[-1].startswith("best: left out, 135 s are needed and 70 s are left")

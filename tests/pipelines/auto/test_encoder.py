@@ -1,0 +1,82 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelines.auto.run import Automatic, planned_for
+from pipelines.cli.automatic import plan_table
+from pipelines.engine.console import log
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.tensors import read_inputs
+from pipelines.presets.resolve import ConfigSources
+from pipelines.stages.list import STAGES
+from recsys.content.encoder import HashEncoder
+from recsys.fitting.baselines import fit_content
+from tests.recsys.content.openai_server import (
+    OpenAIServer,
+    Reply,
+    Request,
+    embeddings_reply,
+    openai_server,
+)
+
+WIDTH = 1_024
+NUM_ITEMS, NUM_SOLD = 240, 200
+
+
+@pytest.fixture
+def wide() -> Iterator[OpenAIServer]:
+    def embed(request: Request) -> Reply:
+        return embeddings_reply(HashEncoder(WIDTH).encode(request["input"]).tolist())
+
+    with openai_server(embed=embed) as server:
+        yield server
+
+
+@pytest.fixture
+def sources(tmp_path: Path, wide: OpenAIServer, monkeypatch: pytest.MonkeyPatch) -> ConfigSources:
+    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    events = [
+        f"u{user},i{item},{place}"
+        for user in range(60)
+        for place, item in enumerate(rng.permutation(NUM_SOLD)[:12])
+    ]
+    (tmp_path / "events.csv").write_text("\n".join(["user_id,item_id,sequence_index", *events]))
+    titles = [f"i{item},red soap number {item}" for item in range(NUM_ITEMS)]
+    (tmp_path / "items.csv").write_text("\n".join(["item_id,title", *titles]))
+    (tmp_path / "shop.toml").write_text(
+        f'preset = "auto"\n[data]\nevents = "events.csv"\nitems = "items.csv"\n'
+        f'[content]\nencoder = "endpoint"\n[content.endpoint]\nmodel = "wide"\n'
+        f'base_url = "{wide.base_url}"\ndim = {WIDTH}\n'
+    )
+    return ConfigSources(path=tmp_path / "shop.toml", workspace=tmp_path / "run")
+
+
+def test_the_encoder_that_is_set_is_timed_planned_and_read_whole(
+    sources: ConfigSources, wide: OpenAIServer
+) -> None:
+    config = sources.config()
+    run_stages(pick_stages(STAGES, ["build_features"], None), config)
+    planned = planned_for(sources, config, lambda: 600.0)
+    sent = [text for request in wide.requests for text in request["input"]]
+    assert len(sent) == len(set(sent)) == 200
+
+    # Items of the catalogue alone take part, and the plan says so.
+    assert planned.shape.num_items == NUM_ITEMS
+    assert any(line.startswith(f"{planned.shape.num_cold} items") for line in planned.plan.notes)
+    with log.capture() as shown:
+        log.print(plan_table(planned))
+    assert "endpoint" in shown.get()
+    assert "1024" in shown.get()
+    first, best = (Automatic(sources, 0.0, print).config_of(one) for one in planned.plan.rounds)
+    assert (first.content.encoder, best.content.encoder) == ("none", "endpoint")
+
+    run_stages(pick_stages(STAGES, ["enrich_items", "embed_items"], None), best)
+    sent = [text for request in wide.requests for text in request["input"]]
+    assert len(sent) == len(set(sent)) == NUM_ITEMS
+    inputs = read_inputs(best.workspace / "build_features", best.workspace / "embed_items", "given")
+    content = fit_content(inputs, best.content_similarity)
+    assert content is not None
+    assert content.all_item_vectors().shape[1] == WIDTH
