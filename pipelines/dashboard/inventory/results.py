@@ -82,7 +82,8 @@ def _reported(run: Run, path: Path) -> ReportData:
         models=models,
         orders=[order],
         num_items=0,
-        split_kind=run.config.get("splits.kind", ""),
+        # Of a configuration with "auto" only the run knows what it took.
+        split_kind=analysis.protocol.partition(",")[0],
         excludes_history=True,
         features={},
         analysis=analysis,

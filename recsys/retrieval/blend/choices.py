@@ -18,6 +18,8 @@ from recsys.retrieval.blend.choice_model import Choices
 from recsys.retrieval.blend.source_features import merge_lists
 
 BLOCK_QUERIES = 256
+MAX_CELLS = 1 << 24
+"""Pairs of a query and an item that are marked at a time."""
 UNKNOWN_KIND = -1
 
 
@@ -118,13 +120,16 @@ def _is_target(item_rows: Tensor, targets: Jagged) -> Tensor:
             f"lists are of {len(item_rows)} queries, targets of {targets.batch_size}; both must "
             "cover the same queries in the same order"
         )
-    # By one number for a query and an item: work by the sizes of both, however long one query's is.
-    width = 1 + max(
-        (int(part.max()) for part in (item_rows, targets.values) if part.numel()), default=0
-    )
-    places = torch.arange(len(item_rows), device=item_rows.device)[:, None] * width
-    wanted = targets.segments() * width + targets.values
-    return torch.isin(places + item_rows, wanted) & (item_rows > 0)
+    parts = [item_rows.clamp_min(0), targets.values]
+    width = 1 + max((int(part.max()) for part in parts if part.numel()), default=0)
+    found = torch.zeros(item_rows.shape, dtype=torch.bool)
+    # A table of all items: work by the sizes of both, however many targets one query has.
+    for block in torch.split(torch.arange(len(item_rows)), max(1, MAX_CELLS // width)):
+        own = targets.take(block)
+        wanted = torch.zeros(len(block), width, dtype=torch.bool)
+        wanted[own.segments(), own.values.clamp_min(0)] = True
+        found[block] = wanted.gather(1, item_rows[block].clamp_min(0))
+    return found & (item_rows > 0)
 
 
 def _kept(is_item: Tensor, is_target: Tensor, max_candidates: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
+from recsys.retrieval.blend.choices import queries_found
 from recsys.retrieval.blend.fusion import Blended, reciprocal_rank_fusion
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES, merge_lists
@@ -401,3 +403,19 @@ def test_bad_input_is_refused():
     }.items():
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_targets_are_found_however_many_a_query_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recsys.retrieval.blend.choices.MAX_CELLS", 64)
+    rng = np.random.default_rng(4)
+    lengths = [0, 1, 40, 2, 0, 25]
+    rows = torch.from_numpy(rng.integers(-1, 60, (len(lengths), 5)))
+    wanted = [rng.integers(0, 60, length).tolist() for length in lengths]
+    targets = Jagged.from_lists(wanted)
+    lists = {"a": TopK(torch.zeros(rows.shape), rows)}
+    truth = [
+        query
+        for query, (row, own) in enumerate(zip(rows.tolist(), wanted, strict=True))
+        if {item for item in row if item > 0} & set(own)
+    ]
+    assert queries_found(lists, targets).tolist() == truth
