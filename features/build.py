@@ -456,7 +456,7 @@ class _Build:
     def _catalogue_only(self, items: pl.DataFrame) -> pl.DataFrame:
         """Return the catalogue items that can be recommended without an event."""
         chosen = self.config.catalogue_only_items
-        if chosen is None:
+        if chosen == "auto":
             return described(items) if self.config.filters.min_item_events <= 1 else items.clear()
         return items if chosen else items.clear()
 

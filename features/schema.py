@@ -149,7 +149,8 @@ class SplitConfig:
 
     kind: SplitKind = "leave_one_out"
     """What is held out: each user's last two events, or the latest events of all. ``auto`` takes
-    the latter where events have times and enough users have some on both sides of its cuts."""
+    the latter where events have times and enough users have some on both sides of its cuts; in a
+    run with ``auto.enabled = false`` the former."""
     validation_share: float = 0.1
     """Share of the events before those of test, for ``global_time``."""
     test_share: float = 0.1
@@ -236,9 +237,10 @@ class FeatureChoice:
     """User columns that the two-tower reads; numbers fall into ten equal parts."""
     context_features: tuple[str, ...] = tuple(FEATURES)
     """Names of features in point_in_time."""
-    catalogue_only_items: bool | None = False
-    """Whether catalogue items that no event names can be recommended, by their content. None takes
-    those with a text or another column, unless ``filters.min_item_events`` leaves items out."""
+    catalogue_only_items: bool | Literal["auto"] = False
+    """Whether catalogue items that no event names can be recommended, by their content. ``auto``
+    takes those with a text or another column, unless ``filters.min_item_events`` > 1, in a run with
+    ``auto.enabled``."""
     write_events: bool = True
     """Whether the kept events are written by day as well."""
     partitions: int = 0

@@ -35,7 +35,7 @@ LIMIT = 1.2
 TWO_TOWER_SECONDS = 60.0
 """Of the two-tower's training at least; it may take a tenth of the time left."""
 ENCODER = "content.encoder"
-ENCODING_SHARE, OWN_ENCODING_SHARE = 0.2, 0.5
+ENCODING_SHARE, OWN_ENCODING_SHARE = 0.3, 0.5
 """Of the time left, that the encoder of texts may take: the usual one, and one that is set."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
@@ -45,7 +45,9 @@ def plan_sequence(planner: Planner) -> None:
     """Plan the round of the sequence model, with texts where items have any."""
     shape, costs = planner.shape, planner.costs
     texts, content = content_part(planner)
-    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
+    # Models without training are refitted; with texts they are fitted on train again too.
+    again = planner.refit_seconds * (2 if texts else 1)
+    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + again
     before = [*(part for part, _ in planner.postponed), *([texts] if texts else [])]
     room = SAFETY * planner.left - measuring - sum(part.seconds for part in before)
     trained = [trained_in(planner, number, room) for number in range(1, MAX_MEMBERS + 1)]

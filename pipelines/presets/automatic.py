@@ -18,5 +18,5 @@ def automatic() -> RunConfig:
         workspace=Path("runs/auto"),
         auto=AutoConfig(enabled=True),
         splits=SplitConfig(kind="auto"),
-        features=FeatureChoice(catalogue_only_items=None),
+        features=FeatureChoice(catalogue_only_items="auto"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from features.build import FeaturesConfig, SourceConfig
@@ -38,16 +39,22 @@ def online_files(config: RunConfig) -> list[Path]:
 def features_config(config: RunConfig) -> FeaturesConfig:
     """Put the run's sections together as features/ takes them."""
     data, online = config.data, tuple(online_files(config))
+    splits, features = config.splits, config.features
+    if not config.auto.enabled:
+        # Only an automatic run lets the log decide.
+        splits = replace(splits, kind="leave_one_out") if splits.kind == "auto" else splits
+        if features.catalogue_only_items == "auto":
+            features = replace(features, catalogue_only_items=False)
     return FeaturesConfig(
         events=data.source(data.event_paths(), data.columns),
         online_events=SourceConfig(paths=online, columns=NO_VALUES) if online else None,
         items=data.source(data.item_paths(), data.item_columns) if data.items else None,
         users=data.source((data.users,), data.user_columns) if data.users else None,
         filters=config.filters,
-        splits=config.splits,
+        splits=splits,
         forgotten=forgotten_users(config),
         seed=config.seed,
-        **vars(config.features),
+        **vars(features),
     )
 
 

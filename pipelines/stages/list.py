@@ -52,7 +52,7 @@ STAGES = [
         description="Validate events, items and users; filter, index, order and split them",
         reads=(),
         writes="events, vocabularies, sequences, catalogue, quarantine, report",
-        sections=("data", "filters", "splits", "features", "seed"),
+        sections=("data", "filters", "splits", "features", "auto.enabled", "seed"),
         raw_files=raw_files,
     ),
     Stage(

@@ -385,7 +385,7 @@ def test_cold_items_of_which_something_is_known_get_rows_by_default(
     twice = SMALL + [(f"{user}2", item, time) for user, item, time in SMALL]
     filters = FilterConfig(min_item_events=min_item_events)
     out, _ = build(
-        tmp_path, events_of(twice), items=source, catalogue_only_items=None, filters=filters
+        tmp_path, events_of(twice), items=source, catalogue_only_items="auto", filters=filters
     )
     ids = pl.read_parquet(out / "vocabularies/items.parquet")["id"].to_list()
     assert ids == ["x", "y", "z", *cold]
@@ -488,6 +488,6 @@ def test_auto_splits_by_time_where_enough_users_cross_the_cuts(
 
 
 def test_auto_splits_an_order_without_times_by_last_events(tmp_path: Path) -> None:
-    events = events_of(crossing(60, 20)).drop("event_time")
+    events = events_of(crossing(60, 20)).rename({"event_time": "sequence_index"})
     _, report = build(tmp_path, events, splits=SplitConfig(kind="auto"))
     assert (report.split_kind, report.split_reason) == ("leave_one_out", "events have no times")
