@@ -19,7 +19,7 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain, to_toml
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.engine.launch import called, engine_of
-from pipelines.engine.memory import return_memory
+from pipelines.engine.memory import returning_memory
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext
 from pipelines.engine.workspace import Workspace
@@ -209,11 +209,10 @@ def make(
     """Make a stage's artefact, going on from the checkpoints of a killed run."""
     workspace, final = context.workspace, context.output
     workspace.keep_only_checkpoints(stage.name, None if force else planned.making)
-    return_memory()
     measured = reset_peak_memory()
     started, started_at = time.perf_counter(), datetime.now(UTC)
     recording = nullcontext(RunLog()) if recorder is None else recorder.recording(planned, final)
-    with recording as run:
+    with recording as run, returning_memory():
         partial = begin(final)
         with naming_system_errors(stage):
             rows = called(stage, replace(context, output=partial, run=run))

@@ -1,9 +1,14 @@
 import ctypes
+import time
 from pathlib import Path
 
 import pytest
 
-from pipelines.engine.memory import return_memory
+from pipelines.engine.memory import returning_memory
+
+NEEDS_TRIM = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library has no malloc_trim"
+)
 
 
 def resident_bytes() -> int:
@@ -11,15 +16,26 @@ def resident_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
 
 
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library has no malloc_trim"
-)
+@NEEDS_TRIM
 def test_what_a_stage_freed_is_not_held_in_the_next() -> None:
-    blocks = [bytearray(b"x") * 100_000 for _ in range(500)]
-    held = resident_bytes()
-    # The last block keeps those before it from being returned when they are freed.
-    last = blocks[-1]
-    blocks.clear()
-    return_memory()
+    with returning_memory(every_seconds=600.0):
+        blocks = [bytearray(b"x") * 100_000 for _ in range(500)]
+        held = resident_bytes()
+        # The last block keeps those before it from being returned when they are freed.
+        last = blocks[-1]
+        blocks.clear()
     assert held - resident_bytes() > 25_000_000
+    assert len(last) == 100_000
+
+
+@NEEDS_TRIM
+def test_what_a_stage_frees_is_returned_while_it_runs() -> None:
+    with returning_memory(every_seconds=0.01):
+        blocks = [bytearray(b"x") * 100_000 for _ in range(500)]
+        held, last = resident_bytes(), blocks[-1]
+        blocks.clear()
+        until = time.monotonic() + 10.0
+        while held - resident_bytes() < 25_000_000:
+            assert time.monotonic() < until
+            time.sleep(0.01)
     assert len(last) == 100_000
