@@ -34,8 +34,8 @@ PLAN_VERSION = 2
 """Plans of other versions are made again."""
 MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""
-REFITTED = ("fit_baselines", "train_two_tower")
-"""Stages before the sequence model's training whose models are fitted to all events at the end."""
+TWO_TOWER = "train_two_tower"
+"""Stage before the sequence model's training whose model is trained on all events at the end."""
 REFIT_GROWTH = 1.25
 """Times the seconds on train that a fit to all events takes."""
 
@@ -208,8 +208,7 @@ class Automatic:
         parts = {part.name: part.seconds for part in one.parts}
         if SEQUENCE not in parts:
             return one
-        # Everything that was prepared is fitted to all events once more.
-        refits = sum(outcome.seconds for outcome in prepared if outcome.stage in REFITTED)
+        refits = sum(outcome.seconds for outcome in prepared if outcome.stage == TWO_TOWER)
         last = self.pace * (parts[ENDS] + parts.get(SEARCH, 0.0)) + REFIT_GROWTH * refits
         if not self._has_time(one, last + MIN_SHARE * parts[SEQUENCE]):
             return None

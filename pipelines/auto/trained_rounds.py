@@ -45,10 +45,14 @@ def plan_sequence(planner: Planner) -> None:
     """Plan the round of the sequence model, with texts where items have any."""
     shape, costs = planner.shape, planner.costs
     texts, content = content_part(planner)
-    # Models without training are refitted; with texts they are fitted on train again too.
-    again = planner.refit_seconds * (2 if texts else 1)
-    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + again
-    before = [*(part for part, _ in planner.postponed), *([texts] if texts else [])]
+    measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
+    again = Part(
+        name="models of the first round",
+        what="fitted again",
+        why="texts are another",
+        seconds=planner.refit_seconds,
+    )
+    before = [*(part for part, _ in planner.postponed), *([texts, again] if texts else [])]
     room = SAFETY * planner.left - measuring - sum(part.seconds for part in before)
     trained = [trained_in(planner, number, room) for number in range(1, MAX_MEMBERS + 1)]
     whole = [one for one in trained if one.share == 1.0]

@@ -134,16 +134,18 @@ def trained_round(limit: float, seconds: float, ends: float) -> Round:
     return Round(name="best", choices={"sequence_training": {"max_seconds": limit}}, parts=parts)
 
 
-def baselines_in(seconds: float) -> StageOutcome:
-    manifest = Manifest(stage="fit_baselines", inputs={}, config={}, versions={}, rows={}, files={})
-    return StageOutcome(stage="fit_baselines", skipped=False, seconds=seconds, manifest=manifest)
+def two_tower_in(seconds: float) -> StageOutcome:
+    manifest = Manifest(
+        stage="train_two_tower", inputs={}, config={}, versions={}, rows={}, files={}
+    )
+    return StageOutcome(stage="train_two_tower", skipped=False, seconds=seconds, manifest=manifest)
 
 
 @pytest.mark.parametrize(("left", "limit"), [(60.0, 21.0), (600.0, 84.0), (40.0, None)])
 def test_a_training_is_shortened_to_what_is_left_before_the_end(
     sources: ConfigSources, left: float, limit: float | None
 ) -> None:
-    """70 of 100 s train; 20 s must come last, and 8 s of other models are spent again."""
+    """70 of 100 s train; 20 s must come last, and 8 s of the two-tower are spent again."""
     said: list[str] = []
     trained: list[RunConfig] = []
 
@@ -153,7 +155,7 @@ def test_a_training_is_shortened_to_what_is_left_before_the_end(
 
     rounds = (round_of("a", 1.0), trained_round(84.0, 100.0, 20.0))
     run = automatic(sources, said, ago=900.0 - left)
-    run.run(planned(*rounds), lambda _config: [baselines_in(8.0)], finish)
+    run.run(planned(*rounds), lambda _config: [two_tower_in(8.0)], finish)
     if limit is None:
         assert len(trained) == 1
         assert "what is served stays" in said[-1]
