@@ -47,9 +47,9 @@ def plan_sequence(planner: Planner) -> None:
     texts, content = content_part(planner)
     measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
     again = Part(
-        name="models of the first round",
+        name="models without training",
         what="fitted again",
-        why="texts are another",
+        why="content similarity is one of them",
         seconds=planner.refit_seconds,
     )
     before = [*(part for part, _ in planner.postponed), *([texts, again] if texts else [])]
@@ -85,14 +85,18 @@ def later_round(planner: Planner, name: str, choices: Table, *parts: Part) -> Ro
 
 def plan_postponed(planner: Planner) -> None:
     """Plan a round of what the first one left to the next, where no training takes it along."""
-    parts = [part for part, _ in planner.postponed]
+    parts, choices = [part for part, _ in planner.postponed], Table()
+    texts, content = content_part(planner)
+    if texts and set_value(planner.user, ENCODER) and not is_hashed(content):
+        # It was set, and left to the round after the first.
+        parts, choices = [*parts, texts], content
     measuring = planner.costs.measuring(4, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
-    if not parts:
+    if not planner.postponed:
         return
     if measuring + sum(part.seconds for part in parts) > SAFETY * planner.left:
         planner.left_out += [without_time(part, planner.left) for part in parts]
         return
-    planner.add(later_round(planner, "fuller bundle", {}, *parts, bundle_part(measuring)))
+    planner.add(later_round(planner, "fuller bundle", choices, *parts, bundle_part(measuring)))
 
 
 def sequence_choices(shape: DataShape, best: TrainedIn, content: Table) -> Table:

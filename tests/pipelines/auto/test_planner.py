@@ -147,6 +147,26 @@ def test_an_encoder_that_is_set_and_has_no_time_is_left_out_and_said() -> None:
         assert "900 s are needed" in part.why
 
 
+def test_an_encoder_that_is_set_is_read_though_nothing_is_trained() -> None:
+    user = {"content": {"encoder": "endpoint"}, "sequence_training": {"enabled": False}}
+    *_, last = plan_of(user=user, encoder=timed("bge", 25.0)).rounds
+    assert last.deferred == ()
+    user = {"content": {"encoder": "endpoint"}}
+    few = replace(SHOP, num_events=400)
+    plan = plan_of(few, user=user, encoder=timed("bge", 25.0))
+    assert [one.name for one in plan.rounds] == ["first bundle", "fuller bundle"]
+    assert sum(part.seconds for part in plan.rounds[1].parts if part.name == "content") == 25.0
+
+
+def test_text_search_waits_for_the_second_round_where_it_takes_long() -> None:
+    slow = replace(MACHINE, flops=50e9)
+    first, best, *_ = plan_of(machine=slow, left=1_800.0).rounds
+    assert first.choices["search"] == {"enabled": False}
+    assert best.choices["search"] == {"enabled": True}
+    fast = replace(MACHINE, flops=2e12)
+    assert plan_of(machine=fast).rounds[0].choices["search"] == {"enabled": True}
+
+
 def test_what_is_set_on_waits_for_the_round_after_the_first() -> None:
     user = {"ranker_training": {"enabled": True}, "content": {"encoder": "none"}}
     first, best = plan_of(user=user).rounds
