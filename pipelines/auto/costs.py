@@ -31,6 +31,8 @@ COUNT_SECONDS, KNN_SECONDS = 5e-6, 2e-5
 """Of one event in popularity and item-to-item, and in item k-nearest neighbours."""
 SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
 """Of fitting what searches by a text, and for each character of the mean text besides."""
+SEARCH_ITEMS = 500
+"""Items from which it takes that; fewer have as much less to learn from."""
 LABEL_SECONDS = 1.0e-4
 """Of one label in the two-tower, for short histories."""
 SOFTMAX_SHARE = 0.5
@@ -76,7 +78,8 @@ class Costs:
 
     def search(self) -> float:
         """Fit what searches by a text."""
-        return self.slower * (SEARCH_SECONDS + SEARCH_CHARACTER * self.shape.text_characters)
+        whole = SEARCH_SECONDS + SEARCH_CHARACTER * self.shape.text_characters
+        return self.slower * whole * min(1.0, self.shape.num_items / SEARCH_ITEMS)
 
     def ease(self, num_items: int) -> float:
         """EASE regressed exactly on so many items, for train and for everything."""
