@@ -12,10 +12,26 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-INSTRUCTIONS = {
-    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
-    "without AVX": {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "FAISS_SIMD_LEVEL",
+)
+"""Of torch, MKL and oneDNN in torch, OpenBLAS in numpy, scipy and faiss, and faiss itself."""
+VALUES = {
+    "AVX-512": ("avx512", "AVX512", "AVX512_CORE", "SkylakeX", "AVX512"),
+    "AVX2": ("avx2", "AVX2", "AVX2", "Haswell", "AVX2"),
+    "without AVX": ("default", "SSE4_2", "SSE41", "Nehalem", "NONE"),
 }
+
+
+def instructions_of_this_machine() -> list[str]:
+    """List the instruction sets to run with: a machine cannot run those that it lacks."""
+    processor = Path("/proc/cpuinfo")
+    has_avx512 = processor.exists() and " avx512f" in processor.read_text()
+    return [name for name in VALUES if name != "AVX-512" or has_avx512]
 
 
 def marked_files() -> list[str]:
@@ -27,7 +43,7 @@ def marked_files() -> list[str]:
 def started(instructions: str, num_threads: int) -> "subprocess.Popen[str]":
     environment = {
         **os.environ,
-        **INSTRUCTIONS[instructions],
+        **dict(zip(VARIABLES, VALUES[instructions], strict=True)),
         "OMP_NUM_THREADS": str(num_threads),
     }
     options = [
@@ -64,11 +80,9 @@ def failed(names: list[tuple[str, int]]) -> bool:
 
 
 if __name__ == "__main__":
-    rounds = [
-        [("AVX2", 1), ("without AVX", 1)],
-        [("AVX2", 2)],
-        [("without AVX", 2)],
-    ]
+    sets = instructions_of_this_machine()
+    alone = [(name, 1) for name in sets]
+    rounds = [alone[-2:], alone[:-2], *([(name, 2)] for name in sets)]
     # All of them, whatever the first says.
     ended = [failed(names) for names in rounds]
     sys.exit(any(ended))

@@ -29,7 +29,7 @@ from pipelines.partitions.manifest import (
     PartitionsManifest,
     folder_of,
 )
-from recsys.data.durable import PARTIAL, fsync_tree, locked
+from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 
 def leave_out_forgotten(
@@ -108,6 +108,7 @@ def _rewritten(
     fsync_tree(partial)
     shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
+    fsync(final.parent)
     rewritten = replace(partition, revision=partition.revision + 1, rows=partition.rows - gone)
     return rewritten, gone + gone_aside
 

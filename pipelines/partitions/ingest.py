@@ -32,7 +32,7 @@ from pipelines.partitions.manifest import (
 )
 from pipelines.partitions.reading import Reader, ReadingFailedError, Request
 from pipelines.partitions.source import Source, SourceFile, begin_of, end_of
-from recsys.data.durable import PARTIAL, fsync_tree, locked
+from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
 """Errors of this machine's disk, not of the store that a file is fetched from."""
@@ -308,6 +308,7 @@ def _read_one(
         shutil.rmtree(partial / "raw")
         fsync_tree(partial / "clean")
         (partial / "clean").rename(final)
+        fsync(final.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return _counted(manifest, key, files, digests, found, report, since)

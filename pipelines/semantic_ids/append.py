@@ -113,17 +113,23 @@ def give_ids(
     id_rows[unknown] = num_given + 1 + np.arange(int(unknown.sum()))
 
     rows = torch.from_numpy(id_rows)
-    codes, reserved = own.ids.by_item_row(rows).codes, None
+    codes, reserved, elsewhere = own.ids.by_item_row(rows).codes, None, None
     if opened is not None:
         ids = opened.published.ids
         codes = torch.where(codes == NO_CODE, ids.by_item_row(rows).codes, codes)
         reserved = ids.codes[ids.item_rows]
         if (retired := opened.store.reserved()).numel():
             reserved = torch.cat([reserved, retired])
+        elsewhere = opened.store.versions.given_elsewhere()
     fresh = (codes[:, 0] == NO_CODE) & can_have
     if bool(fresh.any()):
         child = append(
-            own.ids, own.quantizer, vectors[fresh], item_rows=rows[fresh], reserved=reserved
+            own.ids,
+            own.quantizer,
+            vectors[fresh],
+            item_rows=rows[fresh],
+            reserved=reserved,
+            given=elsewhere,
         )
         codes[fresh] = child.codes[rows[fresh]]
     has_id = (codes[:, 0] != NO_CODE).numpy()

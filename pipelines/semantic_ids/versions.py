@@ -172,6 +172,7 @@ def append_new(
             content.vectors[missing],
             item_rows=rows[missing],
             reserved=reserved if reserved.numel() else None,
+            given=store.versions.given_elsewhere(),
         )
     return NextVersion(
         ids=ids,

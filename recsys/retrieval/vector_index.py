@@ -33,5 +33,9 @@ class VectorIndex(Protocol):
         ...
 
     def search_one(self, query: Tensor, k: int, mask: ItemMask) -> OneList:
-        """Find the k best items of one query [D], which is on the host."""
+        """Find the k best items of one query [D], which is on the host.
+
+        Its product rounds otherwise than a batch's, so items whose scores differ by no more than
+        rounding may be in another order.
+        """
         ...

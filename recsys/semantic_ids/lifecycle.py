@@ -24,6 +24,7 @@ def append(
     *,
     item_rows: Tensor | None = None,
     reserved: Tensor | None = None,
+    given: tuple[Tensor, Tensor] | None = None,
 ) -> SemanticIds:
     """Give IDs to new items; no other ID changes.
 
@@ -32,6 +33,8 @@ def append(
         vectors: Content of the new items, [M, D].
         item_rows: Their rows, [M]; None means those after the last.
         reserved: IDs of retired items, which are not given again, [R, L].
+        given: Item rows [G] and IDs [G, L] of versions that were rolled back; such an ID goes to
+            its own item or to none.
 
     Returns:
         The next version, with ``ids`` as parent.
@@ -46,8 +49,14 @@ def append(
         )
     rows = _new_rows(ids, len(vectors), item_rows)
     taken = ids.codes[ids.item_rows]
+    codes = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
+    if given is not None:
+        codes = _given_again(ids, rows, *given)
+        reserved = given[1] if reserved is None else torch.cat([reserved, given[1].to(reserved)])
     if reserved is not None:
         taken = torch.unique(torch.cat([taken, reserved.to(taken)]), dim=0)
+    fresh = codes[:, 0] == NO_CODE
+    vectors = vectors[fresh]
     has_extra_level = ids.num_levels == len(quantizer.level_sizes) + 1
     unique = resolve_collisions(
         quantizer,
@@ -57,7 +66,22 @@ def append(
         taken=taken,
         extra_size=ids.level_sizes[-1] if has_extra_level else None,
     )
-    return ids.updated(rows, unique.codes)
+    codes[fresh] = unique.codes.to(codes)
+    return ids.updated(rows, codes)
+
+
+def _given_again(ids: SemanticIds, rows: Tensor, given_rows: Tensor, codes: Tensor) -> Tensor:
+    """Look up the IDs that rows [M] had before a rollback, [M, L]; NO_CODE for a row without."""
+    found = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
+    places = {row: place for place, row in enumerate(rows.tolist())}
+    free = ids.item_rows_of(codes) == 0
+    used: set[tuple[int, ...]] = set()
+    for row, code in zip(given_rows[free].tolist(), codes[free], strict=True):
+        place, key = places.pop(row, None), tuple(code.tolist())
+        if place is not None and key not in used:
+            found[place] = code
+            used.add(key)
+    return found
 
 
 def retire(ids: SemanticIds, item_rows: Tensor) -> SemanticIds:

@@ -40,6 +40,15 @@ def write_tensors(
     (directory / f"{name}.json").write_text(text, encoding="utf-8")
 
 
+class _Description(dict[str, Any]):
+    """A description whose missing keys are the file's fault."""
+
+    path: Path
+
+    def __missing__(self, key: str) -> Any:
+        raise _refusal(self.path, f"it has no {key!r}")
+
+
 def read_description(directory: Path, name: str) -> dict[str, Any]:
     """Read the JSON part alone.
 
@@ -56,7 +65,9 @@ def read_description(directory: Path, name: str) -> dict[str, Any]:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, dict) else None
         raise _refusal(path, f"its format is {found}, this version of the package reads {FORMAT}")
-    return document
+    description = _Description(document)
+    description.path = path
+    return description
 
 
 def read_tensors(directory: Path, name: str, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -174,6 +174,34 @@ class VersionStore:
         retired: Tensor = torch.unique(torch.cat(found), dim=0)
         return retired
 
+    def given_elsewhere(self) -> tuple[Tensor, Tensor]:
+        """Collect the IDs of versions that do not lead to the current one, as after a rollback.
+
+        Counts versions of the same quantiser only. Leaves out IDs that the current version has.
+
+        Returns:
+            Item rows, [R] int64, and their IDs, [R, L] int32.
+        """
+        newest = self.load()
+        leading: set[str] = set()
+        version: str | None = newest.version
+        while version is not None and self._place(version).exists():
+            leading.add(version)
+            version = read_description(self._place(version), FILE_NAME)["parent"]
+        rows = [torch.empty(0, dtype=torch.int64)]
+        codes = [torch.empty(0, newest.num_levels, dtype=torch.int32)]
+        for other in set(self.versions()) - leading:
+            described = read_description(self._place(other), FILE_NAME)
+            made_alike = described["quantizer_digest"] == newest.quantizer_digest
+            if made_alike and tuple(described["level_sizes"]) == newest.level_sizes:
+                ids = self.load(other)
+                found = ids.item_rows[newest.item_rows_of(ids.codes[ids.item_rows]) == 0]
+                rows.append(found)
+                codes.append(ids.codes[found])
+        pairs: Tensor = torch.cat([torch.cat(rows)[:, None], torch.cat(codes).long()], dim=1)
+        pairs = torch.unique(pairs, dim=0)
+        return pairs[:, 0], pairs[:, 1:].int()
+
     def _codes_left_behind(self, child: str, parent: str) -> Tensor:
         """Read the codes that a parent's items lost, or all of them without a delta."""
         if not (self._place(child) / f"{DELTA}.json").exists():

@@ -109,8 +109,8 @@ class AdamWConfig:
     """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps
     (``training/orthogonal.py``)."""
     max_row_norm: float | None = 1.0
-    """What each row's gradient is clipped to where tables move by rows: a global norm is known
-    only after they have moved."""
+    """Norm to which each row's gradient is clipped if tables move by rows: a global norm is known
+    only after they have moved. Sharded tables cannot clip and need inf, which never clips."""
 
     def __post_init__(self) -> None:
         kinds = ("auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad")

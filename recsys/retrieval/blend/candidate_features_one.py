@@ -1,8 +1,8 @@
 """Candidates of one query with their features: ``candidate_features.py`` for a request, in numpy.
 
 Takes a third of the time of the batched form, which is spent on launching some three hundred
-operations and on what all requests share. Both give the same items in the same order, and features
-that are equal up to rounding.
+operations and on what all requests share. Both give the same items, and features that are equal up
+to rounding; items whose merged scores differ by no more may change places.
 
 Axes: n candidates, S sources of the blend, F features of a candidate, N item rows, H latest events,
 D width of a table.

@@ -16,6 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import isfinite
 from typing import Any, Literal
 
 import torch
@@ -308,7 +309,7 @@ def shard_tables(
         None where no table is large.
 
     Raises:
-        ValueError: TorchRec is not installed, or the rule cannot move sharded rows.
+        ValueError: TorchRec is not installed, or the rule cannot move or clip sharded rows.
     """
     found: dict[str, EmbeddingBags] = {}
     rules = set()
@@ -325,6 +326,12 @@ def shard_tables(
         raise ValueError(
             "tables this large are sharded by TorchRec, which is not installed; install the extra "
             "torchrec-cpu or torchrec-gpu, or raise torchrun.shard_from"
+        )
+    if config.max_row_norm is not None and isfinite(config.max_row_norm):
+        raise ValueError(
+            f"sharded tables cannot clip the gradients of their rows, and max_row_norm is "
+            f"{config.max_row_norm}; set max_row_norm = inf in the training's optimizer section, "
+            "or torchrun.shard_from above the tables' size so that they stay whole on every rank"
         )
     (rule,) = rules
     row_config = RowUpdateConfig(

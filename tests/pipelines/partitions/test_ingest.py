@@ -23,6 +23,7 @@ from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
 from pipelines.partitions.source import key_of, keys_between
 from pipelines.presets.resolve import with_dataset
 from recsys.data.durable import locked
+from tests.fake_disk import fake_disk
 
 SECONDS = 86_400
 FIRST = 1_767_225_600
@@ -94,6 +95,20 @@ def test_a_corrected_day_replaces_its_events(config: RunConfig, tmp_path: Path) 
     ingest(config)
     kept = {path.name for path in (config.workspace / FOLDER / DAYS).iterdir()}
     assert kept == {"2026-01-01~1", "2026-01-02~2", "2026-01-03~1"}
+
+
+def test_days_that_were_read_are_there_after_a_power_cut(config: RunConfig, tmp_path: Path) -> None:
+    write_day(tmp_path / "events", 0)
+    ingest(config)
+    write_day(tmp_path / "events", 0, events=33, seed=1)
+    write_day(tmp_path / "events", 1)
+    with fake_disk(config.workspace) as disk:
+        ingest(config)
+        before = rows_of(config)
+        disk.cut_power()
+    assert rows_of(config).equals(before)
+    assert before.height == 33 + 20
+    assert not ingest(config).changed
 
 
 def test_a_file_that_was_written_anew_with_the_same_content_changes_nothing(

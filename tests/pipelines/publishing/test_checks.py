@@ -44,6 +44,18 @@ def test_each_fault_fails_its_check_alone(
     assert [verdict.name for verdict in verdicts if not verdict.passed] == [failed]
 
 
+@pytest.mark.parametrize(
+    ("gain", "enough", "too_little"), [(0.1, 0.111, 0.109), (-0.1, 0.091, 0.089)]
+)
+def test_the_gain_over_popularity_that_was_set_is_asked_for(
+    gain: float, enough: float, too_little: float
+) -> None:
+    config = ReleaseConfig(min_gain_over_popularity=gain)
+    for value, passes in ((enough, True), (too_little, False)):
+        verdicts = release_verdicts(metrics(value, popularity=0.1), 1.0, None, config)
+        assert passed(verdicts)["ndcg@10 above popularity"] is passes
+
+
 def test_on_other_data_only_a_large_drop_counts() -> None:
     verdicts = release_verdicts(metrics(0.181), 1.0, metrics(0.2), ReleaseConfig())
     assert all(passed(verdicts).values())

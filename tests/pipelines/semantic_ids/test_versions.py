@@ -110,6 +110,32 @@ def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
     }
 
 
+def test_after_a_rollback_ids_go_to_their_own_items_or_to_none(store: SemanticIdStore) -> None:
+    content = content_of(names(0, 40))
+    published(content, store)
+    later = content_of(names(0, 60))
+    second = published(later, store)
+    before = texts(second, later)
+    store.rollback()
+    # Other items whose content is that of the items rolled back, which would have the same IDs.
+    twins = content_of([*names(0, 40), *names(100, 120)])
+    twins.vectors[41:] = later.vectors[41:]
+    third = published(twins, store)
+    assert third.how == "appended"
+    others = {name: text for name, text in texts(third, twins).items() if name in names(100, 120)}
+    assert len(set(others.values())) == 20
+    assert not set(others.values()) & set(before.values())
+    back = content_of([*names(0, 60), *names(100, 120)])
+    assert texts(published(back, store), back) == before | others
+
+
+def test_after_a_rollback_the_same_items_make_the_same_version(store: SemanticIdStore) -> None:
+    published(content_of(names(0, 40)), store)
+    second = published(content_of(names(0, 60)), store)
+    store.rollback()
+    assert made_of(content_of(names(0, 60)), store).ids.version == second.ids.version
+
+
 def test_an_item_whose_text_is_gone_keeps_its_id(store: SemanticIdStore) -> None:
     content = content_of(names(0, 40))
     before = texts(published(content, store), content)

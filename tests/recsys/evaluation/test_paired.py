@@ -141,6 +141,26 @@ def test_slice_that_lost_more_than_the_margin_is_harmed_alone() -> None:
     assert {loss.name: loss.harmed for loss in losses} == {"new users": True, "others": False}
 
 
+def test_among_many_slices_that_lost_the_margin_alone_none_is_harmed_by_chance() -> None:
+    """Slices are judged together: one in a hundred alone would be refused by chance."""
+    num_slices, num_users = 100, 120
+    draw = np.random.default_rng(0)
+    before = np.ones(num_slices * num_users)
+    after = 0.9 + 0.1 * draw.standard_normal(len(before))
+    groups = np.arange(len(before)) // num_users
+    after[groups == 0] -= 0.1
+    slices = {str(group): groups == group for group in range(num_slices)}
+    config = PairedConfig(num_resamples=100)
+    alone = [
+        name
+        for name, inside in slices.items()
+        if slice_losses(before, after, {name: inside}, config)[0].harmed
+    ]
+    assert len(alone) > 1
+    together = slice_losses(before, after, slices, config)
+    assert [loss.name for loss in together if loss.harmed] == ["0"]
+
+
 def test_loss_within_the_margin_does_not_harm_a_slice() -> None:
     before, after = pair(4_000, -0.02)
     (loss,) = slice_losses(before, after, {"all": np.ones(4_000, bool)})

@@ -87,6 +87,25 @@ def test_sampled_sum_is_unbiased() -> None:
     assert sum(sums) / len(sums) == pytest.approx(float(scores.exp().sum()), rel=0.03)
 
 
+def test_smoothing_over_a_sample_estimates_the_mean_of_all_scores() -> None:
+    """An item that is rarely drawn stands for the more items when it is."""
+    scores = torch.tensor([4.0, -2.0, 1.0])
+    probability = torch.tensor([1.0, 0.25, 0.5])
+    weights = 1 / probability
+    even = float((weights * scores).sum() / weights.sum())
+    for smoothing in (0.0, 0.3):
+        loss = softmax_loss(
+            torch.ones(1, 1),
+            SoftmaxCandidates(scores[:, None], probability.log()),
+            torch.tensor([0]),
+            torch.ones(1),
+            label_smoothing=smoothing,
+        )
+        normalizer = math.log(float((weights * scores.exp()).sum()))
+        expected = normalizer - (1 - smoothing) * 4.0 - smoothing * even
+        assert float(loss) == pytest.approx(expected, rel=1e-5)
+
+
 def test_mixed_precision_gives_about_the_same_gradients() -> None:
     queries, vectors, labels, weights = made()
     results = []

@@ -25,6 +25,17 @@ def test_without_times_or_half_life_every_event_counts_once(half_life: float | N
     assert model.score(QUERIES)[1].tolist() == [-torch.inf, 1.0, 2.0, 1.0, 0.0]
 
 
+def test_events_in_parts_age_from_the_newest_of_all_parts() -> None:
+    rows, times = np.array([1, 2, 2, 3]), np.array([0, 2, 10, 30]) * DAY
+    config = PopularityConfig(half_life_days=5.0)
+    whole = Popularity.fit(rows, times, 5, config)
+    old, new = (rows[:3], times[:3]), (rows[3:], times[3:])
+    for parts in ([old, new], [new, old]):
+        counted = Popularity.fit_parts(lambda parts=parts: iter(parts), 5, config)
+        assert torch.equal(counted.item_scores, whole.item_scores)
+    assert whole.item_scores[2] == 2 ** -(28 / 5) + 2 ** -(20 / 5)
+
+
 def test_every_query_gets_the_same_full_list_even_with_an_unknown_history() -> None:
     scores = Popularity.fit(np.array([2]), None, 4, PopularityConfig()).score(QUERIES)
     assert scores.shape == (3, 4)

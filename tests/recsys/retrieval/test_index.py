@@ -5,13 +5,16 @@ import pytest
 import torch
 
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import top_k_of_scores
+from recsys.data.top_k import TopK, top_k_of_scores
 from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index import ExactIndex, gpu_layout, halves_of, index_of
 from recsys.retrieval.vector_index import VectorIndex
+from tests.recsys.testing.tensors import as_lists, assert_same_lists, near_ties, rounding
+
+pytestmark = pytest.mark.numerics
 
 NUM_ROWS, DIM = 3_000, 16
 KINDS = ("exact", "flat", "ivf_sq8", "hnsw")
@@ -57,6 +60,23 @@ def test_equal_scores_are_in_the_order_of_rows_where_all_are_compared() -> None:
     assert torch.equal(index.search(QUERIES, 50).item_rows, truth.item_rows)
     one = index.search_one(QUERIES[0], 50, ItemMask.all(NUM_ROWS))
     assert one.item_rows.tolist() == truth.item_rows[0].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", [7, 64])
+@pytest.mark.parametrize("k", [5, 599])
+def test_one_query_finds_what_a_batch_does_among_items_that_rounding_orders(
+    kind: str, dim: int, k: int
+) -> None:
+    """A batch and one query are products of two kinds, which add up in two orders."""
+    items, query = near_ties(600, dim)
+    index, everything = made(kind, items), ItemMask.all(600)
+    found = as_lists(index.search_one(query, k, everything), k)
+    for batch in (query[None], query.expand(40, -1)):
+        lists = index.search(batch, k, everything)
+        for row in range(0, len(batch), 13):
+            beside = TopK(*(part[row : row + 1] for part in lists))
+            assert_same_lists(found, beside, 1e-3 if kind == "ivf_sq8" else rounding(dim))
 
 
 @pytest.mark.parametrize("kind", KINDS)

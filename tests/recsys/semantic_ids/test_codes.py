@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds, id_keys
+from recsys.semantic_ids.trie import Trie
 
 SIZES = (4, 3, 5)
 
@@ -131,6 +132,29 @@ def test_damaged_or_missing_files_are_refused(tmp_path: Path, part: str) -> None
     path.unlink()
     with pytest.raises(ValueError, match="missing"):
         SemanticIds.load(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["semantic_ids.safetensors", "semantic_ids.json"])
+def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path, part: str) -> None:
+    """A trie is built from the IDs, so what it lists is what was published (FAULTS 6)."""
+    ids = all_ids()
+    ids.save(tmp_path)
+    path = tmp_path / part
+    content, refused = path.read_bytes(), 0
+    bits = range(0, 8 * len(content), 5)
+    for bit in bits:
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        try:
+            trie = Trie.of_items(SemanticIds.load(tmp_path, ids.version))
+        except ValueError:
+            refused += 1
+        else:
+            # White space, or a number that is only described.
+            assert part == "semantic_ids.json"
+            assert trie.item_rows(trie.walk(ids.codes[ids.item_rows])).equal(ids.item_rows)
+    assert refused > 0.9 * len(bits)
 
 
 def test_an_unknown_format_is_refused_with_both_formats(tmp_path: Path) -> None:

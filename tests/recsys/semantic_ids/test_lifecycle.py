@@ -98,6 +98,36 @@ def test_retired_ids_are_remembered_through_later_versions(tmp_path: Path) -> No
     assert store.retired_codes().tolist() == sorted(lost)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
+    method: Method, tmp_path: Path
+) -> None:
+    store = VersionStore(tmp_path)
+    first = published(60, method)
+    second = append(first, quantizer(), vectors()[61:81])
+    for ids in (first, second):
+        store.publish(ids, quantizer())
+    assert len(store.given_elsewhere()[0]) == 0
+    store.rollback()
+    given = store.given_elsewhere()
+    assert sorted(given[0].tolist()) == list(range(61, 81))
+    others = torch.arange(81, 101)
+    careless = append(first, quantizer(), vectors()[61:81], item_rows=others)
+    assert (second.item_rows_of(careless.codes[81:]) > 0).any()
+    third = append(first, quantizer(), vectors()[61:81], item_rows=others, given=given)
+    assert not (second.item_rows_of(third.codes[81:]) > 0).any()
+    # An item of the later version keeps its ID, whatever its content and beside whatever else.
+    mixed = append(
+        first,
+        quantizer(),
+        vectors()[[90, 61, 62, 63]],
+        item_rows=torch.tensor([80, 90, 91, 92]),
+        given=given,
+    )
+    assert mixed.text(80) == second.text(80)
+    assert not (second.item_rows_of(mixed.codes[90:]) > 0).any()
+
+
 def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
     ids = retire(published(20), torch.tensor([4, 7]))
     content = vectors()[[7, 4]]

@@ -19,6 +19,7 @@ FILES = (
     "index/items.faiss",
     "index/items.faiss.json",
     "popularity/popularity.safetensors",
+    "semantic_ids/semantic_ids.safetensors",
     "two_tower/config.json",
     "two_tower/two_tower.safetensors",
 )

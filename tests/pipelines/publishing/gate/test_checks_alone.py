@@ -11,7 +11,12 @@ import pytest
 
 from pipelines.config.gate import GateConfig
 from pipelines.publishing.gate.documents import drift, parity
-from pipelines.publishing.gate.events import moved_hours, stand_there_once
+from pipelines.publishing.gate.events import (
+    CLOCK_SKEW,
+    moved_hours,
+    not_in_the_future,
+    stand_there_once,
+)
 from pipelines.publishing.gate.leakage import found_by, one_feature_alone, too_good
 from pipelines.publishing.gate.lists import Lists, latency
 from pipelines.publishing.gate.subject import Subject
@@ -35,6 +40,17 @@ def test_hours_that_moved_are_found_with_their_number() -> None:
     distance, hours, left = moved_hours(old, (old + 8 * 3_600) % 86_400)
     assert distance > 0.8
     assert (hours, left) == (8, 0)
+
+
+@pytest.mark.parametrize(("beyond", "passes"), [(0, True), (1, False)])
+def test_an_event_may_be_ahead_of_the_clock_by_the_allowed_skew_alone(
+    beyond: int, passes: bool, bundle: Bundle
+) -> None:
+    newest = int(np.max(np.asarray(bundle.users.times)))
+    subject = Subject(challenger=bundle, now=newest - CLOCK_SKEW - beyond)
+    (verdict,) = not_in_the_future(subject)
+    assert verdict.passed is passes
+    assert CLOCK_SKEW == 3_600
 
 
 def test_a_file_that_was_delivered_twice_is_refused(bundle: Bundle) -> None:

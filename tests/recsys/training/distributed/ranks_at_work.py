@@ -6,6 +6,7 @@ Each case writes what the first rank ends with to FOLDER/<case>-<ranks>.safetens
 stopped after 3 steps, and a case whose folder of checkpoints is there goes on.
 """
 
+import math
 import os
 import shutil
 import sys
@@ -71,7 +72,7 @@ def run(case: str, folder: Path | None, stop_at: int | None = None) -> dict[str,
     shard_from = 10**9 if case == "replicated" else 0
     ranks = present_ranks(ShardingConfig(shard_from=shard_from, sharding=sharding))
     trained, (histories, labels, users) = model(), world()
-    optimizer = AdamWConfig(tables=tables, max_row_norm=None)
+    optimizer = AdamWConfig(tables=tables, max_row_norm=math.inf)
     ranks.shard(trained, optimizer)
     losses = []
 

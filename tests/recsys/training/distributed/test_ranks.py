@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from recsys.training.distributed.process_group import (
     local_device,
     own_versions,
 )
-from recsys.training.distributed.sharded import ShardingConfig, rule_of
+from recsys.training.distributed.sharded import ShardingConfig, rule_of, shard_tables
 from recsys.training.distributed.whole import Shard
 from recsys.training.optim import AdamWConfig
 from tests.recsys.training.distributed import ranks_at_work
@@ -112,6 +113,18 @@ def test_rules_and_sizes_decide_what_is_sharded() -> None:
     assert rule_of(layer, AdamWConfig(tables="rowwise_adagrad"), all_of_it) == "rowwise_adagrad"
     with pytest.raises(ValueError, match="'adam' cannot be sharded on cpu, only"):
         rule_of(layer, AdamWConfig(tables="adam"), all_of_it)
+
+
+def test_sharded_tables_refuse_to_drop_the_clip_of_rows() -> None:
+    everything = ShardingConfig(shard_from=0)
+    default = AdamWConfig(tables="rowwise_adagrad")
+    for config in (default, replace(default, max_row_norm=0.5)):
+        with pytest.raises(
+            ValueError, match=f"max_row_norm is {config.max_row_norm}; set .* = inf"
+        ):
+            shard_tables(ranks_at_work.model(), config, everything)
+    # Nothing is sharded, so nothing is lost.
+    assert shard_tables(ranks_at_work.model(), AdamWConfig(), ShardingConfig()) is None
 
 
 def test_a_part_is_cut_out_of_tables_and_of_numbers_a_row() -> None:
