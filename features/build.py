@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from features.counts import Core
 from features.days import MICROS_PER_DAY, write_days, write_shown
+from features.encoding import extended, read_vocabulary, write_vocabulary
 from features.events import as_text
 from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
 from features.parallel import Runner, in_order
@@ -87,7 +88,6 @@ from features.tables import (
     write_user_features,
 )
 from features.user_ids import write_user_ids
-from features.vocabulary import extended, read_vocabulary, write_vocabulary
 
 __all__ = [
     "FeaturesConfig",
@@ -500,7 +500,7 @@ class _Build:
         if self.forgotten:
             self.forgotten.counts["events"] = report.filtered[FORGOTTEN]
             report.forgotten = self.forgotten.counts
-            write_json(self.out / APPLIED, self.forgotten.until)
+            write_json(self.out / APPLIED, dict(self.forgotten.until.moments))
         described = {
             "num_user_rows": report.users + 1,
             "num_item_rows": report.items + 1,

@@ -1,12 +1,15 @@
-"""External ids to integer codes, in one pass over the data and without holding it.
+"""External ids to integer codes and dense rows.
 
-Codes count from 0 in the order of first appearance and last for one build; vocabulary.py turns
-them into the dense rows that an artefact keeps.
+Codes count from 0 in the order of first appearance and last for one build, in one pass over the
+data and without holding it. Rows are what an artefact keeps: row 0 means padding or unknown and is
+not stored. A vocabulary that grows keeps every row it has given out, so that models and published
+bundles stay valid; new ids follow in ascending order.
 """
 
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,25 +19,27 @@ from numpy.typing import NDArray
 Codes = NDArray[np.uint32]
 
 MISSING = np.uint32(0xFFFFFFFF)
-MAX_ID_BYTES = 256
+MAX_ID_CHARS = 512
+"""As in the API's requests."""
 _ID_REASONS = (
     "{} is missing",
     "{} holds a NUL character",
-    f"{{}} is longer than {MAX_ID_BYTES} bytes",
+    f"{{}} is longer than {MAX_ID_CHARS} characters",
     "{} is not a number (NaN)",
-    "{} is negative",
 )
 
 
 def _id_reason() -> pl.Expr:
-    """Say what is wrong with an id: a place in _ID_REASONS from 1, or 0 for nothing, uint8."""
+    """Return what is wrong with an id: a place in _ID_REASONS from 1, or 0 for nothing, uint8.
+
+    An id is an opaque text, but for what programs write for a missing one: blanks, nan, NaN.
+    """
     text = pl.col("id")
     rules = [
         (text.str.strip_chars() == ""),
         text.str.contains("\x00", literal=True),
-        text.str.len_bytes() > MAX_ID_BYTES,
-        text.str.to_lowercase() == "nan",
-        text.str.contains(r"^-\d+$"),
+        text.str.len_chars() > MAX_ID_CHARS,
+        text.is_in(["nan", "NaN"]),
     ]
     code = pl.lit(0, dtype=pl.UInt8)
     for place, wrong in reversed(list(enumerate(rules, start=1))):
@@ -90,3 +95,43 @@ def hashed(values: NDArray[Any], seed: int) -> NDArray[np.uint64]:
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         return mixed ^ (mixed >> np.uint64(31))
+
+
+def extended(ids: pl.Series, previous: pl.Series | None = None) -> pl.Series:
+    """List the ids by row: ``previous`` as it is, then the new ones in ascending order.
+
+    The id at place i has row i + 1. Duplicates and nulls are left out.
+    """
+    unique = ids.drop_nulls().unique().sort().cast(pl.String).alias("id")
+    if previous is None:
+        return unique
+    new = unique.filter(~unique.is_in(previous.implode()))
+    return pl.concat([previous.alias("id"), new])
+
+
+def rows_of(ids: pl.Series, vocabulary: pl.Series) -> NDArray[np.int64]:
+    """Look up each id's row, 0 where the vocabulary does not have it."""
+    table = pl.DataFrame({"id": vocabulary}).with_row_index("row", offset=1)
+    found = ids.to_frame("id").join(table, on="id", how="left", maintain_order="left")
+    return found["row"].fill_null(0).cast(pl.Int64).to_numpy()
+
+
+def write_vocabulary(vocabulary: pl.Series, path: Path) -> None:
+    """Write columns ``row`` (from 1) and ``id``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pl.DataFrame({"id": vocabulary}).with_row_index("row", offset=1)
+    table.select(pl.col("row").cast(pl.Int64), "id").write_parquet(path)
+
+
+def read_vocabulary(path: Path) -> pl.Series:
+    """Read the ids by row.
+
+    Raises:
+        ValueError: If rows are missing or out of order.
+    """
+    table = pl.read_parquet(path, columns=["row", "id"])
+    if not table["row"].equals(pl.Series("row", range(1, table.height + 1), dtype=pl.Int64)):
+        raise ValueError(
+            f"{path}: rows must run from 1 without gaps; restore the file or delete it"
+        )
+    return table["id"]

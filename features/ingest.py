@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from features.encoding import MISSING, Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
+from features.forget_list import ForgetList
 from features.people.forgotten import FORGOTTEN, ForgottenUsers
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows, compressed
@@ -162,7 +163,7 @@ class EventReader:
     """Whether what is read was collected online."""
     known_items: pl.Series | None = None
     """Items of which online events may be; None lets all pass."""
-    forgotten: ForgottenUsers = field(default_factory=lambda: ForgottenUsers({}))
+    forgotten: ForgottenUsers = field(default_factory=lambda: ForgottenUsers(ForgetList()))
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
     def read(self, file: EventFile, source: SourceConfig) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import polars as pl
 
-from features.schema import SourceConfig
+from features.schema import TEXT_COLUMNS, SourceConfig
 
 BATCH_ROWS = 1_000_000
+INFERRED_ROWS = 10_000
+"""Lines of a JSON file that the types of its columns are inferred from."""
 SEPARATED = (".csv", ".tsv", ".txt", ".inter")
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -84,7 +86,15 @@ def scan_file(path: Path, source: SourceConfig) -> pl.LazyFrame:
         if ending == ".parquet":
             frame = pl.scan_parquet(path, glob=False)
         elif ending in JSON_LINES:
-            frame = pl.scan_ndjson(path, infer_schema_length=10_000)
+            frame = pl.scan_ndjson(path, infer_schema_length=INFERRED_ROWS)
+            found = frame.collect_schema()
+            named = {source.columns.get(ours) or ours for ours in TEXT_COLUMNS}
+            texts = {n: pl.String() for n, t in found.items() if n in named and t.is_integer()}
+            if texts:
+                # A later row may have an id that is no integer, or a larger one.
+                frame = pl.scan_ndjson(
+                    path, infer_schema_length=INFERRED_ROWS, schema_overrides=texts
+                )
         elif ending in SEPARATED:
             tabs = ending == ".tsv" and source.separator == ","
             separator = "\t" if tabs else source.separator

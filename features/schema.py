@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from features.forget_list import NOBODY, ForgetList
 from features.point_in_time import FEATURES
 
 USER_ID = "user_id"
@@ -264,8 +265,8 @@ class FeaturesConfig(FeatureChoice):
     """What is held out instead of ``splits``."""
     previous: Path | None = None
     """An earlier artefact whose rows stay as they are; new ids follow."""
-    forgotten: Mapping[str, int] = field(default_factory=dict)
-    """Users whose rows are left out: unix ms until which, by the SHA-256 of their id."""
+    forgotten: ForgetList = NOBODY
+    """Users whose rows are left out."""
     now: datetime | None = None
     """Events more than a day later are in the future; the clock by default."""
     seed: int = 0

@@ -15,13 +15,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import Dictionary
+from features.encoding import Dictionary, extended, read_vocabulary, rows_of, write_vocabulary
 from features.events import as_micros, as_number, as_text
 from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.scan import read_whole
 from features.schema import DOMAIN, ITEM_ID, SourceConfig
-from features.vocabulary import extended, read_vocabulary, rows_of, write_vocabulary
 
 Rows = NDArray[np.int64]
 

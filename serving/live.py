@@ -7,7 +7,7 @@ says ``failed_store``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from logging import WARNING
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from serving.bundle.load import Bundle
 from serving.log import is_logged, log
-from serving.online.store import NOBODY, ItemState, OnlineStore, StoreError, Visitor
+from serving.online.store import NOBODY, OnlineStore, StoreError, Visitor
 from serving.schemas import Degraded, Request
 
 Rows = NDArray[np.int64]
@@ -45,8 +45,6 @@ class LiveState:
         self._store: OnlineStore | None = None
         self._next_attempt = 0.0
         self._version = 0
-        self.items: Mapping[str, ItemState] = {}
-        """What was changed since the release, by item id."""
         self.hidden: Rows = NO_ROWS
         """Items that no list may show."""
         self.hidden_items: list[str] | None = []
@@ -82,7 +80,7 @@ class LiveState:
                 return NOBODY, ()
             found = store.visitor(request.user_id, limit, before_ms)
             if found.items_version != self._version:
-                self._read_items(store)
+                self._read_hidden(store)
         except StoreError as error:
             return NOBODY, (self._failed(error),)
         return found, ()
@@ -101,16 +99,15 @@ class LiveState:
 
     @property
     def items_version(self) -> int:
-        """Version of the items that were read last."""
+        """Version of the hidden items that were read last."""
         return self._version
 
     def refresh(self) -> None:
-        """Read what was changed of items; as it was where the store fails."""
+        """Read which items are hidden; as it was if the store fails."""
         self.visitor(Request(), 0)
 
-    def _read_items(self, store: OnlineStore) -> None:
-        version, self.items = store.items()
-        hidden = [item_id for item_id, state in self.items.items() if state.hidden]
+    def _read_hidden(self, store: OnlineStore) -> None:
+        version, hidden = store.hidden_items()
         rows = {item_id: self._bundle.catalogue.row_of(item_id) for item_id in hidden}
         known = {item_id: row for item_id, row in rows.items() if row is not None}
         self.hidden = np.array(list(known.values()), np.int64)

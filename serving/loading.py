@@ -16,7 +16,7 @@ from serving.settings import ServingOptions
 def load_and_try(
     target: Path, options: ServingOptions, loaded: Bundle | None = None
 ) -> Recommender:
-    """Load a bundle and answer one request, so that the first real one finds everything warm.
+    """Load a bundle, index its titles and answer one request, so that real ones find all warm.
 
     Args:
         loaded: A bundle in memory, which a delta of the same release shares.
@@ -31,6 +31,8 @@ def load_and_try(
         for _ in os.walk(target, onerror=_raise):
             pass
         recommender = Recommender.load(target, options, loaded=loaded)
+    # Here once, not in each forked worker inside its first search.
+    _ = recommender.search
     bundle = recommender.bundle
     owner = bundle.users.user_ids[1] if bundle.users.num_user_rows > 1 else None
     recommender.answer(Request(user_id=owner, k=1))

@@ -1,15 +1,15 @@
 """Users who are to be forgotten: no build has rows of what they did until then.
 
-The list holds a hash of each id, not the id: it says who is left out without naming anyone. What
-happens after a user was forgotten is that of a new user.
+The list holds a keyed hash of each id, not the id: see `features.forget_list`. What happens
+after a user was forgotten is that of a new user.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.encoding import Codes, Dictionary
+from features.forget_list import ForgetList
 
 FORGOTTEN = "user was forgotten"
 """Why a row is left out."""
@@ -27,17 +28,11 @@ NAME = "(forgotten {})"
 """Stands for an id in a vocabulary whose rows have to stay."""
 
 
-def hash_of(user_id: str) -> str:
-    """SHA-256 of an id in hexadecimal digits, as online stores keep it."""
-    return hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 class ForgottenUsers:
     """Finds rows of forgotten users, and counts those that were left out."""
 
-    def __init__(self, until: Mapping[str, int]) -> None:
-        """Take the unix ms at which each user was forgotten, by ``hash_of`` their id."""
-        self.until = dict(until)
+    def __init__(self, until: ForgetList) -> None:
+        self.until = until
         self.counts: Counter[str] = Counter()
         """Rows that were left out, by table."""
         self._by_code: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -47,8 +42,8 @@ class ForgottenUsers:
 
     def moments(self, ids: pl.Series) -> NDArray[np.int64]:
         """When each user was forgotten, unix ms; -1 for who was not, [n]."""
-        found = (self.until.get(hash_of(one), NEVER) for one in _texts(ids))
-        return np.fromiter(found, np.int64, len(ids))
+        found = (self.until.moment(one or "") for one in ids.to_list())
+        return np.fromiter((NEVER if at is None else at for at in found), np.int64, len(ids))
 
     def events(
         self, dictionary: Dictionary, users: Codes, times: pl.Series | None
@@ -82,18 +77,14 @@ class ForgottenUsers:
 
         Args:
             ids: By row from 1.
-            applied: The list when the vocabulary was made: whoever has come back since stays.
+            applied: The moments when the vocabulary was made: whoever has come back since stays.
         """
-        later = ForgottenUsers(
-            {user: at for user, at in self.until.items() if applied.get(user, NEVER) < at}
-        )
-        places = np.flatnonzero(later.moments(ids) != NEVER)
+        moments = self.until.moments.items()
+        later = {user: at for user, at in moments if applied.get(user, NEVER) < at}
+        since = ForgottenUsers(replace(self.until, moments=later))
+        places = np.flatnonzero(since.moments(ids) != NEVER)
         names = [NAME.format(place + 1) for place in places.tolist()]
         return ids.scatter(places, names) if names else ids
-
-
-def _texts(ids: pl.Series) -> Iterator[str]:
-    return (one or "" for one in ids.to_list())
 
 
 def read_applied(artefact: Path) -> dict[str, int]:

@@ -14,10 +14,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import MISSING
+from features.encoding import MISSING, extended, rows_of
 from features.preparation.prepare import OPTIONAL_TEXTS, Prepared, read_texts, write_texts
 from features.records import Records, Rows
-from features.vocabulary import extended, rows_of
 
 Ranks = NDArray[np.uint32]
 

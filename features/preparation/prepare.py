@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import numpy as np
 import polars as pl
 
 from features.encoding import Dictionary
+from features.forget_list import NOBODY, ForgetList
 from features.ingest import EventFile, EventReader, record_dtype
 from features.parallel import num_cores
 from features.people.forgotten import ForgottenUsers
@@ -52,7 +53,7 @@ class PrepareTask:
     """Whether a server collected the events."""
     known_items: Path | None = None
     """Item ids (read_texts) of which online events may be."""
-    forgotten: Mapping[str, int] = field(default_factory=dict)
+    forgotten: ForgetList = NOBODY
     """Users whose events are left out, as in FeaturesConfig."""
 
 

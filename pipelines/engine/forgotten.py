@@ -1,22 +1,25 @@
 """The list of forgotten users: whoever is on it is left out of every preparation from then on.
 
-    {"format": 1, "users": {"<SHA-256 of the id>": <unix ms>}}
+    {"format": 2, "users": {"<keyed hash of the id>": <unix ms>}}
 
-It lies in the workspace, or where ``data.forgotten`` says: beside raw files that several runs
-read, it outlives any workspace. Users whom the online store has forgotten are added at each run.
+It is in the workspace or at ``data.forgotten``: beside raw files that several runs read, it
+outlives any workspace. The keys are in ``user.keys`` beside it (`features.forget_list`). Users
+whom the online store has forgotten are added at each run, with the keys of the store.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
+from features.forget_list import ForgetList, UserKeys
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from recsys.data.durable import locked, write_durably
 
-LIST, FORMAT = "forgotten.json", 1
+LIST, FORMAT = "forgotten.json", 2
+READ = (1, FORMAT)
+"""Of format 1 the hashes have no key; an entry says so itself."""
 
 
 def list_path(config: RunConfig) -> Path:
@@ -24,7 +27,7 @@ def list_path(config: RunConfig) -> Path:
     return config.data.forgotten or config.workspace / LIST
 
 
-def forgotten_users(config: RunConfig) -> dict[str, int]:
+def forgotten_users(config: RunConfig) -> ForgetList:
     """Read a run's list; nobody where there is none.
 
     Raises:
@@ -33,27 +36,31 @@ def forgotten_users(config: RunConfig) -> dict[str, int]:
     return read_list(list_path(config))
 
 
-def read_list(path: Path) -> dict[str, int]:
+def read_list(path: Path) -> ForgetList:
     """Read a list; nobody where there is none.
 
     Raises:
-        ValueError: It is damaged or something else: nobody may come back because of it.
+        ValueError: It is damaged or something else, or a key of it is missing: nobody may come
+            back because of it.
     """
     if not path.exists():
-        return {}
+        return ForgetList()
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document["format"] != FORMAT:
-            raise ValueError(f"format {document['format']}, this version reads {FORMAT}")
-        return {str(user): int(at) for user, at in document["users"].items()}
+        if document["format"] not in READ:
+            raise ValueError(f"format {document['format']}, this version reads {READ}")
+        users = {str(user): int(at) for user, at in document["users"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is no list of forgotten users ({error}); restore it: a run without it would "
             "bring back whoever is on it"
         ) from error
+    keys = UserKeys.read(path.parent)
+    keys.check(users, path)
+    return ForgetList(users, keys)
 
 
-def add_to_list(path: Path, found: Mapping[str, int]) -> int:
+def add_to_list(path: Path, found: ForgetList) -> int:
     """Add users with the unix ms at which they were forgotten; returns how many are new or later.
 
     Raises:
@@ -63,9 +70,12 @@ def add_to_list(path: Path, found: Mapping[str, int]) -> int:
         return 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{path.name}.lock")):
-        users = read_list(path)
-        later = {user: at for user, at in found.items() if users.get(user, -1) < at}
+        known = read_list(path)
+        joined = known | found
+        later = [user for user, at in joined.moments.items() if known.moments.get(user) != at]
         if later:
-            document = {"format": FORMAT, "users": dict(sorted({**users, **later}.items()))}
+            # Keys first: without them the list cannot be read.
+            found.keys.save(path.parent)
+            document = {"format": FORMAT, "users": dict(sorted(joined.moments.items()))}
             write_durably(path, to_json(document))
     return len(later)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from features.forget_list import secret
+
 KEY, KEY_FILE = "RECSYS_SIGNING_KEY", "RECSYS_SIGNING_KEY_FILE"
-MIN_KEY_BYTES = 16
 ALGORITHM = "hmac-sha256"
 SIGNATURE = "signature"
 
@@ -31,25 +31,7 @@ def signing_key() -> bytes | None:
     Raises:
         ValueError: The key is too short, or its file cannot be read.
     """
-    text = os.environ.get(KEY, "")
-    source = KEY
-    if not text and (path := os.environ.get(KEY_FILE, "")):
-        source = path
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"cannot read the signing key {path} ({type(error).__name__}); correct {KEY_FILE}"
-            ) from None
-    key = text.strip().encode()
-    if not key:
-        return None
-    if len(key) < MIN_KEY_BYTES:
-        raise ValueError(
-            f"the signing key of {source} has {len(key)} bytes, it needs at least {MIN_KEY_BYTES}; "
-            "make one with: openssl rand -hex 32"
-        )
-    return key
+    return secret(KEY, KEY_FILE, "signing key")
 
 
 def signed(document: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:

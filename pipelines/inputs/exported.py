@@ -2,6 +2,7 @@
 
     OUT/
         exported.json               how far it got, parts with digests, who was forgotten
+        user.keys                   what forgotten users' ids are hashed with
         date=2026-11-22/part-1-5000.parquet
 
 A part counts when exported.json names it, and that is replaced last. Rows of users who were
@@ -10,15 +11,15 @@ forgotten are taken out of earlier parts: `OUT/date=.../part-1-5000~1.parquet` t
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import polars as pl
 
+from features.forget_list import KEYS, NOBODY, ForgetList, UserKeys
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import WorkspaceBusyError
 from recsys.data.durable import PARTIAL, digest_of_file, locked, replace_file, write_durably
@@ -49,8 +50,8 @@ class Exported:
     """Of what was read last: an event's place, or a served list's id."""
     parts: dict[str, ExportedPart] = field(default_factory=dict)
     """By path below the folder."""
-    forgotten: dict[str, int] = field(default_factory=dict)
-    """Unix ms by the SHA-256 of the user's id, as the store has it."""
+    forgotten: ForgetList = NOBODY
+    """As the store has it."""
 
     @classmethod
     def read(cls, out: Path) -> Exported:
@@ -67,15 +68,21 @@ class Exported:
             if found.pop("format") != FORMAT:
                 raise ValueError(f"another format than {FORMAT}")
             parts = {name: ExportedPart(**part) for name, part in found.pop("parts").items()}
-            return cls(parts=parts, **found)
+            moments = found.pop("forgotten", {})
+            exported = cls(parts=parts, forgotten=ForgetList(moments, UserKeys.read(out)), **found)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} does not describe an export of this version ({error}); name another folder"
             ) from error
+        exported.forgotten.keys.check(moments, path)
+        return exported
 
     def write(self, out: Path) -> None:
         """Let what was written count."""
-        write_durably(out / EXPORTED, to_json({"format": FORMAT, **asdict(self)}))
+        self.forgotten.keys.save(out)
+        document = {**vars(self), "forgotten": dict(self.forgotten.moments)}
+        document["parts"] = {name: asdict(part) for name, part in self.parts.items()}
+        write_durably(out / EXPORTED, to_json({"format": FORMAT, **document}))
 
     def add_days(self, out: Path, rows: pl.DataFrame, first: str, last: str) -> None:
         """Write rows by day of arrival, in the order in which they are; none of forgotten users."""
@@ -89,14 +96,15 @@ class Exported:
             name = f"date={date:%Y-%m-%d}/part-{first}-{last}.parquet"
             self.parts[name] = _write(out / name, part)
 
-    def forget(self, out: Path, forgotten: Mapping[str, int]) -> int:
+    def forget(self, out: Path, forgotten: ForgetList) -> int:
         """Take out rows of users that arrived until they were forgotten.
 
         Returns:
             How many rows went.
         """
-        since = {user: at for user, at in forgotten.items() if self.forgotten.get(user, -1) < at}
-        self.forgotten = dict(forgotten)
+        before = self.forgotten.moments
+        later = {user: at for user, at in forgotten.moments.items() if before.get(user, -1) < at}
+        self.forgotten, since = forgotten, replace(forgotten, moments=later)
         if not since:
             return 0
         removed, replaced = 0, []
@@ -154,7 +162,7 @@ def check_empty(out: Path) -> None:
         ValueError: Names what is there.
     """
     for path in sorted(out.iterdir()):
-        if not path.name.startswith(".") and path.name not in (REQUESTS, RECORDS):
+        if not path.name.startswith(".") and path.name not in (REQUESTS, RECORDS, KEYS):
             raise ValueError(f"{out} holds {path.name} and is no export; name another folder")
 
 
@@ -198,10 +206,10 @@ def _write(path: Path, part: pl.DataFrame) -> ExportedPart:
     return ExportedPart(sha256=digest_of_file(path), rows=part.height)
 
 
-def _is_forgotten(rows: pl.DataFrame, since: Mapping[str, int]) -> pl.Series:
+def _is_forgotten(rows: pl.DataFrame, since: ForgetList) -> pl.Series:
     """Mark rows of forgotten users that arrived until they were forgotten."""
     users = rows["user_id"].drop_nulls().unique().to_list()
-    at = {user: since.get(hashlib.sha256(user.encode()).hexdigest()) for user in users}
+    at = {user: since.moment(user) for user in users}
     named = {user: moment for user, moment in at.items() if moment is not None}
     if not named:
         return pl.repeat(value=False, n=rows.height, eager=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from features.forget_list import ForgetList
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path
 from pipelines.inputs.exported import Exported
@@ -28,7 +28,7 @@ def with_forgotten(config: RunConfig) -> RunConfig:
     return replace(config, data=replace(config.data, forgotten=path))
 
 
-def _forgotten_in(place: str) -> Mapping[str, int]:
+def _forgotten_in(place: str) -> ForgetList:
     if not is_store(place):
         return Exported.read(Path(place)).forgotten
     with opened(place) as store:

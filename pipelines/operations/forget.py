@@ -15,10 +15,10 @@ from pathlib import Path
 
 import polars as pl
 
-from features.people.forgotten import hash_of
+from features.encoding import read_vocabulary
+from features.forget_list import ForgetList, UserKeys
 from features.people.raw_rows import count_rows, write_without
 from features.schema import USER_ID, SourceConfig
-from features.vocabulary import read_vocabulary
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
 from pipelines.engine.workspace import bundles_dir
@@ -87,29 +87,30 @@ def forget_users(
         ValueError: A store, the list or a raw file cannot be read or written.
         WorkspaceBusyError: Another process exports or ingests; run it again.
     """
-    report, until = ForgetReport(), {hash_of(one): now_ms for one in user_ids}
+    report, path = ForgetReport(), list_path(config)
     # The list first: whatever fails after it, no later run has them.
-    report.list_path = str(list_path(config))
-    add_to_list(list_path(config), until)
+    report.list_path = str(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    until = ForgetList.of(user_ids, now_ms, UserKeys.make(path.parent))
+    add_to_list(path, until)
     report.store = store or _store_of(config)
     if report.store is not None:
         _forget_in_store(report, report.store, user_ids, now_ms)
     for folder in _exports(config):
         with exporting(folder) as exported:
-            known = {**exported.forgotten, **until}
-            report.removed[str(folder)] = exported.forget(folder, known)
+            report.removed[str(folder)] = exported.forget(folder, exported.forgotten | until)
             exported.write(folder)
-    everyone = read_list(list_path(config))
+    everyone = read_list(path)
     rows = forget_in_partitions(config.workspace, everyone, config.data.columns)
     if rows:
         report.removed["partitions of the workspace"] = rows
-    for path, source in _raw_files(config, report):
-        found = count_rows(path, source, user_ids)
+    for raw, source in _raw_files(config, report):
+        found = count_rows(raw, source, user_ids)
         if found and rewrite_files:
-            _rewrite(path, source, user_ids)
-            report.removed[str(path)] = found
+            _rewrite(raw, source, user_ids)
+            report.removed[str(raw)] = found
         elif found:
-            report.held.append(Held(path=str(path), rows=found, note=RAW))
+            report.held.append(Held(path=str(raw), rows=found, note=RAW))
     report.held += _artefacts(config, user_ids)
     return report
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
+from features.forget_list import NOBODY, ForgetList
 from pipelines.inputs.exported import RECORDS, Exported, parts_of
 from pipelines.inputs.online_events import EVENTS_PER_PART, LISTS_PER_PART
 from serving.online.events import HISTORY_TYPES
@@ -40,8 +40,8 @@ class Log:
     """Lists there are, sampled or not."""
     events: Mapping[str, Sequence[StoredEvent]]
     """By user, in the order of arrival."""
-    forgotten: Mapping[str, int] = field(default_factory=dict)
-    """When users were forgotten (unix ms), by the SHA-256 of their id in hex."""
+    forgotten: ForgetList = NOBODY
+    """When users were forgotten."""
     items_version: int | None = None
     """Of the store; None where an export does not say."""
     hidden: Sequence[str] = ()
@@ -50,10 +50,8 @@ class Log:
     """The code that histories come from."""
 
     def forgotten_ms(self, user_id: str | None) -> int | None:
-        """Say when a user was forgotten, if ever."""
-        if user_id is None or not self.forgotten:
-            return None
-        return self.forgotten.get(hashlib.sha256(user_id.encode()).hexdigest())
+        """Return when a user was forgotten; None if never."""
+        return None if user_id is None else self.forgotten.moment(user_id)
 
 
 def log_of_store(store: OnlineStore, sample: int, since_ms: int = 0) -> Log:
@@ -73,8 +71,7 @@ def log_of_store(store: OnlineStore, sample: int, since_ms: int = 0) -> Log:
                 recent = RecentEvent(event.item_id, event.event_type, event.time_ms)
                 own = events.setdefault(event.user_id, [])
                 own.append(StoredEvent(recent, event.received_ms))
-    version, items = store.items()
-    hidden = [item_id for item_id, state in items.items() if state.hidden]
+    version, hidden = store.hidden_items()
     return Log(
         documents=documents,
         num_requests=number,

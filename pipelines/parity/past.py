@@ -8,11 +8,11 @@ event that is older than these and was not read is a difference, however late it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pipelines.parity.log import Document, Log, StoredEvent
-from serving.online.store import ItemState, RecentEvent, Visitor
+from serving.online.store import RecentEvent, Visitor
 
 SETTLE_MS = 2_000
 """How long before and after a list's moment an event's commit may lie elsewhere than its arrival
@@ -68,11 +68,10 @@ class PastStore:
         self.history = History(events, logged, events == exact)
         return Visitor(events, forgotten_ms, version)
 
-    def items(self) -> tuple[int, Mapping[str, ItemState]]:
+    def hidden_items(self) -> tuple[int, list[str]]:
         """Read what was hidden then."""
         hidden = self._hidden()
-        states = {item_id: ItemState(hidden=True) for item_id in hidden}
-        return self._versions.setdefault(hidden, len(self._versions)), states
+        return self._versions.setdefault(hidden, len(self._versions)), list(hidden)
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
         """Name what the record says that the user had been shown."""

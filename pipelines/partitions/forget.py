@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from features.forget_list import ForgetList
 from features.partition import CLEAN, QUARANTINE
 from features.people.forgotten import NEVER, ForgottenUsers
 from features.schema import EVENT_TIME, USER_ID
@@ -35,7 +36,7 @@ from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 def leave_out_forgotten(
     workspace: Path,
     manifest: PartitionsManifest,
-    until: Mapping[str, int],
+    until: ForgetList,
     columns: Mapping[str, str],
 ) -> tuple[PartitionsManifest, int]:
     """Rewrite the partitions that hold rows of forgotten users, and let them count.
@@ -49,7 +50,7 @@ def leave_out_forgotten(
     """
     if not until:
         return manifest, 0
-    users, digest, removed = ForgottenUsers(until), digest_of_json(dict(until)), 0
+    users, digest, removed = ForgottenUsers(until), digest_of_json(dict(until.moments)), 0
     theirs = columns.get(USER_ID) or USER_ID
     for key, partition in manifest.partitions.items():
         if partition.left_out == digest:
@@ -64,9 +65,7 @@ def leave_out_forgotten(
     return manifest, removed
 
 
-def forget_in_partitions(
-    workspace: Path, until: Mapping[str, int], columns: Mapping[str, str]
-) -> int:
+def forget_in_partitions(workspace: Path, until: ForgetList, columns: Mapping[str, str]) -> int:
     """Take forgotten users out of a workspace's partitions; returns how many rows went.
 
     Raises:

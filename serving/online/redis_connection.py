@@ -17,6 +17,7 @@ from typing import Any
 import redis
 from redis.connection import Connection, DefaultParser, parse_url
 
+from features.forget_list import UserKeys, new_key
 from serving.online.redis_scripts import DIGESTS, SCRIPTS
 from serving.online.store import StoreError
 
@@ -119,6 +120,7 @@ class RedisConnections:
         )
         self.where = f"Redis at {host}, database {settings.get('db', 0)}"
         """Without the password that the URL may hold."""
+        self._user_keys: UserKeys | None = None
         self._start()
         # Settings that a connection does not know show here, not at the first request.
         try:
@@ -138,6 +140,17 @@ class RedisConnections:
     def script(self, name: str, *arguments: Argument, slow: bool = False) -> Any:
         """Run a script; see `run`."""
         return self.run([self.command(name, *arguments)], slow=slow)[0]
+
+    def user_keys(self) -> UserKeys:
+        """Return the keys of users' ids, as the latest connection found them.
+
+        Raises:
+            StoreError: As `run`.
+        """
+        if self._user_keys is None:
+            self.run([(b"PING",)])
+        assert self._user_keys is not None
+        return self._user_keys
 
     def run(self, commands: Sequence[Command], *, slow: bool = False) -> list[Any]:
         """Send commands at once and read their replies.
@@ -209,24 +222,34 @@ class RedisConnections:
         return made
 
     def _opened(self, limit_ms: float) -> Connection:
-        """Connect, see that the layout is ours, and bring the scripts."""
-        key = self._prefix + b"schema"
+        """Connect, see that the layout is ours, bring the scripts, and read the users' keys."""
+        key, user_key = self._prefix + b"schema", self._prefix + b"user_key"
+        reading: list[Command] = [(b"GET", key), (b"GET", user_key)]
+        named = (b"SMEMBERS", self._prefix + b"user_key_names")
         load = [(b"SCRIPT", b"LOAD", text) for text in SCRIPTS.values()]
         connection = self._connection(limit_ms)
-        found, *_ = self._exchange(connection, [(b"GET", key), *load])
-        if found is None:
-            # Places grow even beyond those of a store that was lost.
-            place = int(1_000 * time.time())
-            first = (b"SET", self._prefix + b"place", place, b"NX")
-            schema = (b"SET", key, SCHEMA, b"NX")
-            *_, found = self._exchange(self._idle.pop(), [first, schema, (b"GET", key)])
-        if found != SCHEMA:
+        found, stored, names, *_ = self._exchange(connection, [*reading, named, *load])
+        if found not in (None, SCHEMA):
             raise StoreError(
                 f"{self.where} holds a store of version {found.decode(errors='replace')} under the "
                 f"prefix {self.prefix!r}, and this program reads version "
                 f"{SCHEMA.decode()}: use the program that wrote it, another database or another "
                 "prefix"
             )
+        try:
+            keys = UserKeys.read()
+            if found is None or (stored is None and not keys.keys):
+                # Places grow even beyond those of a store that was lost.
+                first: list[Command] = [(b"SET", self._prefix + b"place", int(1_000 * time.time()))]
+                first.append((b"SET", key, SCHEMA))
+                if not keys.keys:
+                    first.append((b"SET", user_key, new_key()))
+                once = [(*command, b"NX") for command in first]
+                *_, stored = self._exchange(self._idle.pop(), [*once, *reading])
+            self._user_keys = keys | UserKeys(() if stored is None else (stored,))
+            self._user_keys.check([f"{name.decode()}:" for name in names], self.where)
+        except ValueError as error:
+            raise StoreError(str(error)) from None
         return self._idle.pop()
 
     def _drop_idle(self) -> None:

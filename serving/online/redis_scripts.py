@@ -12,7 +12,11 @@ Keys behind the prefix:
     requests              sorted set of all ids of served lists; all scores are 0, ids ascend
     lists:<user>          the same of a user's, each id followed by the JSON of the items shown
     items, items_version  hash of what was changed of items; how often that was
-    forgotten             hash of SHA-256 of a user's id to when the user was forgotten
+    hidden                set of the items that are hidden as of hidden_version
+    forgotten             hash of a user's hashed id to when the user was forgotten
+    last_forgotten        the latest of these moments
+    user_key              key that ids are hashed with, unless it comes with the environment
+    user_key_names        set of the names of the keys of forgotten
 
 Field h is ``time_ms event_type item_id``, p the JSON of [received_ms, value, request_id, slot,
 domain, session_id] less what is null at its end; an element of recent and impressions is h, a
@@ -72,14 +76,62 @@ local function drop_request(id, user)
   redis.call('ZREM', prefix .. 'requests', id)
   return redis.call('DEL', prefix .. 'request:' .. id)
 end
+
+local function last_forgotten()
+  local found = redis.call('GET', prefix .. 'last_forgotten')
+  if not found and redis.call('EXISTS', prefix .. 'forgotten') == 1 then
+    found = 0
+    for _, time in ipairs(redis.call('HVALS', prefix .. 'forgotten')) do
+      found = math.max(found, tonumber(time))
+    end
+    redis.call('SET', prefix .. 'last_forgotten', found)
+  end
+  return tonumber(found or -1)
+end
+
+-- The latest moment at which a user was forgotten, by the hashes of the id from ARGV[first]; or -1.
+local function forgotten_at(first, count)
+  local found = -1
+  if count > 0 then
+    local hashes = {unpack(ARGV, first, first + count - 1)}
+    for _, time in ipairs(redis.call('HMGET', prefix .. 'forgotten', unpack(hashes))) do
+      found = math.max(found, tonumber(time or -1))
+    end
+  end
+  return found
+end
+
+-- The key of the set of hidden items; it is made again after changes by a version without it.
+local function hidden_items()
+  local key, version = prefix .. 'hidden', redis.call('GET', prefix .. 'items_version') or '0'
+  if redis.call('GET', prefix .. 'hidden_version') ~= version then
+    redis.call('DEL', key)
+    local states = redis.call('HGETALL', prefix .. 'items')
+    for i = 1, #states, 2 do
+      if string.sub(states[i + 1], 1, 5) == '[true' then
+        redis.call('SADD', key, states[i])
+      end
+    end
+    redis.call('SET', prefix .. 'hidden_version', version)
+  end
+  return key
+end
 """
 
-# ARGV: prefix, elements kept a list, then event id, user, h and p of each event.
+# ARGV: prefix, elements kept a list, hashes an event, when the first was received, then event id,
+# user, h, p and the hashes of the user's id of each event. Without hashes nothing is stored, and
+# nil is returned, if a user was forgotten since.
 ADD_EVENTS = """
-local kept, added = tonumber(ARGV[2]), {}
-for i = 3, #ARGV, 4 do
+local kept, hashes, added = tonumber(ARGV[2]), tonumber(ARGV[3]), {}
+if hashes == 0 and last_forgotten() >= tonumber(ARGV[4]) then
+  return nil
+end
+for i = 5, #ARGV, 4 + hashes do
   local event, user, recent, rest = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local is_new = redis.call('SADD', prefix .. 'ids', event)
+  local is_new = 0
+  if forgotten_at(i + 4, hashes) < time_of(string.sub(rest, 2)) then
+    is_new = redis.call('SADD', prefix .. 'ids', event)
+  end
   added[#added + 1] = is_new
   if is_new == 1 then
     local place = redis.call('INCR', prefix .. 'place')
@@ -102,17 +154,37 @@ end
 return added
 """
 
-# ARGV: prefix, user, SHA-256 of the user's id, most events, before which time ('': any).
+# ARGV: prefix, hashes a list, when the first was made, then id, value, user ('': none), member of
+# the user's lists, time and the hashes of the user's id of each list; nil as of ADD_EVENTS.
+ADD_REQUESTS = """
+local hashes = tonumber(ARGV[2])
+if hashes == 0 and last_forgotten() >= tonumber(ARGV[3]) then
+  return nil
+end
+for i = 4, #ARGV, 5 + hashes do
+  local id, value, user, member, time = unpack(ARGV, i, i + 4)
+  if forgotten_at(i + 5, hashes) < tonumber(time) then
+    redis.call('SET', prefix .. 'request:' .. id, value)
+    redis.call('ZADD', prefix .. 'requests', 0, id)
+    if user ~= '' then
+      redis.call('ZADD', prefix .. 'lists:' .. user, 0, member)
+    end
+  end
+end
+return 1
+"""
+
+# ARGV: prefix, user, most events, before which time ('': any), then the hashes of the user's id.
 VISITOR = """
 local key = prefix .. 'recent:' .. ARGV[2]
-local count = ARGV[5] == '' and redis.call('LLEN', key) or count_until(key, ARGV[5] - 1)
+local count = ARGV[4] == '' and redis.call('LLEN', key) or count_until(key, ARGV[4] - 1)
 local events = {}
 if count > 0 then
-  events = redis.call('LRANGE', key, math.max(0, count - ARGV[4]), count - 1)
+  events = redis.call('LRANGE', key, math.max(0, count - ARGV[3]), count - 1)
 end
 return {
   events,
-  redis.call('HGET', prefix .. 'forgotten', ARGV[3]),
+  forgotten_at(5, #ARGV - 4),
   redis.call('GET', prefix .. 'items_version')
 }
 """
@@ -156,21 +228,41 @@ return {
 }
 """
 
+HIDDEN_ITEMS = """
+local hidden = redis.call('SMEMBERS', hidden_items())
+return {redis.call('GET', prefix .. 'items_version'), hidden}
+"""
+
 # ARGV: prefix, then item and state ('' resets it) of each.
 CHANGE_ITEMS = """
+local hidden = hidden_items()
 for i = 2, #ARGV, 2 do
   if ARGV[i + 1] == '' then
     redis.call('HDEL', prefix .. 'items', ARGV[i])
   else
     redis.call('HSET', prefix .. 'items', ARGV[i], ARGV[i + 1])
   end
+  local change = string.sub(ARGV[i + 1], 1, 5) == '[true' and 'SADD' or 'SREM'
+  redis.call(change, hidden, ARGV[i])
 end
-return redis.call('INCR', prefix .. 'items_version')
+local version = redis.call('INCR', prefix .. 'items_version')
+redis.call('SET', prefix .. 'hidden_version', version)
+return version
 """
 
-# ARGV: prefix, user, SHA-256 of the user's id, when. From here on no reader sees a history.
+# ARGV: prefix, user, when, the key ('': that of the environment), its name, then the hashes of the
+# user's id, that of the key first. From here on no reader sees a history.
 FORGET = """
-redis.call('HSET', prefix .. 'forgotten', ARGV[3], ARGV[4])
+if ARGV[4] ~= '' then
+  redis.call('SET', prefix .. 'user_key', ARGV[4], 'NX')
+  if redis.call('GET', prefix .. 'user_key') ~= ARGV[4] then
+    return redis.error_reply('ERR another user_key: the store was emptied; restart this process')
+  end
+end
+local time = math.max(tonumber(ARGV[3]), forgotten_at(6, #ARGV - 5))
+redis.call('SET', prefix .. 'last_forgotten', math.max(time, last_forgotten()))
+redis.call('HSET', prefix .. 'forgotten', ARGV[6], time)
+redis.call('SADD', prefix .. 'user_key_names', ARGV[5])
 redis.call('DEL', prefix .. 'recent:' .. ARGV[2], prefix .. 'impressions:' .. ARGV[2])
 return redis.call('GET', prefix .. 'place')
 """
@@ -236,11 +328,13 @@ SCRIPTS = {
     name: (SHARED + text).encode()
     for name, text in {
         "add_events": ADD_EVENTS,
+        "add_requests": ADD_REQUESTS,
         "visitor": VISITOR,
         "shown": SHOWN,
         "requests_between": REQUESTS_BETWEEN,
         "requests_of": REQUESTS_OF,
         "items": ITEMS,
+        "hidden_items": HIDDEN_ITEMS,
         "change_items": CHANGE_ITEMS,
         "forget": FORGET,
         "forget_events": FORGET_EVENTS,

@@ -11,12 +11,12 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from features.forget_list import ForgetList, UserKeys, key_name
 from serving.log import log
 from serving.online.events import Event
 from serving.online.records import items_of
@@ -31,7 +31,7 @@ from serving.online.store import (
 )
 
 if TYPE_CHECKING:
-    from serving.online.redis_connection import RedisConnections
+    from serving.online.redis_connection import Argument, Command, RedisConnections
 
 MIN_VERSION = 7
 MAX_RECENT = 1_000
@@ -41,16 +41,13 @@ EVENTS_A_SCRIPT = 500
 EVENTS_A_CALL = 5_000
 """Each call has its own limit of time; of a larger batch the first calls may be stored alone."""
 LISTS_A_CALL = 1_000
+LISTS_A_SCRIPT = 200
 REMOVED_A_SCRIPT = 500
 PAUSE_SECONDS = 0.01
 """Between removals, as long as one takes, so that others get half of the time."""
 READ_A_CALL = 2_000
 SLOW_TIMEOUT_MS = 2_000.0
 MAX_MS = (1 << 48) - 1
-
-
-def _hashed(user_id: str) -> str:
-    return sha256(user_id.encode(errors="surrogatepass")).hexdigest()
 
 
 def _first_id(since_ms: int) -> str:
@@ -98,11 +95,12 @@ def _recent_event(element: bytes) -> RecentEvent:
     return RecentEvent(item_id, event_type, int(time_ms))
 
 
-def _packed_request(record: RequestRecord) -> bytes:
-    """Write a record: one line of JSON for the scripts, then the document, compressed."""
-    return (
-        orjson.dumps([record.time_ms, record.user_id]) + b"\n" + zlib.compress(record.document, 1)
-    )
+def _packed_request(record: RequestRecord) -> tuple[str, bytes, str, bytes, int]:
+    """Pack a record: one line of JSON for the scripts, then the document, compressed."""
+    head = orjson.dumps([record.time_ms, record.user_id])
+    value = head + b"\n" + zlib.compress(record.document, 1)
+    member = record.request_id.encode() + orjson.dumps(items_of(record.document))
+    return record.request_id, value, record.user_id or "", member, record.time_ms
 
 
 def _request(request_id: bytes, value: bytes) -> RequestRecord:
@@ -183,42 +181,63 @@ class RedisStore(OnlineStore):
 
     def add_events(self, events: Sequence[Event]) -> list[bool]:
         self._log_losses()
-        packed = [_packed_event(event) for event in events]
+        packed = [(event.user_id, event.received_ms, _packed_event(event)) for event in events]
         new: list[bool] = []
         for begin in range(0, len(packed), EVENTS_A_CALL):
-            commands = []
-            for start in range(begin, min(begin + EVENTS_A_CALL, len(packed)), EVENTS_A_SCRIPT):
-                some = packed[start : start + EVENTS_A_SCRIPT]
-                parts = [part for event in some for part in event]
-                commands.append(self._redis.command("add_events", MAX_RECENT, *parts))
-            for reply in self._redis.run(commands, slow=True):
+            some = packed[begin : begin + EVENTS_A_CALL]
+            for reply in self._added("add_events", (MAX_RECENT,), some, EVENTS_A_SCRIPT):
                 new += [is_new == 1 for is_new in reply]
         return new
 
     def add_requests(self, records: Sequence[RequestRecord]) -> None:
-        key = self._prefix
         for start in range(0, len(records), LISTS_A_CALL):
-            commands: list[tuple[bytes | str | int, ...]] = []
-            for record in records[start : start + LISTS_A_CALL]:
-                name = record.request_id
-                commands.append((b"SET", f"{key}request:{name}", _packed_request(record)))
-                commands.append((b"ZADD", f"{key}requests", 0, name))
-                if record.user_id is not None:
-                    member = name.encode() + orjson.dumps(items_of(record.document))
-                    commands.append((b"ZADD", f"{key}lists:{record.user_id}", 0, member))
-            self._redis.run(commands, slow=True)
+            some = records[start : start + LISTS_A_CALL]
+            packed = [(one.user_id or "", one.time_ms, _packed_request(one)) for one in some]
+            self._added("add_requests", (), packed, LISTS_A_SCRIPT)
+
+    def _added(
+        self,
+        script: str,
+        first: tuple[Argument, ...],
+        packed: Sequence[tuple[str, int, tuple[Argument, ...]]],
+        size: int,
+    ) -> list[Any]:
+        """Run a script that adds, ``size`` a time, within one call.
+
+        Hashes of users' ids are sent only if a user was forgotten since the first was received.
+
+        Args:
+            first: Arguments before the number of hashes.
+            packed: User, when it was received, and the script's arguments of each.
+        """
+        parts = [packed[start : start + size] for start in range(0, len(packed), size)]
+
+        def command(part: Sequence[tuple[str, int, tuple[Argument, ...]]], count: int) -> Command:
+            oldest = min(received for _, received, _ in part)
+            arguments: list[Argument] = []
+            for user_id, _, of_script in part:
+                arguments += of_script
+                arguments += self._redis.user_keys().hashes(user_id) if count else []
+            return self._redis.command(script, *first, count, oldest, *arguments)
+
+        replies = self._redis.run([command(part, 0) for part in parts], slow=True)
+        for place in [place for place, reply in enumerate(replies) if reply is None]:
+            count = len(self._redis.user_keys().hashes(""))
+            (replies[place],) = self._redis.run([command(parts[place], count)], slow=True)
+        return replies
 
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
         if user_id is None:
             (version,) = self._redis.run([(b"GET", f"{self._prefix}items_version")])
             return Visitor(items_version=int(version or 0))
         before = "" if before_ms is None else before_ms
+        hashes = self._redis.user_keys().hashes(user_id)
         events, forgotten_ms, version = self._redis.script(
-            "visitor", user_id, _hashed(user_id), limit, before
+            "visitor", user_id, limit, before, *hashes
         )
         return Visitor(
             events=[_recent_event(element) for element in events],
-            forgotten_ms=None if forgotten_ms is None else int(forgotten_ms),
+            forgotten_ms=None if forgotten_ms < 0 else forgotten_ms,
             items_version=int(version or 0),
         )
 
@@ -253,12 +272,22 @@ class RedisStore(OnlineStore):
         }
         return int(version or 0), states
 
+    def hidden_items(self) -> tuple[int, list[str]]:
+        version, found = self._redis.script("hidden_items", slow=True)
+        return int(version or 0), sorted(item_id.decode() for item_id in found)
+
     def forget(self, user_id: str, now_ms: int) -> Forgotten:
         """See the protocol; where it fails halfway, call it again.
 
         Readers see no history from the start; the stream and the lists are emptied in steps.
         """
-        last = self._redis.script("forget", user_id, _hashed(user_id), now_ms, slow=True)
+        keys, of_environment = self._redis.user_keys(), UserKeys.read().keys
+        key, *_ = keys.keys
+        stored = b"" if key in of_environment else key
+        hashes = keys.hashes(user_id)
+        last = self._redis.script(
+            "forget", user_id, now_ms, stored, key_name(key), *hashes, slow=True
+        )
         num_events = sum(
             removed for _, removed in self._steps("forget_events", user_id, int(last or 0))
         )
@@ -273,9 +302,10 @@ class RedisStore(OnlineStore):
             if looked < REMOVED_A_SCRIPT:
                 return
 
-    def forgotten(self) -> Mapping[str, int]:
+    def forgotten(self) -> ForgetList:
         (found,) = self._redis.run([(b"HGETALL", f"{self._prefix}forgotten")], slow=True)
-        return {found[i].decode(): int(found[i + 1]) for i in range(0, len(found), 2)}
+        moments = {found[i].decode(): int(found[i + 1]) for i in range(0, len(found), 2)}
+        return ForgetList(moments, self._redis.user_keys())
 
     def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
         events: list[tuple[int, Event]] = []

@@ -34,6 +34,8 @@ _HINTS = {
     "IOERR": "its disk is full or fails, or a limit on file sizes was met; see the system's log",
 }
 
+FILES_LOCK = threading.RLock()
+"""Held while it changes which files are open; taken before the lock of a file, never after."""
 _all: WeakSet[SqliteFile] = WeakSet()
 _held_over_fork: list[SqliteFile] = []
 
@@ -192,7 +194,9 @@ def failure_of(path: Path, error: Exception) -> StoreError:
 
 
 def _before_fork() -> None:
-    for file in list(_all):
+    FILES_LOCK.acquire()
+    # Lists first: whoever writes them reads who was forgotten in events.db.
+    for file in sorted(_all, key=lambda one: one.path.name, reverse=True):
         file._lock.acquire()
         _held_over_fork.append(file)
         file.close()
@@ -201,6 +205,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     while _held_over_fork:
         _held_over_fork.pop()._lock.release()
+    FILES_LOCK.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

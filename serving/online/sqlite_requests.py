@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from serving.online.sqlite_files import SqliteFile, failure_of
+from serving.online.sqlite_files import FILES_LOCK, SqliteFile, failure_of
 from serving.online.store import RequestRecord
 
 VERSION = 1
@@ -37,6 +37,7 @@ class DailyRequests:
     def __init__(self, folder: Path, *, readonly: bool, timeout_ms: float) -> None:
         self._folder, self._readonly, self._timeout_ms = folder, readonly, timeout_ms
         self._files: dict[str, tuple[int, SqliteFile]] = {}
+        """Open files by day; changed under `FILES_LOCK`."""
 
     def add(self, records: Sequence[RequestRecord], wanted: Filter) -> None:
         """Keep lists whose ids are new.
@@ -135,7 +136,11 @@ class DailyRequests:
                 yield file
 
     def _file(self, day: str, *, create: bool = False) -> SqliteFile | None:
-        """Give a day's file; None where there is none."""
+        """Return a day's file, None if there is none."""
+        with FILES_LOCK:
+            return self._held_file(day, create)
+
+    def _held_file(self, day: str, create: bool) -> SqliteFile | None:
         path = self._folder / _name(day)
         held = self._files.get(day)
         try:
@@ -164,9 +169,10 @@ class DailyRequests:
         return file
 
     def _drop(self, day: str) -> None:
-        held = self._files.pop(day, None)
-        if held is not None:
-            held[1].close()
+        with FILES_LOCK:
+            held = self._files.pop(day, None)
+            if held is not None:
+                held[1].close()
 
 
 def _name(day: str) -> str:

@@ -1,6 +1,7 @@
 """The online store in SQLite: one file of events and items, and one file a day of served lists.
 
     events.db                 events, items, forgotten users: on disk before a write returns
+    user.keys                 keys that forgotten users' ids are hashed with
     requests-YYYY-MM-DD.db    served lists: the last ones may be lost with the power
 
 Any number of processes read; several may write, one at a time. The folder must lie on a disk of
@@ -9,7 +10,6 @@ the machine: WAL needs memory that its processes share.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 import time
@@ -18,6 +18,7 @@ from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
+from features.forget_list import ForgetList, UserKeys
 from serving.online.events import Event
 from serving.online.records import items_of
 from serving.online.sqlite_files import SqliteFile, failure_of
@@ -28,6 +29,7 @@ from serving.online.store import (
     OnlineStore,
     RecentEvent,
     RequestRecord,
+    StoreError,
     Visitor,
 )
 
@@ -79,8 +81,12 @@ SELECT item_id, event_type, time_ms FROM (
     WHERE user_id = ? AND event_type <> 'impression' AND time_ms < ?
     ORDER BY time_ms DESC, place DESC LIMIT ?)
 UNION ALL
-SELECT NULL, (SELECT forgotten_ms FROM forgotten WHERE user_hash = ?), items_version FROM state
+SELECT NULL, (
+    SELECT max(forgotten_ms) FROM forgotten WHERE user_hash IN (SELECT value FROM json_each(?))
+), items_version FROM state
 """
+_HIDDEN = "CREATE INDEX IF NOT EXISTS hidden_items ON items (item_id) WHERE hidden"
+"""Made here: files of earlier versions have none."""
 
 
 class SqliteStore(OnlineStore):
@@ -117,7 +123,25 @@ class SqliteStore(OnlineStore):
             with self._events.transaction() as database:
                 # A folder that cannot be written is said at start, not at the first event.
                 database.execute("UPDATE state SET items_version = items_version")
-        self._events.rows("SELECT items_version FROM state")
+                database.execute(_HIDDEN)
+        self._folder, self._found_keys = folder, UserKeys()
+        names = "SELECT DISTINCT substr(user_hash, 1, 9) FROM forgotten WHERE user_hash LIKE '%:%'"
+        named = [name for (name,) in self._events.rows(names)]
+        try:
+            self._keys.check(named, path)
+            if not readonly:
+                UserKeys.make(folder)
+        except ValueError as error:
+            raise StoreError(str(error)) from error
+        except OSError as error:
+            raise failure_of(folder, error) from error
+
+    @property
+    def _keys(self) -> UserKeys:
+        """Keys of users' ids; a folder of an earlier version gets one from its first writer."""
+        if not self._found_keys.keys:
+            self._found_keys = UserKeys.read(self._folder)
+        return self._found_keys
 
     def add_events(self, events: Sequence[Event]) -> list[bool]:
         if not events:
@@ -126,13 +150,14 @@ class SqliteStore(OnlineStore):
         with self._events.transaction() as database:
             ((last_forgotten_ms,),) = database.execute("SELECT last_forgotten_ms FROM state")
             if oldest_ms > last_forgotten_ms:
+                database.execute("SAVEPOINT nothing_inserted")
                 try:
                     _insert(database, events)
                     return [True] * len(events)
                 except sqlite3.IntegrityError:
-                    database.execute("ROLLBACK")
-                    database.execute("BEGIN IMMEDIATE")
-            is_new = _new_ones(database, events, last_forgotten_ms)
+                    # Not the transaction: between two of them a user may be forgotten.
+                    database.execute("ROLLBACK TO nothing_inserted")
+            is_new = self._new_ones(database, events, last_forgotten_ms)
             _insert(database, [event for event, new in zip(events, is_new, strict=True) if new])
         return is_new
 
@@ -148,7 +173,7 @@ class SqliteStore(OnlineStore):
         return [
             record
             for record in records
-            if record.user_id is None or record.time_ms > forgotten.get(_hashed(record.user_id), -1)
+            if record.user_id is None or record.time_ms > (forgotten.moment(record.user_id) or -1)
         ]
 
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
@@ -156,7 +181,8 @@ class SqliteStore(OnlineStore):
             ((items_version,),) = self._events.rows("SELECT items_version FROM state")
             return Visitor(items_version=items_version)
         before_ms = END_OF_TIME if before_ms is None else before_ms
-        rows = self._events.rows(_VISITOR, (user_id, before_ms, limit, _hashed(user_id)))
+        hashes = json.dumps(self._keys.hashes(user_id))
+        rows = self._events.rows(_VISITOR, (user_id, before_ms, limit, hashes))
         _, forgotten_ms, items_version = rows.pop()
         return Visitor([RecentEvent._make(row) for row in rows[::-1]], forgotten_ms, items_version)
 
@@ -200,6 +226,12 @@ class SqliteStore(OnlineStore):
             for item_id, hidden, properties in rows
         }
 
+    def hidden_items(self) -> tuple[int, list[str]]:
+        rows = self._events.rows(
+            "SELECT items_version, item_id FROM state LEFT JOIN items ON hidden ORDER BY item_id"
+        )
+        return rows[0][0], [item_id for _, item_id in rows if item_id is not None]
+
     def forget(self, user_id: str, now_ms: int) -> Forgotten:
         """See the protocol; where it fails halfway, call it again."""
         with self._events.transaction() as database:
@@ -210,15 +242,16 @@ class SqliteStore(OnlineStore):
             database.execute(
                 "INSERT INTO forgotten VALUES (?, ?) ON CONFLICT DO UPDATE SET "
                 "forgotten_ms = max(forgotten_ms, excluded.forgotten_ms)",
-                (_hashed(user_id), now_ms),
+                (self._keys.hashes(user_id)[0], now_ms),
             )
             database.execute(
                 "UPDATE state SET last_forgotten_ms = max(last_forgotten_ms, ?)", (now_ms,)
             )
         return Forgotten(num_events, self._requests.forget(user_id))
 
-    def forgotten(self) -> Mapping[str, int]:
-        return dict(self._events.rows("SELECT user_hash, forgotten_ms FROM forgotten"))
+    def forgotten(self) -> ForgetList:
+        rows = self._events.rows("SELECT user_hash, forgotten_ms FROM forgotten")
+        return ForgetList(dict(rows), self._keys)
 
     def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
         rows = self._events.rows(
@@ -249,6 +282,26 @@ class SqliteStore(OnlineStore):
         self._events.close()
         self._requests.close()
 
+    def _new_ones(
+        self, database: sqlite3.Connection, events: Sequence[Event], last_forgotten_ms: int
+    ) -> list[bool]:
+        """Find events that are to be stored: not there, not repeated, not forgotten."""
+        known = set()
+        is_there = "SELECT 1 FROM events WHERE event_id = ?"
+        is_past = "SELECT 1 FROM forgotten WHERE user_hash = ? AND forgotten_ms >= ?"
+        is_new = []
+        for event in events:
+            new = event.event_id not in known
+            known.add(event.event_id)
+            new = new and not database.execute(is_there, (event.event_id,)).fetchall()
+            if new and event.received_ms <= last_forgotten_ms:
+                new = not any(
+                    database.execute(is_past, (one, event.received_ms)).fetchall()
+                    for one in self._keys.hashes(event.user_id)
+                )
+            is_new.append(new)
+        return is_new
+
 
 def _insert(database: sqlite3.Connection, events: Sequence[Event]) -> None:
     """Insert events in their order.
@@ -262,29 +315,3 @@ def _insert(database: sqlite3.Connection, events: Sequence[Event]) -> None:
             some = events[begin : begin + size]
             database.execute(_INSERT[size], [value for event in some for value in _VALUES(event)])
             begin += size
-
-
-def _new_ones(
-    database: sqlite3.Connection, events: Sequence[Event], last_forgotten_ms: int
-) -> list[bool]:
-    """Find events that are to be stored: not there, not repeated, not forgotten.
-
-    What another server received before a user was forgotten, and stores after, does not come back.
-    """
-    known = set()
-    is_there = "SELECT 1 FROM events WHERE event_id = ?"
-    is_past = "SELECT 1 FROM forgotten WHERE user_hash = ? AND forgotten_ms >= ?"
-    is_new = []
-    for event in events:
-        new = event.event_id not in known
-        known.add(event.event_id)
-        new = new and not database.execute(is_there, (event.event_id,)).fetchall()
-        if new and event.received_ms <= last_forgotten_ms:
-            row = (_hashed(event.user_id), event.received_ms)
-            new = not database.execute(is_past, row).fetchall()
-        is_new.append(new)
-    return is_new
-
-
-def _hashed(user_id: str) -> str:
-    return hashlib.sha256(user_id.encode("utf-8", "surrogatepass")).hexdigest()

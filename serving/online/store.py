@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from features.forget_list import ForgetList
 from serving.online.events import Event
 
 
@@ -75,12 +76,18 @@ class OnlineStore(Protocol):
     def add_events(self, events: Sequence[Event]) -> list[bool]:
         """Keep events whose ids are new; they are durable on return.
 
+        An event that was received no later than its user was forgotten is not kept: another server
+        may have held it meanwhile.
+
         Returns:
-            For each event whether it was new.
+            For each event whether it was kept.
         """
 
     def add_requests(self, records: Sequence[RequestRecord]) -> None:
-        """Keep records of served lists; the latest may be lost with the machine."""
+        """Keep records of served lists; the latest may be lost with the machine.
+
+        Lists that were made before their user was forgotten are not kept.
+        """
 
     def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
         """Read a user's newest events, at most ``limit``, those strictly before a moment.
@@ -107,11 +114,17 @@ class OnlineStore(Protocol):
     def items(self) -> tuple[int, Mapping[str, ItemState]]:
         """Read the version and everything that was changed."""
 
-    def forget(self, user_id: str, now_ms: int) -> Forgotten:
-        """Remove a user's events and served lists, and remember when; durable on return."""
+    def hidden_items(self) -> tuple[int, list[str]]:
+        """Read the version and the ids of hidden items, at a cost that grows with these alone."""
 
-    def forgotten(self) -> Mapping[str, int]:
-        """Read when users were forgotten (unix ms), by the SHA-256 of their id in hex."""
+    def forget(self, user_id: str, now_ms: int) -> Forgotten:
+        """Remove a user's events and served lists, and remember when; durable on return.
+
+        Of several moments the latest counts, so a slow clock moves none back.
+        """
+
+    def forgotten(self) -> ForgetList:
+        """Read when users were forgotten, with the keys that their ids are hashed with."""
 
     def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
         """Read events in the order of their arrival, with their places, behind one (0 first)."""

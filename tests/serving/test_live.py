@@ -27,8 +27,8 @@ class MemoryStore:
         self.asked.append((user_id, limit, before_ms))
         return Visitor(self.visitors.get(user_id, ()), None, self.version)
 
-    def items(self):
-        return self.version, self.changed
+    def hidden_items(self):
+        return self.version, [item for item, state in self.changed.items() if state.hidden]
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +92,17 @@ def test_what_the_bundle_was_trained_on_counts_once(bundle):
 
 def test_a_late_event_is_put_where_it_belongs(bundle):
     user = bundle.users.row_of("user-2")
-    times = bundle.users.history_times(user)
-    moment = int(times[-1]) + 60
-    visitor = Visitor(events(("item-3", 1_000 * int(times[0]) + 1)))
+    known, times = bundle.users.history(user).tolist(), bundle.users.history_times(user)
+    late = next(row for row in range(1, bundle.num_item_rows) if row not in known)
+    moment, place = int(times[-1]) + 60, 1
+    while times[place] == times[place - 1]:
+        place += 1
+    # Just after the event before this place.
+    pair = (bundle.catalogue.item_ids[late], 1_000 * int(times[place - 1]) + 1)
     request = Request(user_id="user-2", context=Context(unix_time=moment))
-    query = hydrate(request, bundle, HOME, visitor)
-    assert sorted(query.times.tolist()) == query.times.tolist()
-    assert (
-        query.history[1 if times[1] > times[0] else 0 :].tolist().count(rows(bundle, "item-3")[0])
-        >= 1
-    )
+    query = hydrate(request, bundle, HOME, Visitor(events(pair)))
+    assert query.history.tolist() == [*known[:place], late, *known[place:]]
+    assert query.times.tolist() == sorted([*times.tolist(), int(times[place - 1])])
 
 
 def test_events_just_happened_where_the_data_is_long_past(bundle):

@@ -1,5 +1,6 @@
 """Lists for a text, from a bundle with a text search: typos, categories, taste, filters, deltas."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,13 @@ from recsys.models.text_search.lexical import WordIndex
 from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import split
 from recsys.models.text_search.tower import TextTower, TextTowerConfig
+from serving import recommend
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.items import grown_text_search
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle
+from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
 from serving.settings import ServingOptions, Settings
@@ -65,6 +68,23 @@ def test_some_words_in_any_order_find_the_item(recommender):
     assert set(ids(searched(recommender, "lavender soap", k=5))) == {
         f"item-{row}" for row in (3, 11, 19, 27, 35)
     }
+
+
+def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles, monkeypatch):
+    loaded = load_and_try(bundles / "current", ServingOptions())
+
+    def build(*_):
+        raise AssertionError("built inside a request")
+
+    monkeypatch.setattr(recommend, "TitleIndex", build)
+    assert ids(searched(loaded, "11 lavender", k=1)) == ["item-11"]
+    workers = []
+    for _ in range(2):
+        if (child := os.fork()) == 0:
+            found = {*ids(searched(loaded, "lavendr", k=5)), *ids(searched(loaded, "12", k=1))}
+            os._exit(0 if found == {f"item-{row}" for row in (3, 11, 12, 19, 27, 35)} else 1)
+        workers.append(child)
+    assert [os.waitpid(child, 0)[1] for child in workers] == [0, 0]
 
 
 def test_a_typo_is_corrected_and_said(recommender):

@@ -8,8 +8,9 @@ from pathlib import Path
 import polars as pl
 
 from features.build import FeaturesConfig, build_features
+from features.forget_list import ForgetList, UserKeys
 from features.ingest import UNKNOWN_ITEM
-from features.people.forgotten import FORGOTTEN, hash_of
+from features.people.forgotten import FORGOTTEN
 from features.schema import FilterConfig, SourceConfig
 from tests.features.test_build import histories
 
@@ -33,8 +34,8 @@ def write(folder: Path, rows, extra: str = "") -> FeaturesConfig:
     )
 
 
-def until(at: int, user: str = PERSON) -> dict[str, int]:
-    return {hash_of(user): 1_000 * (START + at)}
+def until(at: int, user: str = PERSON) -> ForgetList:
+    return ForgetList.of([user], 1_000 * (START + at), UserKeys((b"a secret of tests",)))
 
 
 def holds(folder: Path, text: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Somebody who is forgotten leaves no trace in the next run, whatever the raw files hold."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -106,9 +107,13 @@ def test_it_says_what_went_and_what_still_holds_them(
     assert f"still held: {folder / 'run/bundles' / before}" in said
     assert "the next recsys run makes it without them" in said
     assert "no online store" not in said
-    # The list names nobody.
-    assert PERSON not in (folder / "run/forgotten.json").read_text()
-    assert len(read_list(folder / "run/forgotten.json")) == 1
+    # The list names nobody, and whoever has it without its keys cannot try ids.
+    text = (folder / "run/forgotten.json").read_text()
+    assert PERSON not in text
+    assert hashlib.sha256(PERSON.encode()).hexdigest() not in text
+    found = read_list(folder / "run/forgotten.json")
+    # Under the key of the workspace and, since the next run, under that of the store.
+    assert sorted(found.moments) == sorted(found.keys.hashes(PERSON)[:2])
 
 
 def test_files_are_rewritten_where_that_is_wanted(
@@ -157,6 +162,8 @@ def test_who_the_store_has_forgotten_is_on_the_list_of_the_next_run(
         *("--until", "build_features"),
     )
     assert result.exit_code == 0, result.output
-    assert len(read_list(tmp_path / "shop/run/forgotten.json")) == 2
+    found = read_list(tmp_path / "shop/run/forgotten.json")
+    assert found.moment("visitor 7") == NOW + 1_000
+    assert found.moment(PERSON) is not None
     users = tmp_path / "shop/run/build_features/vocabularies/users.parquet"
     assert "visitor 7" not in pl.read_parquet(users)["id"].to_list()

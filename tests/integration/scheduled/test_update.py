@@ -13,7 +13,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 
-from features.people.forgotten import hash_of
+from features.forget_list import ForgetList, UserKeys
 from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.engine.history import read_history
 from pipelines.publishing.released import Released
@@ -217,7 +217,7 @@ def test_an_increment_leaves_out_who_was_forgotten_and_moves_nobody(
     assert f"still held: 1 rows: {shop.folder / 'events/2026-01-02.csv'}" in result.output
     # Another one was forgotten on the sixth day, and has come back since.
     moment = int(1_000 * (FIRST + timedelta(days=5)).timestamp())
-    add_to_list(shop.workspace / LIST, {hash_of(other): moment})
+    add_to_list(shop.workspace / LIST, ForgetList.of([other], moment, UserKeys((b"k" * 16,))))
     for day in (7, 8):
         shop.day(day)
         assert "incremental" in shop.update()

@@ -108,6 +108,21 @@ def test_swappable_day_and_month_are_offered(tmp_path: Path) -> None:
     assert '# time_format = "%m/%d/%Y"' in text
 
 
+def test_ids_of_any_kind_are_recognised(tmp_path: Path) -> None:
+    """Negative numbers of 64 bits, leading zeros, and texts, as a public log of news has them."""
+    users = [str(-(2**63) + n % 6) for n in range(60)]
+    items = [f"{(n * 7) % 10:04d}" for n in range(60)]
+    moments = [int(moment.timestamp()) for moment in MOMENTS]
+    table = pl.DataFrame({"user": users, "article": items, "timestamp": moments})
+    table.write_csv(tmp_path / "clicks.csv")
+    target = tmp_path / "news.toml"
+    write_config([tmp_path / "clicks.csv"], target, force=False)
+    build_features(features_config(resolve(target)), tmp_path / "out")
+    for name, ids in (("users", users), ("items", items)):
+        found = pl.read_parquet(tmp_path / f"out/vocabularies/{name}.parquet")["id"].to_list()
+        assert sorted(found) == sorted(set(ids))
+
+
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     files, target = json_lines(tmp_path), tmp_path / "shop.toml"
     target.write_text("mine")

@@ -22,6 +22,7 @@ from serving.online.opening import open_store
 from serving.online.records import new_request_id
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
+from tests.features.test_ids import IDS
 from tests.serving.online.redis_server import RedisServer, needs_redis
 
 DAY_MS = 86_400_000
@@ -83,6 +84,21 @@ def test_events_lie_by_day_of_arrival_with_their_columns(
     }
     assert {name: rows[1][name] for name in expected} == expected
     assert rows[1]["event_time"].timestamp() * 1_000 == START_MS + 5
+
+
+def test_ids_of_any_kind_leave_the_store_as_they_came_and_are_forgotten(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    sent = [event(n, one, item_id=one, session_id=one) for n, one in enumerate(IDS)]
+    assert store.add_events(sent) == [True] * len(IDS)
+    export_events(store, out)
+    for column in ("user_id", "item_id", "session_id"):
+        assert read(out)[column].to_list() == IDS
+    for one in IDS[::2]:
+        assert store.forget(one, START_MS + DAY_MS).num_events == 1
+    assert export_events(store, out).removed == len(IDS[::2])
+    assert read(out)["user_id"].to_list() == IDS[1::2]
 
 
 def test_each_export_adds_what_is_new(store: SqliteStore, tmp_path: Path) -> None:

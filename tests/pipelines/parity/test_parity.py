@@ -1,6 +1,5 @@
 """Lists that were served are computed to the last bit; what was planted is found and named."""
 
-import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typer.testing import CliRunner
 
 import features.point_in_time
 import serving.recommend
+from features.forget_list import ForgetList, UserKeys
 from pipelines.cli.main import app
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
@@ -287,7 +287,7 @@ def test_where_many_items_were_hidden_the_store_says_which(served, log):
 def test_a_forgotten_user_is_not_computed(served, log):
     user = next(one["user_id"] for one in log.documents if one.get("user_id"))
     own = sum(document.get("user_id") == user for document in log.documents)
-    at = {hashlib.sha256(user.encode()).hexdigest(): log.documents[-1]["unix_ms"] + 1}
+    at = ForgetList.of([user], log.documents[-1]["unix_ms"] + 1, UserKeys((b"k" * 16,)))
     report = served.parity(log, forgotten=at)
     assert report.skipped == {"forgotten": own}
     assert report.equal == served.num_lists - own

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, tzinfo
@@ -12,7 +13,7 @@ import polars as pl
 import pytest
 
 from features.build import build_features
-from features.people.forgotten import hash_of
+from features.forget_list import ForgetList, UserKeys
 from features.schema import FeaturesConfig, FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
@@ -246,8 +247,7 @@ def test_rows_that_cannot_be_used_are_kept_with_their_reasons(
 def test_too_many_bad_rows_set_a_day_aside(config: RunConfig, tmp_path: Path) -> None:
     write_day(tmp_path / "events", 0)
     path = write_day(tmp_path / "events", 1)
-    text = path.read_text().replace("u", "-")
-    path.write_text(text.replace("-ser_id", "user_id").replace("val-e", "value"))
+    path.write_text(re.sub(r"^u\d+", "", path.read_text(), flags=re.MULTILINE))
     report = ingest(config)
     assert "max_bad_share" in report.set_aside["2026-01-02"]
 
@@ -456,7 +456,7 @@ def test_forgotten_users_are_taken_out_of_partitions_that_were_read(config: RunC
     assert sum(theirs.values()) > 0
     # Forgotten in the night after the second day.
     moment = 1_000 * (FIRST + 2 * SECONDS)
-    add_to_list(config.workspace / LIST, {hash_of("u3"): moment})
+    add_to_list(config.workspace / LIST, ForgetList.of(["u3"], moment, UserKeys((b"k" * 16,))))
     report = ingest(config)
     assert report.forgotten == theirs[keys[0]] + theirs[keys[1]] + 1
     assert report.changed

@@ -1,6 +1,5 @@
 """What every online store does, whichever it is."""
 
-import hashlib
 import os
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from serving.online import redis_store
 from serving.online.events import Event
 from serving.online.opening import open_store
 from serving.online.store import Forgotten, ItemState, RecentEvent, RequestRecord
@@ -78,7 +78,8 @@ def test_an_empty_store_knows_nobody(store):
     assert store.requests_between(0, T0, 10) == []
     assert store.requests_of("ann", 0, 10) == []
     assert store.shown_items("ann", 0) == []
-    assert dict(store.forgotten()) == {}
+    assert not store.forgotten()
+    assert store.hidden_items() == (0, [])
     assert store.add_events([]) == []
     store.add_requests([])
     store.remove_old(T0, T0)
@@ -168,7 +169,7 @@ def test_forgetting_removes_everything_of_a_user_and_nothing_of_others(store):
     assert len(store.visitor("bob", 99).events) == 7
     assert {found.user_id for found in store.requests_between(0, now, 9)} == {"bob", None}
     assert {found.user_id for _, found in store.events_after(0, 99)} == {"bob"}
-    assert dict(store.forgotten()) == {hashlib.sha256(b"ann").hexdigest(): now}
+    assert [store.forgotten().moment(user) for user in ("ann", "bob")] == [now, None]
     # What the user does afterwards is theirs again; the moment stays, and a later one counts.
     assert store.add_events([event(5 * DAY)]) == [True]
     assert len(store.visitor("ann", 9).events) == 1
@@ -176,6 +177,34 @@ def test_forgetting_removes_everything_of_a_user_and_nothing_of_others(store):
     assert store.forget("ann", now + 2 * DAY) == Forgotten(1, 0)
     assert store.visitor("ann", 9).forgotten_ms == now + 2 * DAY
     assert store.forget("nobody", T0) == Forgotten(0, 0)
+
+
+def test_what_another_server_holds_of_a_forgotten_user_is_not_kept(open_another, monkeypatch):
+    monkeypatch.setattr(redis_store, "EVENTS_A_SCRIPT", 2)
+    holding, forgetting = open_another(), open_another()
+    holding.add_events([event(1), event(2, "bob")])
+    assert forgetting.forget("ann", T0 + 10) == Forgotten(1, 0)
+    # It received them before, and stores them now.
+    sent = [event(1), event(10), event(3, "bob"), event(11), event(2, "bob")]
+    assert holding.add_events(sent) == [False, False, True, True, False]
+    lists = [record(5), record(10), record(12), record(6, user_id="bob"), record(7, user_id=None)]
+    holding.add_requests(lists)
+    for store in (holding, forgetting):
+        assert items_of(store.visitor("ann", 9)) == ["i11"]
+        assert items_of(store.visitor("bob", 9)) == ["i2", "i3"]
+        assert store.requests_of("ann", 0, 9) == [record(12)]
+        assert len(store.requests_between(0, T0 + DAY, 9)) == 3
+
+
+def test_a_slow_clock_moves_no_moment_of_forgetting_back(open_another):
+    fast, slow = open_another(), open_another()
+    fast.forget("ann", T0 + 100)
+    slow.forget("bob", T0 + 50)
+    slow.forget("ann", T0)
+    assert [fast.visitor(user, 1).forgotten_ms for user in ("ann", "bob")] == [T0 + 100, T0 + 50]
+    assert fast.forgotten().moment("ann") == T0 + 100
+    sent = [event(51), event(100), event(101), event(50, "bob"), event(51, "bob")]
+    assert slow.add_events(sent) == [False, False, True, False, True]
 
 
 def test_a_user_is_forgotten_while_their_events_arrive(open_another):
@@ -244,6 +273,18 @@ def test_changes_of_items_have_a_version(store, open_another):
     assert other.visitor(None, 5).items_version == other.visitor("ann", 5).items_version == 2
     assert other.change_items({"hat": ItemState(hidden=True)}) == 3
     assert store.items() == (3, {"hat": ItemState(hidden=True)})
+
+
+def test_hidden_items_are_those_that_are_hidden_now(store, open_another):
+    described = {f"i{n}": ItemState(properties={"title": str(n)}) for n in range(20)}
+    store.change_items(described)
+    assert store.hidden_items() == (1, [])
+    store.change_items({"i3": ItemState(hidden=True), "\x00": ItemState(hidden=True)})
+    assert store.change_items({"7": ItemState(hidden=True, properties={"n": 1})}) == 3
+    assert open_another().hidden_items() == (3, ["\x00", "7", "i3"])
+    store.change_items({"i3": None, "7": ItemState(properties={"n": 1})})
+    assert open_another().hidden_items() == (4, ["\x00"])
+    assert "7" in store.items()[1]
 
 
 def test_retention_removes_what_arrived_before(store):

@@ -1,5 +1,6 @@
 """The store in Redis: what is its own beside the contract of all stores."""
 
+import hashlib
 import uuid
 from dataclasses import replace
 
@@ -95,12 +96,50 @@ def test_forgetting_leaves_no_key_that_names_the_user(store, url, monkeypatch):
     assert not [key for key in keys_of(url) if "ann" in key]
     assert [found.user_id for _, found in store.events_after(0, 99)] == ["bob"]
     assert [found.user_id for found in store.requests_between(0, 999, 99)] == ["bob"]
-    (forgotten_ms,) = store.forgotten().values()
+    (forgotten_ms,) = store.forgotten().moments.values()
     assert store.visitor("ann", 5).forgotten_ms == forgotten_ms == 5_000
     # Somebody new of the same name.
-    assert store.add_events([event(1)]) == [True]
-    assert items_of(store.visitor("ann", 5)) == ["item-1"]
+    assert store.add_events([event(1), event(5_001)]) == [False, True]
+    assert items_of(store.visitor("ann", 5)) == ["item-5001"]
     assert store.forget("nobody", 1) == Forgotten(0, 0)
+
+
+def test_a_store_of_an_earlier_version_keeps_whom_it_forgot_and_what_it_hid(url):
+    """Its entries are SHA-256 of the id without a key, and it has no set of hidden items."""
+    import redis
+
+    RedisStore.open(url, 2_000).close()
+    address, _, prefix = url.partition("?prefix=")
+    with redis.Redis.from_url(address) as client:
+        client.hset(f"{prefix}forgotten", hashlib.sha256(b"-7").hexdigest(), 1_005)
+        client.hset(f"{prefix}items", mapping={"a": b"[true,{}]", "b": b"[false,{}]"})
+        client.set(f"{prefix}items_version", 4)
+        client.delete(f"{prefix}user_key")
+    store = RedisStore.open(url, 2_000)
+    assert store.visitor("-7", 1).forgotten_ms == 1_005
+    assert store.hidden_items() == (4, ["a"])
+    assert store.add_events([event(5, "-7"), event(6, "-7")]) == [False, True]
+    store.forget("ann", 9)
+    found = store.forgotten()
+    assert [found.moment(user) for user in ("-7", "ann", "bob")] == [1_005, 9, None]
+    with redis.Redis.from_url(address) as client:
+        # A server of the earlier version hides another one.
+        client.hset(f"{prefix}items", "b", b"[true,{}]")
+        client.incr(f"{prefix}items_version")
+    assert store.hidden_items() == (5, ["a", "b"])
+    store.close()
+
+
+def test_the_environments_key_is_not_kept_in_redis(url, monkeypatch):
+    monkeypatch.setenv("RECSYS_USER_KEY", "of the environment")
+    store = RedisStore.open(url, 2_000)
+    store.forget("4711", 1_000)
+    assert "user_key" not in keys_of(url)
+    assert store.visitor("4711", 1).forgotten_ms == 1_000
+    monkeypatch.delenv("RECSYS_USER_KEY")
+    with pytest.raises(StoreError, match=r"forgotten users under the key .*RECSYS_USER_KEY"):
+        RedisStore.open(url, 2_000)
+    store.close()
 
 
 def test_old_events_and_lists_leave_every_key(store, url, monkeypatch):

@@ -1,17 +1,23 @@
 """The store in SQLite: what is its own beside the contract, and files that are full or damaged."""
 
+import hashlib
 import multiprocessing
 import os
 import resource
 import shutil
 import sqlite3
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from features.forget_list import KEYS
+from serving.online import sqlite_requests
 from serving.online.opening import open_store
+from serving.online.sqlite_files import SqliteFile
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import Forgotten, ItemState, StoreError
 from tests.serving.online.test_contract import DAY, T0, event, items_of, record
@@ -229,16 +235,114 @@ def test_a_clock_that_was_set_back_loses_nothing(store):
     assert items_of(store.visitor("ann", 9)) == ["i100", "i101", "i102"]
 
 
-def test_what_was_received_before_a_user_was_forgotten_does_not_come_back(store):
-    store.add_events([event(1), event(2, "bob")])
-    assert store.forget("ann", T0 + 10) == Forgotten(1, 0)
-    # Another server had received them, and stores them now.
-    sent = [event(1), event(10), event(3, "bob"), event(11), event(2, "bob")]
-    assert store.add_events(sent) == [False, False, True, True, False]
-    store.add_requests([record(5), record(12), record(6, user_id="bob"), record(7, user_id=None)])
-    assert items_of(store.visitor("ann", 9)) == ["i11"]
-    assert store.requests_of("ann", 0, 9) == [record(12)]
-    assert len(store.requests_between(0, T0 + DAY, 9)) == 3
+def test_nobody_is_forgotten_between_two_attempts_to_store_a_batch(tmp_path, store):
+    """A batch with an event that is there already is stored event by event."""
+    other, begun, said = SqliteStore(tmp_path, timeout_ms=20), [], []
+    store.add_events([event(1, "bob")])
+
+    def forget(statement):
+        """Called before each statement is run."""
+        begun.append(statement)
+        attempted = any(one.startswith("INSERT") for one in begun) and "COMMIT" not in begun[1:]
+        if attempted and statement.startswith(("ROLLBACK", "BEGIN")):
+            try:
+                said.append(other.forget("ann", T0 + 10))
+            except StoreError as error:
+                said.append(str(error))
+
+    with store._events.transaction() as database:
+        database.set_trace_callback(forget)
+    store.add_events([event(2), event(1, "bob")])
+    with store._events.transaction() as database:
+        database.set_trace_callback(None)
+    assert said
+    assert [one for one in said if "another process is writing" not in str(one)] == []
+    assert other.forget("ann", T0 + 10) == Forgotten(1, 0)
+    assert items_of(store.visitor("ann", 9)) == []
+    other.close()
+
+
+def test_what_is_acknowledged_is_on_disk_and_a_list_is_never_half_there(store):
+    """A commit waits for the disk (2, FULL) in events.db; lists may lose the latest (1, NORMAL)."""
+    store.add_requests([record(1)])
+    ((_, lists),) = store._requests._files.values()
+    for file, level in ((store._events, 2), (lists, 1)):
+        with file.transaction() as database:
+            assert database.execute("PRAGMA synchronous").fetchone() == (level,)
+            assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_hidden_items_are_read_without_the_items_that_are_described(tmp_path, store):
+    described = {f"i{n}": ItemState(properties={"title": "x" * 50}) for n in range(3_000)}
+    store.change_items({**described, "i7": ItemState(hidden=True)})
+    steps = []
+    with store._events.transaction() as database:
+        database.set_progress_handler(lambda: steps.append(1) and 0, 1)
+    assert store.hidden_items() == (1, ["i7"])
+    assert len(steps) < 300
+
+
+def test_a_store_of_an_earlier_version_keeps_whom_it_forgot_and_gets_a_key(tmp_path):
+    """Its entries are SHA-256 of the id without a key."""
+    path = filled(tmp_path)
+    (tmp_path / KEYS).unlink()
+    database = sqlite3.connect(path)
+    database.execute("DROP INDEX hidden_items")
+    row = (hashlib.sha256(b"-7").hexdigest(), T0 + 5)
+    database.execute("INSERT INTO forgotten VALUES (?, ?)", row)
+    database.execute("UPDATE state SET last_forgotten_ms = ?", row[1:])
+    database.commit()
+    database.close()
+    reader = SqliteStore(tmp_path, readonly=True)
+    assert reader.visitor("-7", 1).forgotten_ms == T0 + 5
+    assert reader.hidden_items() == (0, [])
+    store = SqliteStore(tmp_path)
+    assert store.add_events([event(5, "-7"), event(6, "-7")]) == [False, True]
+    store.forget("ann", T0 + 9)
+    # The reader was opened before there was a key.
+    assert reader.visitor("ann", 1).forgotten_ms == T0 + 9
+    assert [store.forgotten().moment(user) for user in ("-7", "ann", "bob")] == [
+        T0 + 5,
+        T0 + 9,
+        None,
+    ]
+    reader.close()
+    store.close()
+
+
+def test_a_store_whose_key_is_gone_is_refused_until_it_is_back(tmp_path, store):
+    store.forget("4711", T0)
+    key = (tmp_path / KEYS).read_bytes()
+    assert (tmp_path / KEYS).stat().st_mode & 0o777 == 0o600
+    (tmp_path / KEYS).write_bytes(b"0" * 64)
+    for readonly in (False, True):
+        with pytest.raises(StoreError, match=f"under the key [0-9a-f]{{8}}, which is .*{KEYS}"):
+            SqliteStore(tmp_path, readonly=readonly)
+    # Every line is a key.
+    (tmp_path / KEYS).write_bytes(b"0" * 64 + b"\n" + key)
+    found = SqliteStore(tmp_path)
+    assert found.visitor("4711", 1).forgotten_ms == T0
+    found.close()
+
+
+def test_two_threads_that_need_a_day_open_its_file_once(tmp_path, store, monkeypatch):
+    store.add_requests([record(1)])
+    store.close()
+    opened, both = [], threading.Barrier(2)
+
+    class Slow(SqliteFile):
+        def __init__(self, *arguments, **more):
+            opened.append(self)
+            # Only without a lock the other one comes here too.
+            with suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            super().__init__(*arguments, **more)
+
+    monkeypatch.setattr(sqlite_requests, "SqliteFile", Slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(store.request, [record(1).request_id] * 2))
+    assert found == [record(1)] * 2
+    assert len(opened) == 1
 
 
 def opened(folder, barrier, replies):
@@ -259,7 +363,7 @@ def test_servers_that_start_at_once_share_one_file(tmp_path):
     assert sum(replies.get(timeout=60) for _ in servers) == 20
     for server in servers:
         server.join()
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"events.db"}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"events.db", KEYS}
 
 
 def test_a_process_forks_while_its_threads_write(tmp_path):

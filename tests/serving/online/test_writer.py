@@ -2,16 +2,19 @@
 
 import asyncio
 import functools
+import itertools
 import threading
+import time
 
 import pytest
 
 from serving.online import record_queue
 from serving.online import writer as writer_module
+from serving.online.record_queue import RecordQueue, Written
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import Forgotten, ItemState, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
-from tests.serving.online.test_contract import T0, event, items_of, record
+from tests.serving.online.test_contract import DAY, T0, event, items_of, record
 
 
 def in_a_loop(test):
@@ -221,6 +224,32 @@ async def test_the_oldest_records_are_dropped_where_the_store_cannot_follow(
     assert store.requests_of("ann", 0, 9) == [record(4), record(3), record(2)]
 
 
+def test_a_batch_that_failed_leaves_no_more_waiting_than_may_wait(monkeypatch):
+    """While it is written others arrive; the oldest of all are dropped and counted."""
+    monkeypatch.setattr(record_queue, "MAX_WAITING_RECORDS", 4)
+    written, kept = Written(), []
+
+    class Failing:
+        def add_requests(self, records):
+            if arriving:
+                for _ in range(arriving.pop()):
+                    queue.add(record(next(numbers)))
+                raise StoreError("away")
+            kept.extend(records)
+
+    queue, numbers = RecordQueue(Failing(), written), itertools.count()
+    arriving = [0, 3, 6]
+    for _ in range(3):
+        queue.add(record(next(numbers)))
+    for waiting, dropped in ((4, 5), (4, 8), (4, 8)):
+        queue.write()
+        assert (len(queue), written.num_dropped) == (waiting, dropped)
+    queue.write()
+    newest = next(numbers)
+    assert kept == [record(number) for number in range(newest - 4, newest)]
+    assert (written.num_records, written.num_failures, len(queue)) == (4, 3, 0)
+
+
 @in_a_loop
 async def test_closing_writes_what_waits_and_takes_no_more(tmp_path):
     store = Held(tmp_path)
@@ -252,3 +281,19 @@ async def test_old_events_are_removed_from_the_start(tmp_path, monkeypatch):
     while store.events_after(0, 1) or store.request(record(1).request_id):
         await asyncio.sleep(0.01)
     await asyncio.to_thread(writer.close)
+
+
+@pytest.mark.parametrize(("days", "events", "lists"), [((2, 30), 0, 1), ((30, 2), 1, 0)])
+@in_a_loop
+async def test_events_and_lists_are_kept_for_the_days_of_each(tmp_path, days, events, lists):
+    store, ago = Held(tmp_path), int(1_000 * time.time()) - T0 - 10 * DAY
+    store.add_events([event(1, received_ms=T0 + ago)])
+    store.add_requests([record(1, at=ago)])
+    writer = EventWriter(store, event_days=days[0], log_days=days[1])
+    while len(store.events_after(0, 9)) + len(store.requests_of("ann", 0, 9)) > 1:
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(writer.close)
+    reader = SqliteStore(tmp_path, readonly=True)
+    found = (len(reader.events_after(0, 9)), len(reader.requests_of("ann", 0, 9)))
+    assert found == (events, lists)
+    reader.close()

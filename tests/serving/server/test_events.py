@@ -7,6 +7,7 @@ import pytest
 
 from serving.client import Client, ServerError
 from serving.online.sqlite_store import SqliteStore
+from tests.features.test_ids import IDS
 from tests.serving.server.running import running, wait_for
 
 
@@ -186,6 +187,19 @@ def test_a_forgotten_user_is_a_stranger(client, trial):
         client.explain(known.request_id)
     client.event(user, "item-3")
     assert client.recommend(user, k=5).fallback is None
+
+
+def test_an_id_is_any_text_from_event_to_forgetting(client, trial):
+    # A path's dots are taken off by clients and proxies, quoted or not.
+    users = [one for one in IDS if one not in (".", "..")]
+    client.events([{"user_id": one, "item_id": one, "event_type": "view"} for one in users])
+    reader = SqliteStore(trial.online, readonly=True)
+    stored = [(one.user_id, one.item_id) for _, one in reader.events_after(0, 100_000)]
+    assert [one for one in stored if one[0] in users] == [(user, user) for user in users]
+    # Each alone: none of them is another's id.
+    assert [client.forget(user).removed.events for user in users] == [1] * len(users)
+    assert all(reader.visitor(user, 1).forgotten_ms for user in users)
+    reader.close()
 
 
 def test_without_leave_nobody_administers(shared):

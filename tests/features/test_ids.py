@@ -1,0 +1,107 @@
+"""An id is an opaque text: whatever it looks like, it comes out of every file as it went in."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from features.build import FeaturesConfig, build_features
+from features.people.raw_rows import count_rows, write_without
+from features.schema import FilterConfig, SourceConfig
+
+START = 1_700_000_000
+NUMBERS = [-(2**63), 2**63 - 1, 2**53, 2**53 + 1, -1, 0, 7, 4711]
+IDS = [
+    *map(str, NUMBERS),
+    *(str(2**64 - 1), "007", " 7", "7 ", "+7", "7.0", "7e0", "-0", "0x7", "-", "--all"),
+    *("Ann", "ann", "NAN", "Nan", "null", "None", "true", "NA", "inf"),
+    *("a,b", 'a"b', "a;b|c\td", "a/b", "..", "\u00e4", "a\u0308", "\u65e5\u672c", "a\u00a0b"),
+    "\U0001f600" * 512,
+]
+
+
+def write(path: Path, ids: list[object]) -> None:
+    """Write two events of each id, as user and as item."""
+    rows = [
+        {"user_id": one, "item_id": one, "event_time": START + place}
+        for place, one in enumerate([*ids, *ids])
+    ]
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    elif path.suffix == ".parquet":
+        pl.DataFrame(rows).write_parquet(path)
+    else:
+        pl.DataFrame(rows).write_csv(path)
+
+
+def vocabulary(out: Path, name: str) -> list[str]:
+    return pl.read_parquet(out / f"vocabularies/{name}.parquet")["id"].to_list()
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+@pytest.mark.parametrize("ids", [IDS, NUMBERS], ids=["texts", "integers"])
+def test_ids_of_any_kind_are_kept_in_every_format(tmp_path: Path, ids: list, ending: str) -> None:
+    path, tables = tmp_path / f"events.{ending}", tmp_path / "tables.csv"
+    write(path, ids)
+    pl.DataFrame({"user_id": map(str, ids), "country": "AT"}).write_csv(tables)
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(path,)),
+        items=SourceConfig(paths=(tables,), columns={"item_id": "user_id"}),
+        users=SourceConfig(paths=(tables,)),
+        filters=FilterConfig(max_bad_share=0),
+        now=datetime(2024, 6, 1, tzinfo=UTC),
+    )
+    report = build_features(config, tmp_path / "out")
+    assert (report.events, report.quarantined, report.quarantined_in_tables) == (
+        2 * len(ids),
+        {},
+        {},
+    )
+    for name in ("users", "items"):
+        assert vocabulary(tmp_path / "out", name) == sorted(map(str, ids))
+    # A number and its text are one id: the tables, which are CSV, know every one.
+    users = pl.read_parquet(tmp_path / "out/users.parquet")
+    assert users["country"].to_list() == ["AT"] * len(ids)
+    assert report.items_without_catalogue == 0
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "parquet", "jsonl"])
+@pytest.mark.parametrize("ids", [IDS, NUMBERS], ids=["texts", "integers"])
+def test_rows_of_any_id_and_of_no_similar_one_are_taken_out(
+    tmp_path: Path, ids: list, ending: str
+) -> None:
+    path, kept = tmp_path / f"events.{ending}", tmp_path / f"kept.{ending}"
+    if ending == "csv.gz":
+        pl.DataFrame({"user_id": ids, "item_id": ids}).write_csv(path, compression="gzip")
+    else:
+        write(path, ids)
+    source = SourceConfig(paths=(path,))
+    gone = [str(one) for one in ids][::2]
+    num_rows = 1 if ending == "csv.gz" else 2
+    assert count_rows(path, source, gone) == num_rows * len(gone)
+    write_without(path, source, gone, kept)
+    left = [str(one) for one in ids][1::2]
+    assert [count_rows(kept, source, [one]) for one in left] == [num_rows] * len(left)
+    assert count_rows(kept, source, gone) == 0
+
+
+def test_an_id_column_of_json_may_turn_from_numbers_to_texts(tmp_path: Path) -> None:
+    """Types are inferred from the first 10,000 lines."""
+    ids = [*range(6_000), "a-1", "007", 2**64 - 1]
+    write(tmp_path / "events.jsonl", [*ids[:6_000], *ids])
+    config = FeaturesConfig(
+        events=SourceConfig(paths=(tmp_path / "events.jsonl",)),
+        now=datetime(2024, 6, 1, tzinfo=UTC),
+    )
+    assert build_features(config, tmp_path / "out").quarantined == {}
+    assert vocabulary(tmp_path / "out", "users") == sorted(map(str, ids))
+
+
+def test_ids_that_a_float_would_round_are_refused_and_not_merged(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"user_id": [1.0, 2.0], "item_id": ["a", "b"], "event_time": [START] * 2})
+    frame.write_parquet(tmp_path / "events.parquet")
+    config = FeaturesConfig(events=SourceConfig(paths=(tmp_path / "events.parquet",)))
+    with pytest.raises(ValueError, match=r"column user_id is Float64.*floats lose long ids"):
+        build_features(config, tmp_path / "out")
