@@ -71,7 +71,7 @@ app.add_typer(
     help="Semantic IDs: train, append, compare.",
 )
 app.add_typer(control.app, name="config", help="A server's surfaces, rules and experiments: check.")
-app.add_typer(kernels.app, name="kernels", help="GPU kernels: benchmark, tune, inspect.")
+app.add_typer(kernels.app, name="kernels", help="GPU kernels: tune, inspect.")
 app.add_typer(keys.app, name="keys", help="Keys of a server's clients: add, list, remove.")
 app.add_typer(events.app, name="events", help="What a server collected: export it for training.")
 app.add_typer(users.app, name="users", help="People in a run and its server: forget them.")

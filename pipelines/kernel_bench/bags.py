@@ -1,4 +1,4 @@
-"""The embedding bags as ``recsys kernels`` runs them, beside PyTorch's and FBGEMM's.
+"""The embedding bags as ``recsys kernels`` runs them.
 
 Axes: B bags a feature, D width.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from pipelines.kernel_bench.workload import NUM_SETS, Call, Prepared, distance
 from recsys.data.batch import Jagged
-from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates
 from recsys.layers.embedding.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
 from recsys.layers.embedding.tables import TableConfig
 
@@ -62,9 +60,6 @@ class BagCase:
         if isinstance(self.updates, KernelRowUpdates):
             found: Tensor = self.updates.bags(ids, offsets)
             return found
-        if isinstance(self.updates, FbgemmRowUpdates):
-            pooled: Tensor = self.updates.tbe(ids, offsets)
-            return pooled
         ends = offsets[: self.bags.batch + 1]
         values = {
             f"f{place}": Jagged(part, ends)
@@ -105,14 +100,9 @@ def prepare_bags(sizes: tuple[int, ...], device: torch.device, *, backward: bool
     """Forward alone, or forward and the backward with row-wise Adagrad inside; sizes of `Bags`."""
     bags = Bags(*sizes)
     batches = bag_batches(bags, device)
-    kinds: dict[str, type] = {"ours": KernelRowUpdates, "torch": TorchRowUpdates}
-    if find_spec("fbgemm_gpu") and bags.dim % 4 == 0:
-        kinds["FBGEMM"] = FbgemmRowUpdates
-    cases = {name: BagCase(bags, kind, device) for name, kind in kinds.items()}
-    calls = {name: case.calls(batches, backward=backward) for name, case in cases.items()}
 
     def error() -> float:
-        ours, truth = (BagCase(bags, kinds[name], device) for name in ("ours", "torch"))
+        ours, truth = (BagCase(bags, kind, device) for kind in (KernelRowUpdates, TorchRowUpdates))
         if backward:
             for case in (ours, truth):
                 case.calls(batches, backward=True)[0]()
@@ -120,13 +110,5 @@ def prepare_bags(sizes: tuple[int, ...], device: torch.device, *, backward: bool
         with torch.no_grad():
             return distance(ours.look_up(ids, offsets), truth.look_up(ids, offsets))
 
-    ids, _, grad = batches[0]
-    first = torch.arange(bags.tables, device=device)[:, None] * bags.rows
-    touched = len(torch.unique(ids.view(bags.tables, -1) + first))
-    row_bytes, out = touched * bags.dim * 4, grad.numel() * 4
-    moved = row_bytes + out + ids.numel() * 8
-    if backward:
-        moved += 2 * row_bytes + 8 * touched + out + ids.numel() * 8
-    return Prepared(
-        ours=calls.pop("ours"), peers=calls, error=error, tolerance=1e-5, num_bytes=moved
-    )
+    ours = BagCase(bags, KernelRowUpdates, device).calls(batches, backward=backward)
+    return Prepared(ours=ours, error=error, tolerance=1e-5)

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipelines.kernel_bench.workload import Call, Prepared, results, worst
+from pipelines.kernel_bench.workload import Prepared, results, worst
 from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
 from recsys.kernels.routed_experts.op import routed_experts
@@ -49,10 +49,6 @@ def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward:
     def by_torch(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return reference_attention(q, k, v, ends, length, None, None, None)
 
-    def calls(attend: Callable[..., Tensor]) -> list[Call]:
-        run = partial(results, partial(attend, offsets), backward=backward)
-        return [partial(run, *one) for one in sets]
-
     def error() -> float:
         few = [one[: 2 * length] for one in sets[0]]
         found = results(partial(ours, offsets[:3]), *few, backward=backward)
@@ -60,12 +56,9 @@ def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward:
         return worst(found, results(partial(by_torch, offsets[:3]), *truth, backward=backward))
 
     return Prepared(
-        ours=calls(ours),
-        peers={"torch": calls(by_torch)},
+        ours=[partial(results, partial(ours, offsets), *one, backward=backward) for one in sets],
         error=error,
         tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
-        # Two products over the lower half of L x L, five more backward.
-        num_flops=(7 if backward else 2) * num_sequences * heads * length * length * dim,
     )
 
 
@@ -98,9 +91,6 @@ def prepare_routed_experts(
 
     return Prepared(
         ours=[partial(run, routed_experts, *one) for one in sets],
-        peers={"torch, a loop": [partial(run, loop_over_experts, *one) for one in sets]},
         error=error,
         tolerance=1e-2 if dtype == torch.bfloat16 else 1e-5,
-        # Two products of each visit, two more of each backward.
-        num_flops=(3 if backward else 1) * 4 * num_rows * top_k * dim * hidden_dim,
     )

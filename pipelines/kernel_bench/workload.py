@@ -1,12 +1,12 @@
-"""One case of one kernel: its inputs, its peers, its check.
+"""One case of one kernel: its inputs and its check.
 
 Inputs come in several sets, so that no cache holds what the next call reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,13 +20,9 @@ class Prepared:
     """A workload on a device, ready to run."""
 
     ours: Sequence[Call]
-    peers: Mapping[str, Sequence[Call]] = field(default_factory=dict)
     error: Callable[[], float]
     """Distance of our result from the truth; calls our kernel anew."""
     tolerance: float
-    num_bytes: int = 0
-    """What must move through memory at least; 0 where arithmetic is the limit."""
-    num_flops: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

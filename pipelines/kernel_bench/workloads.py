@@ -1,4 +1,4 @@
-"""The cases of ``recsys kernels``: of real size on a GPU, small on a CPU.
+"""The cases of ``recsys kernels``, of real size.
 
 Axes: D width, Q queries, N item rows, k list length.
 """
@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from pipelines.kernel_bench.bags import prepare_bags
 from pipelines.kernel_bench.layers import prepare_attention, prepare_routed_experts
@@ -33,9 +32,6 @@ def prepare_search(sizes: Sizes, device: torch.device) -> Prepared:
     ]
     words = mask_words(None, num_items, device)
 
-    def by_torch(queries: Tensor) -> object:
-        return (queries @ items.T).topk(100)
-
     def error() -> float:
         few = query_sets[0][:32]
         return distance(
@@ -45,10 +41,8 @@ def prepare_search(sizes: Sizes, device: torch.device) -> Prepared:
 
     return Prepared(
         ours=[partial(fused_top_k, one, items, 100, words) for one in query_sets],
-        peers={"torch": [partial(by_torch, one) for one in query_sets]},
         error=error,
         tolerance=1e-5,
-        num_bytes=items.numel() * items.element_size() + num_queries * (4 * dim + 12 * 100),
     )
 
 
@@ -59,8 +53,7 @@ class Family(NamedTuple):
     name: str
     """Format of the sizes."""
     variants: Mapping[str, Mapping[str, bool]]
-    on_gpu: list[Sizes]
-    on_cpu: list[Sizes]
+    sizes: list[Sizes]
 
 
 DIRECTIONS = {": forward": {"backward": False}, ": forward + backward": {"backward": True}}
@@ -71,34 +64,30 @@ FAMILIES = {
         DIRECTIONS,
         [(26, 1_000_000, 128, 16_384, 1), (32, 1_000_000, 128, 4_096, 20),
          (1, 10_000_000, 64, 4_096, 200)],
-        [(2, 10_000, 64, 256, 5)],
     ),
     "topk_search": Family(
         prepare_search,
         "{1} queries, {0:,} x {2}, k 100",
         {"": {}},
         [(1_000_000, 512, 64)],
-        [(20_000, 32, 64)],
     ),
     "hstu_attention": Family(
         prepare_attention,
         "{} x {}, {} heads of {}",
         DIRECTIONS,
         [(64, 1_024, 4, 64), (32, 2_048, 4, 128)],
-        [(4, 64, 2, 32)],
     ),
     "routed_experts": Family(
         prepare_routed_experts,
         "{:,} x {}, within {}",
         DIRECTIONS,
         [(16_384, 512, 1_024), (16_384, 512, 2_048)],
-        [(64, 16, 32)],
     ),
 }  # fmt: skip
 
 
-def workloads(device: torch.device) -> list[Workload]:
-    """List the cases for a device."""
+def workloads() -> list[Workload]:
+    """List the cases."""
     return [
         Workload(
             kernel=kernel,
@@ -106,6 +95,6 @@ def workloads(device: torch.device) -> list[Workload]:
             prepare=partial(family.prepare, sizes, **settings),
         )
         for kernel, family in FAMILIES.items()
-        for sizes in (family.on_gpu if device.type == "cuda" else family.on_cpu)
+        for sizes in family.sizes
         for variant, settings in family.variants.items()
     ]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import cycle
@@ -27,37 +25,6 @@ def median_ms(
     turn = cycle(calls)
     found = do_bench(lambda: next(turn)(), warmup=warmup_ms, rep=ms, return_mode="median")
     return float(found)
-
-
-def copy_rate(num_bytes: int = 1 << 32) -> float:
-    """Measure the device's copy, bytes read plus bytes written, in bytes per second."""
-    source = torch.randn(num_bytes // 4, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * num_bytes / (median_ms([lambda: target.copy_(source)]) * 1e-3)
-
-
-def peak_bytes(call: Callable[[], object]) -> int:
-    """Measure how much more memory a call holds at its peak than before."""
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
-
-
-def host_median_ms(calls: Sequence[Callable[[], object]], *, ms: int = 300) -> float:
-    """Time calls on the CPU, taken in turn; median milliseconds of one."""
-    turn, total = cycle(calls), 0.0
-    took: list[float] = []
-    next(turn)()
-    while len(took) < 3 or total * 1e3 < ms:
-        begin = time.perf_counter()
-        next(turn)()
-        took.append(time.perf_counter() - begin)
-        total += took[-1]
-    return statistics.median(took) * 1e3
 
 
 def trace(call: Callable[[], object], path: Path, *, times: int = 10) -> dict[str, float]:
@@ -85,7 +52,7 @@ def trace(call: Callable[[], object], path: Path, *, times: int = 10) -> dict[st
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"Proton cannot record here: {error!r}; it needs the driver's CUPTI library and leave "
-            "to use it. `recsys kernels bench` works without"
+            "to use it"
         ) from error
     found: dict[str, float] = {}
     for name, nanoseconds in leaves(tree):

@@ -16,13 +16,15 @@ from torch import Tensor
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import EmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
-from recsys.kernels.measure import copy_rate, median_ms, peak_bytes
+from recsys.kernels.measure import median_ms
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import (
     BagShape,
     beside_peer,
+    copy_rate,
     free_memory,
     geometric_mean_row,
+    peak_bytes,
     zipf_ids,
 )
 

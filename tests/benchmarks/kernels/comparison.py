@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.measure import median_ms, peak_bytes
+from recsys.kernels.measure import median_ms
 from tests.benchmarks.harness import Row
 
 
@@ -32,6 +32,24 @@ class BagShape(NamedTuple):
     batch: int
     length: int
     dtype: torch.dtype
+
+
+def copy_rate(num_bytes: int = 1 << 32) -> float:
+    """Measure the device's copy, bytes read plus bytes written, in bytes per second."""
+    source = torch.randn(num_bytes // 4, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * num_bytes / (median_ms([lambda: target.copy_(source)]) * 1e-3)
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Measure how much more memory a call holds at its peak than before."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def zipf_ids(num_rows: int, count: int, alpha: float, generator: torch.Generator) -> Tensor:
