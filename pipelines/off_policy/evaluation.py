@@ -105,7 +105,6 @@ def evaluate(
             "lists_in_log": number,
             "left_out": dict(left_out),
             "known_share": known,
-            "truth": None,
         },
     )
 

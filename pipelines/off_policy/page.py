@@ -62,8 +62,6 @@ def estimates_figure(document: Document) -> Figure:
     """Draw every estimate with its interval, and what was earned as a line."""
     dots, rows = [], []
     named = [(name_of(document, row["estimator"]), row) for row in document["rows"]]
-    if document["truth"] is not None:
-        named.append(("really earned", document["truth"]))
     for label, row in named:
         value, low, high = row["value"], row["low"], row["high"]
         rows.append((label, per_unit(value), between(low, high)))

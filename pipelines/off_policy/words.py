@@ -102,11 +102,6 @@ def words_of(document: Document) -> list[str]:
     else:
         found.append(_valued(document, best))
     found += reasons_of(document, best["weights"])
-    if (truth := document["truth"]) is not None:
-        found.append(
-            f"What {document['policy']} really earned in the same week: {per_unit(truth['value'])} "
-            f"({between(truth['low'], truth['high'])})."
-        )
     return found
 
 

@@ -33,7 +33,6 @@ ELSEWHERE = {
     "recsys reproduce beauty": "tests/pipelines/reproduction; needs its data set",
     "python -m recsys.reproduction": "tests/pipelines/reproduction",
     "recsys scale beauty": "tests/pipelines/reproduction; needs its data set",
-    "recsys ope --dataset open-bandit": "tests/pipelines/off_policy; needs its data set",
     "recsys kernels": "tests/pipelines/cli/test_kernels.py; needs a GPU",
     "recsys promote --from-registry": "tests/pipelines/tracking; needs a registry",
     "recsys fetch-bundle": "tests/pipelines/tracking; needs a registry",

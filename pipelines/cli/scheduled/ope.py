@@ -18,21 +18,15 @@ from pipelines.engine.console import out
 if TYPE_CHECKING:
     from pipelines.off_policy.evaluation import OffPolicyConfig
 
-OPEN_BANDIT = "open-bandit"
-
 Policy = Annotated[
     str,
-    typer.Option(
-        help="A bundle, or a folder of lists as recsys score writes them; with --dataset "
-        "open-bandit: random or bts."
-    ),
+    typer.Option(help="A bundle, or a folder of lists as recsys score writes them."),
 ]
 Log = Annotated[
     Path,
     typer.Option(
         "--log",
-        help="Served lists: requests/ of what recsys events export wrote; with --dataset "
-        "open-bandit: the folder of the data set.",
+        help="Served lists: requests/ of what recsys events export wrote.",
     ),
 ]
 Events = Annotated[
@@ -57,9 +51,6 @@ Clip = Annotated[
 ]
 Switch = Annotated[float, typer.Option(help="Weight above which switch DR trusts its model alone.")]
 MaxLists = Annotated[int, typer.Option(help="Of a longer log so many lists are drawn.")]
-Campaign = Annotated[
-    list[str] | None, typer.Option(help="Of Open Bandit: all, men, women (repeatable).")
-]
 Page = Annotated[
     Path | None, typer.Option("--out", help="Write a page with charts, such as p.html.")
 ]
@@ -75,10 +66,6 @@ def ope(
     clip: Clip = None,
     switch_at: Switch = 10.0,
     max_lists: MaxLists = 20_000,
-    dataset: Annotated[
-        str | None, typer.Option(help="open-bandit: value one of its policies on the other's log.")
-    ] = None,
-    campaign: Campaign = None,
     page: Page = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -94,29 +81,18 @@ def ope(
       recsys ope --policy bundles/bundle-1a2b --log online_events/requests --out ope.html
 
       recsys ope --policy bundles/current --config serving.toml --log online_events/requests
-
-      recsys ope --dataset open-bandit --policy bts --log open-bandit --campaign men
     """
     from pipelines.off_policy.evaluation import OffPolicyConfig
     from pipelines.off_policy.words import words_of
 
     settings = OffPolicyConfig(clip=clip, switch_at=switch_at, max_lists=max_lists)
-    if dataset is not None:
-        if dataset != OPEN_BANDIT:
-            raise ValueError(f"--dataset takes {OPEN_BANDIT}, got {dataset!r}")
-        from pipelines.off_policy.open_bandit import evaluate_open_bandit
-
-        document = evaluate_open_bandit(log, policy, settings, campaign or ())
-    else:
-        if campaign:
-            raise ValueError(f"--campaign is for --dataset {OPEN_BANDIT}")
-        document = _served(
-            Path(policy),
-            {"log": log, "events": events, "reward": reward, "surfaces": surface},
-            config,
-            settings,
-            quiet=quiet,
-        )
+    document = _served(
+        Path(policy),
+        {"log": log, "events": events, "reward": reward, "surfaces": surface},
+        config,
+        settings,
+        quiet=quiet,
+    )
     if page is not None:
         from pipelines.off_policy.page import write_off_policy_page
 

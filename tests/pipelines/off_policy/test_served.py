@@ -274,8 +274,6 @@ def test_an_export_without_the_column_request_is_read(exported, bundle, tmp_path
         (["--clip", "0"], "clip must be above 0, got 0"),
         (["--switch-at", "-1"], "switch_at must be above 0"),
         (["--max-lists", "1"], "max_lists must be at least 2, got 1"),
-        (["--dataset", "movies"], "takes open-bandit, got 'movies'"),
-        (["--campaign", "men"], "--campaign is for --dataset open-bandit"),
     ],
 )
 def test_bad_options_are_refused(exported, bundle_path, arguments, says):

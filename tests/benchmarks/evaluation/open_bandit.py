@@ -5,11 +5,15 @@ the log's. What the evaluated policy does is not logged for each impression, but
 context: its chances are its propensities where they never change (``random``), else how often it
 showed each item in each position of a campaign over the week (``bts``).
 
+    python -m tests.benchmarks.evaluation.open_bandit FOLDER --policy bts --campaign men
+
 Axes: n impressions, A items of a campaign.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -148,3 +152,19 @@ def _predictions(
         rates = chances * model.items[cell_rows] * model.slots[cell_places]
         expected[own] = np.bincount(cell_places, rates, minlength=num_places)[places[own]]
     return predicted, expected
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="that recsys data fetch open-bandit reads")
+    parser.add_argument("--policy", choices=POLICIES, required=True)
+    parser.add_argument("--campaign", nargs="*", choices=CAMPAIGNS, default=[])
+    options = parser.parse_args()
+    found = evaluate_open_bandit(
+        options.folder, options.policy, OffPolicyConfig(), options.campaign
+    )
+    print(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
