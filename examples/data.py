@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from recsys.testing.world_text import DOMAINS, TOPICS
-from recsys.testing.worlds import WorldConfig, world
+from tests.recsys.testing.world_text import DOMAINS, TOPICS
+from tests.recsys.testing.worlds import WorldConfig, world
 
 START = datetime(2026, 3, 2, tzinfo=UTC)
 Files = dict[str, pl.DataFrame]

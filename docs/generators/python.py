@@ -25,7 +25,6 @@ OBJECTS = {
         "recsys.models.item_to_item.ItemToItem",
     ],
     "Train": ["recsys.training.loop.train"],
-    "Synthetic worlds": ["recsys.testing.worlds"],
 }
 
 

@@ -10,11 +10,10 @@ import typer
 from rich import box
 from rich.table import Column, Table
 
-from pipelines.engine.console import PlainErrors, log, out
+from pipelines.engine.console import PlainErrors, out
 
 app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
 
-SECONDS_BETWEEN_LINES = 5.0
 Name = Annotated[str, typer.Argument(help="Data set, for example movielens-100k")]
 
 
@@ -80,61 +79,6 @@ def init(
     for note in plan.notes:
         out.print(f"not sure: {note}", soft_wrap=True, markup=False)
     out.print(f"wrote {target}; check it, then: recsys run --config {target}", soft_wrap=True)
-
-
-@app.command()
-def generate(
-    target: Annotated[Path, typer.Option("--out", "-o", help="Folder to write.")],
-    events: Annotated[float, typer.Option(help="Number of events, 1e6 for example.")] = 1e6,
-    users: Annotated[float, typer.Option(help="0: a user for 20 events.")] = 0,
-    items: Annotated[float, typer.Option(help="0: an item for 1,000 events, at least 1,000.")] = 0,
-    days: Annotated[int, typer.Option(help="From 2024-01-01 on.")] = 100,
-    seed: Annotated[int, typer.Option(help="Another seed is another world.")] = 0,
-    crawler_events: Annotated[float, typer.Option(help="Further events of one user.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes; 0 for the cores.")] = 0,
-) -> None:
-    """Generate a world of up to billions of events as Parquet, to try sizes with.
-
-    Tastes in clusters that drift, Zipf popularity, new users and items by the day, a catalogue with
-    texts. Says how much disk it takes before it starts; goes on where it was stopped; a file's
-    bytes depend on the options and the seed, not on workers.
-
-    [bold]Example[/] recsys data generate --out world --events 1e8, then recsys run --config
-    world/world.toml
-    """
-    from features.parallel import num_cores
-    from pipelines.datasets.large_world import Progress
-    from pipelines.datasets.large_world import generate as generate_world
-    from recsys.testing.large_worlds import LargeWorldConfig
-
-    num = int(events)
-    config = LargeWorldConfig(
-        num_events=num,
-        num_users=int(users) or max(1, num // 20),
-        num_items=int(items) or max(1_000, num // 1_000),
-        num_days=days,
-        seed=seed,
-        crawler_events=int(crawler_events),
-    )
-    last = 0.0
-
-    def report(progress: Progress) -> None:
-        nonlocal last
-        if progress.seconds - last >= SECONDS_BETWEEN_LINES:
-            last = progress.seconds
-            log.print(
-                f"{progress.files_done:,} of {progress.files:,} files, "
-                f"{progress.events_done / 1e6:,.1f}M events, {progress.rate / 1e6:.2f}M events/s"
-            )
-
-    done = generate_world(
-        config, target, workers=workers or num_cores(), say=out.print, report=report
-    )
-    out.print(
-        f"{done.events_done:,} events in {target}; this call made {done.events_made:,} in "
-        f"{done.seconds:.1f} s ({done.rate / 1e6:.2f}M events/s, {done.bytes_made / 1e9:.2f} GB)",
-        soft_wrap=True,
-    )
 
 
 @app.command()

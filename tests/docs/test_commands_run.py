@@ -46,7 +46,7 @@ ELSEWHERE = {
     "python -m": "tests of its own, peers or a GPU",
 }
 """By the beginning of a line, what runs it."""
-SMALLER = {"1e8": "2e4", "tune": "tune --trials 3"}
+SMALLER = {"tune": "tune --trials 3"}
 """Words of a line that stand for less work here, in lines that would take long."""
 ITEMS = ["1", "50", "181", "242", "302", *(f"sku-{number}" for number in range(35))]
 """Those that pages name, and others."""

@@ -11,11 +11,11 @@ import pytest
 from click.testing import Result
 
 from recsys.layers.lora.linear import digest_of_weights
-from recsys.testing.world_text import DOMAINS
-from recsys.testing.worlds import WorldConfig, world
 from serving.bundle.adapters import models_of, read_registered
 from serving.bundle.load import load_bundle
 from serving.bundle.published import served_adapters
+from tests.recsys.testing.world_text import DOMAINS
+from tests.recsys.testing.worlds import WorldConfig, world
 
 Recsys = Callable[..., Result]
 BOOKS, TOYS = list(DOMAINS)[:2]

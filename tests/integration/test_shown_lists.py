@@ -11,9 +11,9 @@ from click.testing import Result
 
 from pipelines.config.toml import to_toml
 from pipelines.stages.report import report_path
-from recsys.testing.worlds import WorldConfig, world
 from serving.recommend import Recommender
 from serving.schemas import Request
+from tests.recsys.testing.worlds import WorldConfig, world
 
 Recsys = Callable[..., Result]
 EXAMINED = (1.0, 0.6, 0.3)

@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.recsys.testing.tables import write_tables
+
 ROOT = Path(__file__).parents[2]
 MAX_WHEEL_BYTES = 5_000_000
 MAX_IMPORT_SECONDS = 0.5
@@ -35,7 +37,9 @@ print(time.perf_counter() - begin, "torch" in sys.modules, recsys.__file__)
 TINY = """preset = "shop"
 workspace = "tiny"
 [data]
-dataset = "synthetic-tiny"
+events = "events.parquet"
+items = "items.parquet"
+users = "users.parquet"
 [two_tower]
 embedding_dim = 8
 [training]
@@ -177,6 +181,7 @@ def check(python: str, folder: Path, *, with_demo: bool) -> list[str]:
     if with_demo:
         run([recsys, "demo", "--quiet", "--workspace", "demo"], folder)
     else:
+        write_tables("synthetic-tiny", folder)
         (folder / "tiny.toml").write_text(TINY, encoding="utf-8")
         run([recsys, "run", "--config", "tiny.toml", "--quiet"], folder)
     name = "demo" if with_demo else "tiny"

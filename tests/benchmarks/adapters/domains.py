@@ -21,7 +21,7 @@ from recsys.data.domains import domain_positions
 from recsys.data.windows import window_batch
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.sequence.model import SequenceModel
-from recsys.testing.worlds import WorldConfig, world
+from tests.recsys.testing.worlds import WorldConfig, world
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ CRAWLED = 10_000_000
 def generate(folder: Path, events: int, crawled: int) -> dict[str, Any]:
     """Make a world on all cores; return events a second and bytes."""
     from features.parallel import num_cores
-    from pipelines.datasets.large_world import generate as generate_world
-    from recsys.testing.large_worlds import LargeWorldConfig
+    from tests.benchmarks.data.large_world import generate as generate_world
+    from tests.recsys.testing.large_worlds import LargeWorldConfig
 
     config = LargeWorldConfig(
         num_events=events,

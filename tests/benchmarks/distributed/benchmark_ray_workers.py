@@ -18,13 +18,13 @@ from features.build import FeaturesConfig, build_features
 from features.parallel import num_cores
 from features.schema import FilterConfig
 from pipelines.config.engine import RayConfig
-from pipelines.datasets.large_world import generate
 from pipelines.engine.memory import free_memory
 from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
-from recsys.testing.large_worlds import LargeWorldConfig
+from tests.benchmarks.data.large_world import generate
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.recsys.testing.large_worlds import LargeWorldConfig
 
 GOAL = 1.6
 BILLION = 1e9

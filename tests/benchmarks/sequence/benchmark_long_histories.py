@@ -23,9 +23,9 @@ from recsys.data.order import BatchOrder
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.testing.long_worlds import LongWorld, LongWorldConfig, long_world
 from recsys.training.optim import AdamWConfig, adamw
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.recsys.testing.long_worlds import LongWorld, LongWorldConfig, long_world
 
 PRESENT_LENGTH = 200
 """Events that the present models read."""

@@ -6,11 +6,14 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from pipelines.datasets.fetch import Fetched
+from tests.benchmarks.strangers import sets
 from tests.benchmarks.strangers.benchmark_strangers import judged, rows_of, table_of
 from tests.benchmarks.strangers.measures import recall_and_ndcg, without
 from tests.benchmarks.strangers.peers import SETTINGS, Fitted, Matrix, measure, own_peer
 from tests.benchmarks.strangers.sets import SETS, Log, StrangersSet, cut, parted, write_files
 from tests.benchmarks.strangers.worlds import RepeatWorld, log_of
+from tests.recsys.testing.tables import write_tables
 
 TWO_TASTES = {
     f"u{user}": [f"i{item}" for item in range(12) if item % 2 == user % 2 and item != user % 12]
@@ -115,7 +118,9 @@ def test_files_hold_the_rest_under_the_strangers_names():
 
 
 def test_cuts_share_no_user_and_leave_out_the_last_event(monkeypatch, tmp_path: Path):
-    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path))
+    write_tables("synthetic-tiny", tmp_path)
+    monkeypatch.setattr(sets, "find_dataset", lambda name: name)
+    monkeypatch.setattr(sets, "fetch", lambda _: Fetched(directory=tmp_path, source="a test"))
     few = cut("synthetic-tiny", part=(0, 500), keep=("time",), texts=True)
     others = cut("synthetic-tiny", part=(500, 1000), keep=("order",), whole=True)
     whole = cut("synthetic-tiny", part=(0, 500), whole=True)

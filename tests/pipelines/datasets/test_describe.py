@@ -5,8 +5,8 @@ import polars as pl
 
 from features.schema import SourceConfig
 from pipelines.datasets.describe import describe, share_that_fits, typed_events
-from recsys.testing.world_defects import Defects
-from recsys.testing.worlds import WorldConfig, world
+from tests.recsys.testing.world_defects import Defects
+from tests.recsys.testing.worlds import WorldConfig, world
 
 MONDAY = datetime(2024, 1, 1, tzinfo=UTC)
 

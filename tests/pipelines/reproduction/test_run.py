@@ -210,7 +210,9 @@ rows = ["popularity", "item_to_item", "content"]
 minutes = {{ gpu = 0.1, cpu = 0.1 }}
 
 [overrides.data]
-dataset = "synthetic-tiny"
+events = "{folder}/events.parquet"
+items = "{folder}/items.parquet"
+users = "{folder}/users.parquet"
 
 [overrides.content]
 encoder = "hash"

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.dataset import Sequences
-from recsys.testing.world_defects import HOUR, START
-from recsys.testing.world_text import Catalogue
+from tests.recsys.testing.world_defects import HOUR, START
+from tests.recsys.testing.world_text import Catalogue
 
 CATEGORY_SEPARATOR = "|"
 # Two vocabularies without a word in common, so that content alone tells the tastes apart.

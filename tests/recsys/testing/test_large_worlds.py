@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recsys.testing.large_worlds import (
+from tests.recsys.testing.large_worlds import (
     DAY,
     NUM_TOPICS,
     LargeWorldConfig,
@@ -17,7 +17,7 @@ from recsys.testing.large_worlds import (
     likings,
     segments_of,
 )
-from recsys.testing.world_defects import START
+from tests.recsys.testing.world_defects import START
 
 WORLD = LargeWorldConfig(num_events=200_000, num_users=5_000, num_items=800, num_days=10)
 DIGEST = "0393efc5e5e7f3241e6235398486ada38a1c08866ea896860e38113a00630080"

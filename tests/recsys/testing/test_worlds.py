@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recsys.testing.world_defects import DEFECT_NAMES, START, Defects
-from recsys.testing.world_text import DOMAINS, TOPICS
-from recsys.testing.world_truth import TASKS
-from recsys.testing.worlds import DAY, FROZEN, KnownWorld, WorldConfig, frozen_world, world
 from tests.recsys.testing.auc import auc, expected_auc
+from tests.recsys.testing.world_defects import DEFECT_NAMES, START, Defects
+from tests.recsys.testing.world_text import DOMAINS, TOPICS
+from tests.recsys.testing.world_truth import TASKS
+from tests.recsys.testing.worlds import DAY, FROZEN, KnownWorld, WorldConfig, frozen_world, world
 
 SMALL = WorldConfig(seed=3, num_requests=4_000)
 

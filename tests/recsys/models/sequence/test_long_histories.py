@@ -16,7 +16,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.kept import KeptHistories, States
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
-from recsys.testing.long_worlds import LongWorldConfig, long_world
+from tests.recsys.testing.long_worlds import LongWorldConfig, long_world
 
 NUM_ROWS = 41
 CONFIG = SequenceConfig(

@@ -6,43 +6,27 @@ import polars as pl
 import pytest
 
 from features.build import FeaturesConfig, FilterConfig, SourceConfig, build_features
-from pipelines.datasets import synthetic
-from pipelines.datasets.fetch import Fetched, fetch
-from pipelines.datasets.registry import find_dataset
-from recsys.testing.world_defects import DEFECT_NAMES
-from recsys.testing.worlds import ALL_DEFECTS, FROZEN, frozen_world
+from tests.recsys.testing.tables import write_tables
+from tests.recsys.testing.world_defects import DEFECT_NAMES
+from tests.recsys.testing.worlds import ALL_DEFECTS, frozen_world
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 USER_CAP = 400
 
 
 @pytest.fixture
-def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetched:
-    monkeypatch.delenv("RECSYS_DATA_MIRROR", raising=False)
-    monkeypatch.setenv("RECSYS_DATA_CACHE", str(tmp_path / "cache"))
-    return fetch(find_dataset("synthetic-defects"))
-
-
-def test_every_frozen_world_is_in_the_registry() -> None:
-    assert list(synthetic.DESCRIPTIONS) == list(FROZEN)
-    for name in FROZEN:
-        assert find_dataset(name).generated
-
-
-def test_worlds_are_generated_once_and_then_cached(
-    fetched: Fetched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert fetched.source == "generator"
-    monkeypatch.setattr("recsys.testing.worlds.world", None)
-    again = fetch(find_dataset("synthetic-defects"))
-    assert (again.source, again.directory) == ("local cache", fetched.directory)
+def written(tmp_path: Path) -> Path:
+    write_tables("synthetic-defects", tmp_path)
+    return tmp_path
 
 
 def test_quarantine_finds_every_planted_defect_and_no_other_row(
-    fetched: Fetched, tmp_path: Path
+    written: Path, tmp_path: Path
 ) -> None:
-    tables = {name: fetched.table(name) for name in ("events", "items", "users")}
-    sources = {name: SourceConfig(paths=(path,)) for name, path in tables.items() if path}
+    sources = {
+        name: SourceConfig(paths=(written / f"{name}.parquet",))
+        for name in ("events", "items", "users")
+    }
     config = FeaturesConfig(**sources, filters=FilterConfig(max_user_events=USER_CAP), now=NOW)
     report = build_features(config, tmp_path / "out")
     assert report.quarantined == {
@@ -65,11 +49,8 @@ def test_quarantine_finds_every_planted_defect_and_no_other_row(
     assert sorted(found) == sorted(rows)
 
 
-def test_tables_have_the_contracts_columns(fetched: Fetched) -> None:
-    events, items = fetched.table("events"), fetched.table("items")
-    assert events is not None
-    assert items is not None
-    assert pl.read_parquet_schema(events) == {
+def test_tables_have_the_contracts_columns(written: Path) -> None:
+    assert pl.read_parquet_schema(written / "events.parquet") == {
         "user_id": pl.String,
         "item_id": pl.String,
         "event_time": pl.Datetime("us", "UTC"),
@@ -82,7 +63,7 @@ def test_tables_have_the_contracts_columns(fetched: Fetched) -> None:
         "propensity": pl.Float64,
         "hint": pl.Boolean,
     }
-    first = pl.read_parquet(items).row(0, named=True)
+    first = pl.read_parquet(written / "items.parquet").row(0, named=True)
     assert first["available_from"] == datetime(2024, 1, 1, tzinfo=UTC)
     assert first["categories"] == ["books", first["categories"][1]]
     assert first["domain"] == "books"

@@ -17,9 +17,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.testing.world_defects import START
-from recsys.testing.world_text import DOMAINS, TOPICS, Catalogue, catalogue_of
-from recsys.testing.world_truth import MILLION
+from tests.recsys.testing.world_defects import START
+from tests.recsys.testing.world_text import DOMAINS, TOPICS, Catalogue, catalogue_of
+from tests.recsys.testing.world_truth import MILLION
 
 DAY = 86_400
 NUM_TOPICS = len(TOPICS)

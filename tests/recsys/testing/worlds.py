@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.testing.world_defects import START, Defects, EventTable, with_defects
-from recsys.testing.world_text import DOMAINS, TOPICS, Catalogue, catalogue_of
-from recsys.testing.world_truth import MILLION, TASKS, WEIGHTS_OF_DRIFT, Truth
+from tests.recsys.testing.world_defects import START, Defects, EventTable, with_defects
+from tests.recsys.testing.world_text import DOMAINS, TOPICS, Catalogue, catalogue_of
+from tests.recsys.testing.world_truth import MILLION, TASKS, WEIGHTS_OF_DRIFT, Truth
 
 DAY = 86_400
 EVENT_TYPES = ("impression", *TASKS)

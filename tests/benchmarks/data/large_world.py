@@ -8,10 +8,14 @@
 
 Each file is made by itself and renamed into place, so a killed call goes on where it was, on any
 number of processes, to the same bytes.
+
+    python -m tests.benchmarks.data.large_world --out world --events 1e8
+    recsys run --config world/world.toml
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import time
@@ -26,8 +30,9 @@ from pathlib import Path
 
 import polars as pl
 
+from features.parallel import num_cores
 from recsys.data.durable import PARTIAL, locked, replace_file, write_durably
-from recsys.testing.large_worlds import (
+from tests.recsys.testing.large_worlds import (
     SPREAD,
     TYPES,
     LargeWorldConfig,
@@ -43,7 +48,7 @@ ITEMS_PER_FILE = 200_000
 RESERVE_BYTES = 1_000_000_000
 """Left free on the disk."""
 DESCRIPTION = "world.json"
-RUN = """# A generated world; make it by: recsys data generate
+RUN = """# A generated world; make it by: python -m tests.benchmarks.data.large_world
 [data]
 events = "events"
 items = "items"
@@ -277,3 +282,34 @@ def _made(
         if not pending:
             return
         yield pending.pop(0).result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--events", type=float, default=1e6)
+    parser.add_argument("--users", type=float, default=0, help="0: a user for 20 events")
+    parser.add_argument("--items", type=float, default=0, help="0: an item for 1,000 events")
+    parser.add_argument("--days", type=int, default=100, help="from 2024-01-01 on")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--crawler-events", type=float, default=0, help="further ones of one user")
+    parser.add_argument("--workers", type=int, default=0, help="processes; 0 for the cores")
+    options = parser.parse_args()
+    events = int(options.events)
+    config = LargeWorldConfig(
+        num_events=events,
+        num_users=int(options.users) or max(1, events // 20),
+        num_items=int(options.items) or max(1_000, events // 1_000),
+        num_days=options.days,
+        seed=options.seed,
+        crawler_events=int(options.crawler_events),
+    )
+    done = generate(config, options.out, workers=options.workers or num_cores())
+    print(
+        f"{done.events_done:,} events in {options.out}; this call made {done.events_made:,} in "
+        f"{done.seconds:.1f} s ({done.rate / 1e6:.2f}M events/s, {done.bytes_made / 1e9:.2f} GB)"
+    )
+
+
+if __name__ == "__main__":
+    main()

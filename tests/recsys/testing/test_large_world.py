@@ -8,15 +8,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from typer.testing import CliRunner
 
 from features.build import build_features
-from pipelines.cli.data import app
-from pipelines.datasets import large_world
-from pipelines.datasets.large_world import files_of, generate, write_file
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
-from recsys.testing.large_worlds import LargeWorldConfig
+from tests.benchmarks.data import large_world
+from tests.benchmarks.data.large_world import files_of, generate, write_file
+from tests.recsys.testing.large_worlds import LargeWorldConfig
 
 WORLD = LargeWorldConfig(num_events=20_000, num_users=800, num_items=200, num_days=4)
 
@@ -96,12 +94,3 @@ def test_a_folder_of_something_else_is_refused(made, tmp_path):
     (tmp_path / "thesis.txt").touch()
     with pytest.raises(ValueError, match=r"not empty \(thesis.txt\)"):
         generate(WORLD, tmp_path)
-
-
-def test_the_command_says_the_disk_it_needs_and_the_rate(tmp_path):
-    options = ["generate", "--out", str(tmp_path), "--events", "2e3", "--days", "2"]
-    result = CliRunner().invoke(app, [*options, "--workers", "1"], env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    assert "GB of disk needed" in result.output
-    assert "2,000 events in" in result.output
-    assert "M events/s" in result.output

@@ -8,24 +8,15 @@ from pathlib import Path
 import polars as pl
 
 from pipelines.datasets.tables import Tables, unix_seconds
-
-DESCRIPTIONS = {
-    "synthetic-tiny": "generated, 2 domains of opposite tastes, 60 users, known truth",
-    "synthetic-domains": "generated, 4 domains, 3 tasks, slots and propensities, known truth",
-    "synthetic-drift": "generated, tastes move within 60 days, cold items with text",
-    "synthetic-defects": "generated, planted defects of known counts and a leaky column",
-}
+from tests.recsys.testing.world_text import DOMAINS
+from tests.recsys.testing.worlds import frozen_world
 
 
-def tables_of(name: str, _directory: Path) -> Tables:
-    """Generate a frozen world as raw tables; no file is read.
+def tables_of(name: str) -> Tables:
+    """Generate a frozen world as raw tables.
 
     The segment of each user, which is all that decides the taste, is a column of the users.
     """
-    # Every command reads the registry; few need what these import (torch, by way of sequences).
-    from recsys.testing.world_text import DOMAINS
-    from recsys.testing.worlds import frozen_world
-
     world = frozen_world(name)
     events, catalogue, truth = world.events, world.catalogue, world.truth
     columns = {
@@ -64,3 +55,9 @@ def tables_of(name: str, _directory: Path) -> Tables:
         items=pl.DataFrame(items),
         users=pl.DataFrame(users),
     )
+
+
+def write_tables(name: str, folder: Path) -> None:
+    """Write a frozen world as events.parquet, items.parquet and users.parquet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables_of(name).write(folder)
