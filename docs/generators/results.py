@@ -22,8 +22,9 @@ and its goal: [results](tests/benchmarks/results/README.md).
 """
 COMMANDS_HEAD = """# By command
 
-`recsys reproduce` runs the tables of accuracy, `recsys backtest` the replay along time. What else
-is measured has a script; run it from the repository's root, and it writes its page again.
+`python -m tests.benchmarks.reproduction` runs the tables of accuracy, `recsys backtest` the replay
+along time. What else is measured has a script; run it from the repository's root, and it writes its
+page again.
 
 """
 

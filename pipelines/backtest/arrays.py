@@ -11,10 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from features.schema import SplitConfig, TieOrder
+from pipelines.backtest.prepare import prepare, recipe_of
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.forgotten import list_path
 from pipelines.presets.resolve import with_online_events
-from pipelines.reproduction.arrays import prepare, recipe_of
 from recsys.replay.__main__ import CONFIG
 from recsys.replay.members import REPLAYED
 from recsys.reproduction.prepared import Prepared

@@ -23,7 +23,7 @@ from pipelines.cli import (
     semantic_ids,
     tracking,
 )
-from pipelines.cli.offline import backtest, compare, join, judge, reproduce, tune
+from pipelines.cli.offline import backtest, compare, join, judge, tune
 from pipelines.cli.online import control, dashboard, events, experiments, keys, mcp, users
 from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
 from pipelines.cli.scheduled import (
@@ -105,8 +105,6 @@ for command in (
     tracking.rollback,
     registry.fetch_bundle,
     reports.report,
-    reproduce.reproduce,
-    reproduce.scale,
 ):
     app.command()(command)
 

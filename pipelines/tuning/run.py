@@ -22,11 +22,11 @@ from typing import Any
 
 from features.parallel import Runner
 from pipelines.backtest.arrays import arrays_of
+from pipelines.backtest.prepare import recipe_of
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, to_toml, validate
 from pipelines.engine.artifacts import to_json
 from pipelines.executor.ray_cluster import ray_cluster
-from pipelines.reproduction.arrays import recipe_of
 from pipelines.tuning.sampler import Sampler
 from pipelines.tuning.space import BLEND, Setting, as_table, row_of
 from pipelines.tuning.trials import Outcome, Processes, Trial, by_query, run_trial

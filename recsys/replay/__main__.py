@@ -16,9 +16,8 @@ from pathlib import Path
 from recsys.replay.members import REPLAYED
 from recsys.replay.run import replay_of, run
 from recsys.replay.steps import POLICIES, ReplayConfig
-from recsys.reproduction.__main__ import with_changes
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import config_of
+from recsys.reproduction.recipe import config_of, with_changes
 
 CONFIG = "backtest.json"
 """Beside the arrays: the settings that they were prepared with."""

@@ -1,1 +1,1 @@
-"""A published table run again from prepared arrays, with torch, numpy and safetensors alone."""
+"""A recipe's models fitted and measured on prepared arrays, with torch, numpy and safetensors."""

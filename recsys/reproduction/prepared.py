@@ -42,7 +42,7 @@ class Prepared:
 
     name: str
     data_digest: str
-    """Of the raw events, see ``recsys reproduce``."""
+    """Digest of the raw events."""
     recipe: Recipe
     orders: Mapping[str, Sequences]
     """Each user's events, by the order of events at one time."""
@@ -130,7 +130,7 @@ class Prepared:
         if not path.is_file():
             raise ValueError(
                 f"{directory} has no {DESCRIPTION}; make the arrays with "
-                "recsys reproduce <card> --prepare FOLDER"
+                "recsys backtest --prepare FOLDER"
             )
         document = json.loads(path.read_text(encoding="utf-8"))
         if "sizes" not in document:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -116,6 +116,25 @@ class Recipe:
         out = SLOW_MODELS if blend != "blend" else ()
         named = [model for model in self.sources if model not in out]
         return [model for model in named if model != "ensemble" or self.has_ensemble]
+
+
+def with_changes(recipe: Recipe, changes: Sequence[str]) -> Recipe:
+    """Lay ``a.b=JSON`` changes over a recipe.
+
+    Raises:
+        ValueError: A key that the recipe does not have.
+    """
+    document = asdict(recipe)
+    for change in changes:
+        key, _, text = change.partition("=")
+        *path, last = key.split(".")
+        place: Any = document
+        for part in path:
+            place = place.get(part) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or last not in place:
+            raise ValueError(f"--set {change!r}: the recipe has no {key}")
+        place[last] = json.loads(text)
+    return config_of(Recipe, document)
 
 
 def config_of(kind: type[Config], document: Mapping[str, Any], place: str = "") -> Config:

@@ -49,7 +49,7 @@ class RunSettings:
     seed: int
     splits: tuple[MeasuredSplit, ...] = SPLITS
     device: str = "auto"
-    why: str = "recsys reproduce"
+    why: str = ""
     """Noted in the ledger of test looks."""
     shows_progress: bool = False
     only: tuple[str, ...] = ()

@@ -8,14 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import altair as alt
-import vl_convert
 
 from pipelines.reports.charts.style import (
     INK,
     LINE,
     LINES_HEIGHT,
     LOW_ROW,
-    PRINTED_FONT,
     QUARTERS,
     QUIET,
     SECOND,
@@ -300,43 +298,3 @@ def share_chart(
         )
     )
     return spec_of(chart.properties(height=alt.Step(30)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScalePoint:
-    """One run of a scaling study."""
-
-    measure: str
-    """Panel of the chart."""
-    num_events: int
-    series: str
-    """Line within the panel."""
-    value: float
-    fitted: float
-
-
-def scaling_svg(points: Sequence[ScalePoint]) -> str:
-    """Draw runs as dots and the fitted law as lines, one panel a measure, as a file of its own.
-
-    A file carries no page whose colours it could take, so these are fixed, on white.
-    """
-    base = alt.Chart(values(points)).encode(
-        x=alt.X("num_events:Q", title="training events")
-        .scale(type="log", nice=False, padding=8)
-        .axis(format="~s"),
-        color=alt.Color("series:N", title=None, sort=None).scale(scheme="viridis"),
-    )
-    dots = base.mark_point(filled=True, size=45).encode(
-        y=alt.Y("value:Q", title=None).scale(zero=False)
-    )
-    lines = base.mark_line(strokeWidth=1.5, opacity=0.8).encode(y=alt.Y("fitted:Q", title=None))
-    panels = (
-        alt.layer(lines, dots)
-        .properties(width=380, height=300)
-        .facet(column=alt.Column("measure:N", title=None).header(labelFontSize=13))
-        .resolve_scale(y="independent")
-    )
-    spec = panels.to_dict()
-    spec["config"] = {"font": PRINTED_FONT, "background": "white"}
-    svg: str = vl_convert.vegalite_to_svg(spec)
-    return svg

@@ -16,7 +16,6 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"
 NUM_COLORS = 14
 """Of `palette.css`; a report has a model for each."""
 LOW_ROW = 15

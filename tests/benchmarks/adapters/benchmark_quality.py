@@ -11,7 +11,7 @@ is a look for the ledger.
     python -m tests.benchmarks.adapters.benchmark_quality --data synthetic
     python -m tests.benchmarks.adapters.benchmark_quality --data FOLDER --device cuda
 
-FOLDER holds a folder for each of ``--names``, as ``recsys reproduce CARD --prepare`` writes them.
+FOLDER holds arrays for each of ``--names``, by ``--prepare`` of a card in benchmarks/reproduction.
 Workers are threads, which share a GPU better than processes do; since they share the generators of
 random numbers too, only one worker's numbers can be had again. Every number is written to ``--raw``
 as it is found, and ``--from-raw`` makes the table of several such files.

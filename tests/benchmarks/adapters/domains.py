@@ -80,7 +80,7 @@ def synthetic(seed: int) -> Data:
 
 
 def prepared(folder: Path, names: tuple[str, ...]) -> Data:
-    """Put prepared sets beside each other, as ``recsys reproduce CARD --prepare`` writes them.
+    """Put prepared sets beside each other, by ``--prepare`` of cards in benchmarks/reproduction.
 
     Users of each are users of their own. Events of a set without times stand at time 0, decades
     before all others, which a calendar reads as a vector of its own.

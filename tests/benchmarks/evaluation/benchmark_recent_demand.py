@@ -5,8 +5,8 @@
     python -m tests.benchmarks.evaluation.benchmark_recent_demand moment ARRAYS --out FOLDER
     python -m tests.benchmarks.evaluation.benchmark_recent_demand write FOLDER ... --device NAME
 
-ARRAYS are of ``recsys backtest --prepare`` or ``recsys reproduce CARD --prepare``. ``replay`` fits
-every model anew before each step and learns the blend on the step before, with demand and without.
+ARRAYS are of ``--prepare`` of recsys backtest or of a card in benchmarks/reproduction. ``replay``
+fits every model before each step and learns the blend on the step before, with demand and without.
 ``moment`` fits on what was before a moment, learns on the validation part, refits with it, and is
 judged on everything after. Both need torch, numpy and safetensors alone.
 """

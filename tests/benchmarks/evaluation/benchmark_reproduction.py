@@ -1,6 +1,6 @@
-"""Gather what the cards of ``recsys reproduce`` measured into one page with goals and times.
+"""Gather what the cards measured into one page with goals and times.
 
-The runs are made by the command, or by ``python -m recsys.reproduction`` on a machine with a GPU;
+The runs are made by ``python -m tests.benchmarks.reproduction``, or by its module ``train``;
 each card's lie in a folder of its name below RUNS, as either writes them:
 
     RUNS/beauty/given-0/result.json  RUNS/beauty-cold/cold-given-0/result.json  RUNS/*/ledger.jsonl
@@ -19,11 +19,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipelines.reproduction.cards.card import FOLDER, Card, card_names, read_card, read_published
-from pipelines.reproduction.page import AS_SERVED, facts_of, markdown_page, tables_of
-from pipelines.reproduction.summary import expected_toml, out_of_band, summary_of
 from recsys.reproduction.recipe import REFITTED, ROWS
 from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
+from tests.benchmarks.reproduction.card import FOLDER, Card, card_names, read_card, read_published
+from tests.benchmarks.reproduction.page import AS_SERVED, facts_of, markdown_page, tables_of
+from tests.benchmarks.reproduction.summary import expected_toml, out_of_band, summary_of
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"
 BEAUTY_SECONDS = 300

@@ -13,7 +13,7 @@ and each trunk over that.
     python -m tests.benchmarks.ranker.benchmark_trunks --prepare movielens-100k --arrays DIR
     python -m tests.benchmarks.ranker.benchmark_trunks --arrays DIR --seeds 0 1 2 3 4
 
-DIR holds arrays as ``recsys reproduce CARD --prepare`` writes them too. ``--kept FOLDER`` keeps
+DIR holds arrays by ``--prepare`` of a card in benchmarks/reproduction. ``--kept FOLDER`` keeps
 each seed's numbers, so that seeds can run on several machines; ``--only-collect`` writes the tables
 of all data sets that it finds there.
 """
@@ -217,9 +217,9 @@ def prepare(name: str, directory: Path) -> None:
     """Make the arrays of a preset, with each event's value beside them; needs the whole package."""
     import polars as pl
 
+    from pipelines.backtest.prepare import prepare as prepared_of
+    from pipelines.backtest.prepare import recipe_of
     from pipelines.presets.resolve import resolve
-    from pipelines.reproduction.arrays import prepare as prepared_of
-    from pipelines.reproduction.arrays import recipe_of
 
     sources = ("popularity", "item_to_item", "content", "two_tower", "sequence")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 """Measure on a real log what longer histories are worth to one member of its sequence model.
 
-Arrays come from ``recsys reproduce CARD --prepare``. One run trains the first member of their
-recipe, with other blocks or a longer history, and ranks validation; the page is made of all runs:
+Arrays come from ``--prepare`` of a card in benchmarks/reproduction. One run trains the first member
+of their recipe, with other blocks or a longer history, and ranks validation. The page, of all runs:
 
     python -m tests.benchmarks.sequence.benchmark_long_log ARRAYS --model sparse --length 1000 \
         --seconds 300 --out runs.jsonl

@@ -4,7 +4,7 @@ A sample is so many users drawn by a seed, without their last event, which is th
 whole set; validation is then the last event that is left. Item-to-item is fitted on the same
 events. Only validation is looked at.
 
-    recsys reproduce toys-ids --prepare arrays/toys-ids
+    python -m tests.benchmarks.reproduction toys-ids --prepare arrays/toys-ids
     python -m tests.benchmarks.sequence.benchmark_recipes arrays/toys-ids --users 5000 --draws 7 8
 
 Writes results/sequence/recipes_<set>.{json,md}; recipes.md holds what was chosen by them.
@@ -112,7 +112,9 @@ def rows_of(inputs: ModelInputs, options: Any, draw: str) -> Iterator[Row]:
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("arrays", type=Path, help="from recsys reproduce --prepare")
+    parser.add_argument(
+        "arrays", type=Path, help="from python -m tests.benchmarks.reproduction --prepare"
+    )
     parser.add_argument("--users", type=int, help="of a sample; the whole set without")
     parser.add_argument("--draws", nargs="*", type=int, default=[7], help="seeds of samples")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])

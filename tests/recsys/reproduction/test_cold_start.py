@@ -8,16 +8,16 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.fitting.blend import BlendConfig, SourceLists
-from recsys.reproduction.cold_blend import equally
-from recsys.reproduction.cold_run import run_cold
-from recsys.reproduction.cold_start import (
+from recsys.reproduction.run import LEDGER, RunSettings
+from tests.benchmarks.reproduction.cold_blend import equally
+from tests.benchmarks.reproduction.cold_run import run_cold
+from tests.benchmarks.reproduction.cold_start import (
     ColdStartConfig,
     appended_codes,
     cold_world,
     draw_cold,
     with_best_warm,
 )
-from recsys.reproduction.run import LEDGER, RunSettings
 
 SETTINGS = RunSettings(order="given", seed=3, device="cpu")
 TENTH = ColdStartConfig(cold_share=0.1, num_warm=2)

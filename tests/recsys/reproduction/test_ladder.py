@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.reproduction.ladder import Rung, main, of_some_users, run_rung, rungs
+from tests.benchmarks.reproduction.ladder import Rung, main, of_some_users, run_rung, rungs
 
 CPU = torch.device("cpu")
 

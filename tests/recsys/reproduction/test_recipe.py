@@ -3,8 +3,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from recsys.reproduction.__main__ import main, with_changes
-from recsys.reproduction.recipe import Recipe, config_of
+from recsys.reproduction.recipe import Recipe, config_of, with_changes
+from tests.benchmarks.reproduction.train import main
 
 
 def test_a_recipe_comes_back_from_json_with_its_digest(small_recipe):

@@ -1,4 +1,6 @@
-"""Train and measure prepared arrays: ``python -m recsys.reproduction FOLDER --seeds 0 1 2``.
+"""Train and measure prepared arrays.
+
+    python -m tests.benchmarks.reproduction.train FOLDER --out RUNS --seeds 0 1 2
 
 Needs torch, numpy and safetensors alone, so it runs where the pipelines' packages are not. Seeds
 may run at a time on one device; what is finished is not run again.
@@ -7,29 +9,30 @@ may run at a time on one device; what is finished is not run again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recsys.reproduction.cold_run import SETTINGS, run_cold
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking_run import REFIT, run_once
-from recsys.reproduction.recipe import FITTED, REFITTED, ROWS, Recipe, config_of
+from recsys.reproduction.recipe import FITTED, REFITTED, ROWS, with_changes
 from recsys.reproduction.run import RunSettings
+from tests.benchmarks.reproduction.cold_run import SETTINGS, run_cold
 
 PROTOCOLS = ("ranking", "cold")
 
 
 def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="recsys.reproduction", description=__doc__)
-    parser.add_argument("folder", type=Path, help="arrays, from recsys reproduce --prepare")
+    parser = argparse.ArgumentParser(
+        prog="tests.benchmarks.reproduction.train", description=__doc__
+    )
+    parser.add_argument("folder", type=Path, help="arrays, from --prepare of a card")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--orders", nargs="*", help="of tied times; all by default")
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
@@ -48,28 +51,13 @@ def parsed_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespa
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="of the recipe")
-    parser.add_argument("--why", default="recsys reproduce", help="noted with each look at test")
+    parser.add_argument(
+        "--why",
+        default="python -m tests.benchmarks.reproduction",
+        help="noted with each look at test",
+    )
     parser.add_argument("--progress", action="store_true", help="write the steps of trainings")
     return parser.parse_args(arguments)
-
-
-def with_changes(recipe: Recipe, changes: Sequence[str]) -> Recipe:
-    """Lay ``a.b=JSON`` changes over a recipe.
-
-    Raises:
-        ValueError: A key that the recipe does not have.
-    """
-    document = asdict(recipe)
-    for change in changes:
-        key, _, text = change.partition("=")
-        *path, last = key.split(".")
-        place: Any = document
-        for part in path:
-            place = place.get(part) if isinstance(place, dict) else None
-        if not isinstance(place, dict) or last not in place:
-            raise ValueError(f"--set {change!r}: the recipe has no {key}")
-        place[last] = json.loads(text)
-    return config_of(Recipe, document)
 
 
 def settings_of(options: argparse.Namespace, order: str, seed: int) -> RunSettings:
@@ -128,7 +116,7 @@ def run_in_processes(arguments: Sequence[str], options: argparse.Namespace) -> i
         while waiting and len(running) < options.workers:
             order, seed = waiting.pop(0)
             alone = [*arguments, "--orders", order, "--seeds", str(seed), "--workers", "1"]
-            command = [sys.executable, "-m", "recsys.reproduction", *alone]
+            command = [sys.executable, "-m", "tests.benchmarks.reproduction.train", *alone]
             running.append(subprocess.Popen(command, env=environment))
         time.sleep(0.2)
         done = [process for process in running if process.poll() is not None]

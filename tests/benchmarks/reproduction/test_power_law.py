@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from recsys.evaluation.power_law import fit_power_law
+from tests.benchmarks.reproduction.power_law import fit_power_law
 
 
 def ladder() -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,17 +18,17 @@ from typing import Any
 
 import torch
 
+from pipelines.backtest.prepare import events_digest, prepare, recipe_of
 from pipelines.engine.workspace import check_writable
 from pipelines.presets.resolve import with_dataset
-from pipelines.reproduction.arrays import events_digest, prepare, recipe_of
-from pipelines.reproduction.cards.card import Card, read_published
-from pipelines.reproduction.page import write_page
-from pipelines.reproduction.summary import OutOfBand, out_of_band, summary_of
 from recsys.fitting.training import device_named
-from recsys.reproduction.cold_run import run_cold
 from recsys.reproduction.prepared import DESCRIPTION, Prepared
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import RunSettings
+from tests.benchmarks.reproduction.card import Card, read_published
+from tests.benchmarks.reproduction.cold_run import run_cold
+from tests.benchmarks.reproduction.page import write_page
+from tests.benchmarks.reproduction.summary import OutOfBand, out_of_band, summary_of
 
 ARRAYS, RUNS, WORKSPACE = "arrays", "runs", "workspace"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.config.run import RunConfig
-from pipelines.reproduction.cards.card import Card
+from tests.benchmarks.reproduction.card import Card
 
 IDS, TEXT, DATES = "ids", "text", "dates of past events"
 

@@ -1,6 +1,6 @@
 """A ladder of widths, depths and shares of the data: what a sequence model gains by each.
 
-    python -m recsys.reproduction.ladder FOLDER --out RUNS --workers 12
+    python -m tests.benchmarks.reproduction.ladder FOLDER --out RUNS --workers 12
 
 Each rung trains the recipe's sequence model with its own width and depth on the events of a share
 of the users, drawn once by the seed, and is measured on validation: the cross entropy over the
@@ -157,8 +157,10 @@ def cross_entropy(model: SequenceModel, experiment: Experiment) -> float:
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="recsys.reproduction.ladder", description=__doc__)
-    parser.add_argument("folder", type=Path, help="arrays, from recsys scale --prepare")
+    parser = argparse.ArgumentParser(
+        prog="tests.benchmarks.reproduction.ladder", description=__doc__
+    )
+    parser.add_argument("folder", type=Path, help="arrays, from --prepare of a card")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rungs' results")
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--depths", nargs="+", type=int, default=list(DEPTHS))
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parsed_arguments(given)
     every = rungs(options.widths, options.depths, options.shares)
     if options.workers > 1 and options.part is None:
-        command = [sys.executable, "-m", "recsys.reproduction.ladder", *given, "--part"]
+        command = [sys.executable, "-m", "tests.benchmarks.reproduction.ladder", *given, "--part"]
         workers = [subprocess.Popen([*command, str(part)]) for part in range(options.workers)]
         return max(abs(worker.wait()) for worker in workers)
     prepared = Prepared.load(options.folder)

@@ -1,24 +1,70 @@
 """What size and data give: gather the rungs of a ladder, fit the law, draw it.
 
-Axes: none; one number a rung.
+python -m tests.benchmarks.reproduction beauty --prepare ARRAYS
+python -m tests.benchmarks.reproduction.ladder ARRAYS --out RUNGS
+python -m tests.benchmarks.reproduction.scaling RUNGS --out FOLDER
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import altair as alt
 import torch
+import vl_convert
 
-from pipelines.reports.charts.shapes import ScalePoint, scaling_svg
-from recsys.evaluation.power_law import PowerLaw, fit_power_law
+from pipelines.reports.charts.style import values
+from tests.benchmarks.reproduction.power_law import PowerLaw, fit_power_law
 
+PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"
 MEASURES = {"loss": "cross entropy, nats", "ndcg@10": "1 - NDCG@10"}
 """What is fitted; the law is of what falls, so a metric goes in as 1 minus itself."""
 PLOT = "scaling.svg"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalePoint:
+    """One run of a scaling study."""
+
+    measure: str
+    """Panel of the chart."""
+    num_events: int
+    series: str
+    """Line within the panel."""
+    value: float
+    fitted: float
+
+
+def scaling_svg(points: Sequence[ScalePoint]) -> str:
+    """Draw runs as dots and the fitted law as lines, one panel a measure, as a file of its own.
+
+    A file carries no page whose colours it could take, so these are fixed, on white.
+    """
+    base = alt.Chart(values(points)).encode(
+        x=alt.X("num_events:Q", title="training events")
+        .scale(type="log", nice=False, padding=8)
+        .axis(format="~s"),
+        color=alt.Color("series:N", title=None, sort=None).scale(scheme="viridis"),
+    )
+    dots = base.mark_point(filled=True, size=45).encode(
+        y=alt.Y("value:Q", title=None).scale(zero=False)
+    )
+    lines = base.mark_line(strokeWidth=1.5, opacity=0.8).encode(y=alt.Y("fitted:Q", title=None))
+    panels = (
+        alt.layer(lines, dots)
+        .properties(width=380, height=300)
+        .facet(column=alt.Column("measure:N", title=None).header(labelFontSize=13))
+        .resolve_scale(y="independent")
+    )
+    spec = panels.to_dict()
+    spec["config"] = {"font": PRINTED_FONT, "background": "white"}
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    return svg
 
 
 def read_rungs(folder: Path) -> list[dict[str, Any]]:
@@ -33,7 +79,7 @@ def read_rungs(folder: Path) -> list[dict[str, Any]]:
     ]
     if not rungs:
         raise ValueError(
-            f"no rungs in {folder}; run python -m recsys.reproduction.ladder, or recsys scale"
+            f"no rungs in {folder}; run python -m tests.benchmarks.reproduction.ladder"
         )
     for what in ("data_digest", "recipe"):
         found = sorted({rung[what] for rung in rungs})
@@ -132,3 +178,16 @@ def page_of(rungs: Sequence[Mapping[str, Any]], laws: Mapping[str, PowerLaw]) ->
         for rung in by_size
     ]
     return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rungs", type=Path, help="what the ladder wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the page")
+    options = parser.parse_args()
+    for measure, law in write_study(options.rungs, options.out).items():
+        print(law_text(measure, law))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,8 +14,8 @@ from pipelines.presets import PRESETS
 from recsys.reproduction.recipe import ROWS
 from recsys.retrieval.sources import MODELS
 
-FOLDER = Path(__file__).parent
-PUBLISHED = FOLDER / "published" / "numbers.toml"
+FOLDER = Path(__file__).parent / "cards"
+PUBLISHED = Path(__file__).parent / "published.toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Published:
 
 
 def card_names() -> list[str]:
-    """List the cards that come with the package."""
+    """List the cards of this folder."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

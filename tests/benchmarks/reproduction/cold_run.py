@@ -20,14 +20,6 @@ from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.reproduction.cold_blend import Key, RankedSettings, blended
-from recsys.reproduction.cold_start import (
-    ColdStartConfig,
-    ColdWorld,
-    cold_evaluation,
-    cold_world,
-    with_best_warm,
-)
 from recsys.reproduction.experiment import FITTERS, Experiment, FittedSource
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import BLENDS
@@ -42,6 +34,14 @@ from recsys.reproduction.run import (
     write_json,
 )
 from recsys.retrieval.sources import ScoredSource, Source, generated_source
+from tests.benchmarks.reproduction.cold_blend import Key, RankedSettings, blended
+from tests.benchmarks.reproduction.cold_start import (
+    ColdStartConfig,
+    ColdWorld,
+    cold_evaluation,
+    cold_world,
+    with_best_warm,
+)
 
 SETTINGS = (
     "cold only",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from pipelines.reproduction.cards.card import Band, Card, PublishedRow
+from tests.benchmarks.reproduction.card import Band, Card, PublishedRow
 
 Result = Mapping[str, Any]
 SHOWN = ("recall@10", "ndcg@10")

@@ -1,4 +1,4 @@
-"""The results page of a card: our rows and the literature's, as JSON, Markdown and HTML."""
+"""The results page of a card: our rows and the literature's, as JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from markupsafe import escape
-
-from pipelines.reproduction.cards.card import Card, PublishedRow
-from pipelines.reproduction.inputs import reads
-from pipelines.reproduction.summary import OutOfBand, expected_toml, published_rows
 from recsys.reproduction.recipe import REFITTED
+from tests.benchmarks.reproduction.card import Card, PublishedRow
+from tests.benchmarks.reproduction.inputs import reads
+from tests.benchmarks.reproduction.summary import OutOfBand, expected_toml, published_rows
 
 NAMES = {
     "popularity": "popularity",
@@ -38,12 +36,6 @@ PROTOCOL = (
     "benchmarks of eSASRec and S3-Rec do. Given order: events of one day ascend by item, as in the "
     "literature's files. Means over users; \u00b1 is the deviation over seeds."
 )
-STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
-table{border-collapse:collapse;margin:1rem 0}td,th{text-align:left;
-padding:.3rem .7rem;border-bottom:1px solid #8884}
-td.number{text-align:right;font-variant-numeric:tabular-nums}
-tr.published{color:#777}caption{text-align:left;font-weight:600}
-:root{color-scheme:light dark}"""
 
 
 class Table(NamedTuple):
@@ -52,8 +44,6 @@ class Table(NamedTuple):
     title: str
     header: list[str]
     rows: list[list[str]]
-    faint: list[bool]
-    """Whether a row is another's number."""
 
 
 def tables_of(
@@ -70,14 +60,13 @@ def tables_of(
             [row.model, *written(numbers, len(summary["shown"])), row.reads, row.source]
             for row, numbers in literature
         ]
-        faint = [True] * len(lines)
         strict, refitted = (
             measured(rows, summary["shown"], card, refitted=refitted) for refitted in (False, True)
         )
         lines += strict
-        tables.append(Table(title, header, lines, faint + [False] * len(strict)))
+        tables.append(Table(title, header, lines))
         if refitted:
-            tables.append(Table(f"{title}: {AS_SERVED}", header, refitted, [False] * len(refitted)))
+            tables.append(Table(f"{title}: {AS_SERVED}", header, refitted))
         if peers:
             tables.append(peers_table(f"{title}: {RUN_HERE}", summary["shown"], peers))
         literature = peers = []
@@ -93,7 +82,7 @@ def tables_of(
             for goal in summary["goals"]
         ]
         header = ["model", "metric", "goal", "measured", "met"]
-        tables.append(Table("Goals", header, lines, [False] * len(lines)))
+        tables.append(Table("Goals", header, lines))
     return tables
 
 
@@ -106,7 +95,7 @@ def peers_table(
         for row, numbers in peers
     ]
     header = ["model", *shown, "reads", "fitted on", "source"]
-    return Table(title, header, lines, [True] * len(lines))
+    return Table(title, header, lines)
 
 
 def measured(
@@ -197,33 +186,6 @@ def markdown_page(title: str, facts: Sequence[str], tables: Sequence[Table]) -> 
     return "\n".join(lines) + "\n"
 
 
-def html_page(title: str, facts: Sequence[str], tables: Sequence[Table]) -> str:
-    """Write the page as one HTML file that needs nothing else."""
-    parts = [f"<h1>{escape(title)}</h1>", "<ul>"]
-    parts += [f"<li>{escape(fact)}</li>" for fact in facts]
-    parts.append("</ul>")
-    for table in tables:
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.header)
-        parts.append(
-            f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead><tbody>"
-        )
-        for row, faint in zip(table.rows, table.faint, strict=True):
-            cells = "".join(
-                f"<td{' class=number' if cell[:1] in '.0123456789' and cell else ''}>"
-                f"{escape(cell)}</td>"
-                for cell in row
-            )
-            parts.append(f"<tr{' class=published' if faint else ''}>{cells}</tr>")
-        parts.append("</tbody></table>")
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style></head>\n<body>\n{body}\n"
-        "</body></html>\n"
-    )
-
-
 def write_page(
     folder: Path,
     card: Card,
@@ -231,7 +193,7 @@ def write_page(
     published: Sequence[PublishedRow],
     wrong: Sequence[OutOfBand],
 ) -> Path:
-    """Write results.json, .md and .html, and the bands they would set; return the HTML's place."""
+    """Write results.json and .md, and the bands they would set; return the page's place."""
     facts, tables = facts_of(summary, wrong), tables_of(card, summary, published)
     document = {
         **summary,
@@ -242,8 +204,7 @@ def write_page(
         "out_of_band": [one.text() for one in wrong],
     }
     (folder / "results.json").write_text(json.dumps(document, indent=2) + "\n")
-    (folder / "results.md").write_text(markdown_page(card.title, facts, tables))
     (folder / "bands.toml").write_text(expected_toml(summary))
-    path = folder / "results.html"
-    path.write_text(html_page(card.title, facts, tables), encoding="utf-8")
+    path = folder / "results.md"
+    path.write_text(markdown_page(card.title, facts, tables), encoding="utf-8")
     return path

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from pipelines.cli.main import app
+from pipelines.backtest.prepare import events_digest
 from pipelines.datasets.fetch import fetch
-from pipelines.datasets.registry import find_dataset
-from pipelines.reproduction.arrays import events_digest
-from pipelines.reproduction.cards.card import (
+from pipelines.datasets.registry import DATASETS, Dataset, Layout, find_dataset
+from tests.benchmarks.reproduction.__main__ import main
+from tests.benchmarks.reproduction.card import (
     Band,
     Card,
     Minutes,
@@ -22,15 +21,18 @@ from pipelines.reproduction.cards.card import (
     read_card,
     read_published,
 )
-from pipelines.reproduction.inputs import reads
-from pipelines.reproduction.page import facts_of, html_page, markdown_page, tables_of
-from pipelines.reproduction.run import check_data, plan_of
-from pipelines.reproduction.summary import (
+from tests.benchmarks.reproduction.inputs import reads
+from tests.benchmarks.reproduction.page import facts_of, markdown_page, tables_of
+from tests.benchmarks.reproduction.run import check_data, plan_of
+from tests.benchmarks.reproduction.summary import (
     expected_toml,
     out_of_band,
     published_rows,
     summary_of,
 )
+from tests.recsys.testing.tables import tables_of as tables_of_world
+
+ROOT = Path(__file__).parents[3]
 
 
 def result(order, seed, recall, split="test"):
@@ -104,14 +106,11 @@ def test_bands_written_down_are_bands_that_hold(card, tmp_path):
     assert means == {"recall@10": pytest.approx(0.4), "ndcg@10": pytest.approx(0.2)}
 
 
-def test_the_page_stands_beside_the_literature_and_escapes_it(card):
+def test_the_page_has_the_literature_above_what_was_measured(card):
     summary = summary_of("walks", card, [result("given", 0, 0.425)])
     tables = tables_of(card, summary, PUBLISHED)
     assert [row[0] for row in tables[0].rows] == ["worse", "better & older", "sequence model"]
     assert tables[0].rows[0][1:3] == ["0.3000", ""]
-    page = html_page(card.title, [], tables)
-    assert "better &amp; older" in page
-    assert "Walks &lt;test&gt;" in page
     line = "| sequence model | 0.4250 | 0.2125 | ids, text, dates of past events | measured here |"
     assert line in markdown_page("x", [], tables)
     assert published_rows(replace(card, published=None), PUBLISHED) == []
@@ -210,9 +209,7 @@ rows = ["popularity", "item_to_item", "content"]
 minutes = {{ gpu = 0.1, cpu = 0.1 }}
 
 [overrides.data]
-events = "{folder}/events.parquet"
-items = "{folder}/items.parquet"
-users = "{folder}/users.parquet"
+dataset = "synthetic-tiny"
 
 [overrides.content]
 encoder = "hash"
@@ -232,68 +229,72 @@ def write_card(path, digest, mean):
 
 @pytest.fixture(scope="module")
 def tiny_digest(tmp_path_factory):
+    mirror = tmp_path_factory.mktemp("mirror")
+    (mirror / "synthetic-tiny").mkdir()
+    world = Layout(name="world", files={}, parse=lambda _: tables_of_world("synthetic-tiny"))
+    made = Dataset(name="synthetic-tiny", description="", terms="", preset="shop", mirror=world)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASETS, "synthetic-tiny", made)
+        patch.setenv("RECSYS_DATA_MIRROR", str(mirror))
         patch.setenv("RECSYS_DATA_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield events_digest(fetch(find_dataset("synthetic-tiny")).table("events"))
 
 
-def test_a_card_runs_from_data_to_page_and_fails_out_of_band(tiny_digest, tmp_path):
+def test_a_card_runs_from_data_to_page_and_fails_out_of_band(tiny_digest, tmp_path, capsys):
     card = write_card(tmp_path / "tiny.toml", tiny_digest, mean=0.999)
-    arguments = ["reproduce", card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
-    refused = CliRunner().invoke(app, arguments)
-    assert refused.exit_code == 3, refused.output
-    assert "popularity recall@10 (given order) is" in refused.stderr
-    assert "expected 0.9980 to 1.0000" in refused.stderr
+    arguments = [card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(arguments) == 3
+    said = capsys.readouterr().err
+    assert "popularity recall@10 (given order) is" in said
+    assert "expected 0.9980 to 1.0000" in said
     document = json.loads((tmp_path / "run" / "results.json").read_text())
     assert document["seeds"] == [0, 1]
     assert len((tmp_path / "run" / "runs" / "ledger.jsonl").read_text().splitlines()) == 2
-    assert "A generated world" in (tmp_path / "run" / "results.html").read_text()
+    assert "A generated world" in (tmp_path / "run" / "results.md").read_text()
 
     # With the band where the number is, the same runs pass without being run again.
     mean = document["orders"]["given"]["popularity"]["recall@10"]["mean"]
     results = sorted((tmp_path / "run" / "runs").glob("*/result.json"))
     before = [path.stat().st_mtime_ns for path in results]
     write_card(tmp_path / "tiny.toml", tiny_digest, mean=mean)
-    passed = CliRunner().invoke(app, arguments)
-    assert passed.exit_code == 0, passed.output
+    assert main(arguments) == 0
     assert [path.stat().st_mtime_ns for path in results] == before
 
 
-def test_a_card_says_what_it_will_do_and_refuses_other_data_first(tiny_digest, tmp_path):
+def test_a_card_says_what_it_will_do_and_refuses_other_data_first(tiny_digest, tmp_path, capsys):
     card = write_card(tmp_path / "tiny.toml", "0" * 16, mean=0.5)
-    arguments = ["reproduce", card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
-    dry = CliRunner().invoke(app, [*arguments, "--dry-run"])
-    assert dry.exit_code == 0
-    assert "2 seeds (0, 1)" in dry.stderr
-    assert "minutes" in dry.stderr
+    arguments = [card, "--folder", str(tmp_path / "run"), "--device", "cpu"]
+    assert main([*arguments, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "2 seeds (0, 1)" in said
+    assert "minutes" in said
     assert not (tmp_path / "run").exists()
-    other = CliRunner().invoke(app, arguments)
-    assert other.exit_code == 2
-    assert tiny_digest in other.stderr.replace("\n", "")
-    assert "0" * 16 in other.stderr
+    with pytest.raises(ValueError, match=rf"{tiny_digest}.*{'0' * 16}"):
+        main(arguments)
 
 
-def test_arrays_prepared_by_the_command_run_with_recsys_alone(tiny_digest, tmp_path):
+def test_arrays_prepared_from_a_card_run_with_recsys_alone(tiny_digest, tmp_path):
     card = write_card(tmp_path / "tiny.toml", tiny_digest, mean=0.5)
-    arguments = ["reproduce", card, "--folder", str(tmp_path / "run")]
-    made = CliRunner().invoke(app, [*arguments, "--prepare", str(tmp_path / "arrays")])
-    assert made.exit_code == 0, made.output
+    arguments = [card, "--folder", str(tmp_path / "run")]
+    assert main([*arguments, "--prepare", str(tmp_path / "arrays")]) == 0
     # No module of the pipelines' side may load, as where these packages are not installed.
     program = (
         "import sys\n"
         "for name in ('polars', 'pydantic', 'typer', 'faiss', 'mlflow', 'rich'):\n"
         "    sys.modules[name] = None\n"
-        "from recsys.reproduction.__main__ import main\n"
+        "from tests.benchmarks.reproduction.train import main\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )
     runs = tmp_path / "run" / "runs"
     command = [sys.executable, "-c", program, str(tmp_path / "arrays"), "--out", str(runs)]
     ran = subprocess.run(
-        [*command, "--seeds", "0", "1", "--device", "cpu"], capture_output=True, text=True
+        [*command, "--seeds", "0", "1", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert ran.returncode == 0, ran.stderr
-    # The command takes results made elsewhere for its own: the same data and recipe.
+    # Results made elsewhere are taken as the card's own: the same data and recipe.
     before = (runs / "given-1" / "result.json").stat().st_mtime_ns
-    refused = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
-    assert refused.exit_code == 3, refused.output
+    assert main([*arguments, "--device", "cpu"]) == 3
     assert (runs / "given-1" / "result.json").stat().st_mtime_ns == before

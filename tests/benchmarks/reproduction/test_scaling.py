@@ -1,11 +1,8 @@
 import json
-from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from pipelines.cli.main import app
-from pipelines.reproduction.scale import fit_law, law_text, read_rungs, write_study
+from tests.benchmarks.reproduction.scaling import fit_law, law_text, read_rungs, write_study
 
 
 def planted(width, depth, share, digest="d" * 16):
@@ -66,14 +63,3 @@ def test_rungs_of_different_data_are_refused_with_both_digests(rungs):
 def test_a_folder_without_rungs_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no rungs in"):
         read_rungs(tmp_path)
-
-
-def test_the_command_says_what_it_will_do(tmp_path):
-    folder = str(tmp_path / "run")
-    said = CliRunner().invoke(app, ["scale", "toys", "--dry-run", "--folder", folder])
-    assert said.exit_code == 0
-    assert "48 trainings" in said.stderr
-    assert not Path(folder).exists()
-    wrong = CliRunner().invoke(app, ["scale", "toys", "--widths", "8,many", "--folder", folder])
-    assert wrong.exit_code == 2
-    assert "'8,many' is not a list of numbers" in wrong.stderr
