@@ -67,14 +67,20 @@ class LiveState:
                 self._opener, self.keeps_lists = None, False
         return self._store
 
-    def visitor(self, request: Request, limit: int) -> tuple[Visitor, tuple[Degraded, ...]]:
+    def visitor(
+        self, request: Request, limit: int, page_ms: int | None = None
+    ) -> tuple[Visitor, tuple[Degraded, ...]]:
         """Read what a list needs to know, at most ``limit`` events.
+
+        Args:
+            page_ms: The moment of the first page, if the list is a page: later events are left out.
 
         Returns:
             The visitor, and a note where the store failed.
         """
         moment = request.context.unix_time
-        before_ms = None if moment is None else 1_000 * moment
+        before_ms = None if page_ms is None else page_ms + 1
+        before_ms = before_ms if moment is None else 1_000 * moment
         try:
             if (store := self.store()) is None:
                 return NOBODY, ()

@@ -24,3 +24,8 @@ def test_the_tests_of_a_fault_exist(row: str) -> None:
 def test_every_fault_of_a_scheduled_pipeline_has_a_row() -> None:
     numbers = {int(row.split()[1]) for row in ROWS}
     assert {1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 27, 31} <= numbers
+
+
+def test_every_attack_on_a_server_has_a_row() -> None:
+    numbers = {int(row.split()[1]) for row in ROWS}
+    assert {*range(19, 27), 30, 32} <= numbers

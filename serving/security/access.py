@@ -39,8 +39,6 @@ class Caller:
 
     name: str
     """Of the key; ``anonymous`` without one."""
-    tenant: str | None
-    """Whom the key belongs to."""
     shows_users: bool
     """Whether it may list users and read histories, those in reasons too."""
 
@@ -60,7 +58,7 @@ class Refusal:
 
 
 NO_KEY = ((b"www-authenticate", b"Bearer"),)
-ANONYMOUS = Caller("anonymous", None, shows_users=False)
+ANONYMOUS = Caller("anonymous", shows_users=False)
 
 
 class TokenBucket:
@@ -96,7 +94,7 @@ class Audit:
         self._left_out = 0
 
     def refused(
-        self, refusal: Refusal, key: str | None, route: str, peer: str | None, now: float
+        self, refusal: Refusal, key: Key | None, route: str, peer: str | None, now: float
     ) -> None:
         """Write that a request did not pass."""
         if self._lines.wait(now):
@@ -106,7 +104,7 @@ class Audit:
         outcome = {"status": refusal.status, "code": refusal.code, "left_out": left_out}
         log("audit", {"outcome": "refused", **outcome, **_of_whom(key, route, peer)})
 
-    def used(self, key: str, scope: Scope, route: str, peer: str | None) -> None:
+    def used(self, key: Key, scope: Scope, route: str, peer: str | None) -> None:
         """Write that a key was used."""
         log("audit", {"outcome": "passed", "scope": scope, **_of_whom(key, route, peer)})
 
@@ -171,11 +169,11 @@ class Access:
             sent = _bearer(headers)
             key = None if sent is None else self.ring.find(sent)
             found = self._by_key(key, scope, now) if key else _unknown(sent)
-        name, route = key.name if key else None, f"{method} {route_of(path)}"
+        route = f"{method} {route_of(path)}"
         if isinstance(found, Refusal):
-            self._audit.refused(found, name, route, peer, now)
-        elif name is not None and scope in AUDITED:
-            self._audit.used(name, scope, route, peer)
+            self._audit.refused(found, key, route, peer, now)
+        elif key is not None and scope in AUDITED:
+            self._audit.used(key, scope, route, peer)
         return found
 
     def charge(self, caller: Caller, num_lists: int) -> None:
@@ -187,7 +185,7 @@ class Access:
         shown = self._settings.expose_users and self._addressed_here(headers)
         allowed = self._settings.allow_admin and self._addressed_here(headers)
         if scope in WITHOUT_KEYS or (scope == "users" and shown) or (scope == "admin" and allowed):
-            return Caller("anonymous", None, shows_users=shown)
+            return Caller("anonymous", shows_users=shown)
         if scope == "users":
             return Refusal(404, "users_not_shown", USERS_NOT_SHOWN)
         message = f"this route needs a key with the scope {scope}"
@@ -210,7 +208,7 @@ class Access:
         if scope not in key.scopes and not (scope == "users" and shown):
             message = f"key {key.name} has no scope {scope}, which this route needs"
             return Refusal(403, "scope_missing", message)
-        return Caller(key.name, key.tenant or key.name, shows_users=shown)
+        return Caller(key.name, shows_users=shown)
 
     def _addressed_here(self, headers: Headers) -> bool:
         """Whether a server on loopback was addressed so.
@@ -274,8 +272,9 @@ def _stamp(settings: Settings) -> tuple[int, ...] | None:
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _of_whom(key: str | None, route: str, peer: str | None) -> dict[str, object]:
-    return {"key": key, "route": route, "network": _network(peer)}
+def _of_whom(key: Key | None, route: str, peer: str | None) -> dict[str, object]:
+    owner = {"key": None} if key is None else {"key": key.name, "tenant": key.owner}
+    return {**owner, "route": route, "network": _network(peer)}
 
 
 def _network(peer: str | None) -> str | None:

@@ -4,7 +4,7 @@
     name = "shop"                  # in logs and audit lines
     sha256 = "9f86d0818..."        # of the key, as `recsys keys add` writes it
     scopes = ["read"]
-    tenant = "shop"                # by default the name
+    tenant = "shop"                # label of the owner, by default the name
     rate = 100.0                   # requests a second; without it no limit
     burst = 200                    # requests at once, by default two seconds' worth
 
@@ -40,8 +40,14 @@ class Key(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: frozenset[Scope] = Field(min_length=1)
     tenant: Name | None = None
+    """Label of the owner in listings and audit lines; it separates no data."""
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     burst: int | None = Field(default=None, ge=1)
+
+    @property
+    def owner(self) -> str:
+        """The tenant, by default the key's name."""
+        return self.tenant or self.name
 
     def capacity(self, rate: float) -> int:
         """Requests that may come at once."""

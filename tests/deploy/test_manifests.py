@@ -43,6 +43,13 @@ IMAGE_ENVIRONMENT = dict(
 POD_ENVIRONMENT = {one["name"]: one["value"] for one in CONTAINER["env"]}
 
 
+def ran(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool; without it the test is reported as skipped, by the tool's name."""
+    if (program := shutil.which(tool)) is None:
+        pytest.skip(f"needs {tool}")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
 def stop_seconds(settings: Settings) -> float:
     """How long a server may take to end after SIGTERM."""
     return settings.drain_seconds + settings.drain_notice_seconds
@@ -223,21 +230,22 @@ def test_pods_have_no_rights_and_time_to_drain() -> None:
     assert POD["spec"]["terminationGracePeriodSeconds"] > needed
 
 
-def test_kustomize_builds_every_manifest() -> None:
+def test_every_manifest_is_listed() -> None:
     listed = manifest("kustomization")["resources"]
     assert {"kustomization.yaml", *listed} == {path.name for path in KUBERNETES.glob("*.yaml")}
-    if kubectl := shutil.which("kubectl"):
-        command = [kubectl, "kustomize", str(KUBERNETES)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert len(list(yaml.safe_load_all(done.stdout))) == len(listed)
 
 
-def test_the_unit_is_hardened_and_waits_for_the_drain(tmp_path: Path) -> None:
-    unit = configparser.ConfigParser(strict=False, interpolation=None)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
-    unit.read_string(UNIT)
-    service = unit["Service"]
+def test_kustomize_builds_every_manifest() -> None:
+    listed = manifest("kustomization")["resources"]
+    kinds = [manifest(path.removesuffix(".yaml"))["kind"] for path in listed]
+    done = ran("kubectl", "kustomize", str(KUBERNETES))
+    assert done.returncode == 0, done.stderr
+    built = [document["kind"] for document in yaml.safe_load_all(done.stdout)]
+    assert sorted(built) == sorted(kinds)
+
+
+def test_the_unit_is_hardened_and_waits_for_the_drain() -> None:
+    service = service_of_the_unit()
     assert service["ExecStart"].endswith("/recsys serve")
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
     assert service["Restart"] == "on-failure"
@@ -248,16 +256,24 @@ def test_the_unit_is_hardened_and_waits_for_the_drain(tmp_path: Path) -> None:
     assert service.getint("LimitNOFILE") > settings.max_connections
     assert service["ReadOnlyPaths"] == str(settings.bundles)
     assert settings.store_url == f"sqlite:/var/lib/{service['StateDirectory']}/online"
-    if analyze := shutil.which("systemd-analyze"):
-        # It looks for the program, which is not installed here.
-        found = UNIT.replace(service["ExecStart"].split()[0], sys.executable)
-        (tmp_path / "recsys.service").write_text(found)
-        command = [analyze, "verify", "--man=no", str(tmp_path / "recsys.service")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_proxy_hides_private_routes_and_closes_first(tmp_path: Path) -> None:
+def service_of_the_unit() -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(UNIT)
+    return unit["Service"]
+
+
+def test_systemd_verifies_the_unit(tmp_path: Path) -> None:
+    # It looks for the program, which is not installed here.
+    found = UNIT.replace(service_of_the_unit()["ExecStart"].split()[0], sys.executable)
+    (tmp_path / "recsys.service").write_text(found)
+    done = ran("systemd-analyze", "verify", "--man=no", str(tmp_path / "recsys.service"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_proxy_hides_private_routes_and_closes_first() -> None:
     rules = dict(re.findall(r"location (\S+) \{ return (\d+); \}", NGINX))
     assert rules == {"/v1/users": "404", "/": "404"}
     assert "location /v1/ {" in NGINX
@@ -266,14 +282,15 @@ def test_the_proxy_hides_private_routes_and_closes_first(tmp_path: Path) -> None
     assert int(idle) < settings.keep_alive_seconds
     (body,) = re.findall(r"client_max_body_size (\d+)m;", NGINX)
     assert int(body) << 20 == settings.max_body_bytes
-    if nginx := shutil.which("nginx"):
-        written = " ".join(
-            f"{kind}_temp_path {tmp_path}/{kind};"
-            for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-        )
-        include = f"http {{ access_log off; {written} include {DEPLOY}/nginx/recsys.conf; }}"
-        head = f"pid {tmp_path}/pid; error_log stderr; events {{}}"
-        (tmp_path / "nginx.conf").write_text(f"{head} {include}")
-        command = [nginx, "-t", "-c", str(tmp_path / "nginx.conf")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+
+
+def test_nginx_reads_the_proxys_configuration(tmp_path: Path) -> None:
+    written = " ".join(
+        f"{kind}_temp_path {tmp_path}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    include = f"http {{ access_log off; {written} include {DEPLOY}/nginx/recsys.conf; }}"
+    head = f"pid {tmp_path}/pid; error_log stderr; events {{}}"
+    (tmp_path / "nginx.conf").write_text(f"{head} {include}")
+    done = ran("nginx", "-t", "-c", str(tmp_path / "nginx.conf"))
+    assert done.returncode == 0, done.stderr

@@ -25,7 +25,9 @@ class MemoryStore:
         if self.fails:
             raise StoreError("the store is away")
         self.asked.append((user_id, limit, before_ms))
-        return Visitor(self.visitors.get(user_id, ()), None, self.version)
+        found = self.visitors.get(user_id, ())
+        before = [event for event in found if before_ms is None or event.time_ms < before_ms]
+        return Visitor(before[-limit:], None, self.version)
 
     def hidden_items(self):
         return self.version, [item for item, state in self.changed.items() if state.hidden]
@@ -224,6 +226,26 @@ def test_pages_show_every_item_once_as_of_one_moment(recommender, bundle, store)
     assert whole.cursor is None
 
 
+def test_an_event_between_two_pages_changes_the_next_list_but_not_the_next_page(
+    recommender, bundle, store
+):
+    """Also where so much happens meanwhile that a history has no place for what was before."""
+    t0 = 1_000 * bundle.users.newest_time
+    store.visitors["visitor"] = before = events(("item-3", t0 - 9_000), ("item-8", t0))
+
+    def page(cursor, at):
+        reply = recommender.answer(Request(user_id="visitor", k=4, cursor=cursor), now_ms=at)
+        return [(item.item_id, item.score) for item in reply.items], reply.cursor
+
+    first, cursor = page("start", t0)
+    second, _ = page(cursor, t0 + 60_000)
+    clicks = [(f"item-{1 + n % 30}", t0 + 1_000 + n) for n in range(300)]
+    for meanwhile in (clicks[:1], clicks):
+        store.visitors["visitor"] = [*before, *events(*meanwhile)]
+        assert page(cursor, t0 + 60_000)[0] == second
+        assert page("start", t0 + 60_000)[0] != first
+
+
 def test_candidates_are_put_into_an_order_that_suits_the_visitor(recommender, bundle):
     chosen = ["item-9", "item-2", "item-14", "nowhere", "item-7"]
     reply = recommender.answer(Request(user_id="user-2", candidates=chosen, k=5))
@@ -234,6 +256,17 @@ def test_candidates_are_put_into_an_order_that_suits_the_visitor(recommender, bu
     unseen = [item.item_id for item in reply.items if item.item_id in order]
     assert len(order) >= 2
     assert unseen[0] in order
+
+
+@pytest.mark.parametrize("surface", ["home", "session", "similar"])
+def test_hidden_and_excluded_items_are_no_candidates(recommender, store, surface):
+    chosen = ["item-9", "item-2", "item-14", "item-7", "item-5"]
+    store.changed, store.version = {"item-2": ItemState(hidden=True)}, 1
+    asked = {"home": {"user_id": "user-2"}, "session": {"session": ["item-3"]}}
+    asked["similar"] = {"item_id": "item-3"}
+    of = {"surface": surface, "candidates": chosen, "exclude": ["item-14"], "k": 5}
+    shown = recommender.answer(Request(**of, **asked[surface])).items
+    assert {item.item_id for item in shown} == {"item-9", "item-7", "item-5"}
 
 
 def record_of(recommender, **request):

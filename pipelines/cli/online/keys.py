@@ -27,7 +27,10 @@ def add(
         list[str] | None,
         typer.Option(help="read (the default), events, users, metrics or admin (repeatable)."),
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Whom it belongs to; its name.")] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Label of the owner in listings and audit lines, by default the name."),
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Lists a second; no limit without it.")] = None,
     burst: Annotated[int | None, typer.Option(help="Lists at once; two seconds' worth.")] = None,
     file: KeyFile = DEFAULT,
@@ -73,7 +76,7 @@ def list_keys(file: KeyFile = DEFAULT) -> None:
     )
     for key in read_keys(file).keys:
         rate = "" if key.rate is None else f"{key.rate:g}/s"
-        table.add_row(Text(key.name), key.tenant or key.name, ", ".join(sorted(key.scopes)), rate)
+        table.add_row(Text(key.name), key.owner, ", ".join(sorted(key.scopes)), rate)
     out.print(table)
 
 

@@ -116,7 +116,7 @@ def test_histories_are_shown_by_scope_or_switch_and_never_by_headers(keys):
         found = access.authorize([*bearer(secret), *spoofed], "/v1/recommend", "POST", "127.0.0.1")
         assert found.shows_users is shown
     assert access.authorize(bearer(USERS), "/v1/users", "GET", PEER) == Caller(
-        "support", "house", shows_users=True
+        "support", shows_users=True
     )
     switched = Access(Settings(keys=keys, expose_users=True))
     assert outcome(switched, "/v1/users", bearer(READ)) == "shop"
@@ -225,6 +225,7 @@ def test_refusals_and_private_data_are_audited_without_ids_keys_or_addresses(acc
             "code": "scope_missing",
             "left_out": 0,
             "key": "shop",
+            "tenant": "shop",
             "route": route,
             "network": network,
         },
@@ -232,6 +233,7 @@ def test_refusals_and_private_data_are_audited_without_ids_keys_or_addresses(acc
             "outcome": "passed",
             "scope": "users",
             "key": "support",
+            "tenant": "house",
             "route": route,
             "network": network,
         },
@@ -245,6 +247,33 @@ def test_refusals_and_private_data_are_audited_without_ids_keys_or_addresses(acc
             "network": network,
         },
     ]
+
+
+def test_a_tenant_is_a_label_and_tenants_that_are_apart_have_servers_of_their_own(tmp_path, caplog):
+    def server_of(name, *tenants):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(
+            "".join(
+                f'[[keys]]\nname = "{tenant}"\ntenant = "{tenant}-inc"\n'
+                + f'sha256 = "{digest_of(f"rk_{tenant}")}"\nscopes = ["read", "users"]\n'
+                for tenant in tenants
+            )
+        )
+        path.chmod(0o600)
+        return Access(Settings(keys=path))
+
+    both = server_of("both", "north", "south")
+    north, south = server_of("north", "north"), server_of("south", "south")
+    path = "/v1/users/user-of-north/history"
+    with caplog.at_level(logging.INFO, logger=LOGGER.name):
+        assert outcome(both, path, bearer("rk_north")) == "north"
+        # The label decides nothing: on one server both read the same users.
+        assert outcome(both, path, bearer("rk_south")) == "south"
+        assert outcome(north, path, bearer("rk_north")) == "north"
+        assert outcome(north, path, bearer("rk_south")) == "key_unknown"
+        assert outcome(south, path, bearer("rk_north")) == "key_unknown"
+    tenants = ["north-inc", "south-inc", "north-inc", None, None]
+    assert [line.get("tenant") for line in audited(caplog)] == tenants
 
 
 def test_a_flood_of_refusals_is_a_few_lines(access, caplog):

@@ -136,12 +136,13 @@ def running(bundles_dir, log, **settings):
         server.stop()
 
 
-async def post(port, document, path="/v1/recommend"):
+async def post(port, document, path="/v1/recommend", headers=None):
     """One request on a connection of its own: status, headers and body."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         body = json.dumps(document).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
         writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode())
         writer.write(body)
         await writer.drain()

@@ -4,63 +4,9 @@ import asyncio
 
 import pytest
 
-from serving.server.dispatch import (
-    MAX_BATCHES,
-    PAUSE_SECONDS,
-    Dispatcher,
-    OverloadedError,
-    WorkerDiedError,
-    WorkerLink,
-)
-from serving.server.frames import Frame, FrameReader, packed
-
-
-class Pipe(asyncio.WriteTransport):
-    """Holds what a worker would read."""
-
-    def __init__(self):
-        super().__init__()
-        self.frames, self._reader, self.closed = [], FrameReader(), False
-
-    def write(self, data):
-        self.frames += self._reader.feed(data)
-
-    def close(self):
-        self.closed = True
-
-
-class Bench:
-    """A dispatcher with idle workers, whose replies and deaths the test decides."""
-
-    def __init__(self, workers=1, queue_seconds=5.0, max_queue=100):
-        self.dispatcher = Dispatcher(queue_seconds=queue_seconds, max_queue=max_queue)
-        self.pipes = []
-        self.links = [self.link() for _ in range(workers)]
-        self.dispatcher.use(set(self.links))
-
-    def link(self):
-        link = WorkerLink(self.dispatcher, 0)
-        self.pipes.append(Pipe())
-        link.connection_made(self.pipes[-1])
-        return link
-
-    def submit(self, kind="recommend", key=None):
-        return self.dispatcher.submit(kind, {}, b"", key=key)
-
-    def reply(self, place, body=b"done"):
-        """Let a worker reply to its oldest job."""
-        frame = self.pipes[place].frames.pop(0)
-        self.links[place].data_received(packed(frame.job, {"status": 200, "fields": {}}, body))
-
-    def held(self):
-        return [[frame.head["kind"] for frame in pipe.frames] for pipe in self.pipes]
-
-
-def run(test):
-    async def inside():
-        await test()
-
-    asyncio.run(inside())
+from serving.server.dispatch import MAX_BATCHES, PAUSE_SECONDS, OverloadedError, WorkerDiedError
+from serving.server.frames import Frame
+from tests.serving.server.bench import Bench, run
 
 
 def test_idle_workers_come_first_and_each_holds_one_more_while_others_wait():
@@ -88,6 +34,20 @@ def test_job_that_would_wait_too_long_is_refused_at_once():
     run(test)
 
 
+def test_a_full_queue_takes_no_more_however_fast_workers_are():
+    async def test():
+        bench = Bench(max_queue=3)
+        for _ in range(2 + 3):
+            bench.submit()
+        with pytest.raises(OverloadedError):
+            bench.submit()
+        bench.reply(0)
+        bench.submit()
+        assert len(bench.dispatcher.queue) == 3
+
+    run(test)
+
+
 def test_job_that_has_waited_too_long_is_refused_without_being_sent():
     async def test():
         bench = Bench(queue_seconds=0.02)
@@ -109,10 +69,11 @@ def test_dead_workers_jobs_go_to_another_and_one_that_kills_twice_is_given_up():
             bench.links[place].connection_lost(None)
             await asyncio.sleep(2 * PAUSE_SECONDS)
             assert len(bench.dispatcher.workers) == 3 - death
-        with pytest.raises(WorkerDiedError):
-            await job.reply
         # The last worker is spared.
         assert bench.held() == [[], [], []]
+        assert job.reply.done()
+        with pytest.raises(WorkerDiedError):
+            await job.reply
 
     run(test)
 

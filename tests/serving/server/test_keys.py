@@ -1,6 +1,9 @@
 """A server with keys, attacked over HTTP as a stranger and as a client would."""
 
+import asyncio
+import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -8,7 +11,7 @@ import httpx
 import pytest
 
 from serving.security.keys import digest_of
-from tests.serving.server.running import SERVE, running, wait_for
+from tests.serving.server.running import SERVE, post, running, wait_for
 
 READ, SUPPORT, SLOW = "rk_read", "rk_support", "rk_slow"
 FILE = f"""
@@ -78,6 +81,33 @@ def test_strangers_get_nothing_but_health_and_the_page(client):
     assert client.post("/pages/page.js", content=b"x" * 100).status_code == 401
 
 
+@pytest.mark.parametrize("key", [None, READ], ids=["stranger", "key"])
+@pytest.mark.parametrize("start", ["/pages/", "/", "/v1/users/", "/v1/similar/"])
+def test_no_path_leads_to_a_file_of_the_machine(server, start, key):
+    """Paths that a client would not send, from the folder of the page's own files."""
+    sent = f"authorization: Bearer {key}\r\n" if key else ""
+    for out in (
+        "../",
+        "..%2f",
+        "%2e%2e/",
+        "%2e%2e%2f",
+        "..%5c",
+        "....//",
+        "./.././",
+        "//",
+        "%00../",
+    ):
+        for name in ("http.py", "../" * 20 + "etc/passwd", "etc/passwd"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+                head = f"GET {start}{out}{name} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{sent}"
+                connection.sendall(f"{head}\r\n".encode())
+                reply = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+            status = int(reply.split()[1])
+            assert status in ((403, 404) if key else (401, 404)), reply
+            assert b"import" not in reply
+            assert b"root:" not in reply
+
+
 def test_a_key_gets_what_its_scopes_open(client):
     assert client.post("/v1/recommend", json={"k": 3}, headers=bearer(READ)).status_code == 200
     for path in PRIVATE:
@@ -87,17 +117,47 @@ def test_a_key_gets_what_its_scopes_open(client):
     assert client.get("/v1/catalogue", headers=bearer(SUPPORT)).json()["num_users"] == 12
 
 
+def names_history(reply):
+    return any("Title" in item["reason"] for item in reply["items"])
+
+
 @pytest.mark.parametrize("batch", [False, True])
 def test_reasons_name_a_history_only_to_who_may_read_it(client, batch):
     def named(secret):
         path = "/v1/recommend:batch" if batch else "/v1/recommend"
         body = {"requests": [EXPLAINED]} if batch else EXPLAINED
         reply = client.post(path, json=body, headers=bearer(secret)).json()
-        items = (reply["replies"][0] if batch else reply)["items"]
-        return any("Title" in item["reason"] for item in items)
+        return names_history(reply["replies"][0] if batch else reply)
 
-    # The same body at the same time, so that replies are not shared between callers.
     assert (named(READ), named(SUPPORT), named(READ)) == (False, True, False)
+
+
+def test_equal_requests_of_two_keys_at_one_time_share_no_reasons(server):
+    """The worker stands still until all have asked, so that each key's requests are one list."""
+    secrets = [READ, SUPPORT] * 10
+    (worker,) = server.processes()[2]
+    before = server.state()["num_deduplicated"]
+
+    def all_asked():
+        return server.state()["num_deduplicated"] == before + len(secrets) - 2
+
+    async def ask():
+        asking = [
+            asyncio.create_task(post(server.port, EXPLAINED, headers=bearer(secret)))
+            for secret in secrets
+        ]
+        await asyncio.to_thread(wait_for, all_asked)
+        worker.resume()
+        return await asyncio.gather(*asking)
+
+    worker.suspend()
+    try:
+        replies = asyncio.run(ask())
+    finally:
+        worker.resume()
+    assert {status for status, _, _ in replies} == {200}
+    named = [names_history(json.loads(body)) for _, _, body in replies]
+    assert named == [secret == SUPPORT for secret in secrets]
 
 
 def test_a_limit_counts_the_lists_of_batches(client):
