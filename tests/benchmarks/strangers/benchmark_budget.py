@@ -24,6 +24,10 @@ from tests.benchmarks.strangers.worlds import LargeShop, shop_of
 NUMBERS = RESULTS / "strangers" / "budgets.json"
 LOGS = {
     "225k": LargeShop(seed=51, num_events=250_000, num_users=25_000, num_items=20_000),
+    # As ratings of wines: few items, users with hundreds of events after the moment.
+    "135k-heavy": LargeShop(
+        seed=53, num_events=205_000, num_users=10_500, num_items=1_000, num_scenes=20, activity=0.1
+    ),
     "500k": LargeShop(seed=52, num_events=545_000, num_users=60_000, num_items=50_000),
 }
 FIRST_S, OVERRUN, PEAK_GIB = 60.0, 1.05, 4.0

@@ -109,6 +109,8 @@ class LargeShop:
     num_items: int
     num_scenes: int = 200
     num_days: int = 365
+    activity: float = 0.8
+    """Shape of the gamma distribution of users' activity; small ones have few very active users."""
 
 
 def shop_of(world: LargeShop) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -123,7 +125,7 @@ def shop_of(world: LargeShop) -> tuple[pl.DataFrame, pl.DataFrame]:
     ends = np.cumsum(weight[by_scene])
     starts = np.append(0, np.cumsum(np.bincount(scenes, minlength=world.num_scenes)))
     bounds = np.append(0, ends)[starts]
-    users = rng.choice(world.num_users, world.num_events, p=_shares(rng, world.num_users))
+    users = rng.choice(world.num_users, world.num_events, p=_shares(rng, world))
     home = rng.integers(0, world.num_scenes, world.num_users)[users]
     inside = rng.random(world.num_events) < 0.5
     low, high = np.where(inside, bounds[home], 0.0), np.where(inside, bounds[home + 1], ends[-1])
@@ -136,9 +138,10 @@ def shop_of(world: LargeShop) -> tuple[pl.DataFrame, pl.DataFrame]:
     return events, pl.DataFrame({"item": np.arange(world.num_items), "title": _titles(rng, scenes)})
 
 
-def _shares(rng: np.random.Generator, number: int) -> NDArray[np.float64]:
-    """Draw how active each of some users is."""
-    shares = rng.gamma(0.8, size=number) + 0.05
+def _shares(rng: np.random.Generator, world: LargeShop) -> NDArray[np.float64]:
+    """Draw how active each user is."""
+    shares = rng.gamma(world.activity, size=world.num_users)
+    shares += 0.05 * shares.mean()
     return shares / shares.sum()
 
 
