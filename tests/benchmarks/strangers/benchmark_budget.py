@@ -5,7 +5,8 @@ Logs are drawn (worlds.py): Zipf items with texts of 10 to 30 words, a year of t
     python -m tests.benchmarks.strangers.benchmark_budget --budget 10m
     ... --logs 225k --budget 5m
 
-Writes results/strangers/budget.{json,md}; runs that are not made keep their numbers.
+Writes results/strangers/budget.{json,md}; runs that are not made keep their numbers,
+and ``--logs`` without any lays the page out again.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def main() -> None:
         numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
         numbers[f"{log} events, {options.budget}{options.label and ', ' + options.label}"] = found
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
-        write_results("budget", rows_of(numbers))
+    numbers = json.loads(NUMBERS.read_text())
+    commits = dict.fromkeys(one["commit"] for one in numbers.values())
+    write_results("budget", rows_of(numbers), commit=", ".join(commits))
 
 
 if __name__ == "__main__":

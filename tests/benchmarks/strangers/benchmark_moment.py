@@ -6,7 +6,8 @@ catalogue, the history left out. Peers are fitted on the same events.
     RECSYS_DATA_MIRROR=... python -m tests.benchmarks.strangers.benchmark_moment --budget 5m
     ... --label "last event" --set splits.kind=leave_one_out
 
-Writes results/strangers/moment.{json,md}; runs that are not made keep their numbers.
+Writes results/strangers/moment.{json,md}; runs that are not made keep their numbers,
+and ``--logs`` without any lays the page out again.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ def main() -> None:
         numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
         numbers[f"{name}, {options.budget}{options.label and ', ' + options.label}"] = found
         NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
-        write_results("moment", rows_of(numbers))
+    numbers = json.loads(NUMBERS.read_text())
+    commits = dict.fromkeys(one["commit"] for one in numbers.values())
+    write_results("moment", rows_of(numbers), commit=", ".join(commits))
 
 
 if __name__ == "__main__":
