@@ -63,6 +63,7 @@ def test_the_encoder_that_is_set_is_timed_planned_and_read_whole(
     sent = [text for request in wide.requests for text in request["input"]]
     assert len(sent) == len(set(sent)) == 200
 
+    assert "events have no times" in planned.shape.judged_by
     # Items of the catalogue alone take part, and the plan says so.
     assert planned.shape.num_items == NUM_ITEMS
     assert any(line.startswith(f"{planned.shape.num_cold} items") for line in planned.plan.notes)

@@ -109,6 +109,11 @@ def test_two_gibibytes_take_a_smaller_ease() -> None:
     assert " of 40,000" in texts[0]
 
 
+def test_ease_leaves_out_the_items_that_it_has_no_time_for() -> None:
+    ease = plan_of(replace(SHOP, num_items=50_000)).rounds[0].choices["ease"]
+    assert ease["extended_items"] == ease["exact_items"] < 50_000
+
+
 def test_a_plan_reads_back_equal() -> None:
     plan = plan_of()
     assert Plan.of_table(plan.table()) == plan
