@@ -177,7 +177,7 @@ def ranker_line(path: Path) -> str | None:
         return None
     found = read_json(path)
     served = "The ranker's order is served" if found["served"] else "The blend's order is served"
-    return f"{served}: on validation, {found['reason']}."
+    return f"{served}: {found['reason']}."
 
 
 def adapter_lines(path: Path) -> list[str]:
@@ -240,7 +240,7 @@ def show_first_look(config: RunConfig, seconds: float) -> None:
     title = f"First look after {seconds:.0f} s: baselines and the two-tower, validation"
     out.print(metric_table(title, first_metrics(models, config), config.evaluation.primary_metric))
     for one in first_lists(models, config.workspace / "build_features", users, SHOWN_ITEMS):
-        out.print(user_table(*one, recommended_by="two-tower alone, before blend and ranker"))
+        out.print(user_table(*one, recommended_by="two-tower alone, before the blend"))
 
 
 def show_results(config: RunConfig, seconds: float) -> None:

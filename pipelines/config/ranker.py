@@ -20,14 +20,17 @@ class RankerTrainingConfig(RankerFitConfig):
     """
 
     enabled: bool = False
-    """Whether it is trained, evaluated as ``ranked``, and served unless the blend's order is better
-    on validation."""
+    """Whether it is trained, evaluated as ``ranked``, and served if it is better than the blend's
+    order on validation by two standard errors."""
     max_held_back: int = 10
     """Latest train events of a user that are held back for it, at most."""
     share_held_back: float = 0.2
     """Share of a user's train events that are held back, at most; at least one event is."""
     max_queries: int = 20_000
     """Held-back events, and shown lists, that it is trained on; sampled by the seed."""
+    refit_share: float = 1.0
+    """Share of the passes that validation chose for the trained retrievers, which their refits
+    without the held-back events take."""
     min_found: int = 50
     """Held-back events with their item in any list, below which no ranker is trained."""
     validation_users: int = 500
@@ -49,3 +52,5 @@ class RankerTrainingConfig(RankerFitConfig):
             )
         if not 0 < self.share_held_back < 1:
             raise ValueError(f"share_held_back must be in (0, 1), got {self.share_held_back}")
+        if not 0 < self.refit_share <= 1:
+            raise ValueError(f"refit_share must be in (0, 1], got {self.refit_share}")

@@ -2,7 +2,7 @@
 
 Scores of events that a retriever was fitted on say nothing of its accuracy. Each held-back event is
 a labelled query with the history up to it; validation and test stay untouched. Trained retrievers
-take the number of steps that validation chose for them.
+take ``ranker_training.refit_share`` of the passes that validation chose for them.
 
 Axes: U user rows, P positions.
 """
@@ -123,7 +123,8 @@ def refitted_sources(
             device=fitter.training.device,
             checkpoint_dir=context.checkpoints / order / name,
         ) as (run, _):
-            refit = refit_of(trained, fitter, inputs)
+            share = config.ranker_training.refit_share
+            refit = replace(refit_of(trained, fitter, inputs), share=share)
             model = fitter.fit(inputs, run, refit, "all").model.to("cpu").eval()
         found[fitter.name] = source_of(model, inputs, up_to, item_vectors=model.all_item_vectors)
         if save:

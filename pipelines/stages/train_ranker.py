@@ -2,8 +2,8 @@
 
 It is trained on each user's latest train events, with candidates of retrievers refitted without
 them, and on impressions where events say what was shown (``filters.shown_types``). Validation,
-which it has not seen, decides: the blend's order is served where that is ahead by more than noise,
-as ranker.json says. Off unless ``ranker_training.enabled``.
+which it has not seen, decides: the ranker is served if its order is better than the blend's by more
+than noise, as ranker.json says. Off unless ``ranker_training.enabled``.
 
 Axes: U users.
 """
@@ -49,17 +49,19 @@ def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any
         blend_values: Of the blend's, each half of the users by weights fitted on the other.
         metric: Its name.
     """
-    differences = blend_values - values
+    differences = values - blend_values
     differences = differences[~differences.isnan()]
-    difference, error = float(differences.mean()), standard_error(differences)
+    ahead, error = float(differences.mean()), standard_error(differences)
+    low, high = (ahead + sign * NUM_STANDARD_ERRORS * error for sign in (-1, 1))
     return {
-        "served": not difference > NUM_STANDARD_ERRORS * error,
+        "served": low > 0,
         "reason": (
-            f"against the blend's order the ranker has {-difference:+.4f} {metric} "
-            f"(standard error {error:.4f})"
+            f"on validation the ranker's order has {ahead:+.4f} {metric} against the blend's (95% "
+            f"interval {low:+.4f} to {high:+.4f}, {len(differences)} users); it is served only if "
+            "the whole interval is above 0"
         ),
         "metric": metric,
-        "ahead": -difference,
+        "ahead": ahead,
         "standard_error": error,
         "validation": {
             "blend": float(blend_values.nanmean()),

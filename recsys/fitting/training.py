@@ -54,6 +54,8 @@ class Refit:
     """Steps of that training's learning-rate schedule; None where time did not shorten it."""
     weights: Mapping[str, Tensor] | None = None
     """Weights that are trained on for ``TrainingConfig.refit_epochs``; None starts anew."""
+    share: float = 1.0
+    """Share of the chosen passes that a refit from the start takes."""
 
 
 StopBy = EvaluationQueries | Refit
@@ -168,7 +170,8 @@ def fit_retriever(
         return run_training(model, loss_at, training, config, run, None)
     if isinstance(stop_by, Refit):
         examples = (stop_by.num_examples, num_examples)
-        config = training.for_refit(stop_by.best_step, examples, stop_by.schedule_steps)
+        steps, whole = stop_by.best_step, stop_by.schedule_steps
+        config = training.for_refit(steps, examples, whole, stop_by.share)
         return run_training(model, loss_at, training, config, run, None)
     queries = stop_by
 

@@ -75,7 +75,11 @@ class TrainingConfig:
         return self.for_steps(num_steps, max(1, round(self.epochs_per_evaluation * per_epoch)))
 
     def for_refit(
-        self, best_step: int, num_examples: tuple[int, int], schedule_steps: int | None = None
+        self,
+        best_step: int,
+        num_examples: tuple[int, int],
+        schedule_steps: int | None = None,
+        share: float = 1.0,
     ) -> TrainConfig:
         """Describe a refit of as many passes as were best, with that run's schedule.
 
@@ -83,9 +87,10 @@ class TrainingConfig:
             best_step: Steps that validation chose.
             num_examples: Of the run that it chose, and of the refit.
             schedule_steps: Steps that the run's schedule took; None where time did not shorten it.
+            share: Share of those passes that is taken, by a schedule as much shorter.
         """
         before, now = num_examples
-        growth = now / before
+        growth = share * now / before
         num_steps = max(1, round(best_step * growth))
         whole = schedule_steps or self.for_examples(before).num_steps
         return self.for_steps(num_steps, num_steps, decay_steps=max(1, round(whole * growth)))

@@ -101,7 +101,7 @@ def test_demo_names_what_is_served_and_why(shop: Path, tmp_path: Path) -> None:
     path = tmp_path / "told.json"
     assert ranker_line(path) is None
     path.write_text('{"served": false, "reason": "it is behind"}')
-    assert ranker_line(path) == "The blend's order is served: on validation, it is behind."
+    assert ranker_line(path) == "The blend's order is served: it is behind."
     values = {"base": 0.1, "base_within_domain": 0.2, "adapter_within_domain": 0.25}
     metric = {name: {"ndcg@10": value} for name, value in (values | {"adapter": 0.15}).items()}
     adapters = [

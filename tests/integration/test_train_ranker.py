@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 
 from pipelines.ranking.artefact import FILE, served_ranker
 from pipelines.ranking.fit import metric_by_query
 from pipelines.stages.report import report_path
+from pipelines.stages.train_ranker import decision
 from recsys.training.checkpoint import save_checkpoint
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -85,7 +87,7 @@ def test_evaluation_finds_what_the_stage_judged_by(ranked: Path) -> None:
     )
     assert metrics["test"]["ranked"]["recall@10"] > 0
     assert "blend (fast), ranked" in report_path(ranked).read_text()
-    assert told["served"] == (told["ahead"] >= -2 * told["standard_error"])
+    assert told["served"] == (told["ahead"] > 2 * told["standard_error"])
 
 
 def test_events_without_values_have_no_likes_and_say_so(ranked: Path) -> None:
@@ -97,18 +99,24 @@ def test_events_without_values_have_no_likes_and_say_so(ranked: Path) -> None:
     assert found["predicted"] == pytest.approx(found["observed"], abs=0.02)
 
 
-def test_what_is_released_is_served_and_named(ranked: Path, shop: Path, recsys: Recsys) -> None:
+@pytest.mark.parametrize("served", [True, False])
+def test_what_is_released_is_served_and_named(
+    ranked: Path, shop: Path, recsys: Recsys, tmp_path: Path, served: bool
+) -> None:
+    workspace = tmp_path / "run"
+    shutil.copytree(ranked, workspace)
     for name in ("refit", "build_index"):
-        shutil.copytree(shop / name, ranked / name)
-    result = run(recsys, shop, ranked, ("release",))
+        shutil.copytree(shop / name, workspace / name)
+    decision = workspace / "train_ranker/given" / FILE
+    decision.write_text(json.dumps({**json.loads(decision.read_text()), "served": served}))
+    result = run(recsys, shop, workspace, ("release",))
     assert result.exit_code == 0, result.output
-    told = json.loads((ranked / "train_ranker/given" / FILE).read_text())
-    recommender = Recommender.load(ranked / "bundles/current")
+    recommender = Recommender.load(workspace / "bundles/current")
     part = recommender.bundle.ranker
-    assert (part is not None) == told["served"]
+    assert (part is not None) == served
     reply = recommender.answer(Request(user_id=recommender.bundle.users.user_ids[1], k=5))
     assert reply.served_by.ranker == (part.version if part else None)
-    assert ("ranked" in recommender.bundle.manifest.metrics) == told["served"]
+    assert ("ranked" in recommender.bundle.manifest.metrics) == served
     assert reply.degraded == []
 
 
@@ -148,7 +156,7 @@ def test_a_ranker_that_loses_is_measured_and_not_served(
     shop: Path, recsys: Recsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = until_blend(shop, tmp_path)
-    # Far behind.
+    # Far worse.
     monkeypatch.setattr(
         "pipelines.stages.train_ranker.metric_by_query",
         lambda *arguments: metric_by_query(*arguments) - 1.0,
@@ -157,8 +165,23 @@ def test_a_ranker_that_loses_is_measured_and_not_served(
     told = json.loads((workspace / "train_ranker/given" / FILE).read_text())
     assert told["served"] is False
     assert told["ahead"] < -2 * told["standard_error"]
-    assert "against the blend" in told["reason"]
     assert served_ranker(workspace / "train_ranker/given") is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "served"), [(-0.01, False), (0.0, False), (0.005, False), (0.02, True)]
+)
+def test_only_a_gain_beyond_its_interval_is_served(gain: float, served: bool) -> None:
+    """Gains of 400 users are +-0.1 around the mean, which has a standard error of 0.005."""
+    blend = torch.full((401,), 0.5, dtype=torch.float64)
+    noise = torch.tensor([0.1, -0.1]).double().repeat(200)
+    ranker = blend + torch.cat([noise + gain, torch.tensor([torch.nan]).double()])
+    told = decision(ranker, blend, "ndcg@10")
+    assert told["served"] is served
+    assert told["ahead"] == pytest.approx(gain)
+    assert told["standard_error"] == pytest.approx(0.005, rel=0.01)
+    low, high = (f"{gain + sign * 2 * told['standard_error']:+.4f}" for sign in (-1, 1))
+    assert f"{low} to {high}, 400 users" in told["reason"]
 
 
 def test_too_few_users_train_none_and_say_so(shop: Path, recsys: Recsys, tmp_path: Path) -> None:

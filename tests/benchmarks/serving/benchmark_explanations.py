@@ -135,10 +135,11 @@ def main() -> None:
     torch.set_num_threads(1)
     recommender = Recommender.load(options.bundle, ServingOptions(profile="fast"))
     rows = measured(recommender, options.users)
+    ranker = "without" if recommender.bundle.ranker is None else "with its"
     notes = (
-        f"Bundle {recommender.bundle.version} of the demo (MovieLens-100K), profile fast with "
-        f"its ranker; {options.users} users drawn with seed 0, lists of {K}. A place is by score, "
-        "among 200; behind them is 201."
+        f"Bundle {recommender.bundle.version} of the demo (MovieLens-100K), profile fast, "
+        f"{ranker} ranker; {options.users} users drawn with seed 0, lists of {K}. "
+        "A place is by score, among 200; behind them is 201."
     )
     write_results("explanations", rows, notes=notes)
 

@@ -194,10 +194,10 @@ def without_ranker(bundles: Path, folder: Path) -> Path:
     shutil.copytree(current, made, ignore=lambda at, names: {"ranker"} & {*names})
     path = made / "manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["models"].remove("ranker")
+    models = [name for name in manifest["models"] if name != "ranker"]
     kept = {name: one for name, one in manifest["files"].items() if not name.startswith("ranker/")}
     path.chmod(0o644)
-    path.write_text(json.dumps({**manifest, "files": kept}))
+    path.write_text(json.dumps({**manifest, "models": models, "files": kept}))
     (folder / "current").symlink_to(made.name)
     return folder
 

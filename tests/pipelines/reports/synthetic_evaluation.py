@@ -255,7 +255,7 @@ def write_ranker(folder: Path, made: SyntheticEvaluation) -> None:
     told = {
         "num_candidates": 200,
         "served": True,
-        "reason": "against the blend's order the ranker has +0.0100 ndcg@10",
+        "reason": "the ranker's order has +0.0100 ndcg@10 against the blend's",
         "metric": "ndcg@10",
         "tasks": ["next", "like"],
         "tasks_reason": "half of the held-out events are likes",

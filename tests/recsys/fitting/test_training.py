@@ -54,6 +54,15 @@ def test_without_weights_a_refit_starts_anew(inputs: ModelInputs) -> None:
     assert result.num_steps > 4
 
 
+def test_a_refit_takes_its_share_of_the_chosen_passes(inputs: ModelInputs) -> None:
+    refit = Refit(best_step=40, num_examples=100)
+    whole, half = (
+        fit_two_tower(inputs, CONFIG, TRAINING, TrainingRun(seed=0), one, split="all").result
+        for one in (refit, replace(refit, share=0.5))
+    )
+    assert whole.num_steps == pytest.approx(2 * half.num_steps, abs=1)
+
+
 def test_weights_of_another_model_are_refused(inputs: ModelInputs) -> None:
     model = untrained_two_tower(inputs, CONFIG, TrainingRun(seed=0))
     with pytest.raises(ValueError, match=r"the trained weights lack .*output_norm"):

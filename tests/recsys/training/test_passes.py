@@ -14,6 +14,8 @@ def test_a_refit_takes_the_chosen_passes_along_the_schedule_of_before():
     rates = [lr_at(step, again.schedule, again.num_steps) for step in (15, 30, 60)]
     same = [lr_at(step, before.schedule, before.num_steps) for step in (10, 20, 40)]
     assert rates == same
+    shorter = training.for_refit(50, (100, 150), share=0.4)
+    assert (shorter.num_steps, shorter.schedule.decay_steps) == (30, 60)
 
 
 def test_a_continued_refit_takes_its_own_passes_at_a_lower_rate():

@@ -82,7 +82,7 @@ def write_ranker(stage: Path, routing: dict[str, Any] | None) -> None:
     decision = {
         "num_candidates": 200,
         "served": True,
-        "reason": "against the blend's order the ranker has +0.0100 ndcg@10",
+        "reason": "the ranker's order has +0.0100 ndcg@10 against the blend's",
         "metric": "ndcg@10",
         "tasks": ["next"],
         "tasks_reason": "events have no values",
