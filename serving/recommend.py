@@ -253,8 +253,7 @@ class Recommender:
         surface, request = resolved.surface, fitted(request, resolved.surface)
         unreadable: tuple[Degraded, ...] = ()
         if visitor is None:
-            page_ms = None if page is None else now_ms
-            visitor, unreadable = self.live.visitor(request, surface.max_history, page_ms)
+            visitor, unreadable = self.live.visitor(request, surface.max_history, page and now_ms)
         with torch.inference_mode():
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, without)
             clock.lap("hydrate")

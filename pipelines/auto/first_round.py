@@ -21,7 +21,7 @@ FIRST_SECONDS = 20.0
 """What EASE may take in the first round."""
 POSTPONED_FROM = 10.0
 """Seconds from which text search waits for the next round, and item-kNN is left out."""
-LITTLE_BESIDE_EASE = "adds little beside EASE for its time; item_knn.enabled = true fits it"
+LITTLE_WITH_EASE = "adds little beside EASE for its time; item_knn.enabled = true fits it"
 MEASURED_SHARE = 0.3
 """Of the time left, that blending and measuring may take in the first round."""
 MEASURED_SECONDS = 18.0
@@ -66,7 +66,7 @@ def plan_first(planner: Planner) -> None:
         elif part.seconds > POSTPONED_FROM and section == "search":
             planner.postponed.append((part, chosen))
         elif part.seconds > POSTPONED_FROM and section == "item_knn" and choices["ease"]["enabled"]:
-            planner.left_out.append(replace(part, why=LITTLE_BESIDE_EASE))
+            planner.left_out.append(replace(part, why=LITTLE_WITH_EASE))
         else:
             parts.append(part)
             choices |= chosen

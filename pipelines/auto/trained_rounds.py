@@ -46,13 +46,13 @@ def plan_sequence(planner: Planner) -> None:
     shape, costs = planner.shape, planner.costs
     texts, content = content_part(planner)
     measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
-    again = Part(
+    refitted = Part(
         name="models without training",
         what="fitted again",
         why="content similarity is one of them",
         seconds=planner.refit_seconds,
     )
-    before = [*(part for part, _ in planner.postponed), *([texts, again] if texts else [])]
+    before = [*(part for part, _ in planner.postponed), *([texts, refitted] if texts else [])]
     room = SAFETY * planner.left - measuring - sum(part.seconds for part in before)
     trained = [trained_in(planner, number, room) for number in range(1, MAX_MEMBERS + 1)]
     whole = [one for one in trained if one.share == 1.0]
@@ -211,8 +211,8 @@ def encoder_choices(user: Table) -> Table:
     """Choose the encoder, and compare items by meaning alone where words are put beside it."""
     encoder = set_value(user, ENCODER) or PLANNED_ENCODER
     chosen: Table = {"content": {"encoder": encoder}}
-    beside = (set_value(user, f"content.{key}") for key in ("columns", "images"))
-    if encoder == PLANNED_ENCODER and not any(beside):
+    joined = (set_value(user, f"content.{key}") for key in ("columns", "images"))
+    if encoder == PLANNED_ENCODER and not any(joined):
         chosen["content_similarity"] = {"columns": MEANING}
     return chosen
 

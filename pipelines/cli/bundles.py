@@ -281,11 +281,11 @@ def append_items(
     directory = check_bundle(bundle)
     with recording_champions(directory.resolve().parent) as published:
         run = partial(append, items, directory, publish_it=publish, published=published)
-        for made, number in appended_again_and_again(run) if follow else [run()]:
+        for made, number in followed(run) if follow else [run()]:
             out.print(f"{number:,} new items in {made}", soft_wrap=True)
 
 
-def appended_again_and_again(append: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
+def followed(append: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
     """Append whenever there is something new; print why it has to wait, once each time.
 
     Yields:

@@ -51,7 +51,7 @@ def append(
     taken = ids.codes[ids.item_rows]
     codes = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
     if given is not None:
-        codes = _given_again(ids, rows, *given)
+        codes = _kept_codes(ids, rows, *given)
         reserved = given[1] if reserved is None else torch.cat([reserved, given[1].to(reserved)])
     if reserved is not None:
         taken = torch.unique(torch.cat([taken, reserved.to(taken)]), dim=0)
@@ -70,7 +70,7 @@ def append(
     return ids.updated(rows, codes)
 
 
-def _given_again(ids: SemanticIds, rows: Tensor, given_rows: Tensor, codes: Tensor) -> Tensor:
+def _kept_codes(ids: SemanticIds, rows: Tensor, given_rows: Tensor, codes: Tensor) -> Tensor:
     """Look up the IDs that rows [M] had before a rollback, [M, L]; NO_CODE for a row without."""
     found = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
     places = {row: place for place, row in enumerate(rows.tolist())}
