@@ -17,14 +17,14 @@ POPULAR_ONLY = 15.0
 """Seconds below which only popularity and item-to-item are fitted."""
 HASTY_USERS = 200
 """Users that are measured then."""
-FIRST_SECONDS = 20.0
+FIRST_SECONDS = 18.0
 """What EASE may take in the first round."""
 POSTPONED_FROM = 10.0
 """Seconds from which text search waits for the next round, and item-kNN is left out."""
 LITTLE_WITH_EASE = "adds little beside EASE for its time; item_knn.enabled = true fits it"
 MEASURED_SHARE = 0.3
 """Of the time left, that blending and measuring may take in the first round."""
-MEASURED_SECONDS = 18.0
+MEASURED_SECONDS = 8.0
 NUM_FIRST = 4
 """Sources of the first round."""
 FEW_ITEMS = 4_000
