@@ -216,6 +216,10 @@ async def test_a_bundle_is_loaded_again_if_the_next_one_is_refused_and_its_loade
     second.refuse("b is damaged")
     await stage.until(lambda: len(stage.loaders) == 3)
     await stage.serves("a")
+    own = stage.loaders[2].workers
+    await stage.until(
+        lambda: {link.pid for link in stage.dispatcher.workers} == {one.pid for one in own}
+    )
     # What is published is still not what is served.
     assert stage.fleet.state.refused == "b is damaged"
     assert stage.loaders[2].target == "a"
