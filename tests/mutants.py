@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,17 +44,17 @@ def copy_tree(to: Path) -> None:
             shutil.copy2(ROOT / name, to / name)
 
 
-def run_tests(tree: Path, tests: Iterable[str]) -> tuple[int | None, str]:
+def run_tests(tree: Path, tests: Sequence[str], seconds: int = SECONDS) -> tuple[int | None, str]:
     """Run tests in a tree; return pytest's exit code, None if they hang, and the output."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     # Python tells a module's age in seconds, and a fault may keep the file's size.
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         ran = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
-        return None, f"no end after {SECONDS} s"
+        return None, f"no end after {seconds} s"
     return ran.returncode, ran.stdout + ran.stderr
 
 
@@ -83,7 +83,8 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder)
         copy_tree(tree)
-        code, output = run_tests(tree, sorted({test for each in mutants for test in each.tests}))
+        every = sorted({test for each in mutants for test in each.tests})
+        code, output = run_tests(tree, every, SECONDS + 30 * len(every))
         if code != 0:
             print(f"the tests fail without a fault (pytest ended with {code})\n{output[-4000:]}")
             return 1
