@@ -11,6 +11,7 @@ import os
 import random
 import re
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -119,6 +120,8 @@ class Endpoint:
             timeout=config.timeout_seconds,
             max_retries=0,
         )
+        # No caller says that an encoder is done; its connections close with it.
+        weakref.finalize(self, self._client.close)
 
     @property
     def name(self) -> str:

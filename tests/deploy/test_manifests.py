@@ -28,6 +28,8 @@ API = COMPOSE["services"]["api"]
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".json")
 OF_COMPOSE = {"RECSYS_BUNDLES_DIR"}
 """Variables that are compose's own."""
+USER_KEYS = {"RECSYS_USER_KEY", "RECSYS_USER_KEY_FILE"}
+"""Variables of every command that hashes users, servers among them."""
 
 
 def manifest(name: str) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def stop_seconds(settings: Settings) -> float:
 
 @pytest.mark.parametrize("path", [*FILES, ROOT / "docs" / "operations.md"], ids=lambda p: p.name)
 def test_every_setting_named_is_one(path: Path) -> None:
-    known = {PREFIX + field.name.upper() for field in fields(Settings)} | OF_COMPOSE
+    known = {PREFIX + field.name.upper() for field in fields(Settings)} | OF_COMPOSE | USER_KEYS
     named = set(re.findall(r"\bRECSYS_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))
     assert named - known == set()
 

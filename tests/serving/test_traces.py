@@ -84,5 +84,5 @@ def test_a_refused_request_is_one_span_and_a_failed_one_an_error() -> None:
 def test_an_endpoint_without_the_exporter_is_refused_with_what_to_install(monkeypatch) -> None:
     name = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ValueError, match=r"http://c:4318.*install recsys-platform\[traces\]"):
+    with pytest.raises(ValueError, match=r"http://c:4318.*pip install opentelemetry"):
         open_traces("http://c:4318")
