@@ -282,8 +282,9 @@ class Fleet:
         assert serving is not None
         if identity != self._tried and (due or identity != self._failed):
             self._tried = identity
-            if identity == serving.identity and not serving.broken:
-                self._published_serves()
+            if identity == serving.identity:
+                if not serving.broken:
+                    self._published_serves()
             elif await self._swapped(identity):
                 return True
         if serving.broken and due:

@@ -140,9 +140,11 @@ def test_chunked_body_without_end_is_refused_at_the_limit(strict):
         client.sendall(
             b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        while not select.select([client], [], [], 0)[0] and sent < 1 << 30:
-            client.sendall(chunk)
-            sent += len(chunk)
+        # The server closes after its refusal; the refusal can be read even if a send is reset.
+        with contextlib.suppress(ConnectionError):
+            while not select.select([client], [], [], 0)[0] and sent < 1 << 30:
+                client.sendall(chunk)
+                sent += len(chunk)
         reply = reply_to(client)
     assert reply.startswith(b"HTTP/1.1 413")
     assert b"at most 100000 bytes" in reply
