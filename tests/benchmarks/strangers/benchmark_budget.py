@@ -11,18 +11,16 @@ and ``--logs`` without any lays the page out again.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.config.auto import budget_seconds
-from tests.benchmarks.harness import RESULTS, Row, command_line, current_commit, write_results
+from tests.benchmarks.harness import Row
 from tests.benchmarks.strangers.benchmark_strangers import run_package
+from tests.benchmarks.strangers.kept_runs import run_logs
 from tests.benchmarks.strangers.worlds import LargeShop, shop_of
 
-NUMBERS = RESULTS / "strangers" / "budgets.json"
 LOGS = {
     "225k": LargeShop(seed=51, num_events=250_000, num_users=25_000, num_items=20_000),
     # As ratings of wines: few items, users with hundreds of events after the moment.
@@ -50,27 +48,12 @@ def rows_of(numbers: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--logs", nargs="*", choices=LOGS, default=list(LOGS))
-    parser.add_argument("--budget", default="10m")
-    parser.add_argument("--label", default="", help="put after the name of a run")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    options = parser.parse_args()
-    for log in options.logs:
-        events, items = shop_of(LOGS[log])
-        work = Path(tempfile.mkdtemp(prefix=f"shop-{log}-"))
-        tables = {"log.csv": events, "catalogue.csv": items}
-        found = run_package(tables, work, options.budget, options.settings)
-        found |= {"events": events.height, "budget": options.budget, "commit": current_commit()}
-        print(json.dumps(found | {"work": str(work)}), flush=True)
-        numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
-        numbers[f"{log} events, {options.budget}{options.label and ', ' + options.label}"] = found
-        NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
-    numbers = json.loads(NUMBERS.read_text())
-    commits = dict.fromkeys(one["commit"] for one in numbers.values())
-    write_results("budget", rows_of(numbers), commit=", ".join(commits))
+def measured(log: str, work: Path, budget: str, settings: list[str]) -> dict[str, Any]:
+    """Run a drawn shop's log."""
+    events, items = shop_of(LOGS[log])
+    tables = {"log.csv": events, "catalogue.csv": items}
+    return run_package(tables, work, budget, settings) | {"events": events.height}
 
 
 if __name__ == "__main__":
-    main()
+    run_logs(__doc__, list(LOGS), measured, rows_of, name="budget", budget="10m")

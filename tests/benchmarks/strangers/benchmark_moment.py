@@ -12,9 +12,7 @@ and ``--logs`` without any lays the page out again.
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,13 @@ import polars as pl
 
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
-from tests.benchmarks.harness import RESULTS, Row, command_line, current_commit, write_results
+from tests.benchmarks.harness import Row
 from tests.benchmarks.strangers.benchmark_strangers import ask_bundle, run_package
+from tests.benchmarks.strangers.kept_runs import run_logs
 from tests.benchmarks.strangers.measures import K, recall_and_ndcg, without
 from tests.benchmarks.strangers.peers import SETTINGS, Matrix, measure, own_peer
 from tests.benchmarks.strangers.sets import Log, Parted
 
-NUMBERS = RESULTS / "strangers" / "moments.json"
 MOMENT = 0.9
 RECENT_DAYS = (7, 30)
 DAY = 86_400
@@ -116,32 +114,17 @@ def standard_error(lists: Mapping[str, list[str]], target: Mapping[str, str]) ->
     return float(np.std(each, ddof=1) / len(each) ** 0.5)
 
 
-def main() -> None:
-    parser = command_line(__doc__)
-    parser.add_argument("--logs", nargs="*", choices=LOGS, default=list(LOGS))
-    parser.add_argument("--budget", default="5m")
-    parser.add_argument("--label", default="", help="put after the name of a run")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
-    options = parser.parse_args()
-    for name in options.logs:
-        log = LOGS[name]()
-        given, apart = parted(log)
-        work = Path(tempfile.mkdtemp(prefix=f"moment-{name}-"))
-        tables = {"log.csv": given} | ({} if log.items is None else {"catalogue.csv": log.items})
-        found = run_package(tables, work, options.budget, options.settings)
-        lists = without(ask_bundle(work, list(apart.target)), apart.history)
-        served = [round(value, 4) for value in recall_and_ndcg(lists, apart.target)]
-        found |= {"served": served, "asked": len(apart.target), "peers": fit_peers(given, apart)}
-        found |= {"standard_error": round(standard_error(lists, apart.target), 4)}
-        found |= {"budget": options.budget, "commit": current_commit()}
-        print(json.dumps(found | {"work": str(work)}), flush=True)
-        numbers = json.loads(NUMBERS.read_text()) if NUMBERS.exists() else {}
-        numbers[f"{name}, {options.budget}{options.label and ', ' + options.label}"] = found
-        NUMBERS.write_text(json.dumps(numbers, indent=1) + "\n")
-    numbers = json.loads(NUMBERS.read_text())
-    commits = dict.fromkeys(one["commit"] for one in numbers.values())
-    write_results("moment", rows_of(numbers), commit=", ".join(commits))
+def measured(name: str, work: Path, budget: str, settings: list[str]) -> dict[str, Any]:
+    """Train on the events before the moment, ask the bundle, and fit peers on the same events."""
+    log = LOGS[name]()
+    given, apart = parted(log)
+    tables = {"log.csv": given} | ({} if log.items is None else {"catalogue.csv": log.items})
+    found = run_package(tables, work, budget, settings)
+    lists = without(ask_bundle(work, list(apart.target)), apart.history)
+    served = [round(value, 4) for value in recall_and_ndcg(lists, apart.target)]
+    found |= {"served": served, "asked": len(apart.target), "peers": fit_peers(given, apart)}
+    return found | {"standard_error": round(standard_error(lists, apart.target), 4)}
 
 
 if __name__ == "__main__":
-    main()
+    run_logs(__doc__, list(LOGS), measured, rows_of, name="moment", budget="5m")
