@@ -81,8 +81,8 @@ def backtest(
 
 def write(replay: Replay) -> Backtest:
     """Measure a finished replay and write its document and page."""
-    from pipelines.reports.backtest.page import write_backtest_page
-    from pipelines.reports.backtest.words import words_of
+    from pipelines.pages.backtest.page import write_backtest_page
+    from pipelines.pages.backtest.words import words_of
 
     folder = replay.folder.path
     document = document_of(replay)

@@ -284,8 +284,8 @@ def report(
 
     [bold]Example[/] recsys ids report --config shop.toml --out ids.html
     """
-    from pipelines.reports.semantic_ids.data import reported_version
-    from pipelines.reports.semantic_ids.page import write_semantic_id_report
+    from pipelines.pages.semantic_ids.data import reported_version
+    from pipelines.pages.semantic_ids.page import write_semantic_id_report
 
     with opened(config) as (content, store):
         reported = reported_version(content, store, config, previous)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipelines.dashboard.cache import Cache
-from pipelines.dashboard.document import Option, Page, Rows, Window
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.stores import Stores
+from pipelines.pages.document import Option, Page, Rows, Window
 
 
 @dataclass(frozen=True, kw_only=True)

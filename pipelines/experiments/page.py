@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.experiments.analysis import AnalysisConfig, ExperimentResult
 from pipelines.experiments.wording import duration, number, sentences
-from pipelines.reports.charts.shapes import Band, band_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.figure import Figure
-from pipelines.reports.page import rendered
+from pipelines.pages.charts.shapes import Band, band_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.figure import Figure
+from pipelines.pages.page import rendered
 
 
 def figures_of(results: Sequence[ExperimentResult], outcome: str) -> Mapping[str, list[Figure]]:

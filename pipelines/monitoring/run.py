@@ -271,7 +271,7 @@ class Watcher:
 
     def write(self, document: dict[str, Any]) -> Monitored:
         """Keep everything, what others read last."""
-        from pipelines.reports.monitoring.page import write_monitoring_page
+        from pipelines.pages.monitoring.page import write_monitoring_page
 
         reach = self.config.monitoring.reference_days + SPARE_SKETCHES
         newest = self.record.date_of(len(self.record.days) - 1)

@@ -16,10 +16,10 @@ from pipelines.off_policy.words import (
     weighing_of,
     words_of,
 )
-from pipelines.reports.charts.shapes import Dot, Point, interval_chart, line_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.figure import Figure, percent, share_figure
-from pipelines.reports.page import rendered
+from pipelines.pages.charts.shapes import Dot, Point, interval_chart, line_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.figure import Figure, percent, share_figure
+from pipelines.pages.page import rendered
 from recsys.data.durable import write_durably
 
 FIRST, SECOND = color_of(0), color_of(1)

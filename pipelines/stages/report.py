@@ -54,8 +54,8 @@ def num_test_looks(workspace: Workspace) -> int:
 def report(context: StageContext) -> StageRows:
     """Write the report of the evaluation."""
     # Altair and the template engine are slow to import.
-    from pipelines.reports.page import report_html
-    from pipelines.reports.report_data import Provenance, read_report_data
+    from pipelines.pages.page import report_html
+    from pipelines.pages.report_data import Provenance, read_report_data
 
     config, inputs = context.config, context.inputs
     if not (inputs["evaluate"] / ANALYSIS).exists():

@@ -53,7 +53,7 @@ def backtest(
     from pipelines.backtest.arrays import arrays_of, save_arrays
     from pipelines.backtest.run import FOLDER
     from pipelines.backtest.run import backtest as replay
-    from pipelines.reports.backtest.words import lines_of
+    from pipelines.pages.backtest.words import lines_of
 
     place = folder or config.workspace / FOLDER
     show_progress = not quiet and log.is_terminal

@@ -138,7 +138,7 @@ def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: s
     import torch
 
     from pipelines.evaluation.analysis import Analysis
-    from pipelines.reports.wins import RANK, models_of, targets_of
+    from pipelines.pages.wins import RANK, models_of, targets_of
     from recsys.data.batch import Jagged
     from recsys.evaluation.significance import EvaluatedRun
 

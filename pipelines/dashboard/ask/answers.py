@@ -14,7 +14,7 @@ from pipelines.dashboard.ask.lists import kendall, overlap
 from pipelines.dashboard.ask.loading import Loading
 from pipelines.dashboard.ask.question import Question
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wording import model_label
+from pipelines.pages.wording import model_label
 from serving.bundle.manifest import Profile
 from serving.recommend import Made, Recommender
 from serving.schemas import RecommendedItem

@@ -14,9 +14,9 @@ from pipelines.dashboard.ask.question import (
     bundles_of,
 )
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Control, Option
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
+from pipelines.pages.document import Control, Option
 from serving.recommend import Recommender
 
 FOUND = 20

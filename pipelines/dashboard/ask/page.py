@@ -26,7 +26,8 @@ from pipelines.dashboard.ask.question import (
     loaded,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.pages.document import (
     Block,
     Cell,
     Column,
@@ -41,8 +42,7 @@ from pipelines.dashboard.document import (
     Tiles,
     Words,
 )
-from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.reports.wording import model_label
+from pipelines.pages.wording import model_label
 from serving.recommend import Recommender
 from serving.web.lookup import past_items
 

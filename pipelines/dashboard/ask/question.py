@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from pipelines.dashboard.ask.loading import Loading
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Link
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
+from pipelines.pages.document import Link
 from serving.schemas import Context as RequestContext
 from serving.schemas import Filter, Request
 

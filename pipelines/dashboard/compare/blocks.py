@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.dashboard.document import Cell, Chart, Column, LinkedCell, Origin, Table
 from pipelines.dashboard.evidence.joined import Joined
 from pipelines.dashboard.evidence.measures import COSTS, Measures
 from pipelines.dashboard.evidence.paired import Moments, interval
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.evidence.verdict import cost_words
-from pipelines.reports.charts.shapes import Dot, interval_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.wording import metric_label, metric_meaning
+from pipelines.pages.charts.shapes import Dot, interval_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Origin, Table
+from pipelines.pages.wording import metric_label, metric_meaning
 
 LETTERS = "ABCDE"
 FEW = 0.5

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.dashboard.document import Link, Section, Words
 from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.runs.run import Run
+from pipelines.pages.document import Link, Section, Words
 from pipelines.publishing.decisions import Decision, decision_on
 from pipelines.publishing.explain import result_of
 

@@ -19,20 +19,6 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
-    Block,
-    Cell,
-    Chart,
-    Column,
-    Control,
-    Link,
-    LinkedCell,
-    Option,
-    Page,
-    Section,
-    Table,
-    Words,
-)
 from pipelines.dashboard.evidence.choices import (
     controls,
     default_pair,
@@ -61,8 +47,22 @@ from pipelines.dashboard.evidence.slicings import (
 )
 from pipelines.dashboard.evidence.verdict import p_words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.reports.charts.shapes import Dot, Point, SeriesBand, banded_lines, line_chart
-from pipelines.reports.wording import METRICS, metric_label, metric_meaning
+from pipelines.pages.charts.shapes import Dot, Point, SeriesBand, banded_lines, line_chart
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Control,
+    Link,
+    LinkedCell,
+    Option,
+    Page,
+    Section,
+    Table,
+    Words,
+)
+from pipelines.pages.wording import METRICS, metric_label, metric_meaning
 from recsys.evaluation.significance import holm
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100)

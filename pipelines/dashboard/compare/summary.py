@@ -17,21 +17,6 @@ from pipelines.dashboard.compare.blocks import (
 from pipelines.dashboard.compare.gate import gate_section
 from pipelines.dashboard.compare.page import pair_parameters
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
-    Block,
-    Cell,
-    Chart,
-    Column,
-    Link,
-    LinkedCell,
-    Page,
-    Section,
-    Table,
-    Tile,
-    Tiles,
-    Tone,
-    Words,
-)
 from pipelines.dashboard.evidence.choices import (
     controls,
     default_pair,
@@ -54,8 +39,23 @@ from pipelines.dashboard.evidence.verdict import (
     judge,
 )
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.reports.charts.shapes import Dot
-from pipelines.reports.wording import metric_label, model_label
+from pipelines.pages.charts.shapes import Dot
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Link,
+    LinkedCell,
+    Page,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Tone,
+    Words,
+)
+from pipelines.pages.wording import metric_label, model_label
 from recsys.evaluation.paired import Decision, Paired
 
 SHOWN = ("ndcg@10", "recall@10", "ndcg@50", "recall@50")

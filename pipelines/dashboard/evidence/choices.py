@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Control, Option
 from pipelines.dashboard.evidence.one_run import OFFERED, run_option
 from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, answers, side
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wording import model_label
+from pipelines.pages.document import Control, Option
+from pipelines.pages.wording import model_label
 
 MOST = 5
 LOOKED_AT = 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipelines.dashboard.document import Column
+from pipelines.pages.document import Column
 
 
 def texts(*labels: str) -> list[Column]:

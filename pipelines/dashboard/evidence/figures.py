@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.dashboard.document import Chart, Origin
-from pipelines.reports.figure import Figure
+from pipelines.pages.document import Chart, Origin
+from pipelines.pages.figure import Figure
 
 
 def chart_of(figure: Figure, origins: Sequence[Origin] = ()) -> Chart:

@@ -31,7 +31,7 @@ from pipelines.dashboard.evidence.per_user import (
 )
 from pipelines.dashboard.query import NotFoundError
 from pipelines.inputs.tensors import released_order
-from pipelines.reports.wins import RANK
+from pipelines.pages.wins import RANK
 from recsys.data.dataset import Sequences
 
 DEPTH = 100

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Control, Option
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.bundles import REFUSED
 from pipelines.dashboard.runs.find import BUNDLES, UPDATE
 from pipelines.dashboard.runs.run import Run
+from pipelines.pages.document import Control, Option
 
 LOOKED_AT = 200
 """Newest runs among which one that has what a page needs is looked for."""

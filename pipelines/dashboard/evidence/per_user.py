@@ -21,9 +21,9 @@ from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.run import Run
 from pipelines.engine.artifacts import Manifest
+from pipelines.pages.wins import RANK, models_of
 from pipelines.publishing.same_queries import answers_file
 from pipelines.ranking.artefact import RANKED
-from pipelines.reports.wins import RANK, models_of
 from recsys.data.dataset import Sequences
 
 Split = Literal["test", "validation"]

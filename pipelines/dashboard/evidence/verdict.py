@@ -28,7 +28,7 @@ from typing import Literal
 from pipelines.dashboard.evidence.measures import COSTS, Measures
 from pipelines.dashboard.evidence.paired import Pairs
 from pipelines.dashboard.evidence.search import Search, SearchConfig, SliceShift, search
-from pipelines.reports.wording import metric_label
+from pipelines.pages.wording import metric_label
 from recsys.evaluation.paired import Paired, PairedConfig
 
 Answer = Literal["first", "second", "no evidence"]

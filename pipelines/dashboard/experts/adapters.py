@@ -11,16 +11,16 @@ from typing import Any
 from urllib.parse import unquote
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Block, Cell, Column, Origin, Section, Table, Words
 from pipelines.dashboard.evidence.columns import counts, shares, texts
 from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.experts.mixture import places_of
 from pipelines.dashboard.runs.documents import UnreadableError, changed_at, names_in, read_table
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.charts.shapes import Dot, interval_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.figure import Figure
+from pipelines.pages.charts.shapes import Dot, interval_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import Block, Cell, Column, Origin, Section, Table, Words
+from pipelines.pages.figure import Figure
 from recsys.layers.lora.file import CONFIG
 from serving.bundle.manifest import CURRENT, bundle_directory
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS

@@ -9,17 +9,17 @@ from typing import NamedTuple
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Block, Column, Origin, Section, Table, Tile, Tiles, Words
 from pipelines.dashboard.evidence.columns import shares, texts
 from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.find import RELEASED, UPDATE
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.charts.heat import Cell, heat_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.figure import Figure, percent
-from pipelines.reports.ranker_figures import ranker_figures
-from pipelines.reports.rankers import FILE, TRUNK_NAMES, RankerReport, Routing, read_ranker
+from pipelines.pages.charts.heat import Cell, heat_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import Block, Column, Origin, Section, Table, Tile, Tiles, Words
+from pipelines.pages.figure import Figure, percent
+from pipelines.pages.ranker_figures import ranker_figures
+from pipelines.pages.rankers import FILE, TRUNK_NAMES, RankerReport, Routing, read_ranker
 
 STAGE = "train_ranker"
 CROWDED = 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import Block, Page, Words
 from pipelines.dashboard.evidence.one_run import one_run, run_control, suggest_runs
 from pipelines.dashboard.experts.adapters import NO_ADAPTERS, OUTCOMES, adapter_sections
 from pipelines.dashboard.experts.mixture import (
@@ -17,7 +16,8 @@ from pipelines.dashboard.experts.mixture import (
 )
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.rankers import FILE, RankerReport
+from pipelines.pages.document import Block, Page, Words
+from pipelines.pages.rankers import FILE, RankerReport
 
 TITLE = "Experts and adapters"
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
 
-from pipelines.dashboard.document import Cell, Column, Control, Link, LinkedCell, Option
 from pipelines.dashboard.inventory.search import KINDS
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wording import METRICS, metric_label, metric_meaning, model_label, parted
+from pipelines.pages.document import Cell, Column, Control, Link, LinkedCell, Option
+from pipelines.pages.wording import METRICS, metric_label, metric_meaning, model_label, parted
 
 SERVED = "served"
 NUM_LOOKED_AT = 200

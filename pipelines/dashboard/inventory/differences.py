@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
+from pipelines.dashboard.inventory.columns import by_fame, link_to, time_text
+from pipelines.dashboard.inventory.record import StageRecord, raw_files_of, stages_of, versions_of
+from pipelines.dashboard.inventory.runs import nothing_there, suggested
+from pipelines.dashboard.query import Query
+from pipelines.dashboard.runs.run import Run
+from pipelines.pages.document import (
     Block,
     Cell,
     Column,
@@ -17,12 +22,7 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
-from pipelines.dashboard.inventory.columns import by_fame, link_to, time_text
-from pipelines.dashboard.inventory.record import StageRecord, raw_files_of, stages_of, versions_of
-from pipelines.dashboard.inventory.runs import nothing_there, suggested
-from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wording import metric_label, model_label
+from pipelines.pages.wording import metric_label, model_label
 
 PLACES = (
     "workspace",

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import (
+from pipelines.dashboard.query import NotFoundError
+from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table
+from pipelines.dashboard.runs.find import RELEASED, UPDATE
+from pipelines.dashboard.runs.run import Run
+from pipelines.engine.artifacts import MANIFEST, RUN, digest_of_json
+from pipelines.engine.workspace import Workspace
+from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
@@ -19,12 +25,6 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
-from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table
-from pipelines.dashboard.runs.find import RELEASED, UPDATE
-from pipelines.dashboard.runs.run import Run
-from pipelines.engine.artifacts import MANIFEST, RUN, digest_of_json
-from pipelines.engine.workspace import Workspace
 
 SHOWN_FILES = (
     ("report/report.html", "the report"),
@@ -142,7 +142,7 @@ def versions_of(stages: Sequence[StageRecord]) -> dict[str, str]:
 
 def cost_blocks(stages: Sequence[StageRecord], origins: Sequence[Origin]) -> list[Block]:
     """Lay out what each stage took."""
-    from pipelines.reports.charts.costs import Cost, cost_chart
+    from pipelines.pages.charts.costs import Cost, cost_chart
 
     timed = [one for one in stages if one.seconds is not None]
     if not timed:

@@ -7,7 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import (
+from pipelines.dashboard.evidence.figures import chart_of
+from pipelines.dashboard.inventory.columns import by_fame
+from pipelines.dashboard.runs.documents import UnreadableError, read_table, released_order
+from pipelines.dashboard.runs.run import Run
+from pipelines.evaluation.analysis import ANALYSIS
+from pipelines.pages.document import (
     Block,
     Cell,
     Column,
@@ -16,14 +21,9 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
-from pipelines.dashboard.evidence.figures import chart_of
-from pipelines.dashboard.inventory.columns import by_fame
-from pipelines.dashboard.runs.documents import UnreadableError, read_table, released_order
-from pipelines.dashboard.runs.run import Run
-from pipelines.evaluation.analysis import ANALYSIS
-from pipelines.reports.figure import Figure
-from pipelines.reports.report_data import TRAININGS, ReportData
-from pipelines.reports.wording import (
+from pipelines.pages.figure import Figure
+from pipelines.pages.report_data import TRAININGS, ReportData
+from pipelines.pages.wording import (
     METRICS,
     metric_label,
     metric_meaning,
@@ -66,11 +66,11 @@ def read_reported(context: Context, run: Run) -> ReportData | None:
 
 def _reported(run: Run, path: Path) -> ReportData:
     from pipelines.evaluation.analysis import Analysis
-    from pipelines.reports.blends import read_blends
-    from pipelines.reports.curves import read_curves
-    from pipelines.reports.rankers import read_ranker
-    from pipelines.reports.report_data import Provenance
-    from pipelines.reports.wins import Wins
+    from pipelines.pages.blends import read_blends
+    from pipelines.pages.curves import read_curves
+    from pipelines.pages.rankers import read_ranker
+    from pipelines.pages.report_data import Provenance
+    from pipelines.pages.wins import Wins
 
     analysis = Analysis.load(path / "evaluate")
     metrics = read_table(path / "evaluate/metrics.json") or {}
@@ -112,15 +112,15 @@ def _reported(run: Run, path: Path) -> ReportData:
 
 def sections_of(data: ReportData, run: Run, split: str, *, exported: bool) -> list[Section]:
     """Lay out the figures of a report by subject; a subject without any has no section."""
-    from pipelines.reports.blends import blend_figures
-    from pipelines.reports.figures import (
+    from pipelines.pages.blends import blend_figures
+    from pipelines.pages.figures import (
         curve_figures,
         cutoffs,
         differences,
         overview,
         slice_figures,
     )
-    from pipelines.reports.ranker_figures import ranker_figures
+    from pipelines.pages.ranker_figures import ranker_figures
 
     origins = [run.origin]
 

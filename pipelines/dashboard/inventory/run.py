@@ -5,21 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
-    Block,
-    Column,
-    Control,
-    Link,
-    LinkedCell,
-    Option,
-    Page,
-    Section,
-    Table,
-    Tile,
-    Tiles,
-    Tone,
-    Words,
-)
 from pipelines.dashboard.inventory.columns import by_fame, link_to, tags_text, time_text
 from pipelines.dashboard.inventory.record import (
     cost_blocks,
@@ -40,7 +25,22 @@ from pipelines.dashboard.inventory.runs import nothing_there, suggested
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.documents import UnreadableError
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wording import metric_label, model_label
+from pipelines.pages.document import (
+    Block,
+    Column,
+    Control,
+    Link,
+    LinkedCell,
+    Option,
+    Page,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Tone,
+    Words,
+)
+from pipelines.pages.wording import metric_label, model_label
 
 OTHER_PAGES = (
     ("summary", "Which bundle to release"),

@@ -6,7 +6,18 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
+from pipelines.dashboard.inventory.columns import (
+    MAX_COMPARED,
+    Choice,
+    RunColumn,
+    columns_of,
+    link_to,
+    time_text,
+)
+from pipelines.dashboard.inventory.search import KINDS, ordered, searched
+from pipelines.dashboard.query import Query
+from pipelines.dashboard.runs.run import Run
+from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
@@ -22,18 +33,7 @@ from pipelines.dashboard.document import (
     Window,
     Words,
 )
-from pipelines.dashboard.inventory.columns import (
-    MAX_COMPARED,
-    Choice,
-    RunColumn,
-    columns_of,
-    link_to,
-    time_text,
-)
-from pipelines.dashboard.inventory.search import KINDS, ordered, searched
-from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wording import metric_label, metric_meaning
+from pipelines.pages.wording import metric_label, metric_meaning
 
 MAX_DRAWN = 250
 MAX_EXPORTED = 200
@@ -207,8 +207,8 @@ def _comparison(known: Mapping[str, Run], choice: Choice) -> Words:
 
 def _drawn(runs: Sequence[Run], choice: Choice) -> list[Block]:
     """Draw the first chosen metric over time."""
-    from pipelines.reports.charts.moments import Moment, moments_chart
-    from pipelines.reports.charts.style import color_of
+    from pipelines.pages.charts.moments import Moment, moments_chart
+    from pipelines.pages.charts.style import color_of
 
     if not choice.metrics:
         return []

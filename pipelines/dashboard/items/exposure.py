@@ -17,7 +17,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.evidence.per_user import Answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.run import Run
-from pipelines.reports.wins import RANK
+from pipelines.pages.wins import RANK
 
 Rows = NDArray[np.int64]
 BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import (
+from pipelines.dashboard.evidence.histories import user_ids
+from pipelines.dashboard.items.exposure import NAMES
+from pipelines.dashboard.items.neighbours import nearest
+from pipelines.dashboard.items.shown import Shown
+from pipelines.pages.charts.shapes import Bar, share_chart
+from pipelines.pages.charts.style import NOBODY, color_of
+from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
@@ -18,14 +24,8 @@ from pipelines.dashboard.document import (
     Tile,
     Tiles,
 )
-from pipelines.dashboard.evidence.histories import user_ids
-from pipelines.dashboard.items.exposure import NAMES
-from pipelines.dashboard.items.neighbours import nearest
-from pipelines.dashboard.items.shown import Shown
-from pipelines.reports.charts.shapes import Bar, share_chart
-from pipelines.reports.charts.style import NOBODY, color_of
-from pipelines.reports.wins import RANK
-from pipelines.reports.wording import model_label
+from pipelines.pages.wins import RANK
+from pipelines.pages.wording import model_label
 
 PLACES = {"1-10": 10, "11-50": 50, "51-100": 100}
 BEYOND = "beyond 100"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from pipelines.dashboard.document import Entry, ItemList, Link
 from pipelines.dashboard.evidence.catalogue import Catalogue
+from pipelines.pages.document import Entry, ItemList, Link
 
 NEAREST = 10
 VECTORS = {

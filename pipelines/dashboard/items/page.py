@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
+from pipelines.dashboard.evidence.choices import split_control
+from pipelines.dashboard.evidence.one_run import run_control, suggest_runs
+from pipelines.dashboard.evidence.per_user import Side
+from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure
+from pipelines.dashboard.items.item import item_section
+from pipelines.dashboard.items.shown import Shown, shown_of
+from pipelines.dashboard.query import Query
+from pipelines.pages.charts.shapes import Bar, Dot, interval_chart, share_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
@@ -25,16 +34,7 @@ from pipelines.dashboard.document import (
     Tiles,
     Window,
 )
-from pipelines.dashboard.evidence.choices import split_control
-from pipelines.dashboard.evidence.one_run import run_control, suggest_runs
-from pipelines.dashboard.evidence.per_user import Side
-from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure
-from pipelines.dashboard.items.item import item_section
-from pipelines.dashboard.items.shown import Shown, shown_of
-from pipelines.dashboard.query import Query
-from pipelines.reports.charts.shapes import Bar, Dot, interval_chart, share_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.wording import model_label
+from pipelines.pages.wording import model_label
 
 DRAWN = 4
 """Models that are drawn beside the chosen one."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Action
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.releases.folders import Folder, folder_of
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.operations.aliases import Moved, move_alias
+from pipelines.pages.document import Action
 from pipelines.publishing.promotion import (
     AliasChange,
     ByHand,

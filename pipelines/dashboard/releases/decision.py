@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipelines.dashboard.document import (
+from pipelines.dashboard.releases.folders import Folder
+from pipelines.dashboard.releases.record import ALTERED, SIGNATURES, Decided, Record
+from pipelines.pages.document import (
     Block,
     Cell,
     Column,
@@ -16,8 +18,6 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
-from pipelines.dashboard.releases.folders import Folder
-from pipelines.dashboard.releases.record import ALTERED, SIGNATURES, Decided, Record
 from pipelines.publishing.decisions import Decision
 from pipelines.publishing.explain import advice_for, found_in, is_untested, result_of
 

@@ -7,20 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
-    Block,
-    Cell,
-    Column,
-    Control,
-    LinkedCell,
-    Option,
-    Page,
-    Section,
-    Table,
-    Tile,
-    Tiles,
-    Words,
-)
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.releases.actions import (
     NO_KEY,
@@ -36,6 +22,20 @@ from pipelines.dashboard.releases.timeline import timeline
 from pipelines.engine.memory import GIB
 from pipelines.operations.in_use import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Column,
+    Control,
+    LinkedCell,
+    Option,
+    Page,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Words,
+)
 from pipelines.publishing.promotion import HISTORY
 from pipelines.publishing.released import Released, released_folder
 from serving.bundle.manifest import MANIFEST, bundle_directory

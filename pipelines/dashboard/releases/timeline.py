@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-from pipelines.dashboard.document import Chart, Origin
 from pipelines.dashboard.releases.record import Record
 from pipelines.dashboard.runs.documents import time_of
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.charts.timelines import Mark, Span, spans_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.charts.timelines import Mark, Span, spans_chart
+from pipelines.pages.document import Chart, Origin
 from pipelines.tracking.entries import CHALLENGER, CHAMPION
 
 SHOWN_VERSIONS = 24

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Control, Option
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.replay.read import ALL, Backtest, Found, read
-from pipelines.reports.backtest.words import POLICY_NAMES, SERVED
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.wording import metric_label, model_label
+from pipelines.pages.backtest.words import POLICY_NAMES, SERVED
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import Control, Option
+from pipelines.pages.wording import metric_label, model_label
 
 MOST = 4
 OFFERED = 40

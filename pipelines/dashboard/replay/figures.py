@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.dashboard.document import Chart, Origin
 from pipelines.dashboard.replay.choice import Choice
 from pipelines.dashboard.replay.freshness import Ageing
 from pipelines.dashboard.replay.numbers import Earned, Lead, PeerGap
 from pipelines.dashboard.replay.read import ALL, At, Backtest
-from pipelines.reports.backtest.words import TWO_SIDED
-from pipelines.reports.charts.replays import Aged, Cost, ageing_chart, cost_chart
-from pipelines.reports.charts.shapes import Dot, SeriesBand, banded_lines, interval_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.figure import written
-from pipelines.reports.wording import metric_label, metric_meaning, model_label
+from pipelines.pages.backtest.words import TWO_SIDED
+from pipelines.pages.charts.replays import Aged, Cost, ageing_chart, cost_chart
+from pipelines.pages.charts.shapes import Dot, SeriesBand, banded_lines, interval_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import Chart, Origin
+from pipelines.pages.figure import written
+from pipelines.pages.wording import metric_label, metric_meaning, model_label
 
 MAX_LINES = 9
 X_TIME = "start of the step (UTC)"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.dashboard.replay.read import ALL, Backtest
-from pipelines.reports.backtest.words import SERVED
+from pipelines.pages.backtest.words import SERVED
 
 STALE = "never"
 FRESH = ("full", "incremental")

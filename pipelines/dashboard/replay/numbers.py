@@ -11,7 +11,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.replay.choice import Choice
 from pipelines.dashboard.replay.freshness import STALE
 from pipelines.dashboard.replay.read import At, Backtest, mean_of
-from pipelines.reports.backtest.words import PEER, SERVED, fit_seconds
+from pipelines.pages.backtest.words import PEER, SERVED, fit_seconds
 from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
 
 NUM_RESAMPLES = 1_000

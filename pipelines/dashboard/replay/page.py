@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import Block, Cell, Column, Page, Section, Table, Words
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.replay import figures
 from pipelines.dashboard.replay.choice import Choice, choice_of, controls_of
@@ -20,8 +19,9 @@ from pipelines.dashboard.replay.numbers import (
     peer_gaps,
 )
 from pipelines.dashboard.replay.read import Backtest, Found, backtests
-from pipelines.reports.backtest.words import POLICY_NAMES, SERVED, TWO_SIDED
-from pipelines.reports.wording import metric_label, model_label
+from pipelines.pages.backtest.words import POLICY_NAMES, SERVED, TWO_SIDED
+from pipelines.pages.document import Block, Cell, Column, Page, Section, Table, Words
+from pipelines.pages.wording import metric_label, model_label
 
 TITLE = "Replay"
 NOTHING = (

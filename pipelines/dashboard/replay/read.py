@@ -14,7 +14,6 @@ import numpy as np
 
 from pipelines.backtest.run import DOCUMENT, FOLDER
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Origin
 from pipelines.dashboard.replay.find import backtests_of
 from pipelines.dashboard.replay.unfinished import measured_so_far
 from pipelines.dashboard.runs.documents import (
@@ -25,7 +24,8 @@ from pipelines.dashboard.runs.documents import (
     read_table,
 )
 from pipelines.dashboard.runs.find import is_workspace
-from pipelines.reports.backtest.words import SERVED
+from pipelines.pages.backtest.words import SERVED
+from pipelines.pages.document import Origin
 from recsys.replay.run import DESCRIPTION
 from recsys.replay.steps import POLICIES
 

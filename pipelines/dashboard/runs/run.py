@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from pipelines.dashboard.document import Origin
+from pipelines.pages.document import Origin
 
 Kind = Literal["workspace", "bundle", "mlflow"]
 Status = Literal["complete", "unfinished", "unreadable"]
@@ -30,7 +30,7 @@ class Run:
     """Workspace or bundle; None of a run that MLflow alone knows."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """By ``<split>/<model>/<metric>``, such as ``test/blend_fast/ndcg@10``; finite values only.
-    Models have the names of `pipelines.reports.wording`; the served list is `Run.served`."""
+    Models have the names of `pipelines.pages.wording`; the served list is `Run.served`."""
     config: Mapping[str, str] = field(default_factory=dict)
     """By dotted name of the setting."""
     config_digest: str | None = None

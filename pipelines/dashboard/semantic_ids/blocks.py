@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.dashboard.document import (
-    Block,
-    Column,
-    Section,
-    Table,
-    Tile,
-    Tiles,
-    Words,
-)
 from pipelines.dashboard.evidence.columns import counts, shares, texts
 from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.semantic_ids.collisions import Collisions
@@ -21,9 +12,18 @@ from pipelines.dashboard.semantic_ids.measures import Measured
 from pipelines.dashboard.semantic_ids.tree import Group
 from pipelines.dashboard.semantic_ids.versions import IdTable
 from pipelines.dashboard.semantic_ids.walk import Shown
-from pipelines.reports.charts.shapes import Dot, gap_chart
-from pipelines.reports.figure import Figure, percent
-from pipelines.reports.semantic_ids.figures import (
+from pipelines.pages.charts.shapes import Dot, gap_chart
+from pipelines.pages.document import (
+    Block,
+    Column,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Words,
+)
+from pipelines.pages.figure import Figure, percent
+from pipelines.pages.semantic_ids.figures import (
     collision_figure,
     depth_figure,
     drift_figure,
@@ -35,8 +35,8 @@ from pipelines.reports.semantic_ids.figures import (
     reconstruction_figure,
     usage_figure,
 )
-from pipelines.reports.semantic_ids.numbers import SemanticIdReport, VersionDrift
-from pipelines.reports.semantic_ids.summary import HOW, METHODS, SHORT, levels_text
+from pipelines.pages.semantic_ids.numbers import SemanticIdReport, VersionDrift
+from pipelines.pages.semantic_ids.summary import HOW, METHODS, SHORT, levels_text
 
 TITLES = 4
 """Of a group of items with the same codes."""

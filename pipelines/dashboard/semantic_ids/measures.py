@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipelines.dashboard.semantic_ids.catalogue import Items, Rows
 from pipelines.dashboard.semantic_ids.versions import IdTable, Source
-from pipelines.reports.semantic_ids.numbers import (
+from pipelines.pages.semantic_ids.numbers import (
     Counts,
     Depth,
     SemanticIdReport,

@@ -9,15 +9,6 @@ from typing import NamedTuple
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
-    Block,
-    Control,
-    Option,
-    Page,
-    Rows,
-    Window,
-    Words,
-)
 from pipelines.dashboard.evidence.one_run import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.semantic_ids.blocks import (
@@ -48,7 +39,16 @@ from pipelines.dashboard.semantic_ids.walk import (
     member_rows,
     walk_section,
 )
-from pipelines.reports.semantic_ids.summary import SHORT, answer, notices
+from pipelines.pages.document import (
+    Block,
+    Control,
+    Option,
+    Page,
+    Rows,
+    Window,
+    Words,
+)
+from pipelines.pages.semantic_ids.summary import SHORT, answer, notices
 
 TITLE = "Semantic IDs"
 SUGGESTED = 20

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import (
+from pipelines.dashboard.evidence.columns import counts, shares, texts
+from pipelines.dashboard.semantic_ids.catalogue import Items
+from pipelines.dashboard.semantic_ids.tree import Group, children_of, most_popular, path_to
+from pipelines.dashboard.semantic_ids.versions import IdTable, Prefix, Source
+from pipelines.pages.document import (
     Block,
     Cell,
     Link,
@@ -22,11 +26,7 @@ from pipelines.dashboard.document import (
     Window,
     Words,
 )
-from pipelines.dashboard.evidence.columns import counts, shares, texts
-from pipelines.dashboard.semantic_ids.catalogue import Items
-from pipelines.dashboard.semantic_ids.tree import Group, children_of, most_popular, path_to
-from pipelines.dashboard.semantic_ids.versions import IdTable, Prefix, Source
-from pipelines.reports.figure import percent
+from pipelines.pages.figure import percent
 
 PAGE = "semantic-ids"
 SHOWN = 24

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipelines.dashboard.document import Block, Chart, Section, Words
 from pipelines.dashboard.service.columns import STAGE_COLUMNS
 from pipelines.dashboard.service.view import View, clock, iso
-from pipelines.reports.charts.shapes import Dot, interval_chart
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.charts.timelines import TimePoint, time_lines
+from pipelines.pages.charts.shapes import Dot, interval_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.charts.timelines import TimePoint, time_lines
+from pipelines.pages.document import Block, Chart, Section, Words
 from serving.metrics import STAGES
 
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}

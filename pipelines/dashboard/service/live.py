@@ -15,10 +15,10 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Block, Chart, Column, Section, Table, Tile, Tiles, Words
 from pipelines.dashboard.service.view import clock, iso
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.charts.timelines import TimePoint, time_lines
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.charts.timelines import TimePoint, time_lines
+from pipelines.pages.document import Block, Chart, Column, Section, Table, Tile, Tiles, Words
 from serving.metrics import STAGES
 
 TIMEOUT_SECONDS = 1.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.dashboard.document import Block, Cell, Chart, Column, Section, Table, Tile, Tiles
 from pipelines.dashboard.service.columns import CODES
 from pipelines.dashboard.service.view import View, clock, iso
-from pipelines.reports.charts.style import color_of
-from pipelines.reports.charts.timelines import Mark, Part, TimePoint, time_bars, time_lines
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.charts.timelines import Mark, Part, TimePoint, time_bars, time_lines
+from pipelines.pages.document import Block, Cell, Chart, Column, Section, Table, Tile, Tiles
 
 MEANINGS = {
     "unknown_user": "the bundle does not know the user, who is served as a visitor",

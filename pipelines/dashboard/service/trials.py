@@ -11,7 +11,6 @@ from typing import get_args
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Block, Column, Control, Origin, Section, Table, Words
 from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged
@@ -20,6 +19,7 @@ from pipelines.experiments.analysis import METRICS, AnalysisConfig, ExperimentRe
 from pipelines.experiments.collected import EVENTS, Collected
 from pipelines.experiments.page import figures_of
 from pipelines.experiments.wording import number, outcome_name, sentences
+from pipelines.pages.document import Block, Column, Control, Origin, Section, Table, Words
 from serving.online.events import EventType
 
 WINDOWS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}

@@ -9,11 +9,11 @@ from functools import cached_property, lru_cache
 
 import polars as pl
 
-from pipelines.dashboard.document import Control, Option, Origin
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.columns import MINUTE_MS
 from pipelines.dashboard.service.request_log import Logged
-from pipelines.reports.charts.timelines import Mark
+from pipelines.pages.charts.timelines import Mark
+from pipelines.pages.document import Control, Option, Origin
 from serving.metrics import STAGES
 
 MINUTES_A_HOUR, MINUTES_A_DAY = 60, 1_440

@@ -10,14 +10,14 @@ from typing import Any
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Block, Column, Origin, Section, Table, Words
 from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table
 from pipelines.off_policy.page import estimates_figure
 from pipelines.off_policy.words import cells, headings, words_of
+from pipelines.pages.document import Block, Column, Origin, Section, Table, Words
+from pipelines.pages.monitoring.figures import GROUPS, figures_of
 from pipelines.parity.run import SKIPPED
 from pipelines.publishing.gate.documents import MONITOR, PARITY
-from pipelines.reports.monitoring.figures import GROUPS, figures_of
 
 DAYS = Path("monitoring") / "days.parquet"
 OFF_POLICY = "off_policy"

@@ -23,14 +23,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import Page
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.web.access import COOKIE, Access, RefusedError
-from pipelines.dashboard.web.assets import assets, version
-from pipelines.dashboard.web.encoding import encoded
 from pipelines.dashboard.web.files import file_of_run, sent
 from pipelines.dashboard.web.shell import served_shell
 from pipelines.dashboard.web.windows import csv_lines, table_of, window_of
+from pipelines.pages.assets import assets, version
+from pipelines.pages.document import Page
+from pipelines.pages.encoding import encoded
 
 log = logging.getLogger("recsys.dashboard")
 MAX_BODY_BYTES = 65_536

@@ -1,42 +1,23 @@
-"""Runs as one HTML file that opens anywhere: the same documents, with everything that draws them.
-
-The file may reach nothing: its policy names its own scripts and styles by their digests.
-"""
+"""Runs as one HTML file that opens anywhere: the documents that the dashboard serves."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import Block, Page, Section, Table, Window, Words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.stores import Stores
 from pipelines.dashboard.web.app import built
-from pipelines.dashboard.web.assets import STYLES, assets
-from pipelines.dashboard.web.encoding import encoded, for_script
-from pipelines.dashboard.web.modules import one_script
-from pipelines.dashboard.web.shell import FIRST, LATER, SHELL, filled, navigation
+from pipelines.dashboard.web.shell import navigation
+from pipelines.pages.document import Block, Section, Table, Window
+from pipelines.pages.file import Document, html_of
 from recsys.data.durable import write_durably
 
-MAX_BYTES = 5_000_000
 MAX_ROWS = 200
 """Of a table that comes by windows where it is served."""
-TABLE_EXPORTS = re.compile(r"export\{[^}]*?([\w$]+) as default[^}]*\};?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """A page as the file holds it."""
-
-    name: str
-    parameters: dict[str, tuple[str, ...]]
-    page: Page
 
 
 def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
@@ -124,94 +105,6 @@ def documents_of(
     return documents, left_out
 
 
-def _leaves(blocks: Sequence[Block], page: int) -> Iterator[tuple[int, int, Block]]:
-    for block in blocks:
-        if isinstance(block, Section):
-            yield from _leaves(block.blocks, page)
-        else:
-            yield len(for_script(block)), page, block
-
-
-def _without(block: Block, dropped: set[int]) -> Block:
-    if isinstance(block, Section):
-        return replace(block, blocks=[_without(one, dropped) for one in block.blocks])
-    if id(block) not in dropped:
-        return block
-    title = getattr(block, "title", "") or "A part of this page"
-    line = f"{title}: left out, so that this file stays small; recsys dashboard shows it."
-    return Words(lines=[line], tone="note")
-
-
-def fitted(documents: Sequence[Document], most: int) -> list[Document]:
-    """Leave the largest blocks out until documents take at most so many bytes."""
-    excess = len(for_script(documents)) - most
-    dropped: set[int] = set()
-    leaves = [
-        leaf for place, one in enumerate(documents) for leaf in _leaves(one.page.blocks, place)
-    ]
-    for size, _, block in sorted(leaves, key=lambda leaf: -leaf[0]):
-        if excess <= 0:
-            break
-        dropped.add(id(block))
-        # What is said instead takes its room too.
-        excess -= size - len(encoded(_without(block, dropped)))
-    return [
-        replace(
-            one,
-            page=replace(one.page, blocks=[_without(block, dropped) for block in one.page.blocks]),
-        )
-        for one in documents
-    ]
-
-
-def _inlined(source: str) -> str:
-    """Make a script that cannot end its element, nor begin a comment of the page in it."""
-    return re.sub("<(?=!--|/?script)", r"\\x3C", source, flags=re.IGNORECASE)
-
-
-def scripts() -> list[str]:
-    """Return the chart library, the table component and our modules, in that order."""
-    text = {name: found.body.decode() for name, found in assets().items() if name.endswith(".js")}
-    tables, count = TABLE_EXPORTS.subn(
-        r"globalThis.recsys_datatables = { default: \1 };", text["datatables.js"]
-    )
-    assert count == 1, "the table component exports nothing as default"
-    ours = {name: source for name, source in text.items() if name not in LATER}
-    charts = f"{text['vega.js']}\nglobalThis.recsys_vega = globalThis.vegaEmbed;"
-    return [_inlined(source) for source in (charts, tables, one_script(ours, FIRST))]
-
-
-def _digest(source: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
-
-
-def html_of(documents: Sequence[Document], pages: Sequence[PageEntry], title: str) -> str:
-    """Write the file."""
-    style = "\n".join(assets()[name].body.decode() for name in STYLES)
-    code = scripts()
-    policy = (
-        f"default-src 'none'; script-src {' '.join(map(_digest, code))}; "
-        f"style-src {_digest(style)}; style-src-attr 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    without = filled(
-        SHELL,
-        policy=f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        title=title.translate({ord(sign): f"&#{ord(sign)};" for sign in "&<>"}),
-        head=f"<style>{style}</style>",
-        settings="SETTINGS",
-        scripts="\n".join(f'<script type="module">{one}</script>' for one in code),
-    )
-    room = MAX_BYTES - len(without.encode()) - 10_000
-    settings = {
-        "pages": navigation(pages),
-        "acts": False,
-        "exported": fitted(documents, room),
-    }
-    head, tail = without.split(">SETTINGS<")
-    return f"{head}>{for_script(settings)}<{tail}"
-
-
 def write(
     context: Context, pages: Sequence[PageEntry], runs: Sequence[Run], path: Path
 ) -> Sequence[str]:
@@ -224,7 +117,7 @@ def write(
     if not documents:
         raise ValueError(f"nothing of these runs can be shown: {'; '.join(left_out)}")
     title = f"{', '.join(run.name for run in runs)} \u00b7 Recsys dashboard"
-    text = html_of(documents, pages, title)
+    text = html_of(documents, navigation(pages), title)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, text)
     return left_out

@@ -10,7 +10,7 @@ import uvicorn
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.web.access import Access
 from pipelines.dashboard.web.app import Site, create_app
-from pipelines.dashboard.web.assets import version
+from pipelines.pages.assets import version
 
 
 def serve(context: Context, pages: Sequence[PageEntry], access: Access, port: int) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from string import Template
 
 from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.web.access import Access
-from pipelines.dashboard.web.assets import CLIENT, STYLES, assets, version
-from pipelines.dashboard.web.encoding import for_script
-
-SHELL = CLIENT / "shell.html"
-FIRST = "main.js"
-LATER = {"vega.js", "datatables.js"}
-"""Modules that run where a page has a chart or a table; they are fetched while it is made."""
+from pipelines.pages.assets import STYLES, assets, version
+from pipelines.pages.encoding import for_script
+from pipelines.pages.file import FIRST, LATER, SHELL, filled
 
 
 def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
@@ -28,11 +22,6 @@ def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
         }
         for page in pages
     ]
-
-
-def filled(path: Path, **parts: str) -> str:
-    """Fill the shell; every part is given."""
-    return Template(path.read_text(encoding="utf-8")).substitute(parts)
 
 
 def served_shell(pages: Sequence[PageEntry], access: Access) -> str:

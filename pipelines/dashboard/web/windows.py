@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 
-from pipelines.dashboard.document import Block, Cell, LinkedCell, Page, Rows, Section, Table, Window
 from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.pages.document import Block, Cell, LinkedCell, Page, Rows, Section, Table, Window
 
 MAX_LENGTH = 1_000
 CSV_LENGTH = 20_000

@@ -18,8 +18,8 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.evidence.joined import DEPTH, Joined
 from pipelines.dashboard.evidence.per_user import SERVED, Side, Split, answers
 from pipelines.dashboard.evidence.slicings import Slicing, Slicings
+from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED
-from pipelines.reports.wins import RANK
 from recsys.evaluation.significance import holm
 
 OUTCOMES = ("both", "first", "second", "neither")

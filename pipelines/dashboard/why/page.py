@@ -7,7 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
+from pipelines.dashboard.evidence.catalogue import catalogue_of
+from pipelines.dashboard.evidence.choices import controls, split_control
+from pipelines.dashboard.evidence.histories import users_like
+from pipelines.dashboard.evidence.one_run import suggest_runs
+from pipelines.dashboard.evidence.slicings import label_of_group
+from pipelines.dashboard.evidence.verdict import p_words
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.why.outcomes import OUTCOMES, lost_where, patterns
+from pipelines.dashboard.why.queries import ALL, columns_of, example_users, rows_of, window_rows
+from pipelines.dashboard.why.shown import LISTED, Shown, shown_of
+from pipelines.dashboard.why.user import user_section
+from pipelines.pages.charts.shapes import Bar, share_chart
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
@@ -25,19 +38,6 @@ from pipelines.dashboard.document import (
     Window,
     Words,
 )
-from pipelines.dashboard.evidence.catalogue import catalogue_of
-from pipelines.dashboard.evidence.choices import controls, split_control
-from pipelines.dashboard.evidence.histories import users_like
-from pipelines.dashboard.evidence.one_run import suggest_runs
-from pipelines.dashboard.evidence.slicings import label_of_group
-from pipelines.dashboard.evidence.verdict import p_words
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.why.outcomes import OUTCOMES, lost_where, patterns
-from pipelines.dashboard.why.queries import ALL, columns_of, example_users, rows_of, window_rows
-from pipelines.dashboard.why.shown import LISTED, Shown, shown_of
-from pipelines.dashboard.why.user import user_section
-from pipelines.reports.charts.shapes import Bar, share_chart
-from pipelines.reports.charts.style import color_of
 
 SHOWN_PATTERNS = 12
 LEVEL = 0.05

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Cell, Column, Link, LinkedCell, Rows, Window
 from pipelines.dashboard.evidence.catalogue import catalogue_of
 from pipelines.dashboard.evidence.histories import user_ids, users_matching
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.why.outcomes import OUTCOMES, gain
 from pipelines.dashboard.why.shown import Shown
+from pipelines.pages.document import Cell, Column, Link, LinkedCell, Rows, Window
 
 ALL = "all"
 NOWHERE = 255

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Origin, Parameters
 from pipelines.dashboard.evidence.choices import NO_PAIR, name_of, sides_of
 from pipelines.dashboard.evidence.one_run import one_run
 from pipelines.dashboard.evidence.paired import Pairs, pairs_of
@@ -15,7 +14,8 @@ from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, answers
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.why.outcomes import Codes, outcome_of
-from pipelines.reports.charts.style import NOBODY, SHARED, color_of
+from pipelines.pages.charts.style import NOBODY, SHARED, color_of
+from pipelines.pages.document import Origin, Parameters
 
 LISTED = 20
 """Places of a list that are kept, so a k beyond has no lists."""

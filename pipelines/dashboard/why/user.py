@@ -9,7 +9,14 @@ import polars as pl
 
 from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import (
+from pipelines.dashboard.evidence.catalogue import Catalogue, catalogue_of
+from pipelines.dashboard.evidence.histories import history, user_row
+from pipelines.dashboard.evidence.joined import DEPTH
+from pipelines.dashboard.evidence.per_user import Side, Split, answers
+from pipelines.dashboard.query import NotFoundError
+from pipelines.dashboard.why.outcomes import COMBINED
+from pipelines.dashboard.why.shown import Shown
+from pipelines.pages.document import (
     Block,
     Column,
     Entry,
@@ -20,16 +27,9 @@ from pipelines.dashboard.document import (
     Table,
     Words,
 )
-from pipelines.dashboard.evidence.catalogue import Catalogue, catalogue_of
-from pipelines.dashboard.evidence.histories import history, user_row
-from pipelines.dashboard.evidence.joined import DEPTH
-from pipelines.dashboard.evidence.per_user import Side, Split, answers
-from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.why.outcomes import COMBINED
-from pipelines.dashboard.why.shown import Shown
+from pipelines.pages.wins import RANK
+from pipelines.pages.wording import model_label
 from pipelines.ranking.artefact import RANKED
-from pipelines.reports.wins import RANK
-from pipelines.reports.wording import model_label
 from recsys.data.dataset import Sequences
 
 HISTORY = 15

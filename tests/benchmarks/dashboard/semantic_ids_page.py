@@ -19,12 +19,12 @@ import polars as pl
 import torch
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Window
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.semantic_ids.page import build, members, suggest_items
-from pipelines.dashboard.web.encoding import encoded
 from pipelines.engine.artifacts import to_json
+from pipelines.pages.document import Window
+from pipelines.pages.encoding import encoded
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.kmeans import Centres

@@ -18,7 +18,7 @@ import altair as alt
 import torch
 import vl_convert
 
-from pipelines.reports.charts.style import values
+from pipelines.pages.charts.style import values
 from tests.benchmarks.reproduction.power_law import PowerLaw, fit_power_law
 
 PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"

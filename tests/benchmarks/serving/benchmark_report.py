@@ -15,11 +15,11 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from pipelines.reports.page import report_html
-from pipelines.reports.report_data import Provenance, read_report_data
+from pipelines.pages.page import report_html
+from pipelines.pages.report_data import Provenance, read_report_data
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.serving.server import CHROMIUM, chromium
-from tests.pipelines.reports.synthetic_evaluation import (
+from tests.pipelines.pages.synthetic_evaluation import (
     SyntheticEvaluation,
     write_synthetic_evaluation,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from pipelines.dashboard.document import Block, Cell, Control, LinkedCell, Page, Section
+from pipelines.pages.document import Block, Cell, Control, LinkedCell, Page, Section
 
 B = TypeVar("B")
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pipelines.dashboard.document import Block, Chart, Page, Section, Table, Words
+from pipelines.pages.document import Block, Chart, Page, Section, Table, Words
 
 
 def blocks(page: Page) -> Iterator[Block]:

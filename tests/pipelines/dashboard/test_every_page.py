@@ -10,6 +10,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.web import export
+from pipelines.pages import file
 from tests.pipelines.dashboard.browser import WIDTHS, Window, served, windows
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,7 @@ def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(
     context = Context(stores=Stores(Places(roots=[workspace])), exported=True)
     path = tmp_path / "run.html"
     export.write(context, PAGES, export.find_runs(context.stores, []), path)
-    assert path.stat().st_size <= export.MAX_BYTES
+    assert path.stat().st_size <= file.MAX_BYTES
     text = path.read_text().split('type="application/json">')[1].split("</script>")[0]
     held = json.loads(text)["exported"]
     assert {"summary", "run", "compare", "why"} <= {one["name"] for one in held}

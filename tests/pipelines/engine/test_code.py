@@ -134,7 +134,7 @@ def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(copied
         ("serving/bundle/history_models.py", "release", "fit_blend"),
         ("recsys/kernels/embedding_bag/triton_kernel.py", "train_two_tower", "build_features"),
         ("recsys/kernels/tuned/nvidia-h200.json", "train_two_tower", "build_features"),
-        ("pipelines/reports/static/report.css", "report", "evaluate"),
+        ("pipelines/pages/client/dashboard.css", "report", "evaluate"),
         ("features/histories.py", "build_features", "train_two_tower"),
         ("serving/bundle/__init__.py", "release", "train_two_tower"),
         # A setting of another stage: its values are in the manifests of the stages that read them.

@@ -12,9 +12,9 @@ from pipelines.dashboard.ask import loading
 from pipelines.dashboard.ask.loading import loading_of
 from pipelines.dashboard.ask.page import ENTRY, build, exports
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import ItemList, Lists, Page, Table, Tiles, Words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.pages.document import ItemList, Lists, Page, Table, Tiles, Words
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions

@@ -11,11 +11,11 @@ import torch
 from pipelines.dashboard.compare.page import ENTRY
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Page
 from pipelines.dashboard.evidence.choices import name_of
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.pages.document import Page
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
 from tests.pipelines.dashboard.pages_read import charts, lines_of, table, words

@@ -5,9 +5,9 @@ import pytest
 from pipelines.dashboard.compare.page import ENTRY
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Words
 from pipelines.dashboard.query import Query
 from pipelines.evaluation.analysis import Analysis
+from pipelines.pages.document import Words
 from tests.pipelines.dashboard.pages_read import charts, lines_of, table, words
 
 pytestmark = pytest.mark.slow

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Section, Table, Words
 from pipelines.dashboard.inventory.differences import build
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.pages.document import Section, Table, Words
 from tests.pipelines.dashboard.documents import block_of, blocks_of
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_run, write_stage
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Chart, Section, Table, Tiles, Words
 from pipelines.dashboard.inventory.run import build, duration
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.pages.document import Chart, Section, Table, Tiles, Words
 from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, texts
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_bundle, write_json, write_run

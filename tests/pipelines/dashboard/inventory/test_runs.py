@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Chart, LinkedCell, Table, Tiles, Window, Words
 from pipelines.dashboard.inventory.runs import ENTRY, build, rows_of, suggested
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.scan import Snapshot
 from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.pages.document import Chart, LinkedCell, Table, Tiles, Window, Words
 from tests.pipelines.dashboard.documents import block_of, control_of, texts
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, METRICS, write_bundle, write_run
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Action, Chart, Page, Section, Table, Tiles, Words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.releases.page import ENTRY, build
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import CommandRun, append, read_history
+from pipelines.pages.document import Action, Chart, Page, Section, Table, Tiles, Words
 from pipelines.publishing.decisions import Decision, read_decisions, write_decision
 from pipelines.publishing.promotion import note_alias, note_release, served_version
 from serving.bundle.manifest import read_manifest

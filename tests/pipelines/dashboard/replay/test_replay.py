@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Chart, Table, Words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.replay.freshness import ageing_of, falling, losses
 from pipelines.dashboard.replay.numbers import earned, peer_gaps
 from pipelines.dashboard.replay.page import build, exports
 from pipelines.dashboard.replay.read import ALL, backtests, mean_of, read
 from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.pages.document import Chart, Table, Words
 from recsys.replay.folder import ReplayFolder, save_arrays, save_lists, write_json
 from recsys.replay.steps import Step
 from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Chart, Page, Section, Table, Tiles, Words
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.service import live
@@ -16,6 +15,7 @@ from pipelines.dashboard.service.live import quantile_of, sample_of
 from pipelines.dashboard.service.page import build, exports
 from pipelines.dashboard.service.request_log import request_log
 from pipelines.dashboard.service.view import view_of
+from pipelines.pages.document import Chart, Page, Section, Table, Tiles, Words
 from serving.metrics import ServerMetrics
 from serving.online.sqlite_store import SqliteStore
 from tests.pipelines.dashboard.service.online_log import BEGIN_MS, click, write_log

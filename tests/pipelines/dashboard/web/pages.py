@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import (
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.pages.charts.style import spec_of
+from pipelines.pages.document import (
     Action,
     Chart,
     Column,
@@ -30,8 +32,6 @@ from pipelines.dashboard.document import (
     Window,
     Words,
 )
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.reports.charts.style import spec_of
 
 HOSTILE = (
     '<img src=x onerror="window.broken=1">',

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.document import Page, Section, Table, Words
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.web import export
-from pipelines.dashboard.web.assets import assets
-from pipelines.dashboard.web.encoding import for_script
-from pipelines.dashboard.web.modules import in_order, one_script
-from pipelines.dashboard.web.shell import FIRST, LATER
+from pipelines.pages import file
+from pipelines.pages.assets import assets
+from pipelines.pages.document import Page, Section, Table, Words
+from pipelines.pages.encoding import for_script
+from pipelines.pages.file import FIRST, LATER
+from pipelines.pages.modules import in_order, one_script
 from tests.pipelines.dashboard.browser import Window
 from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
 from tests.pipelines.dashboard.web.test_server import OneRun
@@ -73,20 +74,20 @@ def test_the_largest_blocks_are_left_out_and_named():
     small = Table(key="a", title="Small", note="", columns=[], rows=[["x" * 100]])
     large = replace(small, key="b", title="Large", rows=[["x" * 10_000]])
     page = Page(title="p", lead="", blocks=[small, Section(key="s", title="s", blocks=[large])])
-    documents = [export.Document(name="p", parameters={}, page=page)]
-    (kept,) = export.fitted(documents, 2_000)
+    documents = [file.Document(name="p", parameters={}, page=page)]
+    (kept,) = file.fitted(documents, 2_000)
     assert kept.page.blocks[0] is small
     (words,) = kept.page.blocks[1].blocks
     assert isinstance(words, Words)
     assert words.lines[0].startswith("Large: left out")
     assert len(for_script([kept])) <= 2_000
-    assert export.fitted(documents, 20_000)[0].page.blocks[1].blocks[0] is large
+    assert file.fitted(documents, 20_000)[0].page.blocks[1].blocks[0] is large
 
 
 def test_a_whole_file_is_never_larger_than_it_may_be(exported, tmp_path, monkeypatch):
     context = Context(stores=OneRun(tmp_path), exported=True)
     most = exported.stat().st_size - 20_000
-    monkeypatch.setattr(export, "MAX_BYTES", most)
+    monkeypatch.setattr(file, "MAX_BYTES", most)
     export.write(context, ENTRIES, [RUN], tmp_path / "run.html")
     assert (tmp_path / "run.html").stat().st_size <= most
     assert "left out, so that this file stays small" in (tmp_path / "run.html").read_text()

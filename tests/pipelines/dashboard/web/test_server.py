@@ -11,7 +11,7 @@ from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.web import access as rules
 from pipelines.dashboard.web.access import Access
 from pipelines.dashboard.web.app import Site, create_app
-from pipelines.dashboard.web.assets import version
+from pipelines.pages.assets import version
 from tests.pipelines.dashboard.web.pages import DONE, HOSTILE, PAGES
 
 KEY = "a-long-key"
@@ -110,8 +110,8 @@ def test_a_window_and_the_whole_table(client):
 
 
 def test_a_spreadsheet_takes_no_title_for_a_formula():
-    from pipelines.dashboard.document import Rows, Table, Window
     from pipelines.dashboard.web.windows import csv_lines
+    from pipelines.pages.document import Rows, Table, Window
 
     table = Table(key="t", title="", note="", columns=[])
     rows = Rows(total=1, found=1, rows=[["=1+1", "@x", -0.5, "plain"]])

@@ -5,7 +5,6 @@ import polars as pl
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.document import Chart, ItemList, Lists, Section, Table, Window, Words
 from pipelines.dashboard.evidence.catalogue import catalogue_of
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
@@ -13,6 +12,7 @@ from pipelines.dashboard.why.outcomes import lost_where, patterns
 from pipelines.dashboard.why.page import ENTRY, build, exports
 from pipelines.dashboard.why.shown import shown_of
 from pipelines.dashboard.why.user import why_lines
+from pipelines.pages.document import Chart, ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 

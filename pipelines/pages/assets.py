@@ -1,0 +1,59 @@
+"""What a browser loads: our modules and styles, the chart library and the table component.
+
+All of it comes from installed packages; there is no build step. Addresses hold a digest of
+everything, so a browser keeps files for good and still sees a new version at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pipelines.pages.charts.style import embedding_script
+from serving.web import files as served
+
+CLIENT = Path(__file__).parent / "client"
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+STYLES = ("palette.css", "dashboard.css", "blocks.css", "tables.css", "print.css")
+"""In the order in which they apply."""
+
+
+class Asset(NamedTuple):
+    """A file as it is sent."""
+
+    body: bytes
+    media_type: str
+
+
+def _table_component() -> bytes:
+    import itables
+
+    return (Path(itables.__file__).parent / "html" / "dt_bundle.js").read_bytes()
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """Read every asset, by name; the chart library takes about a second."""
+    files = {
+        path.name: path.read_bytes() for path in sorted(CLIENT.iterdir()) if path.suffix in TYPES
+    }
+    files["combobox.js"] = (served.STATIC / "combobox.js").read_bytes()
+    files["datatables.js"] = _table_component()
+    files["vega.js"] = embedding_script().encode()
+    return {name: Asset(body, TYPES[Path(name).suffix]) for name, body in files.items()}
+
+
+@cache
+def version() -> str:
+    """Name the content of all assets in 16 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for name, asset in sorted(assets().items()):
+        digest.update(f"{name}\0{len(asset.body)}\0".encode())
+        digest.update(asset.body)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,287 @@
+"""What a page of the dashboard consists of, as plain values: a browser draws it, a test reads it.
+
+A page is made by one function of a query, so it is the same served, exported and tested. Strings
+are text: nothing in them is markup, whatever a title holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Tone = Literal["plain", "good", "bad", "note"]
+Cell = str | float | int | bool | None
+Parameters = Mapping[str, str | tuple[str, ...]]
+"""Of a page: values by name, as they stand in its address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """To a page of the dashboard, or to a file of a run."""
+
+    label: str
+    page: str | None = None
+    """Name of a page."""
+    parameters: Parameters = field(default_factory=dict)
+    file: str | None = None
+    """``<run key>/<path below the run>``, where it is a file instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What the numbers of a block were computed from."""
+
+    run: str
+    """Key of the run; "" where the numbers are of none that is known, such as a backtest alone."""
+    name: str
+    config_digest: str | None
+    data_digest: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkedCell:
+    """A cell of a table that leads somewhere."""
+
+    text: str
+    link: Link
+    sort: Cell = None
+    """What the cell is sorted by, where that is not its text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """A paragraph, or a list of them."""
+
+    lines: Sequence[str]
+    tone: Tone = "plain"
+    links: Sequence[Link] = ()
+    kind: Literal["words"] = "words"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One number that is read at a glance."""
+
+    label: str
+    value: str
+    """With its unit."""
+    note: str = ""
+    tone: Tone = "plain"
+    link: Link | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """Numbers side by side."""
+
+    tiles: Sequence[Tile]
+    kind: Literal["tiles"] = "tiles"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A chart with the table of its values, which a reader can open and download."""
+
+    key: str
+    """Unique on its page."""
+    title: str
+    note: str
+    """What it shows and how to read it, in a sentence or two."""
+    description: str
+    """For a reader who cannot see it: what there is to see."""
+    spec: Mapping[str, Any]
+    """Vega-Lite (`pipelines.pages.charts`); axes name their units."""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    legend: Mapping[str, str] = field(default_factory=dict)
+    """Colour by series; the page draws it."""
+    origins: Sequence[Origin] = ()
+    kind: Literal["chart"] = "chart"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table."""
+
+    label: str
+    note: str = ""
+    """What it says; shown where the label is pointed at or focused."""
+    numeric: bool = False
+    """Right-aligned, sorted by number."""
+    format: Literal["", "metric", "count", "percent", "seconds", "bytes", "signed", "time"] = ""
+    """How a number is written: ``metric`` .1234, ``signed`` +.0123, ``seconds`` 1 h 2 min."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table that is sorted, searched, paged and downloaded.
+
+    Its rows stand here, or, where there are many, come a window at a time from the page's rows
+    function of the name ``source``.
+    """
+
+    key: str
+    title: str
+    note: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell | LinkedCell]] = ()
+    source: str | None = None
+    page_length: int = 25
+    origins: Sequence[Origin] = ()
+    kind: Literal["table"] = "table"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An item of a list."""
+
+    item_id: str
+    title: str
+    note: str = ""
+    """Such as its score, its source, its categories."""
+    mark: Literal["", "hit", "seen", "new", "moved_up", "moved_down", "gone"] = ""
+    link: Link | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemList:
+    """One list of items, best first."""
+
+    title: str
+    note: str = ""
+    entries: Sequence[Entry] = ()
+    empty: str = "no items"
+    """Said where there are none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists:
+    """Lists of items side by side; the same item is highlighted in all of them."""
+
+    key: str
+    lists: Sequence[ItemList]
+    numbered: bool = True
+    origins: Sequence[Origin] = ()
+    kind: Literal["lists"] = "lists"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node of a tree."""
+
+    label: str
+    note: str = ""
+    link: Link | None = None
+    """Opens the node, where it is a page's parameter that says which are open."""
+    children: Sequence[Node] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Nodes below nodes."""
+
+    key: str
+    title: str
+    note: str
+    nodes: Sequence[Node]
+    origins: Sequence[Origin] = ()
+    kind: Literal["tree"] = "tree"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """Something the reader can have done, after a confirmation and with a key."""
+
+    key: str
+    title: str
+    note: str
+    """What will happen."""
+    name: str
+    """Of the page's action function."""
+    values: Mapping[str, str]
+    """Sent with it."""
+    fields: Sequence[tuple[str, str]] = ()
+    """Name and label of texts that the reader adds, such as a reason."""
+    kind: Literal["action"] = "action"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page under its heading."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
+    note: str = ""
+    kind: Literal["section"] = "section"
+
+
+Block = Words | Tiles | Chart | Table | Lists | Tree | Action | Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A value that can be chosen."""
+
+    value: str
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """Something that changes a parameter of the page, and with it what the page shows."""
+
+    name: str
+    """Of the parameter."""
+    label: str
+    kind: Literal["select", "several", "search", "number", "toggle"]
+    value: str | tuple[str, ...] = ""
+    """Of a ``toggle``: 1 or 0."""
+    options: Sequence[Option] = ()
+    """Of ``select`` and ``several``, where they are few."""
+    suggest: str | None = None
+    """Name of the page's suggest function, which finds options as the reader types."""
+    least: float | None = None
+    most: float | None = None
+    at_most: int | None = None
+    """Of ``several``: how many may be chosen."""
+    clears: Sequence[str] = ()
+    """Parameters that another value of this one makes meaningless, such as ``model`` of a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """A page."""
+
+    title: str
+    lead: str
+    """What the page is for, or its answer, in a sentence."""
+    blocks: Sequence[Block]
+    controls: Sequence[Control] = ()
+    notices: Sequence[str] = ()
+    """What the reader should know first: a store that is gone, a run half written."""
+    refresh_seconds: float | None = None
+    """After so long the page is made anew while it is looked at; None leaves it as it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """The part of a table that is shown."""
+
+    start: int = 0
+    length: int = 25
+    order_by: int | None = None
+    """Position of the column."""
+    descending: bool = False
+    search: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of a window."""
+
+    total: int
+    found: int
+    """Rows that the search leaves."""
+    rows: Sequence[Sequence[Cell | LinkedCell]]

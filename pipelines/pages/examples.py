@@ -1,0 +1,146 @@
+"""Example users with titles: their history, the held-out item, and each model's list.
+
+Chosen by rule: for each outcome (every model finds the item, only one does, none does) the user of
+median history length. User ids are left out, because reports are shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from pipelines.pages.wins import RANK
+from recsys.data.dataset import Sequences
+
+LISTED = 10
+HISTORY = 8
+MAX_TITLE = 300
+Split = Literal["validation", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """An item of a list."""
+
+    title: str
+    hit: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelList:
+    """What one model listed for the user."""
+
+    model: str
+    rank: int | None
+    """Of the first held-out item that it found, over the whole catalogue."""
+    items: list[Listed]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One user."""
+
+    found_by: list[str]
+    """Models that have a held-out item among the first places."""
+    num_history: int
+    history: list[str]
+    """Titles of the latest items, newest first."""
+    held_out: list[str]
+    lists: list[ModelList]
+
+
+def outcomes(models: Sequence[str]) -> list[tuple[str, ...]]:
+    """List which models find the item, for the outcomes that are worth an example."""
+    several = len(models) > 1
+    alone = [(model,) for model in models] if several else []
+    return [tuple(models), *alone, ()]
+
+
+def chosen_users(
+    table: pl.LazyFrame, models: Sequence[str], lengths: np.ndarray, depth: int = LISTED
+) -> list[tuple[tuple[str, ...], int]]:
+    """Choose the user row of median history length for each outcome that occurs.
+
+    Where none of them occurs, the commonest other outcome is shown.
+
+    Args:
+        lengths: Events before the split of each user row, [U].
+    """
+    found = [(pl.col(f"{RANK}{model}").min() <= depth).fill_null(False) for model in models]
+    users = table.group_by("user_row").agg(
+        each.alias(model) for model, each in zip(models, found, strict=True)
+    )
+    frame = users.sort("user_row").collect()
+    frame = frame.with_columns(pl.Series("length", lengths[frame["user_row"].to_numpy()]))
+    occurring = frame.group_by(models).len().sort("len", *models, descending=True)
+    found_by = [
+        tuple(model for model, finds in zip(models, row, strict=True) if finds)
+        for row in occurring.select(models).iter_rows()
+    ]
+    wanted = [outcome for outcome in outcomes(models) if outcome in found_by]
+    chosen = []
+    for outcome in wanted or found_by[:1]:
+        same = [pl.col(model) == (model in outcome) for model in models]
+        rows = frame.filter(pl.all_horizontal(same)).sort("length", "user_row")
+        chosen.append((outcome, int(rows["user_row"][rows.height // 2])))
+    return chosen
+
+
+def titles_of(items: Path, rows: Iterable[int]) -> Mapping[int, str]:
+    """Read the display texts of some item rows, cut where they are endless."""
+    frame = pl.scan_parquet(items).filter(pl.col("item_row").is_in(sorted(set(rows))))
+    title = pl.col("display_text").str.slice(0, MAX_TITLE)
+    return dict(frame.select("item_row", title).collect().iter_rows())
+
+
+def read_examples(
+    table: Path, items: Path, sequences: Sequences, models: Sequence[str], split: Split
+) -> list[Example]:
+    """Choose the users of a split's per-user table and look up their titles.
+
+    Args:
+        table: Per-user Parquet of the evaluate stage.
+        items: Catalogue of the build_features artefact.
+    """
+    ends = sequences.train_end if split == "validation" else sequences.validation_end
+    starts = sequences.offsets[:-1]
+    lazy = pl.scan_parquet(table)
+    chosen = chosen_users(lazy, models, np.asarray(ends - starts))
+    users = [user for _, user in chosen]
+    frame = lazy.filter(pl.col("user_row").is_in(users)).collect()
+    parts = {user: frame.filter(pl.col("user_row") == user) for user in users}
+    pasts = {
+        user: np.asarray(sequences.item_rows[max(starts[user], ends[user] - HISTORY) : ends[user]])
+        for user in users
+    }
+    listed = {
+        (user, model): part[f"top_k_{model}"][0].to_list()[:LISTED]
+        for user, part in parts.items()
+        for model in models
+    }
+    shown = {*frame["item_row"].to_list(), *(row for rows in listed.values() for row in rows)}
+    titles = titles_of(items, shown.union(*(past.tolist() for past in pasts.values())))
+    examples = []
+    for outcome, user in chosen:
+        held_out = parts[user]["item_row"].to_list()
+        lists = []
+        for model in models:
+            ranks = parts[user][f"{RANK}{model}"].drop_nulls().to_list()
+            rows = listed[user, model]
+            entries = [Listed(title=titles.get(row, "?"), hit=row in held_out) for row in rows]
+            lists.append(ModelList(model=model, rank=min(ranks, default=None), items=entries))
+        examples.append(
+            Example(
+                found_by=list(outcome),
+                num_history=int(ends[user] - starts[user]),
+                history=[titles.get(row, "?") for row in pasts[user][::-1].tolist()],
+                held_out=[titles.get(row, "?") for row in held_out[:HISTORY]],
+                lists=lists,
+            )
+        )
+    return examples

@@ -1,0 +1,165 @@
+"""The data of a report, read from the artefacts of a workspace.
+
+Only the examples are about single users, so the size does not depend on the number of users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+import torch
+
+from pipelines.engine.artifacts import read_json
+from pipelines.evaluation.analysis import Analysis, SplitAnalysis
+from pipelines.inputs.tensors import tie_orders
+from pipelines.pages.blends import BlendReport, read_blends
+from pipelines.pages.curves import Curve, read_curves
+from pipelines.pages.examples import Example, read_examples
+from pipelines.pages.rankers import RankerReport, read_ranker
+from pipelines.pages.wins import Wins, models_of, read_ranks, targets_of, wins_of
+from recsys.data.dataset import Sequences
+from recsys.evaluation.beyond_accuracy import item_popularity
+from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
+
+SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
+TRAININGS = {
+    "train_two_tower": "two_tower",
+    "train_sequence": "sequence",
+    "train_generative": "generative",
+    "train_ranker": "ranked",
+}
+"""Model of each stage that has training curves, where it ran."""
+Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
+"""Value by tie order, split, model and metric."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Inputs, versions and settings of the report."""
+
+    data_digest: str
+    evaluation_digest: str
+    raw_files: Mapping[str, str]
+    """sha256 of each raw file by its role."""
+    versions: Mapping[str, str]
+    settings: str
+    """The run's configuration as TOML, without places."""
+    dataset: str | None
+    """A data set known by name, or None for files of one's own."""
+    num_test_looks: int
+    """Evaluations in this workspace so far that read the test split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """One report."""
+
+    title: str
+    primary: str
+    """The metric that models are chosen by."""
+    models: tuple[str, ...]
+    orders: list[str]
+    """Orders of tied times, the released one first."""
+    num_items: int
+    split_kind: str
+    excludes_history: bool
+    features: Mapping[str, Any]
+    """report.json of build_features."""
+    analysis: Analysis
+    metrics: Numbers
+    """metrics.json of evaluate."""
+    wins: Wins
+    curves: list[Curve]
+    blends: list[BlendReport]
+    ranker: RankerReport | None
+    """None where none was trained."""
+    examples: list[Example]
+    provenance: Provenance
+
+    @property
+    def order(self) -> str:
+        """The order whose models are released."""
+        return self.orders[0]
+
+    def measured(self, split: str, order: str | None = None) -> SplitAnalysis:
+        """Return the analysis of one split."""
+        return self.analysis.orders[order or self.order][split]
+
+    def interval(self, model: str, split: str, order: str | None = None) -> Interval:
+        """Return a model's primary metric with its interval."""
+        return self.measured(split, order).models[model].intervals[self.primary]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {**asdict(self), "analysis": self.analysis.as_json()}
+
+
+def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
+    """Cut a test split by length of history and popularity of the item."""
+    users, targets = targets_of(table)
+    lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
+    popularity = item_popularity(sequences.histories(sequences.train_end), num_item_rows)
+    return [
+        *history_length_slices(targets, lengths),
+        *item_popularity_slices(targets, popularity),
+    ]
+
+
+def read_wins(table: Path, sequences: Sequences, num_item_rows: int, depth: int) -> Wins:
+    """Count who wins on the test split."""
+    models = models_of(list(pl.read_parquet_schema(table)))
+    slices = slices_for_wins(table, sequences, num_item_rows)
+    return wins_of(read_ranks(table, models, depth), models, depth, slices)
+
+
+def read_report_data(
+    artefacts: Mapping[str, Path],
+    *,
+    title: str,
+    split_kind: str,
+    excludes_history: bool,
+    provenance: Provenance,
+) -> ReportData:
+    """Read what the report of one evaluation says.
+
+    Args:
+        artefacts: Directory of each stage that a report reads, by the stage's name.
+    """
+    features, evaluation = artefacts["build_features"], artefacts["evaluate"]
+    analysis = Analysis.load(evaluation)
+    metrics: Numbers = read_json(evaluation / "metrics.json")
+    orders = [order for order in tie_orders(features) if order in analysis.orders]
+    sequences = Sequences.load(features / "sequences" / orders[0])
+    table = evaluation / f"per_user_{orders[0]}_test.parquet"
+    num_item_rows = read_json(features / "features.json")["num_item_rows"]
+    values = next(iter(metrics[orders[0]]["test"].values()))
+    depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
+    wins = read_wins(table, sequences, num_item_rows, depth)
+    primary = analysis.primary_metric
+    return ReportData(
+        title=title,
+        primary=primary,
+        models=wins.models,
+        orders=orders,
+        num_items=num_item_rows - 1,
+        split_kind=split_kind,
+        excludes_history=excludes_history,
+        features=read_json(features / "report.json"),
+        analysis=analysis,
+        metrics=metrics,
+        wins=wins,
+        curves=[
+            curve
+            for stage, model in TRAININGS.items()
+            for curve in read_curves(artefacts[stage], model, primary)
+        ],
+        blends=read_blends(artefacts["fit_blend"], orders[0]),
+        ranker=read_ranker(artefacts["train_ranker"], orders[0]),
+        examples=read_examples(table, features / "items.parquet", sequences, wins.models, "test"),
+        provenance=provenance,
+    )

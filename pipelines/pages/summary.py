@@ -1,0 +1,210 @@
+"""The sentences of a report: headline, protocol, warnings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipelines.pages.report_data import ReportData
+from pipelines.pages.wording import model_label, parted
+from recsys.evaluation.bootstrap import Interval
+from recsys.evaluation.significance import Comparison
+
+FEW_USERS = 500
+MANY_LOOKS = 10
+BASELINE = "popularity"
+SERVED = ("ranked", "blend_fast", "blend")
+"""Models that may be served by default, the first that there is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The result in one paragraph."""
+
+    model: str
+    """The served one; if it was not measured, the best on validation: not chosen on test."""
+    is_served: bool
+    verdict: str
+    """Its paired tests against the others, on test."""
+    interval: Interval
+    """The primary metric on test, with its interval."""
+    found: float | None
+    """Share of users with a held-out item in their list, on test."""
+    k: int
+    times_baseline: float | None
+
+
+def best_model(data: ReportData) -> str:
+    """Name the model with the best primary metric on validation; the first of equal ones."""
+    return max(data.models, key=lambda model: data.interval(model, "validation").mean)
+
+
+def served_model(data: ReportData) -> str | None:
+    """Name the model that is served by default; None if it was not measured."""
+    is_ranked = data.ranker is not None and data.ranker.served
+    order = SERVED if is_ranked else SERVED[1:]
+    return next((model for model in order if model in data.models), None)
+
+
+def swapped(test: Comparison) -> Comparison:
+    """Swap candidate and baseline of a paired test."""
+    return test._replace(
+        candidate=test.baseline,
+        baseline=test.candidate,
+        candidate_mean=test.baseline_mean,
+        baseline_mean=test.candidate_mean,
+        difference=-test.difference,
+        low=-test.high,
+        high=-test.low,
+    )
+
+
+def comparisons(data: ReportData, order: str | None = None) -> list[Comparison]:
+    """Return the paired tests on the primary metric of the test split, the better model first."""
+    found = data.measured("test", order).comparisons
+    tests = [test for test in found if test.metric == data.primary]
+    return [swapped(test) if test.difference < 0 else test for test in tests]
+
+
+def winners_summary(data: ReportData) -> str:
+    """Summarise wins: the model that alone is best most often, ties, and misses."""
+    everyone = data.wins.slices[0]
+    model = max(everyone.alone, key=lambda name: everyone.alone[name])
+    return (
+        f"The {model_label(model)} alone ranks the item best for {everyone.alone[model]:.0%}; "
+        f"several models tie for {everyone.shared:.0%}; no model finds {everyone.nobody:.0%}."
+    )
+
+
+def listed(names: list[str]) -> str:
+    """Join names with commas and "and"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def verdict_of(data: ReportData, model: str) -> str:
+    """Summarise a model's paired tests."""
+    worse: list[str] = []
+    level: list[str] = []
+    better: list[str] = []
+    for test in comparisons(data):
+        sides = (test.candidate, test.baseline)
+        if model not in sides:
+            continue
+        other = sides[1] if sides[0] == model else sides[0]
+        gain = test.difference if sides[0] == model else -test.difference
+        group = (worse if gain > 0 else better) if test.significant else level
+        group.append(model_label(other))
+    sentences = {
+        f"It is significantly better than {listed(worse)}.": worse,
+        f"There is no significant difference from {listed(level)}.": level,
+        f"On test, {listed(better)} did significantly better.": better,
+    }
+    return " ".join(sentence for sentence, others in sentences.items() if others)
+
+
+def headline(data: ReportData) -> Headline:
+    """Summarise the evaluation."""
+    served = served_model(data)
+    model = served or best_model(data)
+    interval = data.interval(model, "test")
+    _, k = parted(data.primary)
+    baseline = data.interval(BASELINE, "test").mean if BASELINE in data.models else 0.0
+    return Headline(
+        model=model,
+        is_served=served is not None,
+        verdict=verdict_of(data, model),
+        interval=interval,
+        found=data.metrics[data.order]["test"][model].get(f"hit_rate@{k}"),
+        k=int(k or 0),
+        times_baseline=interval.mean / baseline if baseline and model != BASELINE else None,
+    )
+
+
+def day_of(text: str | None) -> str | None:
+    """Format the day of an ISO time."""
+    if text is None:
+        return None
+    day = datetime.fromisoformat(text)
+    return f"{day.day} {day:%B %Y}"
+
+
+def time_span(data: ReportData) -> str:
+    """Give the first and last day of the events, if they have times."""
+    first, last = day_of(data.features["first_time"]), day_of(data.features["last_time"])
+    if first is None or last is None:
+        return "no timestamps, only an order"
+    return first if first == last else f"{first} to {last}"
+
+
+def protocol(data: ReportData) -> list[str]:
+    """Describe the evaluation protocol."""
+    if data.split_kind == "global_time":
+        cut = day_of(data.features["validation_from"]) or "the first cut"
+        test = day_of(data.features["test_from"]) or "the second"
+        hidden = (
+            f"Events from {test} on are held out for test, those from {cut} until then for "
+            "validation, which chooses models."
+        )
+    else:
+        hidden = (
+            "Leave-one-out: each user's last item is held out for test, the one before it for "
+            "validation, which chooses models."
+        )
+    ranked = (
+        "Each model is trained on the events before both and ranks the full catalogue of "
+        f"{data.num_items:,} items for each of {data.measured('test').num_users:,} users."
+    )
+    seen = (
+        "Items in the user's history are left out of the lists."
+        if data.excludes_history
+        else "Items in the user's history may be listed again."
+    )
+    interval = "Intervals are 95% bootstrap intervals over users."
+    return [hidden, ranked, seen, interval]
+
+
+def lost_rows(data: ReportData) -> list[tuple[str, int]]:
+    """Count the rows that were not kept, by reason."""
+    facts = data.features
+    lost = [(f"quarantined: {reason}", count) for reason, count in facts["quarantined"].items()]
+    lost += [(f"filtered out: {reason}", count) for reason, count in facts["filtered"].items()]
+    lost += [
+        ("duplicates", facts["duplicates"]),
+        ("users or items with too few events (k-core)", facts["dropped_by_k_core"]),
+        ("over the limit of events per user", facts["over_user_cap"]),
+    ]
+    tables = facts["quarantined_in_tables"].items()
+    lost += [(f"items or users quarantined: {reason}", count) for reason, count in tables]
+    forgotten = facts.get("forgotten", {}).get("users", 0)
+    lost.append(("rows of forgotten users in the users table", forgotten))
+    return [(reason, count) for reason, count in lost if count]
+
+
+def notices(data: ReportData) -> list[str]:
+    """List warnings."""
+    facts, found = data.features, [str(warning) for warning in data.features["warnings"]]
+    aside = sum(facts["quarantined"].values()) + sum(facts["quarantined_in_tables"].values())
+    if aside:
+        found.append(
+            f"{aside:,} rows could not be used and were quarantined; see Data for the reasons."
+        )
+    users = data.measured("test").num_users
+    if users < FEW_USERS:
+        found.append(
+            f"Only {users:,} users were measured: intervals are wide, and only large differences "
+            "between models are significant."
+        )
+    best, values = best_model(data), {m: data.interval(m, "test").mean for m in data.models}
+    on_test = max(data.models, key=lambda model: values[model])
+    if values[on_test] > values[best]:
+        found.append(
+            f"On test, {model_label(on_test)} is above {model_label(best)}, the best on "
+            "validation. The choice stays: choosing on test would bias the test metric upwards."
+        )
+    looks = data.provenance.num_test_looks
+    if looks > MANY_LOOKS:
+        found.append(
+            f"The test split was looked at {looks} times; each look adds to the risk of "
+            "overfitting to it."
+        )
+    return found

@@ -1,0 +1,192 @@
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.pages.report_data import Provenance, ReportData, read_report_data
+from pipelines.pages.semantic_ids.data import Catalogue, ReportedIds
+from recsys.semantic_ids.collisions import assign_semantic_ids
+from recsys.semantic_ids.kmeans import Centres
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from tests.pipelines.pages.synthetic_evaluation import (
+    SyntheticEvaluation,
+    write_synthetic_evaluation,
+)
+
+Reported = Callable[..., ReportData]
+# Contrast of each text with the first opaque ground below it (WCAG 2.1).
+CONTRAST = """() => {
+  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b]
+    .map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, place) => sum + v * [0.2126, 0.7152, 0.0722][place], 0);
+  const faults = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !one.checkVisibility() || one.closest(".unseen, .skip, script")) continue;
+    const style = getComputedStyle(one);
+    const color = one.ownerSVGElement ? style.fill : style.color;
+    let below = one;
+    while (below && (channels(getComputedStyle(below).backgroundColor)[3] ?? 1) < 1)
+      below = below.parentElement;
+    const ground = channels(getComputedStyle(below ?? document.body).backgroundColor);
+    const pair = [light(channels(color)), light(ground)].sort((a, b) => b - a);
+    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
+    if (ratio < 4.5) faults.push(`${ratio.toFixed(2)} ${one.tagName} ${one.textContent.trim()}`);
+  }
+  return faults;
+}"""
+
+
+def provenance(**changes: Any) -> Provenance:
+    values: dict[str, Any] = {
+        "data_digest": "d" * 64,
+        "evaluation_digest": "e" * 64,
+        "raw_files": {"items": "f" * 64},
+        "versions": {"torch": "2.13.0"},
+        "settings": 'seed = 0\n\n[data]\nseparator = "<"\n',
+        "dataset": None,
+        "num_test_looks": 1,
+    }
+    return Provenance(**(values | changes))
+
+
+def read(folder: Path, made: SyntheticEvaluation, **changes: Any) -> ReportData:
+    places = write_synthetic_evaluation(folder, made)
+    return read_report_data(
+        places,
+        title=changes.pop("title", "shop"),
+        split_kind=changes.pop("split_kind", "leave_one_out"),
+        excludes_history=changes.pop("excludes_history", True),
+        provenance=provenance(**changes),
+    )
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Reported:
+    """Write a made-up evaluation and read its report's data: reported(num_users=9, title="a")."""
+    fields = set(SyntheticEvaluation.__dataclass_fields__)
+
+    def made(**options: Any) -> ReportData:
+        size = {name: value for name, value in options.items() if name in fields}
+        others = {name: value for name, value in options.items() if name not in fields}
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        return read(folder, SyntheticEvaluation(**size), **others)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def plain_report(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
+    return read(tmp_path_factory.mktemp("evaluation"), SyntheticEvaluation())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlantedIds:
+    """Eight items whose codes, categories and popularity are known; see ``planted``.
+
+    Items 1 to 8 have codes 0-0 0-0 0-1 0-1 1-0 1-0 1-1 1-1 as encoded: each shares them with one
+    other item, and the third code numbers the two. Categories follow the first code, but for item
+    4, which has none, and item 8, which has the other one.
+    """
+
+    titles: tuple[str, ...] = tuple("ABCDEFGH")
+    has_popularity: bool = True
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def planted(made: PlantedIds) -> ReportedIds:
+    quantizer = ResidualKMeans(
+        [
+            Centres(torch.tensor([[10.0, 0.0], [0.0, 10.0]]), torch.zeros(2)),
+            Centres(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.zeros(2)),
+        ]
+    )
+    pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(2, 0)
+    nudge = torch.tensor([[0.1, 0.0], [0.0, 0.1]]).repeat(4, 1)
+    vectors = torch.cat([torch.zeros(1, 2), quantizer.decode(pairs) + nudge])
+    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    popularity = [0, 90, 80, 70, 60, 5, 4, 3, 2] if made.has_popularity else [0] * 9
+    values: dict[str, Any] = {
+        "ids": ids,
+        "quantizer": quantizer,
+        "id_rows": np.arange(9),
+        "vectors": vectors,
+        "catalogue": Catalogue(
+            titles=["", *made.titles, *"ABCDEFGH"[len(made.titles) :]],
+            categories=[[], ["x"], ["x"], ["x"], [], ["y"], ["y"], ["y"], ["x"]],
+            popularity=np.array(popularity),
+        ),
+        "title": "planted",
+        "how": "trained",
+        "origin": {
+            "encoder": "by hand",
+            "settings": {"method": "rq_kmeans", "num_levels": 2},
+        },
+    }
+    return ReportedIds(**(values | dict(made.changes)))
+
+
+@pytest.fixture
+def planted_ids() -> Callable[..., ReportedIds]:
+    """Make a version of semantic IDs whose report is known: planted_ids(how="kept")."""
+
+    def made(**options: Any) -> ReportedIds:
+        size = {name: options.pop(name) for name in ("titles", "has_popularity") if name in options}
+        return planted(PlantedIds(**size, changes=options))
+
+    return made
+
+
+@pytest.fixture
+def open_offline(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Open a report offline; nothing may go wrong in it and nothing but it may be asked for."""
+    contexts, faults = [], []
+
+    def opened(path: Path, width: int = 1280, **options: Any) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
+        contexts.append(context)
+        context.set_offline(True)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda message: faults.append(message.text))
+        address = path.as_uri()
+        page.on(
+            "request",
+            lambda request: None if request.url == address else faults.append(request.url),
+        )
+        page.goto(address)
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector("html[data-charts=drawn]")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+def found_in_layout(page: Any) -> list[Any]:
+    undrawn = "all => all.filter(one => !one.querySelector('svg .mark-symbol, svg .mark-rect'))"
+    faults = page.eval_on_selector_all("[data-chart]", f"{undrawn}.map(o => o.dataset.chart)")
+    faults += page.eval_on_selector_all(
+        "svg",
+        "all => all.filter(one => one.width.baseVal.value > one.parentElement.clientWidth + 1)"
+        ".map(one => `wide: ${one.parentElement.parentElement.dataset.chart}`)",
+    )
+    for _ in range(2):
+        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            faults.append("the page is wider than the window")
+        page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+    return [*faults, *page.evaluate(CONTRAST)]
+
+
+@pytest.fixture
+def faults_of_layout() -> Callable[[Any], list[Any]]:
+    """Find charts not drawn or too wide, a page too wide, and text of too little contrast."""
+    return found_in_layout

@@ -1,0 +1,43 @@
+import json
+
+import pytest
+
+from pipelines.pages.curves import read_curves, thinned
+
+
+def write(folder, lines, **ending):
+    folder.mkdir(parents=True)
+    (folder / "curve.jsonl").write_text("\n".join(lines) + "\n")
+    training = {"num_steps": 20, "best_step": 10, "stopped_early": True} | ending
+    (folder / "training.json").write_text(json.dumps(training))
+
+
+def test_loss_and_validation_are_read_by_step(tmp_path):
+    lines = [
+        '{"step": 5, "loss": 2.0}',
+        '{"step": 10, "ndcg@10": 0.2, "recall@10": 0.3}',
+        '{"step": 10, "loss": NaN}',
+        '{"step": 20, "loss": 1.0}',
+    ]
+    write(tmp_path / "given", lines)
+    (curve,) = read_curves(tmp_path, "two_tower", "ndcg@10")
+    assert curve.loss == [(5, 2.0), (20, 1.0)]
+    assert curve.validation == [(10, 0.2)]
+    assert (curve.tie_order, curve.best_step, curve.stopped_early) == ("given", 10, True)
+
+
+def test_another_metric_stands_in_and_none_is_no_error(tmp_path):
+    write(tmp_path / "given", ['{"step": 10, "recall@10": 0.3}'])
+    write(tmp_path / "shuffled", ['{"step": 10, "loss": 0.3}'], best_step=None)
+    given, shuffled = read_curves(tmp_path, "two_tower", "ndcg@10")
+    assert (given.metric, given.validation) == ("recall@10", [(10, 0.3)])
+    assert (shuffled.validation, shuffled.best_step) == ([], None)
+
+
+@pytest.mark.parametrize("count", [1, 199, 200, 201, 5_000])
+def test_long_curves_keep_their_ends_and_fit(count):
+    points = [(step, float(step)) for step in range(count)]
+    kept = thinned(points)
+    assert len(kept) == min(count, 200)
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert kept == sorted(set(kept))

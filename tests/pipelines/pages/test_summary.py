@@ -1,0 +1,136 @@
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipelines.pages.assets import CLIENT
+from pipelines.pages.figures import model_colors
+from pipelines.pages.rankers import RankerReport
+from pipelines.pages.summary import (
+    comparisons,
+    headline,
+    notices,
+    protocol,
+    time_span,
+    verdict_of,
+)
+from pipelines.pages.wording import MODELS
+from pipelines.publishing.checks import served_row
+from recsys.evaluation.significance import Comparison
+
+
+def change(data, split, model, **values):
+    """Change a model's primary metric in place; the fixture's data is copied before."""
+    intervals = data.analysis.orders[data.order][split].models[model].intervals
+    assert isinstance(intervals, dict)
+    intervals[data.primary] = intervals[data.primary]._replace(**values)
+
+
+@pytest.mark.parametrize("is_ranked", [True, False, None])
+def test_the_headline_is_of_what_is_served(reported, plain_report, is_ranked):
+    """A ranker that validation does not prefer is measured and may be served."""
+    data = reported(models=("popularity", "blend", "blend_fast", "ranked"))
+    change(data, "validation", "blend", mean=0.9)
+    change(data, "validation", "blend_fast", mean=0.8)
+    if is_ranked is None:
+        data = replace(data, ranker=None)
+    else:
+        ranker = RankerReport(
+            num_candidates=100, served=is_ranked, reason="", metric="ndcg@10", tasks=[],
+            tasks_reason="", trunks=[],
+        )  # fmt: skip
+        data = replace(data, ranker=ranker)
+    found = headline(data)
+    assert found.model == ("ranked" if is_ranked else "blend_fast")
+    assert found.is_served
+    released = {model: {} for model in data.models if model != "ranked" or is_ranked}
+    assert found.model == served_row(released)
+    assert found.interval.mean == data.interval(found.model, "test").mean
+
+
+def test_every_model_of_a_report_has_a_colour_of_its_own(reported):
+    """The palette has as many colours as there are models, and no two are alike."""
+    colors = model_colors(replace(reported(), models=tuple(MODELS)[:14]))
+    assert len(set(colors.values())) == len(colors) == 14
+    sheet = (CLIENT / "palette.css").read_text()
+    for theme in (0, 1):
+        drawn = [re.findall(r"#\w{6}", _value(sheet, one))[theme] for one in colors.values()]
+        channels = np.array([[int(one[at : at + 2], 16) for at in (1, 3, 5)] for one in drawn])
+        apart = np.abs(channels[:, None] - channels[None]).sum(-1) + 765 * np.eye(14, dtype=int)
+        assert apart.min() >= 40
+
+
+def _value(sheet, variable):
+    name = variable.removeprefix("var(").removesuffix(")")
+    return next(line for line in sheet.splitlines() if line.strip().startswith(f"{name}:"))
+
+
+def test_best_model_is_the_one_that_validation_chose(reported):
+    """Without a blend, as in a report on single models, nothing is served."""
+    data = reported(models=("popularity", "item_to_item", "two_tower"))
+    change(data, "validation", "item_to_item", mean=0.9)
+    change(data, "test", "two_tower", mean=0.8)
+    found = headline(data)
+    assert (found.model, found.is_served) == ("item_to_item", False)
+    assert found.interval.mean == data.interval("item_to_item", "test").mean
+    assert found.found == data.metrics["given"]["test"]["item_to_item"]["hit_rate@10"]
+    (told,) = [notice for notice in notices(data) if "the best on validation" in notice]
+    assert told.startswith("On test, two-tower is above item-to-item")
+
+
+def test_verdict_tells_what_the_tests_show(reported):
+    data = reported()
+    change(data, "validation", "two_tower", mean=0.9)
+    same = {"metric": data.primary, "num_users": 60, "adjusted_p_value": 0.01, "p_value": 0.01}
+    same |= {"low": 0, "high": 0, "baseline_mean": 0, "candidate_mean": 0}
+    tests = [
+        ("popularity", "two_tower", 0.1, True),
+        ("two_tower", "item_to_item", 0.1, True),
+        ("two_tower", "blend", -0.1, False),
+    ]
+    told = tuple(
+        Comparison(**same, baseline=a, candidate=b, difference=gain, significant=real)
+        for a, b, gain, real in tests
+    )
+    splits = data.analysis.orders["given"]
+    splits["test"] = replace(splits["test"], comparisons=told)
+    assert verdict_of(data, "two_tower") == (
+        "It is significantly better than popularity. There is no significant difference from "
+        "blend. On test, item-to-item did significantly better."
+    )
+    assert [(one.candidate, one.baseline) for one in comparisons(data)] == [
+        ("two_tower", "popularity"),
+        ("item_to_item", "two_tower"),
+        ("two_tower", "blend"),
+    ]
+    assert all(one.difference == 0.1 for one in comparisons(data))
+
+
+def test_what_to_be_careful_about_is_said(reported):
+    data = reported(warnings=("no event_time",), quarantined=(("no item_id", 7),))
+    data = replace(data, provenance=replace(data.provenance, num_test_looks=30))
+    told = "\n".join(notices(data))
+    for words in ("no event_time", "7 rows could not be used", "Only 60 users", "30 times"):
+        assert words in told
+
+
+def test_protocol_names_what_was_hidden_and_how_much_was_ranked(reported):
+    data = reported()
+    told = " ".join(protocol(data))
+    assert "last item is held out for test" in told
+    assert "catalogue of 40 items for each of 60 users" in told
+    assert "left out of the lists" in told
+    later = replace(data, split_kind="global_time", excludes_history=False)
+    later.features.update(
+        validation_from="2024-05-01T00:00:00+00:00", test_from="2024-06-02T00:00:00+00:00"
+    )
+    told = " ".join(protocol(later))
+    assert "from 2 June 2024 on are held out for test" in told
+    assert "from 1 May 2024 until then" in told
+    assert "may be listed again" in told
+
+
+def test_time_span_is_days_or_said_to_be_absent(reported):
+    assert time_span(reported()) == "2 January 2024 to 30 June 2024"
+    assert time_span(reported(has_times=False)) == "no timestamps, only an order"
