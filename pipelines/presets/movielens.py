@@ -13,6 +13,7 @@ from pipelines.config.run import (
     DataConfig,
     GenerativeTrainingConfig,
     RunConfig,
+    SearchConfig,
     SequenceTrainingConfig,
     TwoTowerTrainingConfig,
 )
@@ -77,6 +78,7 @@ def movielens_100k() -> RunConfig:
         ranker_training=RankerTrainingConfig(
             enabled=True, max_epochs=1.0, max_held_back=5, max_queries=1_000, refit_share=1 / 4
         ),
+        search=SearchConfig(enabled=True, num_steps=100),
         adapter=AdapterConfig(
             domains=("classics",),
             rank=4,
@@ -104,6 +106,7 @@ def movielens_1m() -> RunConfig:
         workspace=Path("runs/movielens-1m"),
         adapter=AdapterConfig(),
         ranker_training=RankerTrainingConfig(),
+        search=SearchConfig(enabled=True),
         data=DataConfig(dataset="movielens-1m"),
         features=FeatureChoice(
             user_columns=("age_group", "gender", "occupation"), context_features=()
