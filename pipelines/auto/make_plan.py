@@ -12,7 +12,7 @@ from pipelines.auto.encoder import TimedEncoder
 from pipelines.auto.first_round import TRAINED, plan_first
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import Plan
-from pipelines.auto.planner import Planner, set_value
+from pipelines.auto.planner import Planner
 from pipelines.auto.shape import DataShape
 from pipelines.auto.trained_rounds import (
     ENCODER,
@@ -23,7 +23,7 @@ from pipelines.auto.trained_rounds import (
     plan_sequence,
     plan_two_tower,
 )
-from pipelines.config.toml import Table
+from pipelines.config.toml import Table, set_value
 from pipelines.engine.memory import GIB
 
 DEFERRED = (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pipelines.auto.costs import Costs
 from pipelines.auto.encoder import TimedEncoder
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import Part, Plan, Round
 from pipelines.auto.shape import DataShape
-from pipelines.config.toml import Table
+from pipelines.config.toml import Table, set_value
 
 EVALUATED_USERS = 2_000
 """Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
@@ -60,13 +59,3 @@ class Planner:
         return Plan(
             rounds=tuple(self.rounds), left_out=tuple(self.left_out), notes=tuple(self.notes)
         )
-
-
-def set_value(table: Table, key: str) -> Any:
-    """Look a dotted key up; None where it is not set."""
-    found: Any = table
-    for part in key.split("."):
-        if not isinstance(found, dict) or part not in found:
-            return None
-        found = found[part]
-    return found

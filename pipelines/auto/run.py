@@ -16,17 +16,17 @@ from pipelines.auto.encoder import time_encoder
 from pipelines.auto.machine import Machine, this_machine
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import ENDS, SEARCH, SEQUENCE, Plan, Round
-from pipelines.auto.planner import PLANNED_ENCODER, set_value
+from pipelines.auto.planner import PLANNED_ENCODER
 from pipelines.auto.shape import DataShape, shape_of
 from pipelines.auto.trained_rounds import LIMIT
 from pipelines.config.auto import budget_seconds
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table, merge
+from pipelines.config.toml import Table, merge, set_value
 from pipelines.engine.artifacts import digest_of_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
-from pipelines.presets.resolve import PLAN, ConfigSources, with_dataset
+from pipelines.presets.resolve import PLAN, ConfigSources
 from recsys.data.durable import write_durably
 
 FEATURES = "build_features"
@@ -84,7 +84,7 @@ def planned_for(
 
     Args:
         sources: Of the configuration.
-        config: What they give without choices.
+        config: What they give without choices, with its raw files.
         seconds_left: To the end of the budget.
 
     Raises:
@@ -98,7 +98,7 @@ def planned_for(
     key = digest_of_json(
         {
             "features": None if manifest is None else manifest.output,
-            "user": _without_places(sources.own()),
+            "user": _without_places(sources.own),
             "budget": config.auto.budget,
             "machine": [machine.device, machine.num_cpus],
             "plan": PLAN_VERSION,
@@ -114,10 +114,10 @@ def planned_for(
             )
     encoder = None
     if shape.has_text and seconds_left() > TIMED_FROM:
-        own = set_value(sources.own(), "content.encoder")
+        own = set_value(sources.own, "content.encoder")
         content = config.content if own else replace(config.content, encoder=PLANNED_ENCODER)
         encoder = time_encoder(features / "items.parquet", content)
-    plan = make_plan(shape, machine, sources.own(), seconds_left(), encoder)
+    plan = make_plan(shape, machine, sources.own, seconds_left(), encoder)
     return Planned(key=key, plan=plan, shape=shape, machine=machine)
 
 
@@ -129,10 +129,18 @@ def _without_places(table: Table) -> Table:
 class Automatic:
     """One automatic run."""
 
-    def __init__(self, sources: ConfigSources, begin: float, say: Callable[[str], None]) -> None:
-        """Take the configuration's sources, when the command began, and where lines go."""
-        self.sources, self.begin, self.say = sources, begin, say
-        self.base = sources.config()
+    def __init__(
+        self, sources: ConfigSources, base: RunConfig, begin: float, say: Callable[[str], None]
+    ) -> None:
+        """Take the configuration's sources, when the command began, and where lines go.
+
+        Args:
+            sources: Of the configuration.
+            base: What they give without choices, with its raw files.
+            begin: When the command began.
+            say: Prints a line.
+        """
+        self.sources, self.base, self.begin, self.say = sources, base, begin, say
         self.deadline = begin + budget_seconds(self.base.auto.budget)
         self.pace = 1.0
         """Times its estimate that the last round took."""
@@ -145,7 +153,7 @@ class Automatic:
 
     def config_of(self, one: Round) -> RunConfig:
         """Build a round's configuration."""
-        return with_dataset(self.sources.config(one.choices, one.deferred))
+        return replace(self.sources.config(one.choices, one.deferred), data=self.base.data)
 
     def run(self, planned: Planned, prepare: RunStages, finish: RunStages) -> list[StageOutcome]:
         """Run the rounds that are left; stop where the time of the next is not there.

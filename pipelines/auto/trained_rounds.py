@@ -10,11 +10,10 @@ from pipelines.auto.planner import (
     EVALUATED_USERS,
     PLANNED_ENCODER,
     Planner,
-    set_value,
 )
 from pipelines.auto.shape import DataShape
 from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
-from pipelines.config.toml import Table, merge, plain
+from pipelines.config.toml import Table, merge, plain, set_value
 from pipelines.presets import sequence_recipe as recipes
 from pipelines.presets.amazon import MEANING
 from recsys.models.two_tower import TwoTowerConfig

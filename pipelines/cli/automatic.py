@@ -23,7 +23,7 @@ from pipelines.engine.runner import StageOutcome
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.tensors import released_order, split_kind
-from pipelines.presets.resolve import ConfigSources, with_dataset
+from pipelines.presets.resolve import ConfigSources
 from pipelines.stages.list import STAGES
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import CURRENT
@@ -72,19 +72,23 @@ def saying_what_is_served(config: RunConfig) -> Iterator[None]:
 
 
 def run_automatically(
-    sources: ConfigSources, chosen: Sequence[Stage], run_stages: RunStages, begin: float
+    sources: ConfigSources,
+    config: RunConfig,
+    chosen: Sequence[Stage],
+    run_stages: RunStages,
+    begin: float,
 ) -> list[StageOutcome]:
     """Run an automatic configuration.
 
     Args:
         sources: Of the configuration.
+        config: What they give without a plan's choices, with its raw files.
         chosen: Stages to run. With all of them the rounds of the plan are run; else the chosen ones
             by the configuration of the last round.
         run_stages: Brings stages up to date.
         begin: When the command began, by ``time.perf_counter``.
     """
-    automatic = Automatic(sources, begin, lambda line: log.print(line, soft_wrap=True))
-    config = with_dataset(automatic.base)
+    automatic = Automatic(sources, config, begin, lambda line: log.print(line, soft_wrap=True))
     features = [stage for stage in chosen if stage.name == FEATURES]
     with saying_what_is_served(config):
         outcomes = run_stages(features, config) if features else []

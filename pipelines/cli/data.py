@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -98,13 +97,13 @@ def describe(
     from pipelines.datasets.describe import describe as describe_tables
     from pipelines.datasets.describe import share_that_fits, typed_events
     from pipelines.engine.memory import free_memory
-    from pipelines.presets.resolve import resolve, with_dataset
+    from pipelines.presets.resolve import ConfigSources, resolve, with_dataset
     from pipelines.stages.build_features import features_config
 
     if name.endswith(".toml"):
         config = with_dataset(resolve(Path(name)))
     else:
-        config = with_dataset(resolve(assignments=[f"data.dataset={json.dumps(name)}"]))
+        config = with_dataset(ConfigSources(values={"data": {"dataset": name}}).config())
     tables = features_config(config)
     items = None
     if tables.items is not None:

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pipelines.engine.history import Recording
     from pipelines.engine.runner import StageOutcome
     from pipelines.engine.stage import Stage
+    from pipelines.presets.resolve import ConfigSources
 
 EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a check refused,
 5 an alarm was raised, 70 training diverged, 71 out of memory, 72 a rank or a cluster was lost, 74
@@ -175,41 +176,43 @@ def run(
       recsys run -c shop.toml --dry-run
     """
     from pipelines.engine.history import recorded
+    from pipelines.presets.resolve import ConfigSources
 
-    assignments = [*(assignments or []), *([f'engine="{engine}"'] if engine else [])]
-    sources = (config, preset, workspace, assignments)
-    stages = (stage or [], until, force or [])
     if config is None and preset is None:
         raise ValueError(
             "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
         )
+    sources = ConfigSources(
+        path=config,
+        preset=preset,
+        assignments=assignments or [],
+        values={
+            **({"engine": engine} if engine else {}),
+            **({"auto": {"budget": budget}} if budget else {}),
+        },
+        workspace=workspace,
+    )
+    stages = (stage or [], until, force or [])
     if dry_run:
         planned.dry_run(sources, stages, as_json=as_json)
         return
     if as_json:
         raise ValueError("--json prints the plan of --dry-run; a run has recsys status --json")
     with recorded(None, "run") as recording:
-        run_recorded(
-            recording,
-            sources=sources,
-            stages=stages,
-            budget=budget,
-            show_progress=not quiet,
-        )
+        run_recorded(recording, sources, stages, show_progress=not quiet)
 
 
 def run_recorded(
     recording: Recording,
-    *,
-    sources: tuple[Path | None, str | None, Path | None, list[str]],
+    sources: ConfigSources,
     stages: tuple[list[str], str | None, list[str]],
-    budget: str | None,
+    *,
     show_progress: bool,
 ) -> None:
     """Run stages and note in the history what was run.
 
     Args:
-        sources: Of the configuration: file, preset, workspace, assignments.
+        sources: Of the configuration.
         stages: Those to run alone, the last one, those to run though nothing changed.
     """
     from pipelines.cli.automatic import run_automatically
@@ -218,23 +221,21 @@ def run_recorded(
     from pipelines.publishing.gate.judged import check_judges
     from pipelines.stages.list import STAGES
 
-    (config, preset, workspace, assigned), (only, until, force) = sources, stages
+    only, until, force = stages
     begin = time.perf_counter()
     chosen = pick_stages(STAGES, only, until)
     pick_stages(STAGES, force, None)
-    assigned = [*assigned, *([f'auto.budget="{budget}"'] if budget else [])]
-    settings = presets.resolve(config, preset=preset, assignments=assigned, workspace=workspace)
-    if budget and not settings.auto.enabled:
+    settings = sources.config()
+    if "auto" in sources.values and not settings.auto.enabled:
         raise ValueError(
-            f"--budget {budget} is for automatic runs; this preset's settings are fixed. Leave "
-            'it out, or take preset = "auto"'
+            f"--budget {settings.auto.budget} is for automatic runs; this preset's settings are "
+            'fixed. Leave it out, or take preset = "auto"'
         )
     presets.check_places(settings)
     check_judges(settings.release.gate, settings.workspace)
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else presets.with_dataset(settings)
-    assigned += collected_in(settings)
     with tracking.tracked(settings) as recorder:
         run_them = partial(
             run_stages,
@@ -245,10 +246,7 @@ def run_recorded(
             side_by_side=bool(only),
         )
         if settings.auto.enabled:
-            given = presets.ConfigSources(
-                path=config, preset=preset, assignments=assigned, workspace=workspace
-            )
-            outcomes = run_automatically(given, chosen, run_them, begin)
+            outcomes = run_automatically(sources, settings, chosen, run_them, begin)
         else:
             outcomes = run_them(chosen, settings)
     note_run(recording, outcomes)
@@ -274,14 +272,6 @@ def with_data(config: RunConfig, recording: Recording) -> RunConfig:
     config = with_forgotten(config)
     ingest.bring_in(config, recording)
     return presets.with_online_events(presets.with_dataset(config))
-
-
-def collected_in(config: RunConfig) -> list[str]:
-    """Assign where exported events and the list of forgotten users lie, for all rounds of a run."""
-    folder, forgotten = config.data.online_events, config.data.forgotten
-    found = [] if folder is None else [f"data.online_events={json.dumps(folder)}"]
-    listed = [] if forgotten is None else [f"data.forgotten={json.dumps(str(forgotten))}"]
-    return [*found, *listed]
 
 
 def report_run(outcomes: Sequence[StageOutcome], workspace: Path, seconds: float) -> None:

@@ -63,9 +63,13 @@ def parse_assignment(text: str) -> Table:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw.strip()
-    for key in reversed(keys):
-        value = {key: value}
-    return typing.cast(Table, value)
+    return nested(".".join(keys), value)
+
+
+def nested(key: str, value: Any) -> Table:
+    """Turn a dotted key and its value into nested tables."""
+    name, dot, rest = key.partition(".")
+    return {name: nested(rest, value) if dot else value}
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
@@ -78,6 +82,16 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
         else:
             merged[key] = value
     return merged
+
+
+def set_value(table: Table, key: str) -> Any:
+    """Look a dotted key up; None where it is not set."""
+    found: Any = table
+    for part in key.split("."):
+        if not isinstance(found, dict) or part not in found:
+            return None
+        found = found[part]
+    return found
 
 
 def dataclasses_in(annotation: Any) -> Iterator[type]:

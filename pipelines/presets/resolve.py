@@ -5,12 +5,21 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, cast
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table, merge, parse_assignment, plain, read_toml, validate
+from pipelines.config.toml import (
+    Table,
+    merge,
+    parse_assignment,
+    plain,
+    read_toml,
+    set_value,
+    validate,
+)
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
@@ -95,24 +104,32 @@ class ConfigSources:
     """Wins over the file's."""
     assignments: Sequence[str] = ()
     """Of ``--set``."""
+    values: Table = field(default_factory=dict)
+    """Of other options of the command."""
     workspace: Path | None = None
 
     @property
     def name(self) -> str:
         return str(self.path) if self.path else f"preset {self.preset or DEFAULT_PRESET}"
 
-    def below(self) -> Table:
-        """Return the preset's values."""
-        name = self._file().get("preset", DEFAULT_PRESET)
-        return cast(Table, plain(preset_named(self.preset or name, self.name)))
+    @cached_property
+    def file(self) -> Table:
+        """The values of the file."""
+        return relative_to(read_toml(self.path), self.path.parent) if self.path else {}
 
+    @cached_property
+    def below(self) -> Table:
+        """The preset's values."""
+        name = self.preset or self.file.get("preset", DEFAULT_PRESET)
+        return cast(Table, plain(preset_named(name, self.name)))
+
+    @cached_property
     def own(self) -> Table:
-        """Return what the file and ``--set`` say, over any preset."""
-        table = self._file()
-        table.pop("preset", None)
-        for assignment in self.assignments:
-            table = merge(table, parse_assignment(assignment))
-        return table
+        """The values of the file and, over them, of the command; over any preset."""
+        parts = [*map(parse_assignment, self.assignments), self.values]
+        if self.workspace:
+            parts.append({"workspace": str(self.workspace)})
+        return reduce(merge, parts, without_keys(self.file, ["preset"]))
 
     def config(self, choices: Table | None = None, deferred: Sequence[str] = ()) -> RunConfig:
         """Build the configuration.
@@ -124,17 +141,19 @@ class ConfigSources:
         Raises:
             ValueError: Names the file, key, value and what is allowed.
         """
-        below = merge(self.below(), choices or {})
-        file = without_keys(self._file(), ("preset", *deferred))
-        config = validate(RunConfig, merge(below, file), self.name)
-        if self.assignments:
-            source = f"{self.name} with --set {' --set '.join(self.assignments)}"
-            own = without_keys(self.own(), deferred)
-            config = validate(RunConfig, merge(below, own), source)
-        return replace(config, workspace=self.workspace) if self.workspace else config
+        values = merge(merge(self.below, choices or {}), without_keys(self.own, deferred))
+        return validate(RunConfig, values, " --set ".join([self.name, *self.assignments]))
 
-    def _file(self) -> Table:
-        return relative_to(read_toml(self.path), self.path.parent) if self.path else {}
+    def latest(self) -> RunConfig:
+        """Build the configuration; an automatic one has the choices of its latest plan.
+
+        Raises:
+            ValueError: Names the file, key, value and what is allowed.
+        """
+        values = merge(self.below, self.own)
+        is_automatic = set_value(values, "auto.enabled") is True
+        choices = saved_choices(Path(str(values["workspace"]))) if is_automatic else None
+        return self.config(*choices or ())
 
 
 def resolve(
@@ -144,21 +163,10 @@ def resolve(
     assignments: Sequence[str] = (),
     workspace: Path | None = None,
 ) -> RunConfig:
-    """Build the configuration of one run; an automatic one has the choices of its latest plan.
-
-    Args:
-        path: A TOML file: ``preset = "..."`` and overrides.
-        preset: Wins over the file's.
-
-    Raises:
-        ValueError: Names the file, key, value and what is allowed.
-    """
-    sources = ConfigSources(path=path, preset=preset, assignments=assignments, workspace=workspace)
-    config = sources.config()
-    if not config.auto.enabled:
-        return config
-    choices = saved_choices(config.workspace)
-    return sources.config(*choices) if choices else config
+    """Build the configuration of one run; see ``ConfigSources``."""
+    return ConfigSources(
+        path=path, preset=preset, assignments=assignments, workspace=workspace
+    ).latest()
 
 
 def without_keys(table: Table, keys: Sequence[str]) -> Table:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
-from pipelines.config.toml import Table, merge, parse_assignment
+from pipelines.config.toml import Table, merge, nested
 
 LOG_FROM = 10.0
 """Ratio of a range's ends from which values are drawn log-uniformly."""
@@ -121,10 +122,7 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
 
 def as_table(values: Mapping[str, Any]) -> Table:
     """Write a trial's values as the nested tables of a configuration."""
-    table: Table = {}
-    for assignment in assignments(values):
-        table = merge(table, parse_assignment(assignment))
-    return table
+    return reduce(merge, (nested(key, value) for key, value in values.items()), Table())
 
 
 def _toml(value: Any) -> str:

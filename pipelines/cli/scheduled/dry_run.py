@@ -12,13 +12,12 @@ from rich.table import Column, Table
 from pipelines.engine.console import out
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pipelines.operations.dry_run import Dry, StagePlan
+    from pipelines.presets.resolve import ConfigSources
 
 
 def dry_run(
-    sources: tuple[Path | None, str | None, Path | None, list[str]],
+    sources: ConfigSources,
     stages: tuple[list[str], str | None, list[str]],
     *,
     as_json: bool,
@@ -26,19 +25,19 @@ def dry_run(
     """Print what a run would do; writes nothing.
 
     Args:
-        sources: Of the configuration: file, preset, workspace, assignments.
+        sources: Of the configuration.
         stages: Those to run alone, the last one, those to run though nothing changed.
     """
     from pipelines.engine.runner import pick_stages
     from pipelines.operations.dry_run import dry_run as plan_run
     from pipelines.operations.dry_run import with_known_files
-    from pipelines.presets.resolve import resolve, saved_choices
+    from pipelines.presets.resolve import saved_choices
     from pipelines.stages.list import STAGES
 
-    (config, preset, workspace, assignments), (only, until, force) = sources, stages
+    only, until, force = stages
     chosen = pick_stages(STAGES, only, until)
     pick_stages(STAGES, force, None)
-    settings = resolve(config, preset=preset, assignments=assignments, workspace=workspace)
+    settings = sources.latest()
     known, arriving = with_known_files(settings)
     if settings.auto.enabled:
         made = saved_choices(settings.workspace) is not None

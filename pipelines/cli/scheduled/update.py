@@ -62,9 +62,7 @@ def update(
     sources = presets.ConfigSources(
         path=config, preset=preset, assignments=assignments or [], workspace=workspace
     )
-    settings = presets.resolve(
-        config, preset=preset, assignments=assignments or [], workspace=workspace
-    )
+    settings = sources.latest()
     presets.check_places(settings)
     check_judges(settings.release.gate, settings.workspace)
     if counts_only:
@@ -149,5 +147,5 @@ def run_decided(
                 finished=finished,
             )
         if config.auto.enabled and saved_choices(config.workspace) is None:
-            return run_automatically(sources, STAGES, run_them, begin)
+            return run_automatically(sources, config, STAGES, run_them, begin)
         return run_them(STAGES, config)

@@ -71,7 +71,9 @@ def test_the_encoder_that_is_set_is_timed_planned_and_read_whole(
         log.print(plan_table(planned))
     assert "endpoint" in shown.get()
     assert "1024" in shown.get()
-    first, best = (Automatic(sources, 0.0, print).config_of(one) for one in planned.plan.rounds)
+    first, best = (
+        Automatic(sources, config, 0.0, print).config_of(one) for one in planned.plan.rounds
+    )
     assert (first.content.encoder, best.content.encoder) == ("none", "endpoint")
 
     run_stages(pick_stages(STAGES, ["enrich_items", "embed_items"], None), best)

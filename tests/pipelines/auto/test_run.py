@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +59,7 @@ def prepared(_config: RunConfig) -> list[StageOutcome]:
 
 
 def automatic(sources: ConfigSources, said: list[str], ago: float = 0.0) -> Automatic:
-    return Automatic(sources, time.perf_counter() - ago, said.append)
+    return Automatic(sources, sources.config(), time.perf_counter() - ago, said.append)
 
 
 def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> None:
@@ -119,6 +120,13 @@ def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
     assert runs.epochs == [9.0]
 
 
+def test_every_round_reads_the_files_that_the_run_found(sources: ConfigSources) -> None:
+    base = sources.config()
+    base = replace(base, data=replace(base.data, online_events='a "quoted" folder'))
+    rounds = Automatic(sources, base, 0.0, print)
+    assert rounds.config_of(round_of("a", 1.0)).data == base.data
+
+
 def test_the_plan_says_what_the_data_are_like() -> None:
     text = "\n".join(lines_of(planned(round_of("a", 1.0)), "10m"))
     assert "100,000 events of 12,000 users and 10,000 items, 8.3 a user" in text
@@ -143,7 +151,7 @@ def two_tower_in(seconds: float) -> StageOutcome:
 
 @pytest.mark.parametrize(("left", "limit"), [(60.0, 21.0), (600.0, 84.0), (40.0, None)])
 def test_a_training_is_shortened_to_what_is_left_before_the_end(
-    sources: ConfigSources, left: float, limit: float | None
+    sources: ConfigSources, left: float, limit: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """70 of 100 s train; 20 s must come last, and 8 s of the two-tower are spent again."""
     said: list[str] = []
@@ -154,7 +162,10 @@ def test_a_training_is_shortened_to_what_is_left_before_the_end(
         return []
 
     rounds = (round_of("a", 1.0), trained_round(84.0, 100.0, 20.0))
-    run = automatic(sources, said, ago=900.0 - left)
+    monkeypatch.setattr(
+        "pipelines.auto.run.time", SimpleNamespace(perf_counter=lambda: 900.0 - left)
+    )
+    run = Automatic(sources, sources.config(), 0.0, said.append)
     run.run(planned(*rounds), lambda _config: [two_tower_in(8.0)], finish)
     if limit is None:
         assert len(trained) == 1
@@ -172,7 +183,7 @@ def test_a_first_round_that_is_slower_than_planned_leaves_no_time_for_the_next(
     runs = Runs()
     # The first round takes 30 s for 10; of the next, 45 s are needed as planned.
     clock = chain([800.0], repeat(830.0))
-    run = Automatic(sources, 0.0, said.append)
+    run = Automatic(sources, sources.config(), 0.0, said.append)
     monkeypatch.setattr(
         "pipelines.auto.run.time", SimpleNamespace(perf_counter=lambda: next(clock))
     )

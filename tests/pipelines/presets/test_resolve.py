@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.run import DataConfig, RunConfig, TrainingConfig
-from pipelines.config.toml import plain, to_toml, validate
+from pipelines.config.toml import Table, plain, to_toml, validate
 from pipelines.datasets.registry import DATASETS
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import resolve, with_dataset
@@ -36,6 +36,20 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert config.seed == 1
     assert (config.two_tower.embedding_dim, config.two_tower.max_history) == (16, 9)
     assert config.workspace == tmp_path / "elsewhere"
+
+
+def test_a_configuration_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "shop.toml").write_text("seed = 1\n")
+    built: list[Table] = []
+
+    def counted(kind: type[RunConfig], table: Table, source: str) -> RunConfig:
+        built.append(table)
+        return validate(kind, table, source)
+
+    monkeypatch.setattr("pipelines.presets.resolve.validate", counted)
+    config = resolve(tmp_path / "shop.toml", assignments=["engine=ray"], workspace=tmp_path)
+    assert len(built) == 1
+    assert (config.seed, config.engine, config.workspace) == (1, "ray", tmp_path)
 
 
 def test_file_paths_are_relative_to_the_toml(tmp_path: Path) -> None:
