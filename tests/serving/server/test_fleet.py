@@ -246,11 +246,11 @@ async def test_a_loader_that_dies_of_the_next_bundle_is_tried_again(stage):
 
 
 @played
-async def test_a_lost_bundle_that_needs_several_attempts_is_reloaded_not_swapped(stage):
-    stage.loads_at_once, stage.num_failures = True, 2
+async def test_a_lost_bundle_that_needs_another_attempt_is_reloaded_not_swapped(stage):
+    stage.loads_at_once, stage.num_failures = True, 1
     stage.loaders[0].end()
     state = stage.fleet.state
-    await stage.until(lambda: state.num_refused == 2 and state.refused is None)
+    await stage.until(lambda: state.num_refused == 1 and state.refused is None)
     assert state.num_swaps == 0
 
 
