@@ -12,7 +12,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-MODULES = [f"pipelines.tracking.store.{name}" for name in ("sender", "reader", "history")]
+MODULES = [f"pipelines.tracking.store.{name}" for name in ("sender", "reader")]
 
 
 def warm() -> None:

@@ -25,10 +25,6 @@ Bundles = Annotated[
     list[Path] | None,
     typer.Option(help="Folder of bundles beside those of the workspaces (repeatable)."),
 ]
-Stores = Annotated[
-    list[str] | None,
-    typer.Option(help="Tracking store, such as sqlite:///mlflow.db (repeatable)."),
-]
 KeyFile = Annotated[
     Path | None, typer.Option(help="File with the key for promote and rollback, on one line.")
 ]
@@ -44,7 +40,6 @@ Names = Annotated[
 def dashboard(
     root: Roots = None,
     bundles: Bundles = None,
-    mlflow: Stores = None,
     server: Annotated[
         str | None, typer.Option(help="API whose metrics are shown, http://127.0.0.1:8000.")
     ] = None,
@@ -70,7 +65,7 @@ def dashboard(
 ) -> None:
     """Show which bundle to release and why: runs, comparisons, replay, releases, serving.
 
-    Reads workspaces, bundles and MLflow's store as they are; nothing leaves the machine. With
+    Reads workspaces and bundles as they are; nothing leaves the machine. With
     --export it writes one file that opens anywhere, without a server.
 
     [bold]Examples[/]
@@ -83,7 +78,7 @@ def dashboard(
     """
     if run and export is None:
         raise ValueError("--run says what --export writes; a served dashboard shows all runs")
-    places = _places(root, bundles, mlflow, run)
+    places = _places(root, bundles, run)
     context = _context(places, server, _key(key_file, key), exported=export is not None)
     if export is not None:
         _export(context, export, run or [])
@@ -105,7 +100,6 @@ def dashboard(
 def _places(
     root: list[Path] | None,
     bundles: list[Path] | None,
-    mlflow: list[str] | None,
     run: list[str] | None,
 ) -> Places:
     """Say where runs are looked for: a run that is exported by its folder needs no root."""
@@ -117,7 +111,7 @@ def _places(
     folders = [Path(one) for one in run or () if Path(one).is_dir()]
     if root is None and not (folders and len(folders) == len(run or ())):
         root = [ROOT]
-    return Places(roots=[*(root or ()), *folders], bundles=bundles or (), mlflow=mlflow or ())
+    return Places(roots=[*(root or ()), *folders], bundles=bundles or ())
 
 
 def _context(places: Places, server: str | None, key: str | None, *, exported: bool) -> Context:

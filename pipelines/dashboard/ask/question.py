@@ -158,17 +158,13 @@ def bundles_of(context: Context, query: Query) -> tuple[Run, ...]:
             about = bundle_of(context, context.stores.run(run))
         except NotFoundError:
             about = None
-    near = [one for one in known if about is None or _folder(one) == _folder(about)]
+    near = [one for one in known if about is None or one.path.parent == about.path.parent]
     served = next((one for one in near if "served" in one.tags), about or known[0])
-    near = [one for one in near if _folder(one) == _folder(served) and one.key != served.key]
+    near = [one for one in near if one.path.parent == served.path.parent and one.key != served.key]
     waiting = [one for one in near if one.tags.get("decision") == CHALLENGER]
     if about is not None and about.key != served.key:
         waiting = [about]
     return (served, *[*waiting, *near][:1])
-
-
-def _folder(bundle: Run) -> object:
-    return None if bundle.path is None else bundle.path.parent
 
 
 def bundle_of(context: Context, run: Run) -> Run:

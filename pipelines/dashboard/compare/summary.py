@@ -179,8 +179,7 @@ def without_pair(context: Context, why: str) -> Page:
                 ],
             )
         )
-        if newest.kind != "mlflow" and newest.path is not None:
-            blocks.append(gate_section([Side(run=newest, model="")]))
+        blocks.append(gate_section([Side(run=newest, model="")]))
     return Page(
         title="Which to release, and why", lead="There is no pair to choose from.", blocks=blocks
     )

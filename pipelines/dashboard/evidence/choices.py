@@ -120,10 +120,10 @@ def split_control(sides: Sequence[Side], split: Split) -> Control:
 def _challenged(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
     """Pair what is served with the challenger that waits in the same folder."""
     for served in runs:
-        if served.kind != "bundle" or "served" not in served.tags or served.path is None:
+        if served.kind != "bundle" or "served" not in served.tags:
             continue
         for other in runs:
-            inside = other.path is not None and other.path.parent == served.path.parent
+            inside = other.path.parent == served.path.parent
             if inside and other.tags.get("decision") == CHALLENGER and other is not served:
                 yield served, other
 
@@ -139,11 +139,11 @@ def _same_data(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 
 def _released(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
     """Pair what is served with the bundle before it in the same folder."""
-    bundles = [run for run in runs if run.kind == "bundle" and run.path is not None]
+    bundles = [run for run in runs if run.kind == "bundle"]
     for place, served in enumerate(bundles):
         if "served" in served.tags:
             for older in bundles[place + 1 :]:
-                if older.path and served.path and older.path.parent == served.path.parent:
+                if older.path.parent == served.path.parent:
                     yield older, served
 
 

@@ -53,8 +53,6 @@ def measures_of(context: Context, side: Side, split: Split) -> Measures:
     """Read a side's measures; missing and broken files leave them out."""
     run = side.run
     path = run.path
-    if path is None:
-        return Measures(seconds=run.seconds, peak_memory=run.peak_memory)
     bundle, measured = _bundle(context, run), _measured(context, side)
     decisions = None if bundle is None else bundle.parent / FOLDER
     files = [path / "manifest.json"]
@@ -106,7 +104,7 @@ def _bundle(context: Context, run: Run) -> Path | None:
     """Find the bundle that a run released last, or is."""
     if run.kind == "bundle":
         return run.path
-    if not run.bundles or run.path is None:
+    if not run.bundles:
         return None
     for other in context.stores.bundles():
         if other.made_by == run.key and run.bundles[0] in other.bundles:

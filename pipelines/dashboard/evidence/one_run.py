@@ -74,10 +74,8 @@ def run_option(run: Run) -> Option:
     return Option(value=run.key, label=f"{run.name} ({run.kind}{time})")
 
 
-def bundles_of(run: Run) -> Path | None:
+def bundles_of(run: Run) -> Path:
     """Locate the folder of bundles that a run releases into, or that a bundle lies in."""
-    if run.path is None:
-        return None
     if run.kind == "bundle":
         return run.path.parent.parent if run.path.parent.name == REFUSED else run.path.parent
     named = run.config.get("release.bundles", "null")

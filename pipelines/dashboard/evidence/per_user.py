@@ -65,11 +65,6 @@ def answers(run: Run, split: Split) -> Answers:
     Raises:
         NotFoundError: It has none; says which stage makes them.
     """
-    if run.path is None:
-        raise NotFoundError(
-            f"{run.name} is known to MLflow alone, which keeps no rank by user; compare it by its "
-            "metrics on the page Runs, or start the dashboard with --root at its workspace"
-        )
     if run.kind == "bundle":
         version = run.path.name.removeprefix("bundle-")
         table = answers_file(run.path.parent, version)

@@ -49,8 +49,6 @@ class Found(NamedTuple):
 
 def places_of(context: Context, run: Run) -> Iterator[Path]:
     """List the folders in which the stages of a run may lie, the likeliest first."""
-    if run.path is None:
-        return
     if run.kind == "workspace":
         yield run.path
         return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.evidence.one_run import one_run, run_control, suggest_runs
 from pipelines.dashboard.experts.adapters import NO_ADAPTERS, OUTCOMES, adapter_sections
@@ -24,10 +22,9 @@ TITLE = "Experts and adapters"
 
 def has_ranker(run: Run) -> bool:
     """Whether a run trained a ranker, or adapted a domain."""
-    if run.path is None or run.kind != "workspace":
+    if run.kind != "workspace":
         return False
-    path: Path = run.path
-    return any((path / STAGE).glob(f"*/{FILE}")) or (path / OUTCOMES).exists()
+    return any((run.path / STAGE).glob(f"*/{FILE}")) or (run.path / OUTCOMES).exists()
 
 
 def build(context: Context, query: Query) -> Page:

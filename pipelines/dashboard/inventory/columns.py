@@ -19,7 +19,6 @@ NUM_LOOKED_AT = 200
 MAX_METRICS = 6
 MAX_COMPARED = 5
 PRIMARY = "ndcg@10"
-MLFLOW_TAGS = ("mlflow", "experiment")
 
 
 def by_fame(metrics: Iterable[str]) -> list[str]:
@@ -157,9 +156,8 @@ class RunColumn:
 
 
 def tags_text(run: Run) -> str:
-    """Write a run's tags, without those that name its record in MLflow."""
-    tags = ((name, value) for name, value in run.tags.items() if name not in MLFLOW_TAGS)
-    return ", ".join(f"{name}: {value}" for name, value in tags)
+    """Format a run's tags."""
+    return ", ".join(f"{name}: {value}" for name, value in run.tags.items())
 
 
 def _metric_column(choice: Choice, metric: str) -> RunColumn:
@@ -213,7 +211,7 @@ def columns_of(choice: Choice, query: Query, *, chooses: bool) -> list[RunColumn
             lambda run: run.peak_memory,
         ),
         RunColumn(
-            Column(label="Kind", note="a run's workspace, a bundle, or a run in MLflow alone"),
+            Column(label="Kind", note="a run's workspace, or a bundle"),
             lambda run: KINDS[run.kind],
         ),
         RunColumn(Column(label="Status"), lambda run: run.status),

@@ -234,7 +234,7 @@ def ledger_blocks(run: Run) -> list[Block]:
 
 
 def _ledger(run: Run) -> list[dict[str, Any]]:
-    if run.kind != "workspace" or run.path is None:
+    if run.kind != "workspace":
         return []
     try:
         found = Workspace(run.path).ledger()

@@ -38,8 +38,6 @@ MAX_SLICES = 6
 
 def evaluated_files(run: Run) -> list[Path]:
     """Name the files whose change makes the figures of a run anew."""
-    if run.path is None:
-        return []
     names = ["evaluate/analysis.json", "evaluate/metrics.json", "fit_blend/manifest.json"]
     names += [f"{stage}/manifest.json" for stage in TRAININGS]
     return [run.path / name for name in names]
@@ -52,7 +50,7 @@ def read_reported(context: Context, run: Run) -> ReportData | None:
         UnreadableError: A file of it is damaged.
     """
     path = run.path
-    if run.kind != "workspace" or path is None or not (path / "evaluate" / ANALYSIS).exists():
+    if run.kind != "workspace" or not (path / "evaluate" / ANALYSIS).exists():
         return None
     files = evaluated_files(run)
     try:
@@ -247,7 +245,7 @@ def _beyond(data: ReportData, split: str, origins: Sequence[Origin]) -> list[Blo
 
 
 def plain_table(run: Run, split: str) -> list[Block]:
-    """Lay out metrics without intervals, as of bundles and of MLflow's runs."""
+    """Lay out metrics without intervals, as of bundles."""
     values: dict[str, dict[str, float]] = {}
     for name, value in run.metrics.items():
         part, _, rest = name.partition("/")

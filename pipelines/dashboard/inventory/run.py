@@ -108,7 +108,7 @@ def build(context: Context, query: Query) -> Page:
 
 
 def _lead(run: Run) -> str:
-    kind = {"workspace": "Run", "bundle": "Bundle", "mlflow": "Run in MLflow"}[run.kind]
+    kind = {"workspace": "Run", "bundle": "Bundle"}[run.kind]
     data = f" on {run.dataset}" if run.dataset else ""
     served = f"; it serves: {model_label(run.served)}" if run.served else ""
     when = (time_text(run) or "").replace("T", " ").replace("Z", " UTC")
@@ -173,9 +173,9 @@ def duration(seconds: float) -> str:
 def _words(context: Context, run: Run) -> Words:
     tags = tags_text(run)
     lines = [f"Tags: {tags}."] if tags else []
-    if "mlflow" in run.tags:
-        place = f"experiment {run.tags.get('experiment', '')!r}"
-        lines.append(f"MLflow has it as {run.tags['mlflow']}, {place}.")
+    if run.path is not None and (database := run.path / "tracking/mlflow.db").is_file():
+        store = f"mlflow ui --backend-store-uri sqlite:///{database.absolute()}"
+        lines.append(f"Its stages and earlier evaluations are in MLflow: {store}")
     links = []
     if run.kind == "bundle" and run.made_by:
         links.append(

@@ -69,8 +69,8 @@ def nothing_there(context: Context) -> Page:
     lines = [
         f"No run was found in {roots}.",
         "Make one with `recsys demo`, or with your own data: `recsys run --config shop.toml`.",
-        "Runs elsewhere are shown with `recsys dashboard --root FOLDER` (several times where "
-        "there are several), bundles with --bundles, MLflow's with --mlflow.",
+        "Runs elsewhere are shown with `recsys dashboard --root FOLDER` (repeatable), "
+        "bundles with --bundles.",
     ]
     return Page(
         title="Runs",

@@ -25,7 +25,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 NUM_SEARCHED = 1_000
 """Of the newest runs, whose settings are looked through for the full name of a setting."""
-KINDS: dict[str, str] = {"workspace": "run", "bundle": "bundle", "mlflow": "MLflow"}
+KINDS: dict[str, str] = {"workspace": "run", "bundle": "bundle"}
 COLUMNS: dict[str, Callable[[Run], object]] = {
     "status": lambda run: run.status,
     "kind": lambda run: KINDS[run.kind],

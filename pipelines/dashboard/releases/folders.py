@@ -43,8 +43,6 @@ def folders(context: Context) -> list[Folder]:
     runs = context.stores.runs()
     of_path = {run.path: run for run in runs if run.kind == "workspace"}
     for run in runs:
-        if run.path is None or run.kind == "mlflow":
-            continue
         if run.kind == "bundle":
             above = run.path.parent
             found.setdefault(above.parent if above.name == REFUSED_BUNDLES else above, run)
@@ -52,13 +50,13 @@ def folders(context: Context) -> list[Folder]:
 
 
 def _folder(
-    bundles: Path, bundle: Run | None, of_path: dict[Path | None, Run], context: Context
+    bundles: Path, bundle: Run | None, of_path: dict[Path, Run], context: Context
 ) -> Folder:
     run = of_path.get(bundles.parent)
     if run is None and bundle is not None and bundle.made_by is not None:
         run = context.stores.run(bundle.made_by)
     above = bundles.parent if (bundles.parent / "config.toml").is_file() else None
-    workspace = above if run is None or run.path is None else shop_workspace(run.path)
+    workspace = above if run is None else shop_workspace(run.path)
     return Folder(key=key_of(str(bundles)), bundles=bundles, workspace=workspace, run=run)
 
 
@@ -88,8 +86,6 @@ def folder_of(context: Context, query: Query) -> Folder | None:
 
 
 def _belongs(run: Run, folder: Folder) -> bool:
-    if run.path is None:
-        return False
     if run.kind == "bundle":
         return folder.bundles in (run.path.parent, run.path.parent.parent)
     return folder.workspace == shop_workspace(run.path)

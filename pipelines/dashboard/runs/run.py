@@ -10,24 +10,24 @@ from typing import Literal
 
 from pipelines.pages.document import Origin
 
-Kind = Literal["workspace", "bundle", "mlflow"]
+Kind = Literal["workspace", "bundle"]
 Status = Literal["complete", "unfinished", "unreadable"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: the newest of a workspace, a released bundle, or a run of an MLflow store."""
+    """One run: the newest of a workspace, or a released bundle."""
 
     key: str
     """12 hexadecimal digits that name it in addresses; of its place, so that it stays."""
     name: str
-    """For people: the workspace's name, the bundle's version, the name in MLflow."""
+    """For people: the workspace's name or the bundle's version."""
     kind: Kind
     status: Status
     time: datetime | None
     """When it ended, or last changed (UTC)."""
-    path: Path | None
-    """Workspace or bundle; None of a run that MLflow alone knows."""
+    path: Path
+    """Workspace or bundle."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """By ``<split>/<model>/<metric>``, such as ``test/blend_fast/ndcg@10``; finite values only.
     Models have the names of `pipelines.pages.wording`; the served list is `Run.served`."""
@@ -49,7 +49,7 @@ class Run:
     made_by: str | None = None
     """Of a bundle: key of the workspace that released it, where that is there."""
     evaluation: str | None = None
-    """Digest of what the evaluation was made from, by which MLflow's record of it is found."""
+    """Digest of what the evaluation was made from."""
     problems: Sequence[str] = ()
     """What is wrong with it, in words: a file that cannot be read, values that are no numbers."""
 

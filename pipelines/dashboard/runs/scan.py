@@ -14,7 +14,6 @@ from pipelines.dashboard.runs.bundles import bundles_in, completed, read_bundle,
 from pipelines.dashboard.runs.documents import changed_at, key_of
 from pipelines.dashboard.runs.find import BUNDLES, Found, find_below
 from pipelines.dashboard.runs.run import Run
-from pipelines.dashboard.runs.tracked import earlier_evaluations
 from pipelines.dashboard.runs.workspaces import WATCHED, read_workspace
 from pipelines.publishing.decisions import FOLDER as DECISIONS
 from serving.bundle.manifest import CURRENT, MANIFEST
@@ -67,8 +66,6 @@ class _Kept:
 
     times: Times
     run: Run
-    store: str | None = None
-    """Address of the MLflow store with what a workspace evaluated before."""
 
 
 class Scan:
@@ -79,8 +76,6 @@ class Scan:
         self._workspaces: dict[Path, _Kept] = {}
         self._bundles: dict[Path, _Kept] = {}
         self._completed: dict[Path, tuple[object, list[Run]]] = {}
-        self.stores: list[str] = []
-        """Addresses of the workspaces' MLflow stores."""
         self.lock = threading.Lock()
         """Held while looking through: one looks at a time."""
 
@@ -101,15 +96,13 @@ class Scan:
             times = times_of(str(path), WATCHED)
             kept = self._workspaces.get(path)
             if kept is None or kept.times != times:
-                run = _read(path)
-                kept = workspaces[path] = _Kept(times, run, earlier_evaluations(run))
+                kept = workspaces[path] = _Kept(times, _read(path))
                 if time.monotonic() - shown > rest:
                     words = f"{number:,} of about {len(places):,} runs read; the rest follows"
                     show([one.run for one in workspaces.values()], [words, *problems])
                     shown, rest = time.monotonic(), 1.5 * rest
             workspaces[path] = kept
         self._workspaces = workspaces
-        self.stores = [one.store for one in workspaces.values() if one.store is not None]
         runs = [one.run for one in workspaces.values()]
         folders = dict.fromkeys(one.path for one in found if not one.is_workspace)
         return [*runs, *self._read_bundles(folders, runs)], problems
@@ -155,7 +148,7 @@ class Scan:
             bundles.append(kept.run)
         below: dict[str, Run] = {}
         for maker in makers:
-            below |= read_kept(maker.path) if maker.path is not None else {}
+            below |= read_kept(maker.path)
         return completed(bundles, folder, makers, below)
 
 
@@ -180,8 +173,6 @@ def _by_folder(workspaces: Sequence[Run], folders: Mapping[Path, None]) -> dict[
     """Group workspaces by the folder that they release bundles into."""
     users: dict[Path, list[Run]] = {}
     for run in workspaces:
-        if run.path is None:
-            continue
         own = run.path.parent if run.name.endswith("/update") else run.path
         folder = Path(run.config.get("release.bundles") or own / BUNDLES)
         if run.bundles or folder in folders:

@@ -11,7 +11,6 @@ from pathlib import Path
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.scan import Scan, Snapshot
-from pipelines.dashboard.runs.tracked import TrackedRuns
 
 REST = 10.0
 """A watching store rests so many times as long as a look takes, that it costs little."""
@@ -25,8 +24,6 @@ class Places:
     """Folders that hold workspaces, at any depth, or are one."""
     bundles: Sequence[Path] = ()
     """Folders of bundles beside those of the workspaces."""
-    mlflow: Sequence[str] = ()
-    """Tracking stores, such as ``sqlite:///mlflow.db``, beside those of the workspaces."""
 
 
 class Stores:
@@ -41,8 +38,6 @@ class Stores:
     def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
         self.places = places
         self._scan = Scan(places.roots, places.bundles)
-        self._tracked = TrackedRuns()
-        self._reading: threading.Thread | None = None
         self._snapshot = Snapshot()
         self._shown: list[Run] = []
         self._watch, self._every = watch, every
@@ -69,24 +64,9 @@ class Stores:
         """Look through all places now."""
         with self._scan.lock:
             runs, problems = self._scan.look(self._show_part)
-            uris = list(dict.fromkeys([*self.places.mlflow, *self._scan.stores]))
-            stale = self._tracked.stale(uris)
-            if stale and self._watch:
-                self._read_later(stale)
-            elif stale:
-                self._tracked.read(stale)
-            merged = self._tracked.merged(uris, runs)
-            self._show(merged, [*problems, *self._tracked.problems(uris)])
+            self._show(runs, problems)
         self._looked.set()
         return self._snapshot
-
-    def _read_later(self, uris: Sequence[str]) -> None:
-        """Read MLflow stores in a thread of their own: that may take minutes."""
-        if self._reading is None or not self._reading.is_alive():
-            self._reading = threading.Thread(
-                target=self._tracked.read, args=(uris,), daemon=True, name="tracked runs"
-            )
-            self._reading.start()
 
     def _show_part(self, runs: list[Run], problems: list[str]) -> None:
         """Show what is read so far, where that is more than was known."""

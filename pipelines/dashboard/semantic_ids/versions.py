@@ -182,21 +182,13 @@ class Source:
 
 def has_ids(run: Run) -> bool:
     """Whether a run was made with semantic IDs."""
-    if run.path is None:
-        return False
     if run.kind == "workspace":
         return (run.path / STAGE / f"{FILE_NAME}.json").exists()
     return (run.path / FOLDER).is_dir()
 
 
 def source_of(context: Context, run: Run) -> Source:
-    """Find a run's versions.
-
-    Raises:
-        NotFoundError: It has no files.
-    """
-    if run.path is None:
-        raise NotFoundError(f"{run.name} is known by MLflow alone, which keeps no semantic IDs")
+    """Find a run's versions."""
     problems: list[str] = []
     report: Mapping[str, Any] = {}
     own: str | None = None

@@ -61,7 +61,7 @@ def build(context: Context, query: Query) -> Page:
         )
         live, notices = live_section(context)
         blocks = [live]
-    elif run is None or run.path is None:
+    elif run is None:
         words = "There is no workspace yet. recsys run makes one, recsys serve serves its bundle."
         blocks = [Words(lines=[words], tone="note")]
     else:

@@ -149,7 +149,7 @@ def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
             kind="workspace",
             status="complete",
             time=BEGAN + timedelta(minutes=number),
-            path=None,
+            path=Path("run"),
             metrics={"test/blend/ndcg@10": number / 1e6},
             config={"two_tower.embedding_dim": str(number % 7)},
             served="blend",

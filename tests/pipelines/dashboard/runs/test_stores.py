@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -188,3 +189,23 @@ def test_no_place_has_no_run(tmp_path: Path) -> None:
     assert stores.problems() == (
         f"{tmp_path / 'nowhere'} cannot be read: No such file or directory",
     )
+
+
+def test_a_look_that_fails_is_said_and_the_next_one_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = Stores(Places(roots=[tmp_path]), watch=True, every=0.0)
+    look, looks = stores._scan.look, iter(range(10**9))
+
+    def broken(show: Callable[[list[Run], list[str]], None]) -> tuple[list[Run], list[str]]:
+        if next(looks) == 0:
+            raise KeyError("a fault")
+        return look(show)
+
+    monkeypatch.setattr(stores._scan, "look", broken)
+    stores.now()
+    write_run(tmp_path / "shop", width=32)
+    deadline = time.monotonic() + 30
+    while not stores.runs():
+        assert time.monotonic() < deadline, stores.problems()
+        time.sleep(0.01)

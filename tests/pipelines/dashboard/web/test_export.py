@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ RUN = Run(
     kind="workspace",
     status="complete",
     time=None,
-    path=None,
+    path=Path("run"),
 )
 
 
