@@ -49,7 +49,7 @@ with DAG(
     )
     # What is served is looked after whether or not today's increment was released.
     after = {"trigger_rule": "all_done", "execution_timeout": timedelta(hours=1)}
-    sync = CommandOperator(task_id="sync", arguments=["sync", *of_workspace()], **after)
+    sync = CommandOperator(task_id="sync", arguments=["tracking", "send", *of_workspace()], **after)
     gc = CommandOperator(task_id="gc", arguments=["gc", *of_workspace()], **after)
     ingest >> monitor >> update >> [sync, gc]
     if store := os.environ.get("RECSYS_STORE"):

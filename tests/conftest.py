@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.tracking import registry, tracking
+from pipelines.tracking import tracking
 from tests.forked.children import ForkingSubprocess
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
@@ -71,8 +71,7 @@ def pytest_terminal_summary(
 def forked_children() -> Iterator[None]:
     """Fork MLflow's children from a process that has imported it; importing takes seconds each."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (registry, tracking):
-            patch.setattr(module, "subprocess", ForkingSubprocess())
+        patch.setattr(tracking, "subprocess", ForkingSubprocess())
         yield
 
 

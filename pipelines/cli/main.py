@@ -76,6 +76,7 @@ app.add_typer(kernels.app, name="kernels", help="GPU kernels: tune, inspect.")
 app.add_typer(keys.app, name="keys", help="Keys of a server's clients: add, list, remove.")
 app.add_typer(events.app, name="events", help="What a server collected: export it for training.")
 app.add_typer(users.app, name="users", help="People in a run and its server: forget them.")
+app.add_typer(tracking.app, name="tracking", help="Runs in MLflow: send those that wait.")
 app.add_typer(release.app, name="release", help="Decisions on bundles: list, explain, promote.")
 for command in (
     adapters.adapt,
@@ -101,7 +102,6 @@ for command in (
     plan.plan,
     experiments.experiments,
     ope.ope,
-    tracking.sync,
     tracking.promote,
     tracking.rollback,
     registry.fetch_bundle,

@@ -55,9 +55,6 @@ class LogFile(RunLog):
     def metrics(self, values: Mapping[str, float]) -> None:
         self._write("metrics", dict(values))
 
-    def artifact(self, path: Path, folder: str = "") -> None:
-        self._write("artifact", (str(path.absolute()), folder))
-
     def tags(self, values: Mapping[str, str]) -> None:
         self._write("tags", dict(values))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipelines.cli.options import DEMO
-from pipelines.engine.console import log, out
+from pipelines.engine.console import PlainErrors, log, out
 from pipelines.engine.errors import WorkspaceBusyError
 
 if TYPE_CHECKING:
@@ -55,18 +55,25 @@ def recorder_of(config: RunConfig) -> Recorder:
     )
 
 
+app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def group() -> None:
+    """Take the subcommands."""
+
+
 @contextmanager
 def tracked(config: RunConfig) -> Iterator[Recorder]:
-    """Track the stages that run inside; send while they run, and the rest at the end."""
-    from pipelines.tracking.tracking import outbox_of, sending_meanwhile, sync_outbox
+    """Track the stages that run inside, and send them at the end."""
+    from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     if not config.tracking.enabled:
         yield recorder_of(config)
         return
     outbox = outbox_of(config.workspace)
     try:
-        with sending_meanwhile(outbox, config.tracking):
-            yield recorder_of(config)
+        yield recorder_of(config)
     except WorkspaceBusyError:
         # Nothing was run: who holds the workspace sends.
         raise
@@ -82,7 +89,8 @@ def report_stage(outcome: StageOutcome) -> None:
     log.print(outcome.log_line(), style=style, soft_wrap=True)
 
 
-def sync(
+@app.command("send")
+def send_runs(
     workspace: Workspace = DEMO,
     seconds: Annotated[
         float | None,
@@ -91,9 +99,9 @@ def sync(
         ),
     ] = None,
 ) -> None:
-    """Send a workspace's waiting tracking events and bundles to its server or database.
+    """Send a workspace's waiting runs to MLflow, and bundles to their folder.
 
-    [bold]Example[/] recsys sync --workspace runs/shop --seconds 3600
+    [bold]Example[/] recsys tracking send --workspace runs/shop --seconds 3600
     """
     from pipelines.engine.history import recorded
     from pipelines.operations.aliases import tracking_of
@@ -104,7 +112,7 @@ def sync(
     config = tracking_of(workspace)
     if seconds is not None:
         config = replace(config, sync_seconds=seconds)
-    with recorded(workspace, "sync") as recording:
+    with recorded(workspace, "tracking send") as recording:
         result = sync_outbox(outbox_of(workspace), config)
         recording.reasons.append(result.log_line())
         out.print(result.log_line(), markup=False, soft_wrap=True)
@@ -113,7 +121,7 @@ def sync(
 
 
 def send(outbox: Outbox, config: TrackingConfig) -> None:
-    """Send waiting tracking events; print what could not be sent."""
+    """Send waiting runs; print what could not be sent."""
     from pipelines.tracking.tracking import sync_outbox
 
     result = sync_outbox(outbox, config)
@@ -137,23 +145,23 @@ def change_champion(
 def recording_champions(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
     """Enter what is appended inside into the registry of a run's workspace.
 
-    It is sent in the background and at the end. A folder of bundles that no run made, as on a
-    machine that only serves, has no registry of its own.
+    A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """
     from pipelines.operations.aliases import tracking_of
     from pipelines.publishing.promotion import record_champion
-    from pipelines.tracking.tracking import outbox_of, sending_meanwhile
+    from pipelines.tracking.tracking import outbox_of
 
     workspace = bundles.absolute().parent
     config, outbox = tracking_of(workspace), outbox_of(workspace)
     if not config.enabled or not (workspace / "config.toml").exists():
         yield lambda bundles, version: None
         return
-    with sending_meanwhile(outbox, config):
-        yield lambda bundles, version: record_champion(
-            outbox, config.model, bundles, version, "append"
-        )
-    send(outbox, config)
+
+    def published(bundles: Path, version: str) -> None:
+        record_champion(outbox, config.model, bundles, version, "append")
+        send(outbox, config)
+
+    yield published
 
 
 def promote(
@@ -242,8 +250,8 @@ def follow(
     from pipelines.engine.history import recorded
     from pipelines.publishing.from_registry import follow_registry
     from pipelines.publishing.promotion import served_version
-    from pipelines.tracking.registry import RegistryUnreachableError
     from pipelines.tracking.tracking import outbox_of
+    from serving.bundle.copies import UnreachableError
 
     workspace = workspace or bundles.absolute().parent
     outbox = outbox_of(workspace)
@@ -253,11 +261,11 @@ def follow(
         send(outbox, config)
         try:
             found = follow_registry(bundles, config=config, outbox=outbox)
-        except RegistryUnreachableError as error:
+        except UnreachableError as error:
             if not if_reachable:
                 raise
             served = served_version(bundles)
-            goes_on = f"{served} goes on being served" if served else "nothing is served"
+            goes_on = f"{served} is still served" if served else "nothing is served"
             words = f"the registry cannot be reached, {goes_on}: {error}"
             recording.outcome = "nothing to do"
             recording.reasons.append(words)

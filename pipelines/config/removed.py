@@ -15,6 +15,10 @@ REMOVED_KEYS: Mapping[str, str] = {
     "generative_training.value_column": "leave it out; rules of a surface raise items of a value",
     "generative.first_code_limit": "set diversity of a surface, which spreads what is shown",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
+    "tracking.upload_bundles": "set tracking.bundles to the folder or URL that bundles go to",
+    "tracking.keep_bundles": "remove old bundles from the folder tracking.bundles",
+    "tracking.fetch_seconds": "leave it out: a fetch that was cut off is continued",
+    "tracking.live_seconds": "leave it out: a run is sent when it is done",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
 }
 

@@ -20,32 +20,26 @@ class TrackingConfig:
     """Name under which MLflow lists the runs."""
     model: str = "recsys"
     """Name of the bundles in the model registry."""
-    upload_bundles: bool = True
-    """Whether a released bundle's files are uploaded into the store, so that other machines can
-    fetch it; otherwise the registry keeps their path on this machine."""
-    keep_bundles: int = 30
-    """How many uploaded bundles, and how many deltas, keep their files in the store, beside what an
-    alias names; 0 keeps all."""
-    fetch_seconds: float = 3600.0
-    """How long fetching a bundle may take."""
+    bundles: str | None = None
+    """Folder or URL (s3://shop/bundles) that released bundles are copied to, so that other machines
+    can fetch them; None points at where they were made."""
     sync_seconds: float = 60.0
-    """How long a run may wait at its end for the store; what is not sent then is sent later."""
-    live_seconds: float = 60.0
-    """How often a run's curves are sent while it runs, in the background."""
+    """How long a command may wait at its end for the store; what is not sent is sent later."""
     request_seconds: int = 5
     """How long one request to the server may take."""
     max_retries: int = 1
     """More attempts of a request that failed."""
 
     def __post_init__(self) -> None:
-        if self.uri is not None and urlsplit(self.uri).password:
-            raise ValueError(
-                "tracking.uri holds a password, which would be written into every run's "
-                "configuration; take it out and set MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD"
-            )
-        if self.keep_bundles < 0:
-            raise ValueError(f"tracking.keep_bundles must be >= 0, got {self.keep_bundles}")
-        for name in ("sync_seconds", "live_seconds", "request_seconds", "fetch_seconds"):
+        for name, instead in (
+            ("uri", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+            ("bundles", "what the driver of the store reads, such as AWS_SECRET_ACCESS_KEY"),
+        ):
+            if urlsplit(getattr(self, name) or "").password:
+                raise ValueError(
+                    f"tracking.{name} holds a password, which would be written into every run's "
+                    f"configuration; take it out and set {instead}"
+                )
+        for name in ("sync_seconds", "request_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"tracking.{name} must be > 0, got {getattr(self, name)}")

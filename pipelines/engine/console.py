@@ -74,8 +74,17 @@ def message_of(error: BaseException) -> str:
     return text
 
 
+REMOVED = {"sync": "recsys tracking send"}
+"""Commands that were removed, and what to use instead."""
+
+
 class PlainErrors(TyperGroup):
     """A group of commands that print expected failures as a sentence, without a traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in REMOVED:
+            ctx.fail(f"{args[0]} was removed; use {REMOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

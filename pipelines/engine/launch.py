@@ -194,8 +194,6 @@ def passed_on(path: Path, place: int, run: RunLog) -> int:
         if kind == "log":
             step, values = arguments
             run.log(step, **values)
-        elif kind == "artifact":
-            run.artifact(Path(arguments[0]), arguments[1])
         else:
             getattr(run, kind)(arguments)
     return place + len(whole) + bool(whole)

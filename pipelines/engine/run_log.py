@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,19 +19,11 @@ class RunLog:
     def metrics(self, values: Mapping[str, float]) -> None:
         """Log the run's results; ``a/b`` groups, as in ``test/cold_items/ndcg@10``."""
 
-    def artifact(self, path: Path, folder: str = "") -> None:
-        """Log a copy of a file."""
-
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags of the run."""
 
-    def register(
-        self, model: str, bundle: Path, *, version: str, digest: str, tags: Mapping[str, str]
-    ) -> None:
-        """Enter a bundle into the model registry: its place, not its bytes."""
-
-    def companions(self, model: str, bundles: Path, *, version: str, digest: str) -> None:
-        """Upload what lies beside a registered bundle: decision, adapters, semantic IDs."""
+    def register(self, model: str, *, version: str, digest: str, tags: Mapping[str, str]) -> None:
+        """Enter a bundle into the model registry."""
 
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         """Point an alias at a registered bundle, or at none."""

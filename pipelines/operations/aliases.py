@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from pipelines.config.removed import removal
 from pipelines.config.toml import validate
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.history import recorded
@@ -27,7 +28,13 @@ def tracking_of(workspace: Path) -> TrackingConfig:
     """Read the tracking configuration of a workspace's last run; the defaults before one."""
     path = workspace / "config.toml"
     table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return validate(TrackingConfig, table.get("tracking", {}), str(path))
+    # A workspace of an earlier version has keys that were removed.
+    section = {
+        key: value
+        for key, value in table.get("tracking", {}).items()
+        if removal(f"tracking.{key}") is None
+    }
+    return validate(TrackingConfig, section, str(path))
 
 
 def move_alias(

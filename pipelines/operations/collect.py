@@ -32,7 +32,6 @@ from pipelines.publishing.same_queries import answers_file
 from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
 from pipelines.semantic_ids.store import LOCK as STORE_LOCK
 from pipelines.semantic_ids.store import SemanticIdStore
-from pipelines.tracking.tracking import outbox_of
 from recsys.data.durable import PARTIAL, locked, unused
 from recsys.semantic_ids.codes import FILE_NAME
 from recsys.semantic_ids.tensor_file import read_description
@@ -102,7 +101,6 @@ class Collector:
             except WorkspaceBusyError as error:
                 self.found.notes.append(f"training states were left: {error}")
         self._released()
-        self._sent()
 
     def _leftovers(self, folder: Path) -> None:
         """Remove what a killed call, or a publisher killed long ago, left."""
@@ -188,13 +186,6 @@ class Collector:
             is_old = written_at(path, ".") < self.keep.since
             if path.name not in needed and (path.name in gone or (not is_here and is_old)):
                 self._remove("what a bundle was made from", path, f"bundle {path.name} is gone")
-
-    def _sent(self) -> None:
-        """Remove records that the tracking server has whole."""
-        outbox = outbox_of(self.workspace)
-        for path in sorted((outbox.path / "sent").glob("*")):
-            if written_at(path, ".") < self.keep.since:
-                self._remove("sent tracking record", path, "the tracking store has it")
 
     def _remove(self, kind: str, path: Path, why: str) -> bool:
         """Remove a file or a folder, never what a link points at; false where it is in use."""

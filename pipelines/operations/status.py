@@ -179,21 +179,21 @@ def look_at_monitor(found: Status, workspace: Path) -> None:
 def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
     """Look at the tracking records that wait for their server."""
     outbox = outbox_of(workspace)
-    waiting = outbox.waiting()
+    waiting = outbox.finished()
     oldest = min((_first_time(path) for path in waiting), default=None)
     found.outbox = {
-        "waiting": outbox.num_waiting(),
+        "waiting": len(waiting),
         "oldest": None if oldest is None else oldest.isoformat(timespec="seconds"),
     }
     if oldest is not None and (now - oldest) / timedelta(days=1) > OUTBOX_DAYS:
         found.problems.append(
-            f"{found.outbox['waiting']} tracking records wait since {oldest:%Y-%m-%d %H:%M}: "
-            "recsys sync says why"
+            f"{len(waiting)} tracked runs wait since {oldest:%Y-%m-%d %H:%M}: "
+            "recsys tracking send says why"
         )
 
 
 def _first_time(path: Path) -> datetime:
-    for _, event in read_lines(path):
+    for event in read_lines(path):
         return datetime.fromtimestamp(event["time"] / 1000, UTC)
     return datetime.fromtimestamp(path.stat().st_mtime, UTC)
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.signing import SIGNATURE, TamperedError, check_signature, signed
-from pipelines.tracking.companions import DECISIONS, FETCHED, decisions_on
+from pipelines.tracking.entries import DECISIONS, FETCHED, decisions_on
 from recsys.data.durable import write_durably
 
 FOLDER = DECISIONS

@@ -21,13 +21,14 @@ from pipelines.publishing.promotion import (
     note_champion,
     served_version,
 )
-from pipelines.tracking.entries import CHALLENGER, CHAMPION
+from pipelines.tracking.entries import CHALLENGER, CHAMPION, DECISIONS, FETCHED, decision_of
 from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.registry import Fetched, RegisteredBundle, fetch, look_up
-from pipelines.tracking.tracking import store_uri
-from serving.bundle.adapters import publish_adapter
+from pipelines.tracking.tracking import RegisteredBundle, look_up, store_uri
+from recsys.data.durable import write_durably
+from serving.bundle import copies
 from serving.bundle.manifest import CURRENT, read_manifest
-from serving.bundle.published import ADAPTERS
+
+MAX_DECISION_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +52,12 @@ def served_digest(bundles: Path) -> str | None:
 def why_local_stays(
     bundles: Path,
     named: RegisteredBundle,
-    *,
-    is_registered: bool,
     last: str | None,
 ) -> str | None:
     """Say why what is served here is newer than the registry's alias; None where it is not.
 
     Args:
         named: What the alias names; another bundle than is served.
-        is_registered: Whether the registry knows the served bundle.
         last: The registry's number that the alias had when it was last set or obeyed here.
     """
     served = served_version(bundles)
@@ -71,7 +69,7 @@ def why_local_stays(
             f"{served} became champion here since. `recsys promote {served}` enters it into the "
             f"registry, `recsys promote {named.version}` goes back"
         )
-    if last is None and not is_registered:
+    if last is None and not named.served_is_registered:
         return (
             f"{served} was made champion here and the registry never got it; the alias names "
             f"{named.version}. `recsys promote {served}` enters it into the registry, "
@@ -80,11 +78,39 @@ def why_local_stays(
     return None
 
 
+def fetch(named: RegisteredBundle, bundles: Path) -> copies.Fetched:
+    """Copy a registered bundle into a folder of bundles, with what it was appended to.
+
+    Raises:
+        UnreachableError: The place of its files does not answer.
+        ValueError: It, or the decision on it, is not what was registered or signed.
+        OSError: The disk is full or cannot be written.
+    """
+    decisions = decision_of(named.pointer, named.version, named.digest)
+    try:
+        found = copies.fetch(named.bundles, named.version, named.digest, bundles)
+        for name, digest in decisions.items():
+            if not (bundles / DECISIONS / name).exists():
+                target = bundles / DECISIONS / FETCHED / name
+                content = copies.read_verified(
+                    named.bundles, f"{DECISIONS}/{name}", digest, MAX_DECISION_BYTES
+                )
+                target.parent.mkdir(parents=True, exist_ok=True)
+                write_durably(target, content)
+    except copies.MissingError as error:
+        raise ValueError(
+            f"{error}. The files of bundle {named.version} are where it was made, or were removed: "
+            "name a folder or URL that both machines reach as tracking.bundles there, then `recsys "
+            f"promote {named.version}` copies them"
+        ) from error
+    return found
+
+
 def follow_registry(bundles: Path, *, config: TrackingConfig, outbox: Outbox) -> Followed:
     """Make the bundle champion that the registry's alias names.
 
     Raises:
-        RegistryUnreachableError: The registry gives no answer; what is served goes on.
+        UnreachableError: The registry gives no answer; what is served stays.
         ValueError: The alias names nothing that can be served; what is served goes on.
     """
     uri = store_uri(config, outbox)
@@ -99,25 +125,29 @@ def follow_registry(bundles: Path, *, config: TrackingConfig, outbox: Outbox) ->
             "alias there and stays",
         )
     digest = served_digest(bundles)
-    found = look_up(uri, config, CHAMPION, digest)
-    named = found.named
+    named = look_up(uri, config, CHAMPION, digest)
     if named.digest == digest and named.version == before:
         outbox.note_alias(uri, config.model, CHAMPION, named.number)
         return Followed(version=named.version, moved=False, words="as the registry says")
     local = why_local_stays(
         bundles,
         named,
-        is_registered=found.served_is_registered,
-        last=outbox.last_alias(uri, config.model, CHAMPION),
+        outbox.last_alias(uri, config.model, CHAMPION),
     )
     if local is not None:
         return Followed(version=str(before), moved=False, words=local)
-    fetched = fetch(uri, config, f"number:{named.number}", bundles)
-    return publish_fetched(bundles, fetched, before, config=config, outbox=outbox)
+    fetched = fetch(named, bundles)
+    return publish_fetched(bundles, named, fetched, before, config=config, outbox=outbox)
 
 
 def publish_fetched(
-    bundles: Path, fetched: Fetched, before: str | None, *, config: TrackingConfig, outbox: Outbox
+    bundles: Path,
+    bundle: RegisteredBundle,
+    fetched: copies.Fetched,
+    before: str | None,
+    *,
+    config: TrackingConfig,
+    outbox: Outbox,
 ) -> Followed:
     """Point ``current`` at a fetched bundle, unless it was moved meanwhile.
 
@@ -127,7 +157,6 @@ def publish_fetched(
     Raises:
         RefusedError: It was refused here, or a key is set and no signed decision on it is here.
     """
-    bundle = fetched.bundle
     with publishing(bundles):
         if (served := served_version(bundles)) != before:
             return Followed(
@@ -138,7 +167,6 @@ def publish_fetched(
         check_approved(bundles, bundle.version, action="registry", force=False)
         was_challenger = challenger(bundles) == bundle.version
         note_champion(bundles, bundle.version, "registry")
-        serve_adapters(bundles, fetched)
     outbox.note_alias(store_uri(config, outbox), config.model, CHAMPION, bundle.number)
     if was_challenger and config.enabled:
         run = outbox.new_file("registry")
@@ -148,13 +176,7 @@ def publish_fetched(
     return Followed(version=bundle.version, moved=True, words=words)
 
 
-def serve_adapters(bundles: Path, fetched: Fetched) -> None:
-    """Serve the adapters that came with a bundle."""
-    for name in fetched.adapters:
-        publish_adapter(bundles / ADAPTERS / name)
-
-
-def fetched_words(fetched: Fetched) -> str:
+def fetched_words(fetched: copies.Fetched) -> str:
     """Say how much was fetched."""
     if not fetched.num_files:
         return "all files were here"
@@ -163,7 +185,7 @@ def fetched_words(fetched: Fetched) -> str:
 
 def fetch_bundle(
     name: str, bundles: Path, *, config: TrackingConfig, outbox: Outbox
-) -> tuple[Fetched, bool]:
+) -> tuple[copies.Fetched, bool]:
     """Fetch a bundle into a folder, and serve it there if nothing else is.
 
     Args:
@@ -176,13 +198,13 @@ def fetch_bundle(
         RefusedError: A key is set, and no signed decision on it came along.
     """
     uri = store_uri(config, outbox)
-    fetched = fetch(uri, config, name, bundles)
+    named = look_up(uri, config, name)
+    fetched = fetch(named, bundles)
     with publishing(bundles):
-        check_approved(bundles, fetched.bundle.version, action="registry", force=False)
+        check_approved(bundles, named.version, action="registry", force=False)
         if (bundles / CURRENT).exists():
             return fetched, False
-        note_champion(bundles, fetched.bundle.version, "registry")
-        serve_adapters(bundles, fetched)
+        note_champion(bundles, named.version, "registry")
     if name == CHAMPION:
-        outbox.note_alias(uri, config.model, CHAMPION, fetched.bundle.number)
+        outbox.note_alias(uri, config.model, CHAMPION, named.number)
     return fetched, True

@@ -26,7 +26,7 @@ from pipelines.publishing.approval import (
     write_down,
 )
 from pipelines.publishing.decisions import Outcome
-from pipelines.tracking.entries import CHALLENGER, CHAMPION, release_tags
+from pipelines.tracking.entries import CHALLENGER, CHAMPION, registry_tags
 from pipelines.tracking.outbox import Outbox, OutboxRun, read_lines
 from recsys.data.durable import append_line
 from serving.bundle.delta import chain_of
@@ -90,7 +90,7 @@ def history(bundles: Path) -> list[AliasChange]:
     if not path.exists():
         return []
     try:
-        return [AliasChange(**event) for _, event in read_lines(path)]
+        return [AliasChange(**event) for event in read_lines(path)]
     except TypeError as error:
         raise ValueError(
             f"a line of {path} is no change of an alias ({error}); remove it or restore a copy"
@@ -346,24 +346,11 @@ def record_champion(
 
 def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> None:
     """Log a bundle for the registry, and what it was appended to."""
-    links = chain_of(bundle_directory(bundles, version))
-    for link in links:
-        manifest = link.manifest
-        run.register(
-            model,
-            link.directory,
-            version=manifest.version,
-            digest=link.digest,
-            tags=registry_tags(bundles, manifest),
-        )
-    run.companions(model, bundles, version=version, digest=links[-1].digest)
-
-
-def registry_tags(bundles: Path, manifest: BundleManifest) -> dict[str, str]:
-    """Return the tags that a bundle has in the registry."""
-    parent = {"parent": manifest.parent.version} if manifest.parent else {}
-    verdicts = [verdict.model_dump() for verdict in manifest.verdicts]
-    return {**release_tags(bundles, {"verdicts": verdicts}), **parent}
+    for link in chain_of(bundle_directory(bundles, version)):
+        verdicts = [verdict.model_dump() for verdict in link.manifest.verdicts]
+        one = link.manifest.version
+        tags = registry_tags(bundles, one, link.digest, verdicts)
+        run.register(model, version=one, digest=link.digest, tags=tags)
 
 
 def listed(bundles: Path) -> str:

@@ -1,14 +1,11 @@
-"""Write-ahead log of tracking events, so that a slow or absent server never blocks a run.
+"""A file for each tracked run, so that a slow or absent server never blocks one.
 
 <outbox>/
-    <time>-<stage>-<key>.jsonl         one event a line, appended at once and in order
-    <time>-<stage>-<key>.state.json    how far it was sent, and to which run of which store
-    files/<time>-<stage>-<key>/        copies of the logged files
-    sent/                              runs that the store has whole
-    refused.jsonl                      events that the store will never accept, with its reason
-    aliases.json                       what each alias named when it was last set or obeyed here
+    <time>-<stage>-<key>.jsonl    one event a line, appended at once; removed once it is sent
+    refused.jsonl                 events that the store will never accept, with the reason
+    aliases.json                  what each alias named when it was last set or obeyed here
 
-``pipelines.tracking.store.sender`` sends it; this module knows no server.
+``pipelines.tracking.store`` sends it; this module knows no server.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,7 +24,7 @@ from typing import Any, Literal
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
-from recsys.data.durable import digest_of_file, write_durably
+from recsys.data.durable import append_line, write_durably
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 MAX_NAME = 250
@@ -60,53 +57,45 @@ def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
     return values
 
 
-def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read a file's complete lines from a byte on, each with the byte after it.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file's complete lines; empty if there is no file.
 
-    A line that a kill cut off is passed over; a file that was sent and put away has none.
+    A line that a kill cut off is passed over.
     """
     try:
-        opened = path.open("rb")
+        lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
-        return
-    with opened as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
+        return []
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            event = json.loads(line) if line.endswith(b"\n") else None
             if isinstance(event, dict):
-                yield offset, event
+                found.append(event)
+    return found
 
 
 class OutboxRun(RunLog):
     """Appends a run's events to one file; each is with the system before a call returns."""
 
-    def __init__(self, path: Path, files: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._files = files
         # A resumed run repeats the steps since its last checkpoint.
         self._logged = {
             (event["step"], name)
-            for _, event in read_lines(path)
+            for event in read_lines(path)
             if event["event"] == "metrics"
             for name in event["values"]
         }
-        if path.exists() and not path.read_bytes().endswith(b"\n"):
-            self._append_text("\n")
-
-    def _append_text(self, text: str) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
+        # A line that a kill cut off must not swallow the next one.
+        self._before = "\n" if path.exists() and not path.read_bytes().endswith(b"\n") else ""
 
     def append(self, event: str, **fields: Any) -> None:
         """Append one event."""
         line = {"event": event, "time": time.time_ns() // 1_000_000, **fields}
-        self._append_text(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{self._before}{json.dumps(line, ensure_ascii=False, default=str)}\n")
+        self._before = ""
 
     def log(self, step: int, **values: float) -> None:
         new = {name: one for name, one in values.items() if (step, name) not in self._logged}
@@ -121,26 +110,11 @@ class OutboxRun(RunLog):
             numbers = {name: json_number(value) for name, value in values.items()}
             self.append("metrics", step=step, values=numbers)
 
-    def artifact(self, path: Path, folder: str = "") -> None:
-        copy = self._files / digest_of_file(path)[:16] / path.name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
-        self.append("artifact", file=str(copy.relative_to(self._files)), folder=folder)
-
     def tags(self, values: Mapping[str, str]) -> None:
         self.append("tags", values=dict(values))
 
-    def register(
-        self, model: str, bundle: Path, *, version: str, digest: str, tags: Mapping[str, str]
-    ) -> None:
-        place = str(bundle.absolute())
-        self.append(
-            "register", model=model, bundle=place, version=version, digest=digest, tags=dict(tags)
-        )
-
-    def companions(self, model: str, bundles: Path, *, version: str, digest: str) -> None:
-        place = str(bundles.absolute())
-        self.append("companions", model=model, bundles=place, version=version, digest=digest)
+    def register(self, model: str, *, version: str, digest: str, tags: Mapping[str, str]) -> None:
+        self.append("register", model=model, version=version, digest=digest, tags=dict(tags))
 
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -170,26 +144,28 @@ class Outbox:
     path: Path
 
     def waiting(self) -> list[Path]:
-        """List the runs that the store does not have whole, oldest first."""
+        """List the runs that the store does not have, oldest first; one may be running."""
         found = sorted(self.path.glob("*.jsonl"))
         return [path for path in found if path.name != REFUSED]
 
-    def num_waiting(self) -> int:
-        """Count the events that are not sent."""
-        return sum(
-            sum(1 for _ in read_lines(path, self.state(path).get("offset", 0)))
-            for path in self.waiting()
-        )
+    def finished(self) -> list[Path]:
+        """List the runs that can be sent, oldest first."""
+        last = {path: read_lines(path)[-1:] for path in self.waiting()}
+        return [path for path, end in last.items() if end and end[0].get("event") == "end"]
 
     def waiting_alias(self, model: str, alias: str) -> dict[str, Any] | None:
         """Return the last change of an alias that was not sent; None without one."""
         found = None
         for path in self.waiting():
-            for _, event in read_lines(path, self.state(path).get("offset", 0)):
+            for event in read_lines(path):
                 named = (event.get("event"), event.get("model"), event.get("alias"))
                 if named == ("alias", model, alias):
                     found = event
         return found
+
+    def refuse(self, run: str, event: Mapping[str, Any], reason: str) -> None:
+        """Keep an event that the store will never accept."""
+        append_line(self.path / REFUSED, json.dumps({"run": run, "reason": reason, **event}))
 
     def last_alias(self, uri: str, model: str, alias: str) -> str | None:
         """Return which of a model's versions an alias named when it was last set or obeyed here.
@@ -212,32 +188,20 @@ class Outbox:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def state(self, path: Path) -> dict[str, Any]:
-        """Read how far a run was sent; empty where it was not."""
-        try:
-            found = json.loads(path.with_suffix(".state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def files(self, path: Path) -> Path:
-        """Folder of the copies of a run's files."""
-        return self.path / "files" / path.stem
-
     def start_run(self, planned: Manifest) -> OutboxRun:
         """Begin the run of a stage, or resume the one that a kill ended."""
         name = f"{planned.stage}-{planned.making[:16]}"
         for path in self.waiting():
-            events = [event for _, event in read_lines(path)]
+            events = read_lines(path)
             if any(event["event"] == "end" for event in events):
                 continue
             if any(event.get("stage", planned.stage) != planned.stage for event in events[:1]):
                 # It may be running beside this one.
                 continue
             if path.stem.partition("Z-")[2] == name:
-                return OutboxRun(path, self.files(path))
+                return OutboxRun(path)
             # Its process is gone: only the holder of the stage's lock starts runs of it.
-            OutboxRun(path, self.files(path)).end("KILLED")
+            OutboxRun(path).end("KILLED")
         tags = {
             "stage": planned.stage,
             "key": planned.making,
@@ -253,4 +217,4 @@ class Outbox:
         self.path.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         path = self.path / f"{stamp}-{name}.jsonl"
-        return OutboxRun(path, self.files(path))
+        return OutboxRun(path)

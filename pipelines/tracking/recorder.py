@@ -15,9 +15,9 @@ from typing import Any
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
-from pipelines.tracking.entries import CHAMPION, release_tags
+from pipelines.tracking.entries import CHAMPION, registry_tags
 from pipelines.tracking.outbox import Outbox
-from serving.bundle.manifest import CURRENT, bundle_directory, read_manifest
+from serving.bundle.manifest import CURRENT
 
 
 def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
@@ -47,33 +47,19 @@ def record_documents(run: RunLog, artefact: Path) -> None:
             if isinstance(document, dict):
                 above = "" if path.stem in ("metrics", "recall") else path.stem
                 run.metrics(numbers_of(document, above))
-            run.artifact(path)
 
 
 def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> None:
     """Enter the released bundle into the registry, as champion or challenger."""
     document = read_json(artefact / "release.json")
-    version = document["version"]
-    run.register(
-        model,
-        bundle_directory(bundles, version).absolute(),
-        version=version,
-        digest=document["digest"],
-        tags=release_tags(bundles, document),
-    )
-    run.companions(model, bundles, version=version, digest=document["digest"])
+    version, digest = document["version"], document["digest"]
+    tags = registry_tags(bundles, version, digest, document["verdicts"])
+    run.register(model, version=version, digest=digest, tags=tags)
     served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
     if document["alias"] == CHAMPION and served.partition("+")[0] == version:
         # Deltas of the very same bundle go on being served.
         version = served
     run.alias(model, document["alias"], version, action="release")
-
-
-def record_adapters(run: RunLog, bundles: Path, model: str) -> None:
-    """Send the adapters with the bundle that is served, for which they were made."""
-    if (bundles / CURRENT).exists():
-        manifest, digest = read_manifest((bundles / CURRENT).resolve())
-        run.companions(model, bundles, version=manifest.version, digest=digest)
 
 
 def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
@@ -97,10 +83,8 @@ def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
 def record_evaluation(run: RunLog, artefact: Path) -> None:
     """Log each model's metrics, their intervals, and those of its slices."""
     run.metrics(numbers_of(read_json(artefact / "metrics.json")))
-    run.artifact(artefact / "metrics.json")
     if (artefact / ANALYSIS).exists():
         run.metrics(numbers_of_analysis(Analysis.load(artefact)))
-        run.artifact(artefact / ANALYSIS)
 
 
 RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
@@ -111,19 +95,6 @@ RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
     "evaluate": record_evaluation,
     "build_index": record_documents,
 }
-
-
-def report_of(release: Path) -> Path | None:
-    """Find the report of the very evaluation that a release was checked by.
-
-    There is none of an evaluation without analysis.
-    """
-    folder = release.parent / "report"
-    path = folder / "report.html"
-    manifests = [Manifest.load(folder), Manifest.load(release)]
-    digests = {manifest.inputs.get("evaluate") if manifest else None for manifest in manifests}
-    of_this_evaluation = len(digests) == 1 and None not in digests
-    return path if of_this_evaluation and path.exists() else None
 
 
 def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:
@@ -140,13 +111,8 @@ def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, mode
         RECORDERS[stage](run, artefact)
     if stage == "release":
         record_release(run, artefact, bundles, model)
-        if (report := report_of(artefact)) is not None:
-            run.artifact(report, "reports")
-    if stage == "adapt_domains":
-        record_adapters(run, bundles, model)
-    run.artifact(artefact / MANIFEST)
-    for report in sorted(artefact.rglob("*.html")):
-        run.artifact(report, "reports")
+    # MLflow gets no files: this names the ones that the numbers are of.
+    run.tags({"artefact": str(artefact.absolute())})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +137,3 @@ class Recorder:
         with self.outbox.start_run(planned) as run:
             yield run
             record_stage(run, planned.stage, artefact, bundles=self.bundles, model=self.model)
-            settings = artefact.parent / "config.toml"
-            if settings.exists():
-                run.artifact(settings)

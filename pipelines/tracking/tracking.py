@@ -1,7 +1,7 @@
-"""Send an outbox to an MLflow store in a child process with a time limit.
+"""Send an outbox to an MLflow store and read its model registry, in a child with a time limit.
 
-One is started every so often while stages run and one at their end; what is not sent by then is
-sent by the next one. MLflow takes seconds to import, which only the child does.
+MLflow takes seconds to import and changes the environment, which only the child does
+(``pipelines.tracking.store``). What is not sent by then is sent by the next command.
 """
 
 from __future__ import annotations
@@ -10,36 +10,34 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.tracking.outbox import REFUSED, Outbox
-
-LONGER = "`recsys sync --seconds 3600` sends for longer"
+from serving.bundle import copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
-    """What became of an outbox's lines."""
+    """What was sent of an outbox."""
 
     sent: int = 0
+    """Runs that the store has whole."""
     waiting: int = 0
+    """Runs that are sent later."""
     refused: int = 0
-    """Lines that the store will never take; they lie in refused.jsonl."""
+    """Records that the store will never accept; they are in refused.jsonl."""
     problem: str | None = None
-    """Why lines are waiting."""
+    """Why runs are waiting."""
 
     def log_line(self) -> str:
-        """One line for the end of a run."""
-        refused = f", {self.refused} refused (see {REFUSED})" if self.refused else ""
+        """Format one line for the end of a run."""
+        refused = f", {self.refused} records refused (see {REFUSED})" if self.refused else ""
         waiting = f", {self.waiting} waiting: {self.problem}" if self.waiting else ""
-        return f"tracking: {self.sent} records sent{refused}{waiting}"
+        return f"tracking: {self.sent} runs sent{refused}{waiting}"
 
 
 def outbox_of(workspace: Path) -> Outbox:
@@ -53,86 +51,78 @@ def store_uri(config: TrackingConfig, outbox: Outbox) -> str:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
 
-def is_server(uri: str) -> bool:
-    """Whether a store is reached over HTTP."""
-    return urlsplit(uri).scheme in ("http", "https")
+def ask_store(uri: str, config: TrackingConfig, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Let a child process with MLflow do what is requested, within the configured time.
 
-
-def sending_command(outbox: Outbox, config: TrackingConfig) -> list[str]:
-    """Write the command of a child process that sends an outbox."""
-    where = str(outbox.path.absolute())
-    module = "pipelines.tracking.store.sender"
-    return [sys.executable, "-m", module, where, json.dumps(asdict(config))]
-
-
-def longest_sending(config: TrackingConfig) -> float:
-    """Seconds after which a child that sends is killed."""
-    return config.sync_seconds + 2 * config.request_seconds
+    Raises:
+        UnreachableError: The store gives no answer.
+        ValueError: It refuses the request.
+    """
+    words = json.dumps({"uri": uri, "config": asdict(config), **request})
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "pipelines.tracking.store", words],
+            capture_output=True,
+            text=True,
+            timeout=config.sync_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise copies.UnreachableError(f"{uri} was not done in {config.sync_seconds:g} s") from None
+    try:
+        reply = json.loads(child.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (child.stderr.strip().splitlines() or ["no output"])[-1]
+        raise copies.UnreachableError(f"asking {uri} failed: {last}") from None
+    if "unreachable" in reply:
+        raise copies.UnreachableError(reply["unreachable"])
+    if "refused" in reply:
+        raise ValueError(reply["refused"])
+    found: dict[str, Any] = reply["found"]
+    return found
 
 
 def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
-    """Send what waits, in a child process that ends within the configured time.
+    """Send the finished runs that wait.
 
-    Never raises for what a server, a network or MLflow does: the lines wait for the next time.
+    Never raises for what a server, a network or MLflow does: the runs wait for the next time.
     """
-    if not outbox.waiting():
+    if not outbox.finished():
         return SyncResult()
+    request = {"what": "send", "outbox": str(outbox.path.absolute())}
     try:
-        child = subprocess.run(
-            sending_command(outbox, config),
-            capture_output=True,
-            text=True,
-            timeout=longest_sending(config),
-            check=False,
-        )
-        result = SyncResult(**json.loads(child.stdout.splitlines()[-1]))
-    except subprocess.TimeoutExpired:
-        problem = f"not done in {config.sync_seconds:g} s; {LONGER}"
-        result = SyncResult(waiting=outbox.num_waiting(), problem=problem)
-    except (OSError, IndexError, ValueError, TypeError) as error:
-        result = SyncResult(waiting=outbox.num_waiting(), problem=f"sending failed: {error}")
-    return result
+        return SyncResult(**ask_store(store_uri(config, outbox), config, request))
+    except (OSError, ValueError) as error:
+        longer = "; `recsys tracking send --seconds 3600` sends for longer"
+        problem = f"{error}{longer if 'was not done' in str(error) else ''}"
+        return SyncResult(waiting=len(outbox.finished()), problem=problem)
 
 
-@contextmanager
-def sending_meanwhile(outbox: Outbox, config: TrackingConfig) -> Iterator[None]:
-    """Send what waits every ``live_seconds`` while the block runs, and let nothing wait for it.
+@dataclass(frozen=True, kw_only=True)
+class RegisteredBundle:
+    """What the registry says about a bundle; nothing of it is verified."""
 
-    At the block's end a child that is still sending is killed: what it did not send is sent by
-    the next one.
+    number: str
+    """The registry's number of this version of the model."""
+    version: str
+    digest: str
+    """sha256 of the bundle's manifest."""
+    bundles: str
+    """Folder of bundles, or its URL, that has the files."""
+    pointer: str
+    """Signed words on the above (`pipelines.tracking.entries`); empty if there are none."""
+    served_is_registered: bool
+    """Whether the registry also knows the bundle that is served here."""
+
+
+def look_up(
+    uri: str, config: TrackingConfig, name: str, served_digest: str | None = None
+) -> RegisteredBundle:
+    """Ask which bundle an alias or a version names.
+
+    Raises:
+        UnreachableError: The registry gives no answer.
+        ValueError: There is no such alias or bundle.
     """
-    done = threading.Event()
-    sending = threading.Thread(target=send_every_so_often, args=(outbox, config, done), daemon=True)
-    sending.start()
-    try:
-        yield
-    finally:
-        done.set()
-        sending.join()
-
-
-def send_every_so_often(outbox: Outbox, config: TrackingConfig, done: threading.Event) -> None:
-    """Start one child after the other until the work is done."""
-    while not done.wait(config.live_seconds):
-        if not outbox.num_waiting():
-            continue
-        try:
-            child = subprocess.Popen(
-                sending_command(outbox, config),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        except OSError:
-            # Too many processes or no memory: the end of the run tries again and prints it.
-            continue
-        with child:
-            wait_or_kill(child, done, longest_sending(config))
-
-
-def wait_or_kill(child: subprocess.Popen[bytes], done: threading.Event, seconds: float) -> None:
-    """Let a child end by itself, unless the work is done or its time is over."""
-    until = time.monotonic() + seconds
-    while child.poll() is None:
-        if done.wait(0.1) or time.monotonic() > until:
-            child.kill()
-            return
+    request = {"what": "look_up", "name": name, "digest": served_digest}
+    return RegisteredBundle(**ask_store(uri, config, request))

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "recsys promote --from-registry": "tests/pipelines/tracking; needs a registry",
     "recsys fetch-bundle": "tests/pipelines/tracking; needs a registry",
     "recsys serve --bundles /srv/bundles": "goes with fetch-bundle",
-    "recsys sync": "tests/pipelines/tracking; needs a registry",
+    "recsys tracking send": "tests/pipelines/tracking; needs a registry",
     "recsys run --config shop.toml --engine": "tests/pipelines/engine and executor",
     "recsys join": "tests/pipelines/engine/test_machines.py",
     "recsys run --config world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",

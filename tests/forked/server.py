@@ -12,15 +12,15 @@ import tempfile
 import traceback
 from pathlib import Path
 
-MODULES = [f"pipelines.tracking.store.{name}" for name in ("sender", "reader")]
+MODULES = ["pipelines.tracking.store"]
 
 
 def warm() -> None:
     """Import what the modules will, by opening a store."""
-    connection = importlib.import_module("pipelines.tracking.store.connection")
+    child = importlib.import_module("pipelines.tracking.store")
     settings = importlib.import_module("pipelines.config.tracking")
     with tempfile.TemporaryDirectory() as folder:
-        store = connection.mlflow_client(f"sqlite:///{folder}/mlflow.db", settings.TrackingConfig())
+        store = child.mlflow_client(f"sqlite:///{folder}/mlflow.db", settings.TrackingConfig())
         store.search_experiments()
 
 

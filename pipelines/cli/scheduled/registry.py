@@ -21,7 +21,8 @@ def fetch_bundle(
 ) -> None:
     """Fetch a registered bundle, verified by its digest, so that this machine can serve it.
 
-    Needs the tracking server's address alone; a fetch that was cut off goes on where it was. The
+    Needs the tracking server, and the folder or URL of the setting tracking.bundles where it was
+    made; a fetch that was cut off is continued. The
     first bundle of a folder is served at once; [bold]recsys promote --from-registry[/] follows the
     alias from then on.
 
@@ -36,7 +37,7 @@ def fetch_bundle(
 
     config, outbox = registry_of(bundles, registry, model)
     fetched, served = fetch_it(name, bundles, config=config, outbox=outbox)
-    version = fetched.bundle.version
+    version = fetched.version
     words = f"bundle {version} is in {bundles}: {fetched_words(fetched)}"
     then = f"recsys serve --bundles {bundles}" if served else f"recsys promote {version}"
     out.print(f"{words}; next: {then}", markup=False, soft_wrap=True)

@@ -70,7 +70,7 @@ def words_of(found: Status) -> list[str]:
         state = "alarm" if found.monitor["alarm"] else "quiet"
         lines.append(f"monitor: {state} on {found.monitor['day']}")
     if found.outbox["waiting"]:
-        lines.append(f"tracking: {found.outbox['waiting']} records wait to be sent")
+        lines.append(f"tracking: {found.outbox['waiting']} runs wait to be sent")
     disk, memory = found.disk, found.memory
     lines.append(
         f"disk: {gib(disk['artefacts'])} artefacts, {gib(disk['bundles'])} bundles, "

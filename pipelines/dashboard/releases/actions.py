@@ -151,7 +151,7 @@ def _done(moved: Moved) -> str:
     before = f", before it was {change.previous}" if change.previous else ""
     registry = ""
     if moved.config.enabled:
-        registry = " The model registry gets it with the next run, or recsys sync."
+        registry = " The model registry gets it with the next run, or recsys tracking send."
     return (
         f"{change.alias} is {change.version}{before}. The decision was written with your reason."
         f"{registry}"

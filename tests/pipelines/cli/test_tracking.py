@@ -10,7 +10,8 @@ from pipelines.config.tracking import TrackingConfig
 from pipelines.publishing.promotion import champions, note_champion
 from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.tracking import outbox_of, store_uri
-from tests.pipelines.tracking.registries import bytes_of, write_bundles
+from serving.bundle.manifest import read_manifest
+from tests.pipelines.tracking.registries import write_bundles
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 
@@ -46,10 +47,9 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(
     assert trained.data.params["training.batch_size"] == "64"
     assert "data.build_features" in trained.data.tags
     champion = client.get_model_version_by_alias("shop", "champion")
-    stored = Path(champion.source.removeprefix("file://"))
-    assert stored.is_relative_to(workspace / "tracking" / "artifacts")
     served = (workspace / "bundles" / "current").resolve()
-    assert bytes_of(stored) == bytes_of(served)
+    assert champion.source == f"bundle://{served}"
+    assert champion.tags["bundle_digest"] == read_manifest(served)[1]
     assert champions(workspace / "bundles") == [champion.tags["bundle"]]
 
 
@@ -70,9 +70,12 @@ def test_promote_and_rollback_go_on_without_a_server(
     assert result.exit_code == 0, result.output
     assert "champion is v1 (before: v2)" in result.output
     assert (bundles / "current").resolve().name == "bundle-v1"
-    result = CliRunner().invoke(app, ["sync", "-w", str(tmp_path)])
+    result = CliRunner().invoke(app, ["tracking", "send", "-w", str(tmp_path)])
     assert result.exit_code == 75
-    assert "12 waiting" in result.output
+    assert "3 waiting" in result.output
+    result = CliRunner().invoke(app, ["sync", "-w", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "sync was removed; use recsys tracking send" in result.output
 
 
 def test_rolling_back_the_first_champion_says_so(tmp_path: Path):
@@ -95,17 +98,16 @@ def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
     with recording_champions(bundles) as published:
         published(bundles, "v2+1")
     (path,) = outbox_of(tmp_path).waiting()
-    logged = [event for _, event in read_lines(path)]
+    logged = read_lines(path)
     assert [(event["event"], event.get("version")) for event in logged] == [
         *(
             ("register", "v2"),
             ("register", "v2+1"),
-            ("companions", "v2+1"),
             ("alias", "v2+1"),
             ("end", None),
         )
     ]
-    assert logged[1]["tags"]["parent"] == "v2"
+    assert logged[1]["tags"]["bundles"] == str(bundles)
 
 
 def test_following_a_registry_that_is_gone_is_noted_in_the_history(
@@ -121,5 +123,5 @@ def test_following_a_registry_that_is_gone_is_noted_in_the_history(
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     kept, failed = [json.loads(line) for line in lines]
     assert (kept["command"], kept["outcome"]) == ("promote --from-registry", "nothing to do")
-    assert "v1 goes on being served" in kept["reasons"][0]
+    assert "v1 is still served" in kept["reasons"][0]
     assert (failed["exit_code"], failed["outcome"]) == (2, "failed")

@@ -201,18 +201,12 @@ def test_training_states_of_finished_stages_and_old_ones_go(shop: Path, aged: Ag
     assert list((shop / "checkpoints").iterdir()) == [young]
 
 
-def test_what_removed_bundles_were_made_from_and_sent_records_go(shop: Path, aged: Aged) -> None:
+def test_what_removed_bundles_were_made_from_goes(shop: Path, aged: Aged) -> None:
     for version in ("v1", "v5", "gone", "coming"):
         (shop / "released" / version).mkdir(parents=True)
     aged(shop / "released/gone", 100)
-    sent = shop / "tracking/outbox/sent"
-    sent.mkdir(parents=True)
-    (sent / "old.jsonl").write_text("{}")
-    aged(sent, 100)
-    (sent / "young.jsonl").write_text("{}")
     gc(shop)
     assert {path.name for path in (shop / "released").iterdir()} == {"v5", "coming"}
-    assert [path.name for path in sent.iterdir()] == ["young.jsonl"]
 
 
 def run(*arguments: object) -> Result:

@@ -143,12 +143,14 @@ def test_alarms_of_the_monitor_count(shop: Path) -> None:
 def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> None:
     run_file = outbox_of(shop).new_file("release")
     run_file.tags({"a": "b"})
+    assert look(shop).outbox["waiting"] == 0, "it is running"
+    run_file.end("FINISHED")
     found = look(shop)
     assert found.outbox["waiting"] == 1
     assert found.problems == []
     later = datetime.now(UTC) + timedelta(days=2)
     (problem,) = [one for one in look(shop, now=later).problems if "tracking" in one]
-    assert "recsys sync" in problem
+    assert "recsys tracking send" in problem
 
 
 def test_a_disk_that_cannot_take_a_run_is_a_problem(

@@ -16,8 +16,8 @@ from pipelines.publishing.promotion import (
     rollback,
     served_version,
 )
-from pipelines.tracking.registry import RegistryUnreachableError
 from pipelines.tracking.tracking import outbox_of, sync_outbox
+from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import publish, read_manifest
 from tests.pipelines.tracking.mlflow_server import client
 from tests.pipelines.tracking.registries import Shop, bytes_of, shop_of
@@ -106,7 +106,7 @@ def test_a_tampered_bundle_is_refused_and_the_old_one_goes_on(shop: Shop, tmp_pa
     make_champion(shop, "v1")
     bundles, outbox = tmp_path / "elsewhere" / "bundles", outbox_of(tmp_path / "elsewhere")
     fetched, served = fetch_bundle("champion", bundles, config=shop.config, outbox=outbox)
-    assert (fetched.bundle.version, served) == ("v1", True)
+    assert (fetched.version, served) == ("v1", True)
     whole = bytes_of(bundles / "bundle-v1")
 
     make_champion(shop, "v2")
@@ -114,7 +114,7 @@ def test_a_tampered_bundle_is_refused_and_the_old_one_goes_on(shop: Shop, tmp_pa
     content = victim.read_bytes()
     victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     for _ in range(2):
-        with pytest.raises(ValueError, match="is altered: two_tower/"):
+        with pytest.raises(ValueError, match=r"two_tower/.* is altered"):
             follow_registry(bundles, config=shop.config, outbox=outbox)
         assert served_version(bundles) == "v1"
         assert not (bundles / "bundle-v2").exists()
@@ -148,7 +148,7 @@ def test_a_bundle_published_while_another_was_fetched_stays(
 def test_a_registry_that_is_gone_changes_nothing(shop: Shop):
     note_champion(shop.bundles, "v1", "release")
     config = replace(shop.config, uri="http://127.0.0.1:9")
-    with pytest.raises(RegistryUnreachableError, match=r"no answer .* http://127.0.0.1:9"):
+    with pytest.raises(UnreachableError, match=r"no answer .* http://127.0.0.1:9"):
         follow_registry(shop.bundles, config=config, outbox=shop.outbox)
     assert served_version(shop.bundles) == "v1"
 
@@ -158,9 +158,9 @@ def test_a_challenger_that_becomes_champion_in_mlflow_is_one_no_more(shop: Shop)
     make_champion(shop, "v1")
     note_release(shop.bundles, "v2", promoted=False)
     run = shop.outbox.new_file("release")
-    bundle = shop.bundles / "bundle-v2"
-    digest = read_manifest(bundle)[1]
-    run.register(shop.config.model, bundle, version="v2", digest=digest, tags={})
+    digest = read_manifest(shop.bundles / "bundle-v2")[1]
+    tags = {"bundles": str(shop.bundles)}
+    run.register(shop.config.model, version="v2", digest=digest, tags=tags)
     run.alias(shop.config.model, "challenger", "v2", action="release")
     run.end("FINISHED")
     sync_outbox(shop.outbox, shop.config)

@@ -1,8 +1,6 @@
-"""Bundles to register, and a registry in SQLite with files in a folder, as without a server."""
+"""Bundles to register, a registry in SQLite, and a folder that bundles are copied to."""
 
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +9,13 @@ import numpy as np
 from pipelines.config.tracking import TrackingConfig
 from pipelines.publishing.promotion import record_champion
 from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.tracking import SyncResult, outbox_of, sync_outbox
+from pipelines.tracking.tracking import (
+    RegisteredBundle,
+    SyncResult,
+    look_up,
+    outbox_of,
+    sync_outbox,
+)
 from serving.bundle.delta import NewItem, write_delta
 from tests.pipelines.tracking.mlflow_server import client
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -68,25 +72,21 @@ class Shop:
         store.set_registered_model_alias(model, "champion", versions[version])
 
     def stored(self, version: str) -> Path:
-        """Return the folder of a bundle's files, as last registered in a store without a server."""
-        found = client(self.uri).search_model_versions(
-            f"name = '{self.config.model}' and tags.`bundle` = '{version}'"
-        )
-        newest = max(found, key=lambda one: int(one.version))
-        return Path(newest.source.removeprefix("file://"))
+        """Return the folder of a bundle's copy."""
+        assert self.config.bundles is not None
+        return Path(self.config.bundles) / f"bundle-{version}"
 
-    def has_files(self, version: str) -> bool:
-        """Whether a store without a server has the files of a bundle."""
-        store = client(self.uri)
-        names = f"name = '{self.config.model}' and tags.`bundle` = '{version}'"
-        return bool(store.search_model_versions(names)) and self.stored(version).exists()
+    def named(self, name: str) -> RegisteredBundle:
+        """Look up what the registry says of a bundle."""
+        return look_up(self.uri, self.config, name)
 
 
 def shop_of(folder: Path, bundles: Path, uri: str, name: str) -> Shop:
     """Make a workspace with copies of bundles and a model of its own in a registry."""
     workspace = folder / name
     shutil.copytree(bundles, workspace / "bundles", symlinks=True)
-    config = TrackingConfig(uri=uri, model=name, experiment=name, sync_seconds=120.0)
+    place = str(folder / f"{name}-copies")
+    config = TrackingConfig(uri=uri, model=name, experiment=name, bundles=place, sync_seconds=120.0)
     return Shop(workspace=workspace, config=config)
 
 
@@ -94,32 +94,3 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     """Read every file below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-
-
-KILLED = """
-import os, signal, sys
-from pipelines.tracking.store import {module} as part
-whole, left = part.{name}, {after}
-def dying(*arguments):
-    global left
-    found = whole(*arguments)
-    left -= 1
-    if not left:
-        {end}
-    return found
-part.{name} = dying
-from pipelines.tracking.store import {main}
-{main}.main()
-"""
-
-
-def child(module: str, after: int, end: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the sending or fetching process; after some files ``end`` happens in it."""
-    name, main = {
-        "uploads": ("Upload.send_file", "sender"),
-        "downloads": ("Download.fetch_file", "reader"),
-    }[module]
-    code = KILLED.format(module=module, name=name, after=after, end=end, main=main)
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )

@@ -1,12 +1,11 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.tracking.outbox import read_lines
-from pipelines.tracking.recorder import Recorder, numbers_of, report_of
+from pipelines.tracking.recorder import Recorder, numbers_of
 from pipelines.tracking.tracking import outbox_of
 from pipelines.training.run import Curve
 
@@ -38,7 +37,7 @@ def told(workspace: Path, stage: str, files: dict[str, str]) -> list[dict[str, o
     with recorder.recording(planned(stage), workspace / stage):
         make(workspace / stage, stage, files)
     (path,) = outbox.waiting()
-    return [event for _, event in read_lines(path)]
+    return read_lines(path)
 
 
 def metrics(events: list[dict[str, object]]) -> dict[object, object]:
@@ -77,13 +76,13 @@ def test_a_curve_is_on_disk_and_told_while_training_runs(tmp_path: Path):
         curve.log(10, loss=0.5)
         curve.log(20, loss=float("nan"))
         (path,) = outbox.waiting()
-        found = metrics([event for _, event in read_lines(path)])
+        found = metrics(read_lines(path))
         assert found == {("given/loss", 10): 0.5, ("given/loss", 20): "nan"}
         make(tmp_path / "done", "train_two_tower", {})
     assert [row["step"] for row in curve.rows] == [10, 20]
 
 
-def test_evaluation_tells_each_metric_and_keeps_the_report(tmp_path: Path):
+def test_evaluation_tells_each_metric_and_where_its_files_are(tmp_path: Path):
     events = told(
         tmp_path,
         "evaluate",
@@ -93,8 +92,8 @@ def test_evaluation_tells_each_metric_and_keeps_the_report(tmp_path: Path):
         },
     )
     assert metrics(events)["given/test/blend/ndcg@10", 0] == 0.25
-    kept = [(event["file"], event["folder"]) for event in events if event["event"] == "artifact"]
-    assert ("report.html", "reports") in [(str(file).split("/")[-1], to) for file, to in kept]
+    (tags,) = [event["values"] for event in events if event["event"] == "tags"]
+    assert tags == {"artefact": str(tmp_path / "evaluate")}
 
 
 @pytest.mark.parametrize("name", ["champion", "challenger"])
@@ -103,28 +102,10 @@ def test_release_enters_the_bundle_under_its_alias(tmp_path: Path, name: str):
     document = {"version": "v1", "digest": "d9", "alias": name, "verdicts": verdicts}
     events = told(tmp_path, "release", {"release.json": json.dumps(document)})
     (entered,) = [event for event in events if event["event"] == "register"]
-    assert entered["bundle"] == str(tmp_path / "bundles" / "bundle-v1")
+    assert entered["tags"]["bundles"] == str(tmp_path / "bundles")
     assert entered["digest"] == "d9"
     (alias,) = [event for event in events if event["event"] == "alias"]
     assert (alias["alias"], alias["version"]) == (name, "v1")
-
-
-def test_release_carries_the_report_of_its_own_evaluation_only(tmp_path: Path):
-    report, release = tmp_path / "report", tmp_path / "release"
-
-    def made_from(stage: str, evaluation: str) -> None:
-        make(tmp_path / stage, stage, {"report.html": "<html>"} if stage == "report" else {})
-        told = replace(planned(stage), inputs={"evaluate": evaluation}).to_json()
-        (tmp_path / stage / "manifest.json").write_text(told)
-
-    made_from("release", "e1")
-    assert report_of(release) is None
-    made_from("report", "e1")
-    assert report_of(release) == report / "report.html"
-    (report / "report.html").unlink()
-    assert report_of(release) is None, "an evaluation without analysis has no report"
-    made_from("report", "e2")
-    assert report_of(release) is None
 
 
 def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
@@ -133,7 +114,7 @@ def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
     with pytest.raises(OSError, match="disk"), recorder.recording(planned("evaluate"), tmp_path):
         raise OSError("the disk is full")
     (path,) = outbox.waiting()
-    events = [event for _, event in read_lines(path)]
+    events = read_lines(path)
     assert events[-1]["status"] == "FAILED"
 
 
