@@ -20,8 +20,9 @@ from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
-from pipelines.training.fitters import generative_settings, sequence_settings
+from pipelines.training.fitters import settings_of
 from recsys.data.durable import digest_of_file
+from recsys.models.names import GENERATIVE, SEQUENCE
 from recsys.reproduction.prepared import VERSION, Prepared
 from recsys.reproduction.recipe import Recipe
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
@@ -70,9 +71,9 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         content=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.training),
-        sequence=sequence_settings(config),
+        sequence=settings_of(SEQUENCE, config),
         sequence_training=only_training(config.sequence_training),
-        generative=generative_settings(config),
+        generative=settings_of(GENERATIVE, config),
         generative_training=only_training(config.generative_training),
         generative_ids=config.semantic_ids.source,
         generative_teaching=config.generative_training.teaching,

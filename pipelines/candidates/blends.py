@@ -25,7 +25,8 @@ from recsys.data.top_k import TopK
 from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, lists_by_source
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
-from recsys.retrieval.sources import SLOW_MODELS, Source
+from recsys.models.names import SLOW_MODELS
+from recsys.retrieval.sources import Source
 from serving.bundle.manifest import Profile
 
 MakeLists = Callable[[Mapping[str, Source], EvaluationQueries], dict[str, TopK]]

@@ -22,13 +22,13 @@ from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from recsys.data.batch import JaggedBatch
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, measure
-from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_weights.model import ItemWeights
-from recsys.models.popularity import Popularity
+from recsys.fitting.spec import Data
+from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
-from recsys.retrieval.sources import ITEM_WEIGHTS, ScoredSource
+from recsys.retrieval.sources import ScoredSource
 from serving.surfaces import HOME
 
 Score = Callable[[JaggedBatch], Tensor]
@@ -56,19 +56,17 @@ class FirstModels(NamedTuple):
         features = workspace / "build_features"
         order = released_order(features)
         inputs = read_inputs(features, workspace / "embed_items", order)
-        baselines = workspace / "fit_baselines" / order
         two_tower = TwoTower.load(
-            workspace / "train_two_tower" / order / "two_tower", inputs.catalogue, backend="torch"
+            workspace / "train_two_tower" / order / TWO_TOWER.name,
+            inputs.catalogue,
+            backend="torch",
         )
-        scores: dict[str, Score] = {
-            "popularity": Popularity.load(baselines / "popularity").score,
-        }
-        for name in ITEM_WEIGHTS:
-            if (baselines / name).exists():
-                scores[name] = ItemWeights.load(baselines / name).score
-        if (baselines / "content").exists():
-            scores["content"] = ContentSimilarity.load(baselines / "content").score
-        return cls(inputs, two_tower, {**scores, "two_tower": two_tower.score})
+        scores: dict[str, Score] = {}
+        for spec in CATALOGUE:
+            folder = workspace / "fit_baselines" / order / spec.name
+            if folder.exists():
+                scores[spec.name] = spec.load(folder, Data(inputs=inputs)).score
+        return cls(inputs, two_tower, {**scores, TWO_TOWER.name: two_tower.score})
 
 
 def first_metrics(models: FirstModels, config: RunConfig) -> dict[str, Mapping[str, float]]:

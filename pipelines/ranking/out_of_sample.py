@@ -10,7 +10,7 @@ Axes: U user rows, P positions.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from pipelines.candidates.load import scored_up_to
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
-from pipelines.training.fitters import baselines_of, sequence_fitter, two_tower_fitter
-from pipelines.training.refits import refit_of
+from pipelines.training.baselines import baselines_of
+from pipelines.training.fitters import ModelFitter, refit_of
 from pipelines.training.run import training_run
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.sources import source_of
+from recsys.fitting.spec import Data
 from recsys.models.sequence.members import of_first
 from recsys.retrieval.sources import Source
 
@@ -107,26 +108,32 @@ def refitted_sources(
     chosen = context.inputs["fit_baselines"] / order
     inputs, up_to = held_back.inputs, scored_up_to(config)
     folder = context.checkpoints / REFITTED / order
-    found: dict[str, Source] = {}
-    for name, baseline in baselines_of(inputs, config, "all", chosen).items():
-        found[name] = source_of(baseline, inputs, up_to)
-        if save:
-            baseline.save(folder / name)
-    for fitter in (two_tower_fitter(config), sequence_fitter(config)):
-        if fitter.name not in names:
+    baselines = baselines_of(inputs, config, "all", chosen)
+    data, found = Data(inputs=inputs), dict[str, Source]()
+    for spec in CATALOGUE:
+        if spec.name not in names:
             continue
-        name, trained = f"refitted_{fitter.name}", context.inputs[f"train_{fitter.name}"] / order
-        with training_run(
-            context,
-            f"{order}/{name}",
-            title=f"{fitter.name.replace('_', '-')} ({order}, out of sample)",
-            device=fitter.training.device,
-            checkpoint_dir=context.checkpoints / order / name,
-        ) as (run, _):
-            share = config.ranker_training.refit_share
-            refit = replace(refit_of(trained, fitter, inputs), share=share)
-            model = fitter.fit(inputs, run, refit, "all").model.to("cpu").eval()
-        found[fitter.name] = source_of(model, inputs, up_to, item_vectors=model.all_item_vectors)
+        if spec.names.training:
+            model = refitted(context, ModelFitter.of(spec, config), data, order)
+        else:
+            model = baselines[spec.name]
+        found[spec.name] = spec.source(model, data, up_to)
         if save:
-            model.save(folder / fitter.name)
+            model.save(folder / spec.name)
     return {name: found[name] for name in names}
+
+
+def refitted(context: StageContext, fitter: ModelFitter, data: Data, order: str) -> Any:
+    """Train a model again for the passes that validation chose."""
+    name = f"refitted_{fitter.name}"
+    trained = context.inputs[fitter.spec.names.stage] / order
+    with training_run(
+        context,
+        f"{order}/{name}",
+        title=f"{fitter.title} ({order}, out of sample)",
+        device=fitter.training.device,
+        checkpoint_dir=context.checkpoints / order / name,
+    ) as (run, _):
+        share = context.config.ranker_training.refit_share
+        refit = replace(refit_of(trained, fitter, data.inputs), share=share)
+        return fitter.fit(data, run, refit, "all").model.to("cpu").eval()

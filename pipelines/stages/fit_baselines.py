@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
-from pipelines.training.fitters import baselines_of
+from pipelines.training.baselines import baselines_of
 
 
 def fit_baselines(context: StageContext) -> StageRows:

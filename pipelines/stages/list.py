@@ -24,19 +24,9 @@ from pipelines.stages.train_generative import train_generative
 from pipelines.stages.train_ranker import train_ranker
 from pipelines.stages.train_sequence import train_sequence
 from pipelines.stages.train_two_tower import train_two_tower
+from recsys.models.names import COUNTED, GENERATIVE, MODELS, SEQUENCE, TWO_TOWER
 
-BASELINES = (
-    "popularity",
-    "item_to_item",
-    "ease",
-    "item_knn",
-    "repeats",
-    "next_basket",
-    "content_similarity",
-)
-TWO_TOWER = ("two_tower", "training")
-SEQUENCE = ("sequence", "sequence_training")
-GENERATIVE = ("generative", "generative_training")
+BASELINES = tuple(one.section for one in COUNTED)
 EXCLUDED = "evaluation.exclude_history"
 
 
@@ -78,7 +68,7 @@ STAGES = [
         function=fit_baselines,
         description="Fit the models that have no training: they count, compare or solve",
         reads=("build_features", "embed_items"),
-        writes="popularity, item_to_item, ease, item_knn, repeats, next_basket, content",
+        writes=", ".join(one.name for one in COUNTED),
         sections=(*BASELINES, EXCLUDED, "seed"),
     ),
     Stage(
@@ -88,7 +78,7 @@ STAGES = [
         description="Train the two-tower where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="two_tower, training curve",
-        sections=(*TWO_TOWER, EXCLUDED, "seed"),
+        sections=(*TWO_TOWER.sections, EXCLUDED, "seed"),
     ),
     Stage(
         name="train_sequence",
@@ -97,7 +87,7 @@ STAGES = [
         description="Train the sequence model where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="sequence, ensemble, training curve",
-        sections=(*SEQUENCE, EXCLUDED, "seed"),
+        sections=(*SEQUENCE.sections, EXCLUDED, "seed"),
     ),
     Stage(
         name="build_semantic_ids",
@@ -116,7 +106,7 @@ STAGES = [
         reads=("build_features", "embed_items", "train_sequence", "build_semantic_ids"),
         reads_if={"train_sequence": RunConfig.generation_is_taught},
         writes="generative, training curve",
-        sections=(*GENERATIVE, EXCLUDED, "seed"),
+        sections=(*GENERATIVE.sections, EXCLUDED, "seed"),
     ),
     Stage(
         name="fit_blend",
@@ -138,8 +128,8 @@ STAGES = [
             "ranker_training",
             "blend",
             *BASELINES,
-            *TWO_TOWER,
-            *SEQUENCE,
+            *TWO_TOWER.sections,
+            *SEQUENCE.sections,
             "evaluation",
             "seed",
         ),
@@ -184,7 +174,11 @@ STAGES = [
             "train_generative",
         ),
         writes="the models of fit_baselines, two_tower, sequence, ensemble, generative",
-        sections=(*BASELINES, *TWO_TOWER, *SEQUENCE, *GENERATIVE, EXCLUDED, "seed"),
+        sections=(
+            *dict.fromkeys(section for one in MODELS for section in one.sections),
+            EXCLUDED,
+            "seed",
+        ),
     ),
     Stage(
         name="build_index",

@@ -9,36 +9,31 @@ from __future__ import annotations
 
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.inputs.tensors import read_inputs, released_order
+from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
-from pipelines.training.fitters import (
-    ModelFitter,
-    baselines_of,
-    generative_fitter,
-    sequence_fitter,
-    two_tower_fitter,
-)
-from pipelines.training.refits import refit_of, was_trained
+from pipelines.training.baselines import baselines_of
+from pipelines.training.fitters import ModelFitter, refit_of, was_trained
 from pipelines.training.run import save_model, training_run
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.catalogue import CATALOGUE
+from recsys.fitting.spec import Data
+from recsys.models.names import SEQUENCE
 
 
-def refit_model(context: StageContext, inputs: ModelInputs, fitter: ModelFitter) -> int:
+def refit_model(context: StageContext, data: Data, fitter: ModelFitter) -> int:
     """Fit one model on everything and write it with its curve; return its number of steps."""
-    name, trained = fitter.name, context.inputs[f"train_{fitter.name}"] / inputs.tie_order
+    name, inputs = fitter.name, data.inputs
+    trained = context.inputs[fitter.spec.names.stage] / inputs.tie_order
     if not was_trained(trained):
         return 0
     with training_run(
         context,
         name,
-        title=f"{name.replace('_', '-')} (everything)",
+        title=f"{fitter.title} (everything)",
         device=fitter.training.device,
         checkpoint_dir=context.checkpoints / name,
         curve_file=context.checkpoints / f"{name}.jsonl",
     ) as (run, curve):
-        fitted = fitter.fit(
-            inputs, run, refit_of(trained, fitter, inputs, may_continue=True), "all"
-        )
+        fitted = fitter.fit(data, run, refit_of(trained, fitter, inputs, may_continue=True), "all")
     save_model(fitted.model, context.output, name)
     folder = context.output / "trainings" / name
     folder.mkdir(parents=True)
@@ -56,14 +51,16 @@ def refit(context: StageContext) -> StageRows:
     for name, model in baselines_of(inputs, config, "all", chosen).items():
         model.save(context.output / name)
     item_codes = context.inputs["build_semantic_ids"]
-    # The sequence model comes before the generative one, which may learn from it.
-    taught_by = context.output / "sequence" if config.generation_is_taught() else None
-    fitters = (
-        two_tower_fitter(config),
-        sequence_fitter(config),
-        generative_fitter(config, lambda: read_item_codes(item_codes), taught_by),
+    taught_by = context.output / SEQUENCE.name if config.generation_is_taught() else None
+    data = Data(
+        inputs=inputs,
+        settings=retrieval_settings(config),
+        item_codes=lambda: read_item_codes(item_codes),
+        teacher=taught_by,
     )
-    num_steps = sum(refit_model(context, inputs, fitter) for fitter in fitters)
+    # The sequence model comes before the generative one, which may learn from it.
+    trained = [one for one in CATALOGUE if one.names.training and not one.names.variant_of]
+    num_steps = sum(refit_model(context, data, ModelFitter.of(one, config)) for one in trained)
     return StageRows(
         rows_in=inputs.sequences.num_labels("all"),
         rows_out=inputs.sizes.num_item_rows - 1,

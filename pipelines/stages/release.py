@@ -61,8 +61,8 @@ from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
 from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
+from recsys.models.names import ITEM_WEIGHTS
 from recsys.models.text_search.search import TextSearch
-from recsys.retrieval.sources import ITEM_WEIGHTS
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import (

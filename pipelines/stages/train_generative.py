@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
+from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes, read_version
-from pipelines.training.fitters import ModelFitter, generative_fitter
 from pipelines.training.run import train_each_order
+from recsys.fitting.generative import GENERATIVE
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.spec import Data
+from recsys.models.names import SEQUENCE
 
 
 def train_generative(context: StageContext) -> StageRows:
     """Train once for each order of tied times; write nothing where it is off or items lack IDs."""
-    config = context.config
-    if not config.generative_training.enabled:
+    if not context.config.generative_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
     artefact = context.inputs["build_semantic_ids"]
     if read_version(artefact) is None:
         log.print("train_generative: off, because no item has a semantic ID", style="dim")
         return StageRows(rows_in=0, rows_out=0)
 
-    def fitter_for(inputs: ModelInputs) -> ModelFitter:
-        order = inputs.tie_order
-        trained = context.inputs.get("train_sequence")
-        return generative_fitter(
-            config,
-            lambda: read_item_codes(artefact, order),
-            None if trained is None else trained / order / "sequence",
+    def data_for(inputs: ModelInputs) -> Data:
+        order, taught_by = inputs.tie_order, context.inputs.get("train_sequence")
+        return Data(
+            inputs=inputs,
+            settings=retrieval_settings(context.config),
+            item_codes=lambda: read_item_codes(artefact, order),
+            teacher=None if taught_by is None else taught_by / order / SEQUENCE.name,
         )
 
-    return train_each_order(context, fitter_for)
+    return train_each_order(context, GENERATIVE, data_for)

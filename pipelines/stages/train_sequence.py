@@ -7,12 +7,12 @@ others.
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.training.fitters import sequence_fitter
 from pipelines.training.run import train_each_order
+from recsys.fitting.sequence import SEQUENCE
 
 
 def train_sequence(context: StageContext) -> StageRows:
     """Train once for each order of tied times, or write nothing where it is off."""
     if not context.config.sequence_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
-    return train_each_order(context, lambda _: sequence_fitter(context.config))
+    return train_each_order(context, SEQUENCE)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.training.fitters import two_tower_fitter
 from pipelines.training.run import train_each_order
+from recsys.fitting.two_tower import TWO_TOWER
 
 
 def train_two_tower(context: StageContext) -> StageRows:
     """Train once for each order of tied times, or write nothing where it is off."""
     if not context.config.training.enabled:
         return StageRows(rows_in=0, rows_out=0)
-    return train_each_order(context, lambda _: two_tower_fitter(context.config))
+    return train_each_order(context, TWO_TOWER)

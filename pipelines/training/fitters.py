@@ -1,168 +1,99 @@
-"""The fitter of each model, set up by a run's configuration."""
+"""Models of the catalogue with a run's settings, trained or trained again.
+
+A refit takes as many passes as validation chose.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
+
 from pipelines.config.run import RunConfig, TrainingConfig
-from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import FitSplit, Sequences
-from recsys.fitting.baselines import Baseline, fit_content, fit_item_to_item, fit_popularity
-from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.item_weights import (
-    CHOICE_USERS,
-    fit_ease,
-    fit_item_knn,
-    fit_next_basket,
-    fit_repeats,
-)
-from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.sequence import fit_sequence, num_windows
-from recsys.fitting.training import Fitted, StopBy, TrainingRun, device_named
-from recsys.fitting.two_tower import fit_two_tower, num_labels
-from recsys.models.generative.model import GenerativeConfig
-from recsys.models.item_weights.model import ItemWeights
-from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.model import SequenceModel
-from recsys.semantic_ids.codes import ItemCodes
-
-CHOOSING = ("ease", "item_knn", "repeats", "next_basket")
-"""Models among whose settings validation chooses."""
+from recsys.fitting.spec import Data, ModelSpec, Start
+from recsys.fitting.training import Fitted, Refit, StopBy, TrainingRun
+from recsys.models.names import MODELS, ModelName
 
 
-@dataclass(frozen=True, kw_only=True)
+def is_on(names: ModelName, config: RunConfig) -> bool:
+    """Return whether a run fits a model."""
+    section = getattr(config, names.training or names.section)
+    wanted: bool = getattr(section, "enabled", True)
+    return wanted and not (names.repeats and config.evaluation.exclude_history)
+
+
+def settings_of(names: ModelName, config: RunConfig) -> Any:
+    """Return a model's settings; lists may repeat the history only if labels may."""
+    settings = getattr(config, names.section)
+    if config.evaluation.exclude_history or not hasattr(settings, "leave_out_history"):
+        return settings
+    return replace(settings, leave_out_history=False)
+
+
+@dataclass(frozen=True)
 class ModelFitter:
-    """Fits one model by a run's settings."""
+    """A model with a training, by a run's settings."""
 
-    name: str
+    spec: ModelSpec
+    settings: Any
     training: TrainingConfig
-    num_examples: Callable[[Sequences, FitSplit], int]
-    fit: Callable[[ModelInputs, TrainingRun, StopBy, FitSplit], Fitted[Any]]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, config: RunConfig) -> ModelFitter:
+        return cls(spec, settings_of(spec.names, config), getattr(config, spec.names.training))
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", "-")
+
+    def num_examples(self, sequences: Sequences, split: FitSplit) -> int:
+        """Count the examples of one pass."""
+        assert self.spec.num_examples is not None
+        return self.spec.num_examples(self.settings, sequences, split)
+
+    def fit(self, data: Data, run: TrainingRun, stop_by: StopBy, split: FitSplit) -> Fitted[Any]:
+        """Train the model."""
+        fitted = self.spec.fit(self.settings, data, split, Start(run, stop_by, self.training))
+        assert fitted is not None
+        return fitted
 
 
-def sequence_settings(config: RunConfig) -> SequenceConfig:
-    """Return the sequence model's settings; lists may repeat the history only if labels may."""
-    if config.evaluation.exclude_history:
-        return config.sequence
-    return replace(config.sequence, leave_out_history=False)
+def was_trained(folder: Path) -> bool:
+    """Say whether a training stage wrote a model into an order's folder, or was off."""
+    return (folder / "training.json").exists()
 
 
-def generative_settings(config: RunConfig) -> GenerativeConfig:
-    """Return the generative model's settings, as ``sequence_settings``."""
-    if config.evaluation.exclude_history:
-        return config.generative
-    return replace(config.generative, leave_out_history=False)
-
-
-def baselines_of(
-    inputs: ModelInputs, config: RunConfig, split: FitSplit, chosen: Path | None = None
-) -> dict[str, Baseline]:
-    """Fit the models without a training that are on; content is left out where items have none.
-
-    Args:
-        inputs: The events.
-        config: The run's.
-        split: What is fitted on.
-        chosen: Folder of these models as they were fitted on train, whose settings are taken; None
-            chooses among a model's settings by validation.
-    """
-    judge, device = None, device_named(config.training.device)
-    if chosen is None:
-        judge = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
-        judge = judge.sample(CHOICE_USERS, config.seed)
-    else:
-        config = with_chosen(config, chosen)
-    models: dict[str, Baseline] = {
-        "popularity": fit_popularity(inputs, config.popularity, split),
-        "item_to_item": fit_item_to_item(inputs, config.item_to_item, split),
-    }
-    if config.ease.enabled:
-        models["ease"] = fit_ease(inputs, config.ease, split, judge, device)
-    if config.item_knn.enabled:
-        models["item_knn"] = fit_item_knn(inputs, config.item_knn, split, judge, device)
-    if not config.evaluation.exclude_history:
-        models |= fit_repeating(inputs, config, split, judge)
-    content = fit_content(inputs, config.content_similarity)
-    return models if content is None else {**models, "content": content}
-
-
-def fit_repeating(
-    inputs: ModelInputs, config: RunConfig, split: FitSplit, judge: EvaluationQueries | None
-) -> dict[str, Baseline]:
-    """Fit the models for lists that may hold the history; baskets need times."""
-    models: dict[str, Baseline] = {}
-    if config.repeats.enabled:
-        models["repeats"] = fit_repeats(inputs, config.repeats, judge)
-    if config.next_basket.enabled and inputs.sequences.times is not None:
-        models["next_basket"] = fit_next_basket(inputs, config.next_basket, split, judge)
-    return models
-
-
-def with_chosen(config: RunConfig, folder: Path) -> RunConfig:
-    """Take the settings that validation chose for the models in a folder of fit_baselines."""
-    found: dict[str, Any] = {}
-    for name in CHOOSING:
-        if (folder / name).exists():
-            settings = ItemWeights.load(folder / name).settings
-            found[name] = replace(getattr(config, name), **settings)
-    return replace(config, **found)
-
-
-def two_tower_fitter(config: RunConfig) -> ModelFitter:
-    """Set up the two-tower."""
-    return ModelFitter(
-        name="two_tower",
-        training=config.training,
-        num_examples=num_labels,
-        fit=lambda inputs, run, stop_by, split: fit_two_tower(
-            inputs, config.two_tower, config.training, run, stop_by, split=split
-        ),
-    )
-
-
-def sequence_fitter(config: RunConfig) -> ModelFitter:
-    """Set up the sequence model."""
-    settings = sequence_settings(config)
-    return ModelFitter(
-        name="sequence",
-        training=config.sequence_training,
-        num_examples=lambda events, split: num_windows(events, split, settings.max_length),
-        fit=lambda inputs, run, stop_by, split: fit_sequence(
-            inputs, settings, config.sequence_training, run, stop_by, split=split
-        ),
-    )
-
-
-def generative_fitter(
-    config: RunConfig,
-    item_codes: Callable[[], ItemCodes],
-    sequence_folder: Path | None,
-) -> ModelFitter:
-    """Set up the generative model.
+def refit_of(
+    folder: Path, fitter: ModelFitter, inputs: ModelInputs, *, may_continue: bool = False
+) -> Refit:
+    """Read the number of steps that validation chose.
 
     Args:
-        config: The run's.
-        item_codes: Reads the semantic IDs.
-        sequence_folder: Of the sequence model that teaches it; None where none does.
+        folder: Of the training stage, of one order of tied times.
+        fitter: Of the model.
+        inputs: What is fitted on; its train split is what the steps were chosen for.
+        may_continue: Whether the trained weights are continued where the settings say so; never
+            where they have seen events that the refit must not.
     """
-    settings, training = generative_settings(config), config.generative_training
-
-    def fit(inputs: ModelInputs, run: TrainingRun, stop_by: StopBy, split: FitSplit) -> Fitted[Any]:
-        teacher = None
-        if sequence_folder is not None:
-            sequence = SequenceModel.load(sequence_folder, inputs.catalogue)
-            teacher = SequenceTeacher(sequence, training.teaching)
-        return fit_generative(
-            inputs, item_codes(), settings, training, run, stop_by, split=split, teacher=teacher
-        )
-
-    return ModelFitter(
-        name="generative",
-        training=training,
-        num_examples=lambda events, split: num_windows(events, split, settings.max_length),
-        fit=fit,
+    result = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    num_examples = fitter.num_examples(inputs.sequences, "train")
+    weights = None
+    if may_continue and fitter.training.refit_epochs is not None:
+        wholes = [folder / one.name for one in MODELS if one.variant_of == fitter.name]
+        model = next((whole for whole in wholes if whole.exists()), folder / fitter.name)
+        weights = load_file(model / f"{fitter.name}.safetensors")
+    return Refit(
+        best_step=result["best_step"],
+        num_examples=num_examples,
+        schedule_steps=result["schedule_steps"],
+        weights=weights,
     )

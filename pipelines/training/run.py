@@ -20,9 +20,11 @@ from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.training.fitters import ModelFitter
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.spec import Data, ModelSpec
 from recsys.fitting.training import TrainingRun, device_named
 from recsys.kernels.choice import summary
 from recsys.models.generative.model import GenerativeModel
+from recsys.models.names import ENSEMBLE
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import first_members
 from recsys.models.sequence.model import SequenceModel
@@ -141,7 +143,7 @@ def save_model(model: Model, folder: Path, name: str) -> None:
     first = first_members(whole) if isinstance(whole, SequenceModel) else whole
     first.save(folder / name)
     if first is not whole:
-        whole.save(folder / "ensemble")
+        whole.save(folder / ENSEMBLE.name)
 
 
 @contextmanager
@@ -196,35 +198,38 @@ def validation_queries(
 
 
 def train_each_order(
-    context: StageContext, fitter_for: Callable[[ModelInputs], ModelFitter]
+    context: StageContext,
+    spec: ModelSpec,
+    data_for: Callable[[ModelInputs], Data] = lambda inputs: Data(inputs=inputs),
 ) -> StageRows:
     """Train once for each order of tied times; each resumes from its newest checkpoint.
 
     Args:
         context: Of the stage.
-        fitter_for: Chooses what fits a model on the events of an order.
+        spec: The model.
+        data_for: Makes what it is fitted on from the events of an order.
     """
+    fitter = ModelFitter.of(spec, context.config)
     features = context.inputs["build_features"]
     num_labels = num_steps = num_items = cut_short = 0
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs.get("embed_items"), order)
-        fitter = fitter_for(inputs)
         num_labels = inputs.sequences.num_labels("train")
         num_items = inputs.sizes.num_item_rows - 1
         if not fitter.num_examples(inputs.sequences, "train"):
-            name = fitter.name.replace("_", "-")
-            log.print(f"{name} ({order}): {NOTHING_TO_TRAIN_ON}", style="yellow", soft_wrap=True)
+            said = f"{fitter.title} ({order}): {NOTHING_TO_TRAIN_ON}"
+            log.print(said, style="yellow", soft_wrap=True)
             continue
         with training_run(
             context,
             order,
-            title=f"{fitter.name.replace('_', '-')} ({order})",
+            title=f"{fitter.title} ({order})",
             device=fitter.training.device,
             checkpoint_dir=context.checkpoints / order,
             curve_file=context.checkpoints / f"{order}.jsonl",
         ) as (run, curve):
             queries = validation_queries(inputs, context.config, fitter.training)
-            fitted = fitter.fit(inputs, run, queries, "train")
+            fitted = fitter.fit(data_for(inputs), run, queries, "train")
         save_model(fitted.model, context.output / order, fitter.name)
         curve.write(context.output / order / "curve.jsonl")
         summary = {**asdict(fitted.result), "num_labels": num_labels}

@@ -44,7 +44,8 @@ from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.stages.build_features import features_config
 from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
-from pipelines.training.fitters import baselines_of, sequence_settings
+from pipelines.training.baselines import baselines_of
+from pipelines.training.fitters import settings_of
 from pipelines.training.run import save_model, training_run
 from recsys.content.attribute_schema import extraction_of
 from recsys.content.columns import ColumnEncoder
@@ -54,6 +55,7 @@ from recsys.fitting.inputs import GIVEN, ModelInputs
 from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.training import Refit, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
+from recsys.models.names import SEQUENCE
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.members import of_first
 from serving.bundle.manifest import bundle_directory, read_manifest
@@ -256,7 +258,7 @@ def train_sequence(context: StageContext) -> StageRows:
     served = served_weights(context, "sequence")
     if served is None:
         return StageRows(rows_in=0, rows_out=0)
-    settings = sequence_settings(config)
+    settings = settings_of(SEQUENCE, config)
     ensemble = folder / "refit" / "ensemble"
     if ensemble.exists():
         weights = load_file(ensemble / "sequence.safetensors")

@@ -11,12 +11,13 @@ import numpy as np
 
 from recsys.data.dataset import FitSplit, Rows
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.sources import popularity_source, vector_source, weights_source
+from recsys.fitting.spec import ModelSpec, counted
+from recsys.models import names
 from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
 from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity, PopularityConfig
-
-Baseline = Popularity | ItemWeights | ContentSimilarity
 
 
 def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:
@@ -50,3 +51,26 @@ def fit_content(inputs: ModelInputs, config: ContentSimilarityConfig) -> Content
     if content.shape[1] and bool((content[1:] != 0).any()):
         return ContentSimilarity(config, content)
     return None
+
+
+POPULARITY = ModelSpec(
+    names=names.POPULARITY,
+    config=PopularityConfig,
+    fit=lambda config, data, until, _: counted(fit_popularity(data.inputs, config, until)),
+    load=lambda folder, _: Popularity.load(folder),
+    source=popularity_source,
+)
+ITEM_TO_ITEM = ModelSpec(
+    names=names.ITEM_TO_ITEM,
+    config=ItemToItemConfig,
+    fit=lambda config, data, until, _: counted(fit_item_to_item(data.inputs, config, until)),
+    load=lambda folder, _: ItemWeights.load(folder),
+    source=weights_source,
+)
+CONTENT = ModelSpec(
+    names=names.CONTENT,
+    config=ContentSimilarityConfig,
+    fit=lambda config, data, *_: counted(fit_content(data.inputs, config)),
+    load=lambda folder, _: ContentSimilarity.load(folder),
+    source=vector_source,
+)

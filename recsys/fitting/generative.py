@@ -5,7 +5,8 @@ Axes: N item rows, F width of another model's item vectors.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +16,15 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.sequence import num_windows
+from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.models import names
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import FeatureSizes
 from recsys.models.sequence.model import SequenceModel
-from recsys.retrieval.sources import generated_source
+from recsys.retrieval.sources import Source, generated_source
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
 from recsys.training.passes import TrainingConfig
@@ -106,3 +110,43 @@ def fit_generative(
     source = generated_source(model, item_codes, settings.beam_width)
     result = fit_retriever(model, source, loss_at, len(windows), training, run, stop_by)
     return Fitted(model, result, len(windows))
+
+
+def _codes(data: Data) -> ItemCodes:
+    assert data.item_codes is not None
+    return data.item_codes()
+
+
+def _fit(
+    config: GenerativeConfig, data: Data, until: FitSplit, start: Start, /
+) -> Fitted[GenerativeModel]:
+    run, stop_by = start.run, start.stop_by
+    training: Any = start.training
+    assert stop_by is not None
+    teacher = None
+    if data.teacher is not None:
+        model = SequenceModel.load(data.teacher, data.inputs.catalogue)
+        teacher = SequenceTeacher(model, training.teaching)
+    return fit_generative(
+        data.inputs, _codes(data), config, training, run, stop_by, split=until, teacher=teacher
+    )
+
+
+def _load(folder: Path, data: Data) -> GenerativeModel:
+    ids = _codes(data)
+    catalogue = data.inputs.catalogue
+    return GenerativeModel.load(folder, catalogue, ids.codes, semantic_ids=ids.version)
+
+
+def _source(model: GenerativeModel, data: Data, _: int) -> Source:
+    return generated_source(model, _codes(data), data.settings.beam_width)
+
+
+GENERATIVE = ModelSpec(
+    names=names.GENERATIVE,
+    config=GenerativeConfig,
+    fit=_fit,
+    load=_load,
+    source=_source,
+    num_examples=lambda config, sequences, split: num_windows(sequences, split, config.max_length),
+)

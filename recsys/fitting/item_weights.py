@@ -9,7 +9,7 @@ Axes: N item rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, TypeVar
@@ -21,6 +21,10 @@ from recsys.data.dataset import FitSplit
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, measure
+from recsys.fitting.sources import weights_source
+from recsys.fitting.spec import Data, ModelSpec, Start, counted
+from recsys.fitting.training import Fitted
+from recsys.models import names
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
 from recsys.models.item_weights.ease import (
     EaseWeightsConfig,
@@ -172,3 +176,35 @@ def _best(
 def _quality(model: ItemWeights, judge: EvaluationQueries, device: torch.device) -> float:
     source = ScoredSource(model.to(device).score)
     return measure(source, judge, RankingConfig(ks=(10,)), device)[METRIC]
+
+
+def _spec(name: names.ModelName, config: type, fit: Callable[..., ItemWeights | None]) -> ModelSpec:
+    """Make a row of the catalogue; ``fit`` takes events, settings, split, judge and device."""
+
+    def fitted(config: Any, data: Data, until: FitSplit, start: Start, /) -> Fitted[Any] | None:
+        return counted(fit(data.inputs, config, until, start.judge, start.run.device))
+
+    return ModelSpec(
+        names=name,
+        config=config,
+        fit=fitted,
+        load=lambda folder, _: ItemWeights.load(folder),
+        source=weights_source,
+        chooses=True,
+    )
+
+
+EASE = _spec(names.EASE, EaseWeightsConfig, fit_ease)
+ITEM_KNN = _spec(names.ITEM_KNN, ItemKnnConfig, fit_item_knn)
+REPEATS = _spec(
+    names.REPEATS,
+    RepeatsConfig,
+    lambda inputs, config, _, judge, __: fit_repeats(inputs, config, judge),
+)
+NEXT_BASKET = _spec(
+    names.NEXT_BASKET,
+    NextBasketConfig,
+    lambda inputs, config, split, judge, _: (
+        None if inputs.sequences.times is None else fit_next_basket(inputs, config, split, judge)
+    ),
+)

@@ -15,7 +15,10 @@ from recsys.data.windows import Windows, training_windows
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.fixed_shapes import FixedWindows
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.sources import vector_source
+from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.models import names
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.neighbours import ItemNeighbours
@@ -142,3 +145,24 @@ def fit_sequence(
 
     model, result = train_members(config, fit_one)
     return Fitted(model, result, len(windows))
+
+
+def _fit(
+    config: SequenceConfig, data: Data, until: FitSplit, start: Start, /
+) -> Fitted[SequenceModel]:
+    run, stop_by, training, new = start
+    assert training is not None
+    assert stop_by is not None
+    return fit_sequence(data.inputs, config, training, run, stop_by, split=until, new=new)
+
+
+SEQUENCE = ModelSpec(
+    names=names.SEQUENCE,
+    config=SequenceConfig,
+    fit=_fit,
+    load=lambda folder, data: SequenceModel.load(folder, data.inputs.catalogue),
+    source=vector_source,
+    num_examples=lambda config, sequences, split: num_windows(sequences, split, config.max_length),
+)
+ENSEMBLE = replace(SEQUENCE, names=names.ENSEMBLE)
+"""All members of a sequence model, of which ``SEQUENCE`` has those of profile ``fast``."""

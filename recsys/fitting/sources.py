@@ -9,7 +9,6 @@ Axes: B queries, N item rows, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.spec import Data
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.retrieval.faiss_build import FaissIndexConfig
@@ -47,33 +47,33 @@ class VectorModel(Protocol):
     def all_item_vectors(self) -> Tensor: ...
 
 
-Model = Popularity | ItemWeights | VectorModel
-
-
-def source_of(
-    model: Model,
-    inputs: ModelInputs,
-    scored_up_to: int,
-    *,
-    item_vectors: Callable[[], Tensor] | None = None,
-) -> Source:
-    """Rank by a fitted model; by lists alone where the catalogue has more item rows.
+def popularity_source(model: Popularity, data: Data, scored_up_to: int) -> Source:
+    """Rank by popularity.
 
     Args:
-        model: In evaluation mode.
-        inputs: Some of their train events are the queries that an index is tuned on.
-        scored_up_to: Item rows up to which every item is scored.
-        item_vectors: As of ``ScoredSource``.
+        model: In evaluation mode, as of all these functions.
+        data: Some of their train events are the queries that an index is tuned on.
+        scored_up_to: Item rows up to which every item is scored; a larger catalogue is ranked by
+            lists alone.
     """
-    if inputs.sizes.num_item_rows <= scored_up_to:
-        needs_history = not isinstance(model, Popularity)
-        return ScoredSource(model.score, needs_history=needs_history, item_vectors=item_vectors)
-    if isinstance(model, Popularity):
-        return PopularSource(model.item_scores)
-    if isinstance(model, ItemWeights):
-        return WeightsSource(model)
-    index = partial(index_of_model, model, inputs)
-    return IndexedSource(model.query_vectors, index, item_vectors=item_vectors)
+    if data.inputs.sizes.num_item_rows <= scored_up_to:
+        return ScoredSource(model.score, needs_history=False)
+    return PopularSource(model.item_scores)
+
+
+def weights_source(model: ItemWeights, data: Data, scored_up_to: int) -> Source:
+    """Rank by weights between items; the arguments are those of ``popularity_source``."""
+    if data.inputs.sizes.num_item_rows <= scored_up_to:
+        return ScoredSource(model.score)
+    return WeightsSource(model)
+
+
+def vector_source(model: VectorModel, data: Data, scored_up_to: int) -> Source:
+    """Rank by vectors; the arguments are those of ``popularity_source``."""
+    if data.inputs.sizes.num_item_rows <= scored_up_to:
+        return ScoredSource(model.score, item_vectors=model.all_item_vectors)
+    index = partial(index_of_model, model, data.inputs)
+    return IndexedSource(model.query_vectors, index, item_vectors=model.all_item_vectors)
 
 
 @torch.no_grad()

@@ -16,7 +16,10 @@ from recsys.data.order import BatchOrder
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.fixed_shapes import FixedQueries
 from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.sources import vector_source
+from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.models import names
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.captured import FixedShapeLoss
@@ -109,3 +112,20 @@ def fit_two_tower(
     source = ScoredSource(model.score)
     result = fit_retriever(model, source, loss, len(positions), training, run, stop_by)
     return Fitted(model, result, len(positions))
+
+
+def _fit(config: TwoTowerConfig, data: Data, until: FitSplit, start: Start, /) -> Fitted[TwoTower]:
+    run, stop_by, training, new = start
+    assert training is not None
+    assert stop_by is not None
+    return fit_two_tower(data.inputs, config, training, run, stop_by, split=until, new=new)
+
+
+TWO_TOWER = ModelSpec(
+    names=names.TWO_TOWER,
+    config=TwoTowerConfig,
+    fit=_fit,
+    load=lambda folder, data: TwoTower.load(folder, data.inputs.catalogue),
+    source=vector_source,
+    num_examples=lambda _, sequences, split: num_labels(sequences, split),
+)

@@ -11,6 +11,7 @@ import torch
 
 from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
 from recsys.fitting.training import device_named
+from recsys.models.names import source_name
 from recsys.replay.fits import Replay
 from recsys.replay.folder import (
     FIRST,
@@ -22,7 +23,6 @@ from recsys.replay.folder import (
     save_lists,
     write_json,
 )
-from recsys.retrieval.sources import source_name
 
 
 def answered_by(policy: str, number: int) -> str:

@@ -20,6 +20,7 @@ from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend
 from recsys.fitting.queries import Ranked, rank_queries
 from recsys.fitting.training import device_named
+from recsys.models.names import source_name
 from recsys.reproduction.experiment import FITTERS, Experiment
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import BLENDS
@@ -38,7 +39,6 @@ from recsys.reproduction.run import (
     write_json,
     write_row,
 )
-from recsys.retrieval.sources import source_name
 from recsys.semantic_ids.quality import invalid_share
 
 REFIT = "_refit"

@@ -22,16 +22,16 @@ from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
+from recsys.models.names import BY_NAME, MODELS, SLOW_MODELS
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.retrieval.sources import MODELS, REPEATING, SLOW_MODELS
 from recsys.training.code_distillation import TeachingConfig
 from recsys.training.passes import TrainingConfig
 
 Config = TypeVar("Config")
 
-FITTED = tuple(model for model in MODELS if model not in REPEATING)
+FITTED = tuple(one.name for one in MODELS if not one.repeats)
 """Models of the literature's protocol, whose lists leave out the history."""
 ROWS = (*FITTED, "blend_fast", "blend")
 """Names of what is measured; ``blend_fast`` merges all but the lists of ``SLOW_MODELS``. Without
@@ -97,7 +97,7 @@ class Recipe:
         parts = {part for row in self.rows if row in merging for part in self.parts(row)}
         if "sequence_refit" in self.rows:
             parts.add("sequence")
-        wanted = [model for model in MODELS if model in parts or model in self.rows]
+        wanted = [model for model in BY_NAME if model in parts or model in self.rows]
         return [model for model in wanted if model != "ensemble" or self.has_ensemble]
 
     @property
@@ -109,7 +109,7 @@ class Recipe:
         """Name the models that are fitted again for the rows ``REFITTED``, in their order."""
         parts = self.parts("blend_refit") if "blend_refit" in self.rows else []
         alone = ["sequence"] if "sequence_refit" in self.rows else []
-        return [model for model in MODELS if model in (*parts, *alone)]
+        return [model for model in BY_NAME if model in (*parts, *alone)]
 
     def parts(self, blend: str) -> list[str]:
         """Name the models that a blend merges."""

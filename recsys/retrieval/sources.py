@@ -1,7 +1,6 @@
 """Sources of candidates: each ranks the items that a query may be shown.
 
-Models have one name everywhere (folders, rows of metrics); a source has its model's name in a blend
-and in serving, but for popularity, which is ``popular`` there.
+Models and their sources are named in `recsys.models.names`.
 
 Axes: B queries of a batch, N item rows, F width of item vectors, k list length.
 """
@@ -26,6 +25,7 @@ from recsys.data.top_k import NO_ROW, TopK, best_of_one, no_items, select_top_k
 from recsys.kernels.choice import is_on
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_weights.model import ItemWeights
+from recsys.models.names import SEQUENCE, source_name
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch, check_scores
 from recsys.retrieval.vector_index import VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
@@ -37,27 +37,6 @@ StateT = TypeVar("StateT")
 Rows = NDArray[np.int64]
 Score = Callable[[JaggedBatch], Tensor]
 
-MODELS = (
-    "popularity",
-    "item_to_item",
-    "ease",
-    "item_knn",
-    "repeats",
-    "next_basket",
-    "content",
-    "two_tower",
-    "sequence",
-    "ensemble",
-    "generative",
-)
-"""Retrieval models, in the order of their rows in a table. Where a sequence model has
-``fast_members``, these are ``sequence`` and all of its members are ``ensemble``."""
-REPEATING = ("repeats", "next_basket")
-"""Models for lists that may hold the history."""
-ITEM_WEIGHTS = ("item_to_item", "ease", "item_knn", *REPEATING)
-"""Models that are one table of weights between items, ``recsys.models.item_weights``."""
-SLOW_MODELS = ("ensemble", "generative")
-"""Left out of profile ``fast``."""
 CAPTURED_UP_TO = 64
 """Queries of a batch up to which launches, not the work, take the time of a beam search."""
 CAPTURED_FROM = 3
@@ -67,11 +46,6 @@ MAX_CAPTURED = 8
 MAX_HIDDEN = 2_048
 """Items that some queries of a batch may be shown and others not; with more each is searched for by
 itself."""
-
-
-def source_name(model: str) -> str:
-    """Name the source of a model, as blends and serving do."""
-    return "popular" if model == "popularity" else model
 
 
 class Ranking(NamedTuple):
@@ -358,7 +332,7 @@ def lists_of(rankings: Mapping[str, Ranking]) -> dict[str, TopK]:
 
 def behaviour_vectors(sources: Mapping[str, Source]) -> Tensor | None:
     """Return the sequence model's vectors of all items, [N, F]; None without one."""
-    source = sources.get("sequence")
+    source = sources.get(SEQUENCE.name)
     if isinstance(source, ScoredSource | IndexedSource | DeviceSource):
         return source.item_vectors()
     return None

@@ -29,9 +29,9 @@ from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
+from recsys.models.names import ITEM_WEIGHTS
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.retrieval.sources import ITEM_WEIGHTS
 from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import reading
 from serving.bundle.manifest import BundleManifest, Profile

@@ -35,9 +35,10 @@ from recsys.fitting.training import TrainingRun, device_named
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.ease import EaseWeightsConfig
+from recsys.models.names import source_name
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.retrieval.sources import ScoredSource, source_name
+from recsys.retrieval.sources import ScoredSource
 from recsys.training.passes import TrainingConfig
 from tests.benchmarks.evaluation.rank_pairs import Rows, rank_table, write_pairs
 from tests.benchmarks.harness import command_line

@@ -24,10 +24,10 @@ from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import rank_queries
 from recsys.models.ease import Ease, EaseConfig
+from recsys.models.names import source_name
 from recsys.models.sequence.model import SequenceModel
 from recsys.reproduction.experiment import FITTERS, Experiment
 from recsys.reproduction.prepared import Prepared
-from recsys.retrieval.sources import source_name
 
 When = Literal["before", "now"]
 VECTORS = "vectors"

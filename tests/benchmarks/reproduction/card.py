@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, read_toml, validate
 from pipelines.presets import PRESETS
+from recsys.models.names import BY_NAME
 from recsys.reproduction.recipe import ROWS
-from recsys.retrieval.sources import MODELS
 
 FOLDER = Path(__file__).parent / "cards"
 PUBLISHED = Path(__file__).parent / "published.toml"
@@ -81,7 +81,7 @@ class Card:
 
     def sources(self) -> tuple[str, ...]:
         """Name the models that blends merge."""
-        return tuple(row for row in self.rows if row in MODELS)
+        return tuple(row for row in self.rows if row in BY_NAME)
 
     def data_set(self) -> str:
         """Name the data set."""

@@ -34,7 +34,7 @@ from pipelines.searching.fit import gains, kept_items, weights_of
 from pipelines.searching.judged import Judged, personal_orders
 from pipelines.searching.texts import popularity_of, title_index
 from pipelines.semantic_ids.artefact import read_item_codes
-from pipelines.training.fitters import generative_settings
+from pipelines.training.fitters import settings_of
 from recsys.data.batch import Jagged, JaggedBatch, latest, offsets_of
 from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
@@ -43,6 +43,7 @@ from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.training import TrainingRun, fit_retriever, run_training
 from recsys.layers.codes.children import CodeChildren
 from recsys.models.generative.model import GenerativeModel
+from recsys.models.names import GENERATIVE
 from recsys.models.text_search import merging
 from recsys.models.text_search.lexical import WordIndex
 from recsys.models.text_search.queries import QueryMaker
@@ -170,7 +171,7 @@ class Bench:
     def __init__(self, world: World, texts: Texts, ids: str, seed: int, options: Any) -> None:
         self.world, self.texts, self.seed = world, texts, seed
         self.codes = item_codes(world, texts, ids, seed, options.workspace)
-        self.settings = generative_settings(world.config)
+        self.settings = settings_of(GENERATIVE, world.config)
         # As in the tower's batches, what has no query stands against no label of one.
         self.able = {row for row in texts.taught if self.codes.codes[row, 0] >= 0}
         self.taught = CodeChildren(self.codes.codes[sorted(self.able)], self.codes.level_sizes)

@@ -9,10 +9,11 @@ from pipelines.searching.judged import Judged
 from pipelines.searching.texts import item_texts, popularity_of, title_index
 from recsys.fitting.blend import ProfileBlend, fusion_of
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
-from recsys.fitting.sources import source_of
+from recsys.fitting.sources import popularity_source
+from recsys.fitting.spec import Data
+from recsys.models.names import source_name
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.models.text_search.tower import TextTowerConfig
-from recsys.retrieval.sources import source_name
 from tests.recsys.reproduction.conftest import small_recipe, small_world
 
 __all__ = ["small_recipe", "small_world"]
@@ -57,7 +58,7 @@ def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
     popularity = Popularity.fit(
         np.asarray(sequences.item_rows), None, num_items + 1, PopularityConfig()
     )
-    sources = {"popularity": source_of(popularity, inputs, 10_000)}
+    sources = {"popularity": popularity_source(popularity, Data(inputs=inputs), 10_000)}
     blend = ProfileBlend.unlearned(fusion_of([source_name("popularity")], {"popular": 1.0}))
     config = TextTowerConfig(num_steps=5, batch_size=16)
     fitted = fit_text_search(texts, config, queries, sources, blend, counts, 0)

@@ -1,6 +1,7 @@
 """Large catalogues are ranked by lists; what is measured at their length stays the same."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,13 @@ from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
-from recsys.fitting.sources import index_of_model, source_of, tuning_queries
+from recsys.fitting.sources import (
+    index_of_model,
+    popularity_source,
+    tuning_queries,
+    vector_source,
+)
+from recsys.fitting.spec import Data
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
@@ -76,12 +83,14 @@ def test_metrics_of_lists_are_those_of_every_items_score() -> None:
     queries = EvaluationQueries.of(data, "validation", RetrievalSettings(num_candidates=50))
     counts = torch.from_numpy(np.random.default_rng(1).integers(0, 9, NUM_ROWS)).float()
     config = RankingConfig(ks=(10, 50))
-    for one in (model, Popularity(PopularityConfig(), counts)):
-        scored, listed = (source_of(one, data, up_to) for up_to in (NUM_ROWS, NUM_ROWS - 1))
+    whole = Data(inputs=data)
+    popularity = Popularity(PopularityConfig(), counts)
+    for rank in (partial(vector_source, model), partial(popularity_source, popularity)):
+        scored, listed = (rank(whole, up_to) for up_to in (NUM_ROWS, NUM_ROWS - 1))
         assert isinstance(scored, ScoredSource)
         assert isinstance(listed, IndexedSource | PopularSource)
         assert measure(listed, queries, config) == measure(scored, queries, config)
-    assert measure(source_of(model, data, 0), queries, config)["recall@50"] > 0.5
+    assert measure(vector_source(model, whole, 0), queries, config)["recall@50"] > 0.5
 
 
 def test_a_large_catalogue_has_an_index_tuned_on_train_events(

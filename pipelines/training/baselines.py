@@ -1,0 +1,49 @@
+"""Fit the models of the catalogue that have no training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipelines.config.run import RunConfig
+from pipelines.inputs.tensors import retrieval_settings
+from pipelines.training.fitters import is_on, settings_of
+from recsys.data.dataset import FitSplit
+from recsys.fitting.catalogue import CATALOGUE
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.item_weights import CHOICE_USERS
+from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.spec import Data, Start
+from recsys.fitting.training import TrainingRun, device_named
+
+
+def baselines_of(
+    inputs: ModelInputs, config: RunConfig, split: FitSplit, chosen: Path | None = None
+) -> dict[str, Any]:
+    """Fit the models without a training that are on and have something to be fitted on.
+
+    Args:
+        inputs: The events.
+        config: The run's.
+        split: What is fitted on.
+        chosen: Folder of these models as they were fitted on train, whose settings are taken; None
+            chooses among a model's settings by validation.
+    """
+    judge = None
+    if chosen is None:
+        judge = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
+        judge = judge.sample(CHOICE_USERS, config.seed)
+    data = Data(inputs=inputs, settings=retrieval_settings(config))
+    run = TrainingRun(seed=config.seed, device=device_named(config.training.device))
+    models = {}
+    for spec in CATALOGUE:
+        if spec.names.training or not is_on(spec.names, config):
+            continue
+        settings = settings_of(spec.names, config)
+        if chosen is not None and spec.chooses and (chosen / spec.name).exists():
+            settings = replace(settings, **spec.load(chosen / spec.name, data).settings)
+        fitted = spec.fit(settings, data, split, Start(run, judge))
+        if fitted is not None:
+            models[spec.name] = fitted.model
+    return models

@@ -1,0 +1,180 @@
+"""What each retrieval model is called and the words said of it. Imports no model.
+
+`recsys.fitting.catalogue` has the models themselves. What only needs names (settings, stages, the
+manifest of a bundle, surfaces, reports, pages) reads this tuple, so that it loads no model for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelName:
+    """The names and words of one retrieval model."""
+
+    name: str
+    """Name in artefacts' folders and in rows of metrics."""
+    source: str = ""
+    """Name in blends, surfaces and replies; the model's own by default."""
+    part: str = ""
+    """Folder in a bundle; the model's own name by default."""
+    section: str = ""
+    """Section of its settings; the folder in a bundle by default."""
+    training: str = ""
+    """Section of its training; empty if it is fitted without one."""
+    profile: Literal["fast", "full"] = "fast"
+    """The first profile that queries it."""
+    variant_of: str = ""
+    """The model whose training makes it; empty for a model of its own."""
+    is_weights: bool = False
+    """True for a table of weights between items (`recsys.models.item_weights`)."""
+    repeats: bool = False
+    """True if it is for lists that may hold the history."""
+    label: str
+    """Name in reports and pages."""
+    meaning: str
+    """How it ranks, in a line of a report."""
+    reason: str
+    """Why an item is in a list, in two or three words: ``reasons`` of a reply."""
+    explanation: str
+    """Why an item is in a list: the predicate of a sentence of an explanation."""
+
+    def __post_init__(self) -> None:
+        for field, default in (("source", self.name), ("part", self.name)):
+            if not getattr(self, field):
+                object.__setattr__(self, field, default)
+        if not self.section:
+            object.__setattr__(self, "section", self.part)
+
+    @property
+    def stage(self) -> str:
+        """The stage that fits it."""
+        return f"train_{self.variant_of or self.name}" if self.training else "fit_baselines"
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """Its sections of the configuration."""
+        return (self.section, self.training) if self.training else (self.section,)
+
+
+POPULARITY = ModelName(
+    name="popularity",
+    source="popular",
+    label="popularity",
+    meaning="most popular items, recent events weighted higher; the same list for everyone",
+    reason="popular",
+    explanation="is popular",
+)
+ITEM_TO_ITEM = ModelName(
+    name="item_to_item",
+    is_weights=True,
+    label="item-to-item",
+    meaning="items that co-occur with the user's history",
+    reason="goes with the history",
+    explanation="goes with items of the history",
+)
+EASE = ModelName(
+    name="ease",
+    is_weights=True,
+    label="EASE",
+    meaning="linear weights from each item of the history, in closed form",
+    reason="goes with the history",
+    explanation="goes with items of the history by linear weights",
+)
+ITEM_KNN = ModelName(
+    name="item_knn",
+    is_weights=True,
+    label="item-kNN",
+    meaning="items that share users with those of the history (BM25, cosine)",
+    reason="goes with the history",
+    explanation="is taken by the same people as items of the history",
+)
+REPEATS = ModelName(
+    name="repeats",
+    is_weights=True,
+    repeats=True,
+    label="repeats",
+    meaning="what the user took before, by how often and how lately",
+    reason="was taken before",
+    explanation="was taken before",
+)
+NEXT_BASKET = ModelName(
+    name="next_basket",
+    is_weights=True,
+    repeats=True,
+    label="next basket",
+    meaning="what follows the items of the user's baskets",
+    reason="follows the history",
+    explanation="follows the baskets of the history",
+)
+CONTENT = ModelName(
+    name="content",
+    part="content_similarity",
+    label="content",
+    meaning="items whose text is similar to the user's latest items",
+    reason="is about the same as the history",
+    explanation="is about the same as items of the history",
+)
+TWO_TOWER = ModelName(
+    name="two_tower",
+    training="training",
+    label="two-tower",
+    meaning="a query tower for the history and an item tower, scored by dot product",
+    reason="fits the history",
+    explanation="fits the history as a whole",
+)
+SEQUENCE = ModelName(
+    name="sequence",
+    training="sequence_training",
+    label="sequence model",
+    meaning="a sequence model of the user's history",
+    reason="comes next after the history",
+    explanation="comes next after the history",
+)
+ENSEMBLE = replace(
+    SEQUENCE,
+    name="ensemble",
+    source="ensemble",
+    part="ensemble",
+    variant_of=SEQUENCE.name,
+    profile="full",
+    label="sequence ensemble",
+    meaning="an ensemble of sequence models, scores averaged",
+)
+GENERATIVE = ModelName(
+    name="generative",
+    training="generative_training",
+    profile="full",
+    label="generative model",
+    meaning="generates the semantic ID of the next item by beam search",
+    reason="was generated from the history",
+    explanation="was generated from the history",
+)
+MODELS = (
+    POPULARITY,
+    ITEM_TO_ITEM,
+    EASE,
+    ITEM_KNN,
+    REPEATS,
+    NEXT_BASKET,
+    CONTENT,
+    TWO_TOWER,
+    SEQUENCE,
+    ENSEMBLE,
+    GENERATIVE,
+)
+"""In the order of their rows in a table. If a sequence model has ``fast_members``, these are
+``sequence`` and all of its members are ``ensemble``."""
+BY_NAME = {one.name: one for one in MODELS}
+COUNTED = tuple(one for one in MODELS if not one.training)
+"""Models without a training: they count, compare or solve."""
+ITEM_WEIGHTS = tuple(one.name for one in MODELS if one.is_weights)
+SLOW_MODELS = tuple(one.name for one in MODELS if one.profile == "full")
+"""Models that profile ``fast`` leaves out."""
+
+
+def source_name(model: str) -> str:
+    """Return the name of a model's source in blends and in serving."""
+    return BY_NAME[model].source if model in BY_NAME else model
