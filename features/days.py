@@ -15,7 +15,7 @@ import polars as pl
 
 from features.encoding import MISSING
 from features.events import MICROS
-from features.ingest import NO_SEQUENCE, NO_SLOT, OPTIONAL_FIELDS, record_dtype
+from features.ingest import NO_SEQUENCE, NO_SLOT, OPTIONAL_FIELDS, ORDER, record_dtype
 from features.parallel import Runner
 from features.preparation.ids import TextColumns
 from features.preparation.ranges import RowFiles, UserRange
@@ -38,8 +38,8 @@ def as_table(records: Records, texts: TextColumns) -> pl.DataFrame:
     raw = pl.DataFrame({name: np.ascontiguousarray(records[name]) for name in fields})
     time = pl.col("time") if "time" in fields else pl.lit(None, dtype=pl.Int64)
     sequence = pl.lit(None, dtype=pl.Int64)
-    if "sequence" in fields:
-        sequence = pl.when(pl.col("sequence") != NO_SEQUENCE).then("sequence")
+    if ORDER in fields:
+        sequence = pl.when(pl.col(ORDER) != NO_SEQUENCE).then(ORDER)
     value = pl.col("value") if "value" in fields else pl.lit(None, dtype=pl.Float64)
     # One type for all, as where the files have none, needs no look-up an event.
     kind = pl.lit(texts.types[0])

@@ -22,6 +22,7 @@ from numpy.lib.format import write_array_header_1_0
 from features.counts import first_of_duplicates, latest_of_users, starts_of_runs
 from features.encoding import hashed
 from features.events import MICROS
+from features.ingest import ORDER
 from features.point_in_time import Feature
 from features.records import Records, Rows, compressed, stable_order, take
 from features.schema import TieOrder
@@ -63,7 +64,7 @@ class Ordered(NamedTuple):
 
 def order_fields(records: Records) -> list[str]:
     """Name the fields that order a user's events."""
-    return [name for name in ("time", "sequence") if name in (records.dtype.names or ())]
+    return [name for name in ("time", ORDER) if name in (records.dtype.names or ())]
 
 
 def in_given_order(records: Records, max_user_events: int | None) -> Ordered:
@@ -131,7 +132,7 @@ def sequence_part(
         item_rows[order] = items if order == "given" else items[shuffled_order(records, seed)]
     has_time = "time" in (records.dtype.names or ())
     seconds = records["time"] // MICROS if has_time else None
-    moments = records["sequence"] if seconds is None else seconds
+    moments = records[ORDER] if seconds is None else seconds
     frame = pl.DataFrame({"user_row": records["user"].astype(np.int64), "event_time": moments})
     context = frame.lazy().select(f.expression.alias(f.name) for f in features).collect()
     values = {name: context[name].to_numpy() for name in context.columns}

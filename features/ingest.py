@@ -50,6 +50,8 @@ UNKNOWN_ITEM = "item_id of an online event is in neither the catalogue nor the e
 
 
 NO_SEQUENCE = np.iinfo(np.int64).min
+ORDER = "sequence"
+"""Field of the records that holds ``sequence_index``."""
 """Stands for a missing sequence index where there is an event time."""
 NO_SLOT = -1
 
@@ -65,7 +67,7 @@ class Field(NamedTuple):
 
 OPTIONAL_FIELDS = {
     "time": Field(EVENT_TIME, "<i8", 0),
-    "sequence": Field(SEQUENCE_INDEX, "<i8", NO_SEQUENCE),
+    ORDER: Field(SEQUENCE_INDEX, "<i8", NO_SEQUENCE),
     "value": Field(VALUE, "<f8", np.nan),
     "domain": Field(DOMAIN, "<u4", int(MISSING)),
     "session": Field(SESSION_ID, "<u4", int(MISSING)),

@@ -10,27 +10,23 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.models.names import CONTENT, MODELS, TWO_TOWER
 from serving.bundle.load import Bundle
 from serving.query import Query
-from serving.schemas import Source
+from serving.surfaces import RULES, SEARCH
 
 Rows = NDArray[np.int64]
-FOR_A_HISTORY = {
-    **dict.fromkeys(("item_to_item", "ease", "item_knn"), "goes with the history"),
-    "repeats": "was taken before",
-    "next_basket": "follows the history",
-    "two_tower": "fits the history",
-    "sequence": "comes next after the history",
-    "ensemble": "comes next after the history",
-    "generative": "was generated from the history",
+BY_SOURCE = {
+    **{one.source: one.reason for one in MODELS},
+    RULES: "is put here by a rule",
+    SEARCH: "is what was searched for",
 }
 """What each source says of an item that no other one explains better."""
-OF_NO_MODEL = {"rules": "is put here by a rule", "search": "is what was searched for"}
 
 
 def reasons(
     item_rows: Sequence[int],
-    sources: Sequence[Source],
+    sources: Sequence[str],
     query: Query,
     bundle: Bundle,
     *,
@@ -58,14 +54,12 @@ def reasons(
         elif seed:
             named = names_history or seed in sent
             found.append(f"goes with {title_of(seed) if named else 'the history'}")
-        elif source == "content":
+        elif source == CONTENT.source:
             like = title_of(query.item_row) if query.item_row else "the history"
             new = not query.item_row and row >= bundle.num_released_rows
             found.append(f"is about the same as {like}{', and is new' if new else ''}")
-        elif source in OF_NO_MODEL:
-            found.append(OF_NO_MODEL[source])
-        elif source == "two_tower" and query.item_row:
+        elif source == TWO_TOWER.source and query.item_row:
             found.append(f"is like {title_of(query.item_row)}")
         else:
-            found.append(FOR_A_HISTORY.get(source, "popular"))
+            found.append(BY_SOURCE.get(source, f"is found by {source}"))
     return found

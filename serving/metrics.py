@@ -23,7 +23,8 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from serving.schemas import DegradedCode, Source
+from serving.schemas import DegradedCode
+from serving.surfaces import RULES, SOURCES
 
 OTHER = "other"
 ROUTES = (
@@ -142,7 +143,7 @@ class ServerMetrics:
         )
         self._stage_seconds = _Children(stage_seconds, STAGES)
         self._replies = Counter("recsys_replies", "Lists made.", registry=registry)
-        names = get_args(Source)
+        names = (*SOURCES, RULES)
         self._sources = counter(
             "recsys_sources", "Lists with items from a source.", "source", names
         )

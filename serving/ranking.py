@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.top_k import OneList
+from recsys.models.names import POPULARITY
 from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.one import MergedOne, fused_one
 from serving.bundle.ranker import Scored
-from serving.schemas import Source
+from serving.surfaces import RULES
 
 Rows = NDArray[np.int64]
-FILLER: Source = "popular"
-RULES: Source = "rules"
-"""The source of an item that a rule lists and no model did."""
+FILLER = POPULARITY.source
 
 
 class Ranked(NamedTuple):
@@ -65,7 +64,7 @@ class Ranked(NamedTuple):
             contributions=np.where(spread, self.contributions[places], np.float32(0)),
         )
 
-    def leading(self) -> list[Source]:
+    def leading(self) -> list[str]:
         """Name the source that added most to each item; among equals the better rank."""
         if len(self.item_rows) == 0:
             return []
@@ -75,7 +74,7 @@ class Ranked(NamedTuple):
         places = np.where(most & present, self.ranks, np.iinfo(np.int64).max).argmin(1)
         listed = present.any(1).tolist()
         return [
-            cast(Source, self.sources[place]) if there else RULES
+            self.sources[place] if there else RULES
             for place, there in zip(places.tolist(), listed, strict=True)
         ]
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
+from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend
 from serving.arrangement.slate import Arranged, Arranger
 from serving.arrangement.snapshot import is_kept, snapshot_of
@@ -136,7 +137,7 @@ class Recommender:
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
         self._blend = self._blends.get(self.profile)
-        learned_content = self._blend is not None and "content" in self._blend.sources
+        learned_content = self._blend is not None and CONTENT.source in self._blend.sources
         self._sources = sources_of(bundle, options, adapters, learned_content=learned_content)
         self._ranker: CandidateRanker | None = None
         if bundle.ranker is not None and self.profile == PROFILE:
@@ -287,7 +288,7 @@ class Recommender:
             items=items,
             served_by=self._parts_used(query, candidates, ranker),
             degraded=[*parts, *missing, *not_ranked, *short],
-            fallback="popular" if set(candidates) == {"popular"} else None,
+            fallback=FILLER if set(candidates) == {FILLER} else None,
             timings_ms=clock.total(),
             experiment=arm,
             cursor=None if page is None else page.after([item.item_id for item in items]),

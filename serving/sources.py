@@ -18,6 +18,7 @@ from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList, best_of_one
 from recsys.layers.codes.decode_step import Beams, Decoded
+from recsys.models import names
 from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneHistory as OneContent
@@ -281,31 +282,33 @@ def sources_of(
     Args:
         learned_content: Whether content ranks every item, as a learned blend weighs it.
     """
-    sources: dict[str, RequestSource] = {"popular": PopularSource(bundle.popularity)}
+    sources: dict[str, RequestSource] = {names.POPULARITY.source: PopularSource(bundle.popularity)}
     for name, model in bundle.item_weights.items():
         sources[name] = WeightsSource(model)
     neighbours = None
     if bundle.retriever is not None:
-        sources["two_tower"] = TwoTowerSource(
-            bundle.retriever, adapters.retrievers.get("two_tower")
+        sources[names.TWO_TOWER.source] = TwoTowerSource(
+            bundle.retriever, adapters.retrievers.get(names.TWO_TOWER.name)
         )
     if bundle.semantic_ids is not None and bundle.items.content.shape[1]:
         neighbours = ContentNeighbours(
             bundle.semantic_ids, bundle.items.content, bundle.num_released_rows
         )
     if bundle.sequence is not None:
-        sources["sequence"] = sequence_source(bundle.sequence, bundle.indexes.get(SEQUENCE))
-        if (adapted := adapters.retrievers.get("sequence")) is not None:
-            sources["sequence"] = AdaptedSequenceSource(sources["sequence"], adapted)
+        found = sequence_source(bundle.sequence, bundle.indexes.get(SEQUENCE))
+        if (adapted := adapters.retrievers.get(names.SEQUENCE.name)) is not None:
+            found = AdaptedSequenceSource(found, adapted)
+        sources[names.SEQUENCE.source] = found
     if bundle.ensemble is not None and options.profile == "full":
-        sources["ensemble"] = sequence_source(bundle.ensemble, bundle.indexes.get(ENSEMBLE))
+        index = bundle.indexes.get(ENSEMBLE)
+        sources[names.ENSEMBLE.source] = sequence_source(bundle.ensemble, index)
     if bundle.generative is not None and options.profile == "full":
-        sources["generative"] = HistorySource(
+        sources[names.GENERATIVE.source] = HistorySource(
             generative_source(bundle.generative, HOME.beam_width, options.beam_timeout_ms)
         )
     similarity = bundle.content_similarity if learned_content else None
     if neighbours is not None or similarity is not None:
-        sources["content"] = ContentSource(
+        sources[names.CONTENT.source] = ContentSource(
             neighbours, similarity, bundle.indexes.get(CONTENT_SIMILARITY)
         )
     return sources

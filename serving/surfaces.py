@@ -13,9 +13,20 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
+from recsys.models.names import (
+    CONTENT,
+    EASE,
+    ITEM_KNN,
+    ITEM_TO_ITEM,
+    MODELS,
+    NEXT_BASKET,
+    POPULARITY,
+    SEQUENCE,
+    TWO_TOWER,
+)
 from recsys.retrieval.blend.filling import FILL
 
 MAX_SEEN_SHARE = 0.5
@@ -37,24 +48,17 @@ STRICT = ConfigDict(
 Kind = Literal["home", "related", "cart", "session", "search"]
 """What a request must bring: a user, a session, both or neither (``home``), one item (``related``),
 the items of a cart (``cart``), the items of a session (``session``), a text (``search``)."""
-Source = Literal[
-    "two_tower",
-    "item_to_item",
-    "ease",
-    "item_knn",
-    "repeats",
-    "next_basket",
-    "content",
-    "sequence",
-    "ensemble",
-    "generative",
-    "popular",
-    "search",
-    "rules",
-]
+SOURCES = (
+    TWO_TOWER.source,
+    *(one.source for one in MODELS if one not in (TWO_TOWER, POPULARITY)),
+    POPULARITY.source,
+    SEARCH,
+)
+"""Sources that a surface can weigh."""
+RULES = "rules"
+"""The source of an item that a rule lists and no model did: it has no list of its own."""
+Source = Annotated[str, WithJsonSchema({"enum": [*SOURCES, RULES], "type": "string"})]
 """Where an item of a list may come from."""
-SOURCES = tuple(name for name in get_args(Source) if name != "rules")
-"""Those that a surface can weigh: a rule has no list of its own."""
 
 
 def _source(name: str) -> str:
@@ -209,39 +213,28 @@ class Surface:
 HOME = Surface(
     name="home",
     kind="home",
+    # The order decides between equal scores.
     weights={
-        "two_tower": 1.0,
-        "item_to_item": 1.0,
-        "ease": 1.0,
-        "item_knn": 1.0,
-        "repeats": 1.0,
-        "next_basket": 1.0,
-        "sequence": 1.0,
-        "ensemble": 1.0,
-        "generative": 1.0,
-        "content": 1.0,
-        "popular": FILL,
+        **{one: 1.0 for one in SOURCES if one not in (CONTENT.source, POPULARITY.source, SEARCH)},
+        CONTENT.source: 1.0,
+        POPULARITY.source: FILL,
     },
     learned=True,
 )
 # Content at 0.75: at 1 the next item of a user is found less often.
+OF_ITEMS = {CONTENT.source: 0.75, POPULARITY.source: FILL}
 RELATED = Surface(
     name="related",
     kind="related",
-    weights={"item_to_item": 1.0, "two_tower": 1.0, "content": 0.75, "popular": FILL},
+    weights={ITEM_TO_ITEM.source: 1.0, TWO_TOWER.source: 1.0, **OF_ITEMS},
     exclude_seen=False,
 )
 CART = Surface(
     name="cart",
     kind="cart",
     weights={
-        "item_to_item": 1.0,
-        "ease": 1.0,
-        "item_knn": 1.0,
-        "next_basket": 1.0,
-        "sequence": 1.0,
-        "content": 0.75,
-        "popular": FILL,
+        **{one.source: 1.0 for one in (ITEM_TO_ITEM, EASE, ITEM_KNN, NEXT_BASKET, SEQUENCE)},
+        **OF_ITEMS,
     },
     exclude_seen=True,
 )

@@ -14,7 +14,7 @@ from pipelines.adapters.task import Task
 from pipelines.config.run import RunConfig
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.workspace import Workspace, bundles_dir
-from serving.bundle.adapters import BaseName, publish_adapter, write_adapter
+from serving.bundle.adapters import BASES, BaseName, publish_adapter, write_adapter
 from serving.bundle.delta import Link, chain_of
 from serving.bundle.manifest import CURRENT
 
@@ -101,7 +101,7 @@ def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
         ValueError: If it lacks the model that ``adapter.model`` names.
     """
     base = chain_of(bundle)[0]
-    known: tuple[BaseName, ...] = ("sequence", "two_tower", "ranker")
+    known: tuple[BaseName, ...] = BASES
     present = [name for name in known if (base.directory / name).is_dir()]
     wanted = config.adapter.model
     if (wanted != "auto" and wanted not in present) or not present:

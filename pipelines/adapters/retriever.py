@@ -24,6 +24,7 @@ from recsys.data.order import BatchOrder
 from recsys.data.windows import training_windows
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora.linear import LoraAdapter
+from recsys.models import names
 from recsys.models.adapted.model import (
     CONTENT_LAYER,
     ITEM_TABLE,
@@ -39,8 +40,8 @@ from serving.bundle.delta import Link
 Model = TwoTower | SequenceModel
 Split = Literal["train", "all"]
 MODELS: Mapping[BaseName, type[TwoTower] | type[SequenceModel]] = {
-    "two_tower": TwoTower,
-    "sequence": SequenceModel,
+    names.TWO_TOWER.name: TwoTower,
+    names.SEQUENCE.name: SequenceModel,
 }
 KS = (10,)
 
@@ -110,7 +111,7 @@ class RetrieverAdaptation:
 
 def max_history(task: Task) -> int:
     """Say how many events of a history the model reads."""
-    is_sequence = task.base == "sequence"
+    is_sequence = task.base == names.SEQUENCE.name
     config = task.config
     return config.sequence.max_length if is_sequence else config.two_tower.max_history
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pipelines.auto.plan import FIRST, SEARCH, Part, Round, bundle_part, without_time
 from pipelines.auto.planner import BLENDED_FOR_EACH, EVALUATED_USERS, Planner
 from pipelines.config.toml import Table
+from recsys.models.names import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
 
 TRAINED = ("training", "sequence_training", "generative_training", "ranker_training")
 """Sections of the models that are trained."""
-COUNTED = ("ease", "item_knn", "repeats", "next_basket")
+COUNTED = tuple(one.section for one in (EASE, ITEM_KNN, REPEATS, NEXT_BASKET))
 REPEATS_FROM = 0.1
 """Share of held-out events that repeat an item, from which on lists may repeat the history."""
 POPULAR_ONLY = 15.0
@@ -65,7 +66,11 @@ def plan_first(planner: Planner) -> None:
             planner.left_out.append(without_time(part, planner.left))
         elif part.seconds > POSTPONED_FROM and section == "search":
             planner.postponed.append((part, chosen))
-        elif part.seconds > POSTPONED_FROM and section == "item_knn" and choices["ease"]["enabled"]:
+        elif (
+            part.seconds > POSTPONED_FROM
+            and section == ITEM_KNN.section
+            and choices[EASE.section]["enabled"]
+        ):
             planner.left_out.append(replace(part, why=LITTLE_WITH_EASE))
         else:
             parts.append(part)
@@ -121,7 +126,7 @@ def knn_part(planner: Planner) -> tuple[Part, Table]:
         why="short lists of other models are filled",
         seconds=planner.costs.item_knn(),
     )
-    return part, {"item_knn": chosen}
+    return part, {ITEM_KNN.section: chosen}
 
 
 def search_part(planner: Planner) -> tuple[Part, Table]:
@@ -146,7 +151,10 @@ def repeats_part(planner: Planner) -> tuple[Part, Table]:
     )
     if shape.repeat_share < REPEATS_FROM:
         return part, {}
-    return part, {"repeats": {"enabled": True}, "next_basket": {"enabled": shape.has_times}}
+    return part, {
+        REPEATS.section: {"enabled": True},
+        NEXT_BASKET.section: {"enabled": shape.has_times},
+    }
 
 
 def ease_part(planner: Planner) -> tuple[Part, Table]:
@@ -166,9 +174,9 @@ def ease_part(planner: Planner) -> tuple[Part, Table]:
         seconds=costs.ease(number),
     )
     if number == 0 or part.seconds > seconds:
-        return part, {"ease": {"enabled": False}}
+        return part, {EASE.section: {"enabled": False}}
     # A weight of an item with few users is near 0, and each such item takes much time.
     chosen: Table = {"enabled": True, "exact_items": number, "extended_items": number}
     if shape.num_items > FEW_ITEMS:
         chosen["l2"] = [100.0]
-    return part, {"ease": chosen}
+    return part, {EASE.section: chosen}

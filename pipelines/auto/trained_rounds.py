@@ -12,10 +12,12 @@ from pipelines.auto.planner import (
     Planner,
 )
 from pipelines.auto.shape import DataShape
+from pipelines.config.content import BEHAVIOUR
 from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
 from pipelines.config.toml import Table, merge, plain, set_value
 from pipelines.presets import sequence_recipe as recipes
 from pipelines.presets.amazon import MEANING
+from recsys.models import names
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
@@ -103,12 +105,12 @@ def sequence_choices(shape: DataShape, best: TrainedIn, content: Table) -> Table
     return {
         "evaluation": {"num_resamples": 1000, "max_users": EVALUATED_USERS},
         "blend": {"max_queries": BLEND_USERS},
-        "sequence": plain(best.recipe.model),
-        "sequence_training": plain(best.training()),
+        names.SEQUENCE.section: plain(best.recipe.model),
+        names.SEQUENCE.training: plain(best.training()),
         "semantic_ids": {
             "method": "rq_kmeans",
-            "source": "content" if shape.has_text else "sequence",
-            "content_columns": content.get("content_similarity", {}).get("columns"),
+            "source": "content" if shape.has_text else BEHAVIOUR,
+            "content_columns": content.get(names.CONTENT.section, {}).get("columns"),
         },
     }
 
@@ -212,7 +214,7 @@ def encoder_choices(user: Table) -> Table:
     chosen: Table = {"content": {"encoder": encoder}}
     joined = (set_value(user, f"content.{key}") for key in ("columns", "images"))
     if encoder == PLANNED_ENCODER and not any(joined):
-        chosen["content_similarity"] = {"columns": MEANING}
+        chosen[names.CONTENT.section] = {"columns": MEANING}
     return chosen
 
 
@@ -243,7 +245,10 @@ def plan_two_tower(planner: Planner) -> None:
         part = replace(part, seconds=seconds + merging)
         planner.left_out.append(without_time(part, planner.left))
         return
-    choices: Table = {"two_tower": plain(settings), "training": plain(training)}
+    choices: Table = {
+        names.TWO_TOWER.section: plain(settings),
+        names.TWO_TOWER.training: plain(training),
+    }
     # In the round before: a round of its own would refit the sequence model once more.
     before = planner.rounds.pop()
     *parts, ends = before.parts

@@ -15,6 +15,8 @@ from pipelines.backtest.prepare import prepare, recipe_of
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.forgotten import list_path
 from pipelines.presets.resolve import with_online_events
+from pipelines.training.fitters import is_on
+from recsys.models.names import BY_NAME, CONTENT
 from recsys.replay.__main__ import CONFIG
 from recsys.replay.members import REPLAYED
 from recsys.reproduction.prepared import Prepared
@@ -36,13 +38,7 @@ def models_of(config: RunConfig) -> tuple[str, ...]:
         )
     if config.backtest.models:
         return config.backtest.models
-    is_off = {
-        "ease": not config.ease.enabled,
-        "item_knn": not config.item_knn.enabled,
-        "two_tower": not config.training.enabled,
-        "sequence": not config.sequence_training.enabled,
-    }
-    return tuple(name for name in REPLAYED if not is_off.get(name, False))
+    return tuple(name for name in REPLAYED if is_on(BY_NAME[name], config))
 
 
 def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
@@ -83,9 +79,9 @@ def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepar
     # An item without a text has no content, and a model of none is left out.
     prepared = prepare(config.data.dataset or OWN_DATA, config, recipe, show_progress=show_progress)
     has_content = bool((prepared.catalogue.content[1:] != 0).any())
-    if has_content or "content" not in models:
+    if has_content or CONTENT.name not in models:
         return prepared
-    models = tuple(name for name in models if name != "content")
+    models = tuple(name for name in models if name != CONTENT.name)
     return replace(prepared, recipe=recipe_of(config, (*models, "blend_fast"), models))
 
 

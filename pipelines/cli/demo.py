@@ -26,6 +26,7 @@ from pipelines.engine.runner import StageOutcome, run_stages
 from pipelines.engine.workspace import bundles_dir
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import released_order
+from pipelines.pages.wording import MODELS
 from pipelines.presets.resolve import check_places, resolve, with_dataset
 from pipelines.ranking.artefact import FILE, RANKED
 from pipelines.stages.list import STAGES
@@ -37,22 +38,6 @@ from serving.recommend import Recommender
 
 PRESET = "movielens_100k"
 METRICS = ("recall@10", "ndcg@10", "recall@50", "mrr@10")
-MODEL_NAMES = {
-    "popularity": "popularity",
-    "item_to_item": "item-to-item",
-    "ease": "EASE",
-    "item_knn": "item-kNN",
-    "repeats": "repeats",
-    "next_basket": "next basket",
-    "content": "content",
-    "two_tower": "two-tower",
-    "sequence": "sequence",
-    "ensemble": "sequence, all members",
-    "generative": "generative",
-    "blend_fast": "blend, fast",
-    "blend": "blend, full",
-    "ranked": "blend, then ranker",
-}
 FIRST_LOOK_AFTER = "train_two_tower"
 """The stage after which there is something to show."""
 SHOWN_USERS = 3
@@ -84,7 +69,7 @@ def metric_table(
         analysis: Holds the intervals; None shows none.
         served: The model whose lists are served.
     """
-    models = [name for name in MODEL_NAMES if name in metrics]
+    models = [name for name in MODELS if name in metrics]
     shown = [name for name in METRICS if name in metrics[models[0]]]
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     table.add_column("model", no_wrap=True)
@@ -101,7 +86,7 @@ def metric_table(
             )
             for name in shown
         ]
-        table.add_row(MODEL_NAMES[model] + (" (served)" if model == served else ""), *values)
+        table.add_row(MODELS[model] + (" (served)" if model == served else ""), *values)
     return table
 
 

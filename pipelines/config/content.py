@@ -121,6 +121,10 @@ class EnrichItemsConfig(EnrichmentConfig):
             raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
 
 
+BEHAVIOUR: Literal["sequence"] = "sequence"
+"""Source of semantic IDs made from the sequence model's item vectors."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SemanticIdsConfig:
     """How content embeddings become semantic IDs."""
@@ -157,7 +161,7 @@ class SemanticIdsConfig:
                 raise ValueError(f"{name} must be >= {least} or left out, got {value}")
         if self.contrastive_weight < 0:
             raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
-        if self.source == "sequence" and self.method == "rq_vae":
+        if self.source == BEHAVIOUR and self.method == "rq_vae":
             raise ValueError(
                 'source = "sequence" is made by method "rq_kmeans", not "rq_vae"; take that '
                 'method, or source = "content"'
@@ -165,7 +169,7 @@ class SemanticIdsConfig:
 
     def balances(self) -> bool:
         """Say whether residual k-means is balanced."""
-        return self.source == "sequence" if self.balanced is None else self.balanced
+        return self.source == BEHAVIOUR if self.balanced is None else self.balanced
 
     def level_sizes(self, num_items: int) -> tuple[int, ...]:
         """Give each level its number of codes, for so many items with content.

@@ -20,7 +20,7 @@ from features.scan import JSON_LINES, SEPARATED
 from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
 from pipelines.config.adapter import AdapterConfig
 from pipelines.config.auto import AutoConfig
-from pipelines.config.content import ContentConfig, EnrichItemsConfig, SemanticIdsConfig
+from pipelines.config.content import BEHAVIOUR, ContentConfig, EnrichItemsConfig, SemanticIdsConfig
 from pipelines.config.engine import Engine, RayConfig, TorchrunConfig
 from pipelines.config.monitoring import MonitoringConfig
 from pipelines.config.ranker import RankerTrainingConfig
@@ -277,7 +277,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.makes_ids_of_behaviour() and not self.sequence_training.enabled:
             raise ValueError(
-                'semantic_ids.source = "sequence" needs a sequence model: set '
+                f'semantic_ids.source = "{BEHAVIOUR}" needs a sequence model: set '
                 'sequence_training.enabled = true, or semantic_ids.source = "content"'
             )
         if self.sequence.trained_apart and self.sequence_training.refit_epochs is not None:
@@ -294,7 +294,7 @@ class RunConfig:
 
     def makes_ids_of_behaviour(self) -> bool:
         """Say whether semantic IDs are made from the sequence model's item vectors."""
-        return self.semantic_ids.method != "none" and self.semantic_ids.source == "sequence"
+        return self.semantic_ids.method != "none" and self.semantic_ids.source == BEHAVIOUR
 
     def generation_is_taught(self) -> bool:
         """Say whether the generative model learns from the sequence model or reads its vectors."""

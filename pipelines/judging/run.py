@@ -36,6 +36,7 @@ from recsys.evaluation.judges import (
     separation,
 )
 from recsys.evaluation.rubrics import Known, rubrics_of
+from recsys.models.names import POPULARITY
 from serving.recommend import Recommender
 
 SERVED = (RANKED, "blend_fast", "blend")
@@ -245,7 +246,7 @@ def _correlations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 def _with_model(document: dict[str, Any], judged: Judged, model: LanguageModel, seed: int) -> None:
     """Add the language model: its own scores, and rubrics of the same lists beside them."""
-    names = [name for name in (judged.served, "popularity") if name in judged.lists]
+    names = [name for name in (judged.served, POPULARITY.name) if name in judged.lists]
     few = Judged(
         known=judged.known,
         users=judged.users,

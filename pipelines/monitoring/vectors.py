@@ -65,13 +65,14 @@ def vectors_of_bundle(path: Path) -> ServedVectors | None:
     if not path.exists():
         return None
     from serving.bundle.load import load_bundle
+    from serving.bundle.retriever import ITEM_VECTORS
 
     bundle = load_bundle(path)
     if bundle.retriever is None:
         return None
     newest = bundle.users.newest_time
     # What the index holds is what is served; the tower's own vectors are what queries fit to.
-    vectors = np.load(bundle.directory / "two_tower" / "item_vectors.npy", allow_pickle=False)
+    vectors = np.load(bundle.directory / ITEM_VECTORS, allow_pickle=False)
     ids = list(bundle.catalogue.item_ids)[: len(vectors)]
     codes = None if bundle.semantic_ids is None else bundle.semantic_ids.codes.numpy()
     cache: dict[str, Numbers] = {}

@@ -11,9 +11,10 @@ from pipelines.engine.artifacts import read_json
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.figure import Figure, share_figure
 from pipelines.pages.wording import model_label
+from recsys.models.names import MODELS
 
 FILE = "blends.json"
-MODEL_OF_SOURCE = {"popular": "popularity"}
+MODEL_OF_SOURCE = {one.source: one.name for one in MODELS}
 METHODS = {"learned": "learned weights", "reciprocal_rank_fusion": "reciprocal rank fusion"}
 
 

@@ -25,12 +25,11 @@ from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
+from recsys.models.names import MODELS
 
 SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
 TRAININGS = {
-    "train_two_tower": "two_tower",
-    "train_sequence": "sequence",
-    "train_generative": "generative",
+    **{one.stage: one.name for one in MODELS if one.training and not one.variant_of},
     "train_ranker": "ranked",
 }
 """Model of each stage that has training curves, where it ran."""

@@ -9,10 +9,11 @@ from pipelines.pages.report_data import ReportData
 from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import Comparison
+from recsys.models.names import POPULARITY
 
 FEW_USERS = 500
 MANY_LOOKS = 10
-BASELINE = "popularity"
+BASELINE = POPULARITY.name
 SERVED = ("ranked", "blend_fast", "blend")
 """Models that may be served by default, the first that there is."""
 

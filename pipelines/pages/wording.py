@@ -5,35 +5,17 @@ Names that are not listed are shown as they are, so that another model or metric
 
 from __future__ import annotations
 
+from recsys.models import names
+
 MODELS = {
-    "popularity": "popularity",
-    "item_to_item": "item-to-item",
-    "ease": "EASE",
-    "item_knn": "item-kNN",
-    "repeats": "repeats",
-    "next_basket": "next basket",
-    "two_tower": "two-tower",
-    "content": "content",
-    "sequence": "sequence model",
-    "ensemble": "sequence ensemble",
-    "generative": "generative model",
+    **{one.name: one.label for one in names.MODELS},
     "blend_fast": "blend (fast)",
     "blend": "blend",
     "ranked": "blend (fast), ranked",
     "served": "served",
 }
 MODEL_MEANINGS = {
-    "popularity": "most popular items, recent events weighted higher; the same list for everyone",
-    "item_to_item": "items that co-occur with the user's history",
-    "ease": "linear weights from each item of the history, in closed form",
-    "item_knn": "items that share users with those of the history (BM25, cosine)",
-    "repeats": "what the user took before, by how often and how lately",
-    "next_basket": "what follows the items of the user's baskets",
-    "two_tower": "a query tower for the history and an item tower, scored by dot product",
-    "content": "items whose text is similar to the user's latest items",
-    "sequence": "a sequence model of the user's history",
-    "ensemble": "an ensemble of sequence models, scores averaged",
-    "generative": "generates the semantic ID of the next item by beam search",
+    **{one.name: one.meaning for one in names.MODELS},
     "blend_fast": "learned blend of all models but the slow ones; served by default",
     "blend": "learned blend of all models",
     "ranked": "the fast blend, its first candidates reordered by the ranker",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from features.schema import FeatureChoice, SplitConfig
-from pipelines.config.content import ContentConfig, SemanticIdsConfig
+from pipelines.config.content import BEHAVIOUR, ContentConfig, SemanticIdsConfig
 from pipelines.config.run import (
     DataConfig,
     GenerativeTrainingConfig,
@@ -39,7 +39,7 @@ def amazon_beauty() -> RunConfig:
         features=FeatureChoice(context_features=()),
         content=ContentConfig(encoder="minilm+words"),
         # Codes group items with similar users; new items get codes by content.
-        semantic_ids=SemanticIdsConfig(source="sequence", content_columns=MEANING),
+        semantic_ids=SemanticIdsConfig(source=BEHAVIOUR, content_columns=MEANING),
         content_similarity=ContentSimilarityConfig(columns=MEANING),
         # What sold in the last weeks; a year has a third of its quality in a replay.
         popularity=PopularityConfig(half_life_days=7.0),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from features.schema import FeatureChoice
 from pipelines.config.adapter import AdapterConfig
-from pipelines.config.content import SemanticIdsConfig
+from pipelines.config.content import BEHAVIOUR, SemanticIdsConfig
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.run import (
     DataConfig,
@@ -61,7 +61,7 @@ def movielens_100k() -> RunConfig:
             schedule=ScheduleConfig(learning_rate=4e-3),
             refit_epochs=1.0,
         ),
-        semantic_ids=SemanticIdsConfig(source="sequence"),
+        semantic_ids=SemanticIdsConfig(source=BEHAVIOUR),
         ranker=RankerConfig(
             # No trunk of equal compute differs from another; this one's experts are in the report.
             trunk="sparse",

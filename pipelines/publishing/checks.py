@@ -10,6 +10,7 @@ from pipelines.config.release import ReleaseConfig
 from pipelines.publishing.comparison import Compared, comparison_verdicts
 from pipelines.publishing.gate.subject import at_least
 from pipelines.ranking.artefact import RANKED
+from recsys.models.names import POPULARITY
 from serving.bundle.manifest import Verdict
 
 Metrics = Mapping[str, Mapping[str, float]]
@@ -78,7 +79,7 @@ def release_verdicts(
         return [unmeasured(champion), *index]
     served = served_row(metrics)
     blend = value_of(metrics, served, config.metric)
-    popularity = value_of(metrics, "popularity", config.metric)
+    popularity = value_of(metrics, POPULARITY.name, config.metric)
     verdicts = [
         at_least(
             f"{config.metric} above popularity",

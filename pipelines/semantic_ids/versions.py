@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipelines.config.content import SemanticIdsConfig
+from pipelines.config.content import BEHAVIOUR, SemanticIdsConfig
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
 from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
@@ -210,7 +210,7 @@ def refit_ids(
     previous, origin = store.previous(), content.origin(settings)
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
     quantizer: Quantizer
-    if config.source == "sequence":
+    if config.source == BEHAVIOUR:
         behaviour = _by_id_row(behaviour_of(content), wanted, rows, len(item_ids) + 1)
         start = None if cold or previous is None else previous.ids
         ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=start)
@@ -235,15 +235,15 @@ def refit_ids(
 
 
 def behaviour_of(content: Content) -> Tensor:
-    """Return the vectors that IDs of source "sequence" are made from.
+    """Return the vectors that IDs of behaviour are made from.
 
     Raises:
         ValueError: There is no sequence model.
     """
     if content.behaviour is None:
         raise ValueError(
-            'semantic_ids.source = "sequence" makes IDs from a sequence model, and there is none; '
-            'set sequence_training.enabled = true, or semantic_ids.source = "content"'
+            f'semantic_ids.source = "{BEHAVIOUR}" makes IDs from a sequence model, and there is '
+            'none; set sequence_training.enabled = true, or semantic_ids.source = "content"'
         )
     return content.behaviour
 

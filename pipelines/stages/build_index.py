@@ -9,6 +9,7 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import Rows, read_inputs, released_order
 from recsys.fitting.inputs import ModelInputs
+from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import build_index as build
 from recsys.retrieval.index_recall import tune_effort
@@ -22,7 +23,7 @@ def build_index(context: StageContext) -> StageRows:
 
     Without a two-tower there is nothing to index.
     """
-    config, trained = context.config, context.inputs["refit"] / "two_tower"
+    config, trained = context.config, context.inputs["refit"] / TWO_TOWER.name
     if not trained.exists():
         (context.output / "recall.json").write_text(to_json({"recall": None}))
         return StageRows(rows_in=0, rows_out=0)

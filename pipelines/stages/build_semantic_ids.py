@@ -1,6 +1,6 @@
 """Stage build_semantic_ids: each item as a short sequence of codes, versioned.
 
-Codes group items of similar content, or (``semantic_ids.source = "sequence"``) of similar item
+Codes group items of similar content, or (``semantic_ids.source = sequence``) of similar item
 vectors of the sequence model. Published IDs stay: a run with the same encoder and settings assigns
 IDs to new items only, by their content.
 
@@ -34,6 +34,7 @@ from pipelines.semantic_ids.versions import (
     next_version,
 )
 from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.models.names import SEQUENCE
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
@@ -70,7 +71,7 @@ def read_content(
 
 def read_behaviour(features: Path, embedded: Path, trained: Path, order: str) -> Tensor | None:
     """Read the sequence model's item vectors, [N, D]; None where it was not trained."""
-    place = trained / order / "sequence"
+    place = trained / order / SEQUENCE.name
     if not place.exists():
         return None
     model = SequenceModel.load(place, load_catalogue(features, embedded))

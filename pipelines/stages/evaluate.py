@@ -42,13 +42,13 @@ from recsys.data.top_k import TopK, select_top_k
 from recsys.evaluation.ranking import RankingResult, evaluate_lists, joined_results
 from recsys.fitting.blend import ProfileBlend, fold_of_users
 from recsys.fitting.inputs import ModelInputs
+from recsys.models.names import GENERATIVE
 from recsys.retrieval.sources import Source, eligible_scores, lists_of, rank_by_all
 from recsys.semantic_ids.quality import invalid_share
 from serving.bundle.manifest import Profile
 from serving.bundle.ranker import LoadedRanker
 
 SPLITS: tuple[Literal["validation", "test"], ...] = ("validation", "test")
-GENERATIVE = "generative"
 NO_HELD_OUT = (
     "no user has a held-out event, so nothing is measured; users need 3 or more events for "
     "leave_one_out, and global_time needs events after its cut (build_features/report.json says "
@@ -196,10 +196,10 @@ def evaluate(context: StageContext) -> StageRows:
             blending = Blending.of(profiles, inputs, split, config.seed, ranker)
             results = evaluate_split(sources, inputs, split, config, blending)
             metrics[order][split] = {name: dict(result.metrics) for name, result in results.items()}
-            if GENERATIVE in results:
+            if GENERATIVE.name in results:
                 codes = read_item_codes(context.inputs["build_semantic_ids"], order)
-                rate = invalid_share(results[GENERATIVE].top_k.item_rows, codes.codes)
-                metrics[order][split][GENERATIVE]["invalid_id_rate"] = rate or 0.0
+                rate = invalid_share(results[GENERATIVE.name].top_k.item_rows, codes.codes)
+                metrics[order][split][GENERATIVE.name]["invalid_id_rate"] = rate or 0.0
             num_users += next(iter(results.values())).num_users
             table = per_user_table(results, config.evaluation.listed, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")

@@ -61,7 +61,7 @@ from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
 from recsys.data.durable import write_durably
 from recsys.fitting.inputs import ModelInputs
-from recsys.models.names import ITEM_WEIGHTS
+from recsys.models import names
 from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import Bundle, load_bundle
@@ -219,24 +219,24 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
             offsets=np.asarray(sequences.offsets),
             times=None if sequences.times is None else np.asarray(sequences.times),
         ),
-        popularity=refit / "popularity",
-        item_weights={name: refit / name for name in ITEM_WEIGHTS if (refit / name).exists()},
+        popularity=refit / names.POPULARITY.name,
+        item_weights={name: refit / name for name in names.ITEM_WEIGHTS if (refit / name).exists()},
         content=inputs.catalogue.content.numpy(),
         content_source=content_source(context),
         two_tower=TwoTowerParts(
-            model=refit / "two_tower",
+            model=refit / names.TWO_TOWER.name,
             index=index / "items.faiss",
             item_vectors=np.load(index / "item_vectors.npy", allow_pickle=False),
         )
-        if (refit / "two_tower").exists()
+        if (refit / names.TWO_TOWER.name).exists()
         else None,
         semantic_ids=SemanticIdParts(directory=semantic_ids)
         if read_version(semantic_ids)
         else None,
-        content_similarity=present(refit / "content"),
-        sequence=present(refit / "sequence"),
-        ensemble=present(refit / "ensemble"),
-        generative=present(refit / "generative"),
+        content_similarity=present(refit / names.CONTENT.name),
+        sequence=present(refit / names.SEQUENCE.name),
+        ensemble=present(refit / names.ENSEMBLE.name),
+        generative=present(refit / names.GENERATIVE.name),
         blends=served_blends(context.inputs["fit_blend"] / order),
         ranker=served_ranker(context.inputs["train_ranker"] / order),
         text_search=text_search(context, order, items),

@@ -14,23 +14,21 @@ from functools import reduce
 from typing import Any
 
 from pipelines.config.toml import Table, merge, nested
+from recsys.models.names import MODELS
 
 LOG_FROM = 10.0
 """Ratio of a range's ends from which values are drawn log-uniformly."""
+BLEND = "blend_fast"
 ROW_OF = {
-    "popularity": "popularity",
-    "item_to_item": "item_to_item",
-    "ease": "ease",
-    "item_knn": "item_knn",
-    "content_similarity": "content",
-    "two_tower": "two_tower",
-    "training": "two_tower",
-    "sequence": "sequence",
-    "sequence_training": "sequence",
-    "blend": "blend_fast",
+    **{
+        section: one.name
+        for one in MODELS
+        if one.profile == "fast" and not one.repeats
+        for section in one.sections
+    },
+    "blend": BLEND,
 }
 """What a section of the configuration shapes."""
-BLEND = "blend_fast"
 FORM = "write section.key=low..high for a range, or section.key=a,b,c for some values"
 
 

@@ -22,7 +22,7 @@ from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
-from recsys.models.names import BY_NAME, MODELS, SLOW_MODELS
+from recsys.models.names import BY_NAME, ENSEMBLE, MODELS, SEQUENCE, SLOW_MODELS
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
@@ -96,9 +96,9 @@ class Recipe:
         merging = (*BLENDS, "blend_refit")
         parts = {part for row in self.rows if row in merging for part in self.parts(row)}
         if "sequence_refit" in self.rows:
-            parts.add("sequence")
+            parts.add(SEQUENCE.name)
         wanted = [model for model in BY_NAME if model in parts or model in self.rows]
-        return [model for model in wanted if model != "ensemble" or self.has_ensemble]
+        return [model for model in wanted if model != ENSEMBLE.name or self.has_ensemble]
 
     @property
     def has_ensemble(self) -> bool:
@@ -108,14 +108,14 @@ class Recipe:
     def refitted(self) -> list[str]:
         """Name the models that are fitted again for the rows ``REFITTED``, in their order."""
         parts = self.parts("blend_refit") if "blend_refit" in self.rows else []
-        alone = ["sequence"] if "sequence_refit" in self.rows else []
+        alone = [SEQUENCE.name] if "sequence_refit" in self.rows else []
         return [model for model in BY_NAME if model in (*parts, *alone)]
 
     def parts(self, blend: str) -> list[str]:
         """Name the models that a blend merges."""
         out = SLOW_MODELS if blend != "blend" else ()
         named = [model for model in self.sources if model not in out]
-        return [model for model in named if model != "ensemble" or self.has_ensemble]
+        return [model for model in named if model != ENSEMBLE.name or self.has_ensemble]
 
 
 def with_changes(recipe: Recipe, changes: Sequence[str]) -> Recipe:

@@ -25,6 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
+from recsys.models import names
 from recsys.models.adapted.model import AdaptedRetriever, twin_of
 from recsys.models.adapted.ranker import AdaptedRanker, check_row_layers
 from recsys.models.ranker.model import Ranker
@@ -36,7 +37,9 @@ from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""
-BaseName = Literal["two_tower", "sequence", "ranker"]
+BASES = (names.SEQUENCE.name, names.TWO_TOWER.name, "ranker")
+"""Models that can have adapters, in the order in which one is chosen."""
+BaseName = Annotated[str, Field(pattern=f"^({'|'.join(BASES)})$")]
 Model = TwoTower | SequenceModel | Ranker
 
 
@@ -203,9 +206,9 @@ def models_of(bundle: Bundle) -> dict[BaseName, Model]:
     """List the models of a bundle that can have adapters."""
     models: dict[BaseName, Model] = {}
     if bundle.retriever is not None:
-        models["two_tower"] = bundle.retriever.model
+        models[names.TWO_TOWER.name] = bundle.retriever.model
     if bundle.sequence is not None:
-        models["sequence"] = bundle.sequence
+        models[names.SEQUENCE.name] = bundle.sequence
     if bundle.ranker is not None:
         models["ranker"] = bundle.ranker.model
     return models

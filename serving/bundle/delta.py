@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.durable import new_directory
+from recsys.models import names
 from serving.bundle.arrays import load_array, reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import (
@@ -35,7 +36,7 @@ from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
 MAX_CHAIN = 1_000
-TWO_TOWER = "two_tower"
+TWO_TOWER = names.TWO_TOWER.part
 CONTENT, ITEM_VECTORS = "content/content.npy", f"{TWO_TOWER}/item_vectors.npy"
 
 

@@ -25,11 +25,11 @@ from typing import get_args
 import torch
 from safetensors.torch import load_file, save_file
 
+from recsys.models import names
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
-from recsys.models.names import ITEM_WEIGHTS
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.semantic_ids.trie import Trie
@@ -38,24 +38,11 @@ from serving.bundle.manifest import BundleManifest, Profile
 from serving.bundle.model_files import check_inputs, check_rows, encode_items
 from serving.bundle.semantic_ids import ItemSemanticIds
 
-CONTENT_SIMILARITY = "content_similarity"
-SEQUENCE = "sequence"
-ENSEMBLE = "ensemble"
-GENERATIVE = "generative"
+CONTENT_SIMILARITY, SEQUENCE, ENSEMBLE, GENERATIVE = (
+    one.part for one in (names.CONTENT, names.SEQUENCE, names.ENSEMBLE, names.GENERATIVE)
+)
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
 """Folder of the blend of each profile."""
-SOURCE_OF_MODEL: Mapping[str, str] = {
-    "popularity": "popular",
-    **{name: name for name in ITEM_WEIGHTS},
-    "two_tower": "two_tower",
-    CONTENT_SIMILARITY: "content",
-    SEQUENCE: "sequence",
-    ENSEMBLE: "ensemble",
-    GENERATIVE: "generative",
-}
-"""Candidate source by the part of a bundle that it needs."""
-SLOW = {ENSEMBLE, GENERATIVE}
-"""Sources of profile ``full`` alone."""
 
 
 def load_item_weights(
@@ -67,7 +54,7 @@ def load_item_weights(
         ValueError: Names the table and what is wrong with it.
     """
     found: dict[str, ItemWeights] = {}
-    for name in ITEM_WEIGHTS:
+    for name in names.ITEM_WEIGHTS:
         if name not in manifest.models:
             continue
         path = directory / name
@@ -172,14 +159,14 @@ def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, Lear
     Raises:
         ValueError: One is damaged, or weighs a source that the bundle has no part for.
     """
-    there = {source for part, source in SOURCE_OF_MODEL.items() if part in manifest.models}
+    there = {one for one in names.MODELS if one.part in manifest.models}
     blends: dict[Profile, LearnedBlend] = {}
     for profile, folder in BLENDS.items():
         if folder not in manifest.models:
             continue
         with reading(directory / folder):
             blend = LearnedBlend.load(directory / folder)
-        allowed = there - SLOW if profile == "fast" else there
+        allowed = {one.source for one in there if profile in ("full", one.profile)}
         if missing := sorted(set(blend.sources) - allowed):
             raise ValueError(
                 f"{directory / folder} weighs the sources {missing}, profile {profile} of this "

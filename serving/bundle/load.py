@@ -17,6 +17,7 @@ from recsys.layers.embedding.collection import filled_later
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
+from recsys.models.names import POPULARITY
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.text_search.search import TextSearch
@@ -270,7 +271,7 @@ def _check_count(directory: Path, name: str, found: int, manifest: BundleManifes
 
 
 def _load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
-    path = directory / "popularity"
+    path = directory / POPULARITY.part
     with reading(path):
         model = Popularity.load(path)
     check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))

@@ -13,11 +13,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from recsys.data.durable import digest_of_file, digests_once, replace_link
+from recsys.models.names import MODELS, TWO_TOWER
 
 SCHEMA_VERSION: Literal[3] = 3
 MANIFEST = "manifest.json"
@@ -28,30 +29,27 @@ VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(\+[1-9][0-9]{0,5})?$"
 
 Profile = Literal["fast", "full"]
 """Which sources are queried: ``full`` adds beam search and all members of a sequence model."""
-Model = Literal[
-    "popularity",
-    "item_to_item",
-    "ease",
-    "item_knn",
-    "repeats",
-    "next_basket",
-    "two_tower",
-    "content_similarity",
-    "sequence",
-    "ensemble",
-    "generative",
-    "blend_fast",
-    "blend_full",
-    "ranker",
-    "text_search",
-]
+PARTS = (*(one.part for one in MODELS), "blend_fast", "blend_full", "ranker", "text_search")
+"""Folders of models that this version of the platform reads."""
+
+
+def _model(name: str) -> str:
+    if name not in PARTS:
+        raise ValueError(
+            f"this version of the platform does not know the model {name!r}, only "
+            f"{', '.join(PARTS)}; serve the bundle with the version that released it"
+        )
+    return name
+
+
+Model = Annotated[str, AfterValidator(_model)]
 
 _TENSORS = frozenset([".json", ".safetensors"])
 FILES_ALLOWED: dict[str, frozenset[str]] = {
-    **dict.fromkeys([*get_args(Model), "quantizer"], _TENSORS),
+    **dict.fromkeys([*PARTS, "quantizer"], _TENSORS),
     **dict.fromkeys(["catalogue", "users", "histories", "content"], frozenset([".npy"])),
     "properties": frozenset([".npy"]),
-    **dict.fromkeys(["two_tower", "semantic_ids", "text_search"], _TENSORS | {".npy"}),
+    **dict.fromkeys([TWO_TOWER.part, "semantic_ids", "text_search"], _TENSORS | {".npy"}),
     "index": frozenset([".json", ".faiss"]),
 }
 """Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""

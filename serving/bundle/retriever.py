@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_file import meta_path
@@ -29,7 +30,7 @@ from serving.bundle.model_files import check_inputs, check_rows, encode_items
 
 Vectors = NDArray[np.float32]
 INDEX_FILE = Path("index") / "items.faiss"
-ITEM_VECTORS = Path("two_tower") / "item_vectors.npy"
+ITEM_VECTORS = Path(TWO_TOWER.part) / "item_vectors.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def load_retriever(
     Raises:
         ValueError: Names the file or the two numbers that do not fit.
     """
-    if "two_tower" not in manifest.models:
+    if TWO_TOWER.part not in manifest.models:
         return None
     num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
     vectors = load_array(directory / ITEM_VECTORS, np.float32, 2)
@@ -82,14 +83,13 @@ def load_retriever(
         "user_features": manifest.user_features,
         "context_features": manifest.context_features,
     }
-    check_inputs(
-        directory / "two_tower" / "config.json", manifest, items.content.shape[1], features
-    )
-    with reading(directory / "two_tower"), torch.no_grad():
-        model = TwoTower.load(directory / "two_tower", items, backend="torch")
+    folder = directory / TWO_TOWER.part
+    check_inputs(folder / "config.json", manifest, items.content.shape[1], features)
+    with reading(folder), torch.no_grad():
+        model = TwoTower.load(folder, items, backend="torch")
         encode_items(model)
     if model.config.embedding_dim != dim:
-        check_rows(directory / "two_tower", (model.config.embedding_dim,), (dim,))
+        check_rows(folder, (model.config.embedding_dim,), (dim,))
     return Retriever(model=model, index=index)
 
 

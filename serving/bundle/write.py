@@ -12,6 +12,7 @@ import torch
 
 from recsys.data.durable import new_directory
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.names import POPULARITY, TWO_TOWER
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.history_models import (
     BLENDS,
@@ -138,9 +139,9 @@ def write_bundle(
 def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     """Copy fitted models into a bundle that is being written; return the parts' names."""
     saved = {
-        "popularity": parts.popularity,
+        POPULARITY.part: parts.popularity,
         **parts.item_weights,
-        "two_tower": None if parts.two_tower is None else parts.two_tower.model,
+        TWO_TOWER.part: None if parts.two_tower is None else parts.two_tower.model,
         CONTENT_SIMILARITY: parts.content_similarity,
         SEQUENCE: parts.sequence,
         ENSEMBLE: parts.ensemble,

@@ -9,23 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from recsys.models.names import CONTENT, MODELS, POPULARITY
 from serving.bundle.load import Bundle
 from serving.explanation.removal import DEPTH, LOST, Influence
 from serving.schemas import WhyNotCode
+from serving.surfaces import SEARCH
 
 BY_SOURCE = {
-    "item_to_item": "goes with items of the history",
-    "ease": "goes with items of the history by linear weights",
-    "item_knn": "is taken by the same people as items of the history",
-    "repeats": "was taken before",
-    "next_basket": "follows the baskets of the history",
-    "two_tower": "fits the history as a whole",
-    "sequence": "comes next after the history",
-    "ensemble": "comes next after the history",
-    "generative": "was generated from the history",
-    "content": "is about the same as items of the history",
-    "popular": "is popular",
-    "search": "is what was searched for",
+    **{one.source: one.explanation for one in MODELS},
+    SEARCH: "is what was searched for",
 }
 BY_THE_ITEM = "is like the item that it is shown beside"
 LEAST_SHARE = 0.1
@@ -94,9 +86,9 @@ def _of_parts(facts: SlotFacts) -> str:
 
 
 def _phrase(source: str, of_an_item: bool) -> str:
-    if of_an_item and source not in ("popular", "search", "content"):
+    if of_an_item and source not in (POPULARITY.source, SEARCH, CONTENT.source):
         return BY_THE_ITEM
-    if of_an_item and source == "content":
+    if of_an_item and source == CONTENT.source:
         return "is about the same as the item that it is shown beside"
     return BY_SOURCE.get(source, f"is found by {source}")
 

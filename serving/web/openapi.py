@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
+from recsys.models.names import TWO_TOWER
 from serving.online.events import EventsRequest
 from serving.schemas import (
     BatchRequest,
@@ -121,7 +122,9 @@ ERRORS: Mapping[int, tuple[str, Fault]] = {
     ),
 }
 CARD = ItemCard("235", "Mars Attacks! (1996)", ("Action", "Comedy"), "124-48-93")
-ITEM = RecommendedItem("235", 0.0722, "two_tower", CARD.title, CARD.categories, CARD.semantic_id)
+ITEM = RecommendedItem(
+    "235", 0.0722, TWO_TOWER.source, CARD.title, CARD.categories, CARD.semantic_id
+)
 LIST = Reply(
     request_id="019aab51ecf44d7f8f6f8c0f7a1f3c55",
     items=[ITEM],
@@ -134,10 +137,10 @@ SLOT = SlotExplained(
     slot=1,
     item_id="235",
     score=0.0722,
-    source="two_tower",
+    source=TWO_TOWER.source,
     title=CARD.title,
     reason="goes with Twister (1996)",
-    contributions={"two_tower": 1.0},
+    contributions={TWO_TOWER.source: 1.0},
     sentence="It fits the history as a whole (two_tower, 100% of the score). "
     "Without Twister (1996) it would be in place 31 instead of 1.",
     place=1,

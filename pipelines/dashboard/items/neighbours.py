@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from pipelines.dashboard.evidence.catalogue import Catalogue
 from pipelines.pages.document import Entry, ItemList, Link
+from recsys.models.names import EASE, ITEM_KNN, ITEM_TO_ITEM
 
 NEAREST = 10
 VECTORS = {
@@ -16,9 +17,9 @@ VECTORS = {
     "two-tower": ("build_index/item_vectors.npy", "cosine of the item tower's vectors"),
 }
 WEIGHTS = {
-    "item-to-item": ("item_to_item", "weight by what follows it in histories"),
-    "item-kNN": ("item_knn", "weight by users in common"),
-    "EASE": ("ease", "linear weight"),
+    ITEM_TO_ITEM.label: (ITEM_TO_ITEM.name, "weight by what follows it in histories"),
+    ITEM_KNN.label: (ITEM_KNN.name, "weight by users in common"),
+    EASE.label: (EASE.name, "linear weight"),
 }
 WEIGHTS_FILE = "weights.safetensors"
 

@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from recsys.models.names import POPULARITY
+from recsys.models.popularity import Popularity
 from recsys.semantic_ids.purity import MOST_ITEMS, NO_CATEGORY
 
 Rows = NDArray[np.int64]
@@ -131,8 +133,6 @@ def bundle_items(bundle: Path) -> Items:
     Raises:
         ValueError: A part is missing or of another version.
     """
-    from safetensors.numpy import load_file
-
     from serving.bundle.catalogue import Catalogue
     from serving.bundle.delta import Delta, chain_of
 
@@ -145,7 +145,7 @@ def bundle_items(bundle: Path) -> Items:
         np.asarray(catalogue.category_values), np.asarray(catalogue.category_offsets), names
     )
     frame = items_of(list(catalogue.item_ids), list(catalogue.display_texts))
-    scores = load_file(first.directory / "popularity" / "popularity.safetensors")["item_scores"]
+    scores = Popularity.load(first.directory / POPULARITY.part).item_scores.clamp_min(0)
     popularity = np.zeros(len(frame))
     popularity[: len(scores)] = np.maximum(scores, 0)
     return Items(

@@ -21,6 +21,7 @@ from pipelines.dashboard.evidence.slicings import Slicing, Slicings
 from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED
 from recsys.evaluation.significance import holm
+from recsys.models.names import SLOW_MODELS
 
 OUTCOMES = ("both", "first", "second", "neither")
 Codes = NDArray[np.int8]
@@ -70,7 +71,7 @@ def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]
     if side.model not in COMBINED or not sources or found.features is None:
         return []
     if side.model in (BLEND_FAST, RANKED):
-        sources = [name for name in sources if name != "generative"]
+        sources = [name for name in sources if name not in SLOW_MODELS]
     blend = BLEND_FAST if side.model == RANKED and BLEND_FAST in found.models else None
     key = ("lost", side.run.key, side.model, split, k)
     return context.cache.get(

@@ -31,6 +31,7 @@ from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label
 from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
+from recsys.models.names import SLOW_MODELS
 
 HISTORY = 15
 TOP = "top_k_"
@@ -151,7 +152,7 @@ def why_lines(name: str, model: str, ranks: Mapping[str, int | None], k: int) ->
     """Say which source found the item, and what blend and ranker made of it."""
     if model not in COMBINED:
         return []
-    left_out = (*COMBINED, "generative") if model in (BLEND_FAST, RANKED) else COMBINED
+    left_out = (*COMBINED, *SLOW_MODELS) if model in (BLEND_FAST, RANKED) else COMBINED
     sources = {one: rank for one, rank in ranks.items() if one not in left_out and rank}
     if not sources or min(sources.values()) > DEPTH:
         return [f"{name}: no source has it in its first {DEPTH}."]

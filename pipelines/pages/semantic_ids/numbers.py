@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipelines.config.content import BEHAVIOUR
 from pipelines.pages.semantic_ids.data import ReportedIds
 from pipelines.pages.semantic_ids.examples import (
     MovedItem,
@@ -106,7 +107,7 @@ class SemanticIdReport:
     @property
     def is_of_behaviour(self) -> bool:
         """Whether the codes come from behaviour, so that content alone gives others."""
-        return self.settings.get("source") == "sequence"
+        return self.settings.get("source") == BEHAVIOUR
 
 
 def group_shares(sizes: Iterable[tuple[int, int]]) -> dict[str, float]:
