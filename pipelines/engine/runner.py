@@ -226,6 +226,7 @@ def make(
                 "host": platform.node(),
                 "started": started_at.isoformat(timespec="seconds"),
                 "peak_memory_bytes": memory,
+                "code": stage.code(),
                 **engine_of(stage, context.config),
             },
         )

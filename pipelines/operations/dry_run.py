@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from pipelines.config.run import RunConfig
 from pipelines.datasets.fetch import from_cache
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import RUN, Manifest, read_json, to_json
-from pipelines.engine.code import INSTALLED
 from pipelines.engine.runner import context_of
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import Workspace
@@ -270,28 +268,22 @@ def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> Iter
 def version_changes(
     stage: Stage, folder: Path, made: Mapping[str, str], planned: Mapping[str, str]
 ) -> Iterator[str]:
-    """Name the libraries that changed, and the files of code that are younger than the artefact."""
+    """Name the libraries that changed, and the files of code that did."""
     for name in {**planned, **made}:
         before, after = made.get(name), planned.get(name)
         if name == "code" and before != after:
-            younger = younger_files(stage, folder)
-            yield "code" + (f": {listed(younger)}" if younger else " of this version of recsys")
+            changed = changed_files(stage, folder)
+            yield "code" + (f": {listed(changed)}" if changed else " of this version of recsys")
         elif before != after:
             yield f"library {name} {after or 'not used'} (was {before or 'not used'})"
 
 
-def younger_files(stage: Stage, folder: Path) -> list[str]:
-    """List the files that a stage's code is in and that changed after its artefact, latest first.
-
-    The manifest keeps one digest of all of them.
-    """
-    began = datetime.fromisoformat(read_run(folder).get("started", "1970-01-01T00:00:00+00:00"))
-    times = {
-        name: (INSTALLED.root / name).stat().st_mtime
-        for name in INSTALLED.files(stage.function.__module__)
-    }
-    younger = [name for name, time in times.items() if datetime.fromtimestamp(time, UTC) > began]
-    return sorted(younger, key=times.__getitem__, reverse=True)
+def changed_files(stage: Stage, folder: Path) -> list[str]:
+    """List the files of a stage's code that compute something else than those it was made by."""
+    made: dict[str, str] = read_run(folder).get("code", {})
+    present = stage.code()
+    names = sorted(made.keys() | present.keys())
+    return [name for name in names if made and made.get(name) != present.get(name)]
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,33 +5,47 @@ from __future__ import annotations
 import ast
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from pipelines.engine.code import INSTALLED, LIBRARIES, PACKAGES, SourceTree, imported_names
+from pipelines.engine.code import INSTALLED, LIBRARIES, PACKAGES, Computation, SourceTree
 from pipelines.engine.stage import always, no_raw_files
 from pipelines.stages.list import STAGES
 
 MODULE_OF = {stage.name: stage.function.__module__ for stage in STAGES}
 
 
-def imports_in(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in ast.iter_child_nodes(tree):
+class WithoutAnnotations(ast.NodeTransformer):
+    """Takes annotations out of a tree and collects their names."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit(self, node: ast.AST) -> ast.AST | None:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            continue
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            yield node
-        yield from imports_in(node)
+            return None
+        for field in ("annotation", "returns"):
+            if annotation := getattr(node, field, None):
+                self.names |= {one.id for one in ast.walk(annotation) if isinstance(one, ast.Name)}
+                setattr(node, field, None)
+        return self.generic_visit(node)
 
 
 def names_by_syntax_tree(text: str) -> set[str]:
+    tree, without = ast.parse(text), WithoutAnnotations()
+    without.visit(tree)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names = set()
-    for node in imports_in(ast.parse(text)):
-        place = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-        names |= {place + alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            place = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                bound = alias.asname or (alias.name if place else alias.name.partition(".")[0])
+                if bound in used or bound not in without.names:
+                    names.add(place + alias.name)
     return names
 
 
@@ -40,18 +54,17 @@ def names_in(path: Path) -> set[str]:
     return names_by_syntax_tree(path.read_text(encoding="utf-8"))
 
 
-def counting(names: set[str]) -> set[str]:
+def counting(names: Iterable[str]) -> set[str]:
     return {name for name in names if name.partition(".")[0] in {*PACKAGES, *LIBRARIES}}
 
 
 def test_no_import_of_any_module_is_missed() -> None:
     for path in INSTALLED.modules.values():
-        text = (INSTALLED.root / path).read_text(encoding="utf-8")
-        # A program in a string may add some.
-        assert counting(names_by_syntax_tree(text)) <= set(imported_names(text)), path
+        expected = counting(names_in(INSTALLED.root / path))
+        assert counting(INSTALLED.code(path).imports) == expected, path
 
 
-def test_every_way_to_import_is_seen_and_type_checkers_imports_are_not() -> None:
+def test_every_way_to_import_is_seen_and_imports_for_annotations_are_not() -> None:
     text = """
 import recsys.data.batch as batch, features
 from typing import TYPE_CHECKING
@@ -59,6 +72,7 @@ from recsys.models.ranker import (
     model,  # why, (even so)
     network as net,
 )
+from recsys.data.dataset import Rows, Sequences
 
 if TYPE_CHECKING:
     from serving.web.app import (
@@ -68,12 +82,100 @@ if TYPE_CHECKING:
     import mlflow
 from polars import col
 
-def late():
+def late(rows: Rows, app: create_app) -> list[Sequences]:
     if True:
         from serving import bundle
+    return Sequences()
 """
-    assert set(imported_names(text)) == names_by_syntax_tree(text)
-    assert "serving.web.app.create_app" not in set(imported_names(text))
+    assert set(Computation(text).imports) == {
+        "recsys.data.batch",
+        "features",
+        "recsys.models.ranker.model",
+        "recsys.models.ranker.network",
+        "recsys.data.dataset.Sequences",
+        "polars.col",
+        "serving.bundle",
+    }
+
+
+BEFORE = '''
+"""A module."""
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from a import b, c
+
+# The size.
+SIZE = 3
+
+@dataclass
+class Config:
+    """Settings."""
+
+    width: int = 4
+    """Of a layer."""
+    depth: ClassVar[int] = 2
+    name: str
+
+def scaled(values, *, by=None):
+    total = values + SIZE
+    if by is None:
+        pass
+    return total * b(c, torch.ones(2))
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"""A module."""', '"""What a module is."""'),
+        ('"""A module."""\n', ""),
+        ('    """Of a layer."""\n', ""),
+        ("# The size.", "# How large it is, in items."),
+        ("SIZE = 3", "SIZE: int = (\n    0x3\n)"),
+        ("width: int", "width: float | None"),
+        ("def scaled(values, *, by=None):", "def scaled(values: Tensor, *, by: X = None) -> Y:"),
+        ("    total =", "    total: Tensor\n    total ="),
+        ("        pass\n", '        """Nothing."""\n'),
+        ("from a import b, c", "from a import (\n    c,\n    b,\n)"),
+        ("import torch\nfrom a import b, c", "from a import b\nimport torch\nfrom a import c"),
+        (
+            "import torch\n",
+            "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport torch\n"
+            "if TYPE_CHECKING:\n    from d import e\n",
+        ),
+    ],
+)
+def test_wording_annotations_and_layout_are_not_computed(old: str, new: str) -> None:
+    assert old in BEFORE
+    assert Computation(BEFORE.replace(old, new)).digest == Computation(BEFORE).digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("SIZE = 3", "SIZE = 4"),
+        ("SIZE = 3", "SIZE = 3.0"),
+        ("SIZE = 3", "SIZE = True"),
+        ("by=None", "by"),
+        ("by=None", "by=0"),
+        ("values, *, by", "values, by"),
+        ("values + SIZE", "values - SIZE"),
+        ("by is None", "by is not None"),
+        ("width: int = 4", "width: int = 5"),
+        ("width: int = 4", "width = 4"),
+        ("ClassVar[int]", "int"),
+        ("    name: str\n", ""),
+        ("@dataclass\n", ""),
+        ("b(c, torch.ones(2))", "c(b, torch.ones(2))"),
+        ("from a import b, c", "from a import b\nfrom d import c"),
+        ("return total", "total"),
+        ("        pass", "        total = by"),
+    ],
+)
+def test_every_change_of_what_is_computed_counts(old: str, new: str) -> None:
+    assert old in BEFORE
+    assert Computation(BEFORE.replace(old, new, 1)).digest != Computation(BEFORE).digest
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +189,16 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Edited(SourceTree):
     """Reads a file again once it was edited, and keeps what it read of the others."""
 
-    def digests_after_edit(self, path: str, text: str) -> dict[str, str]:
-        file = self.root / path
+    def digests_after_edit(self, path: str) -> dict[str, str]:
+        file, is_code = self.root / path, path.endswith(".py")
         before = file.read_text(encoding="utf-8")
-        file.write_text(before + text, encoding="utf-8")
-        self._digests.pop(path, None)
+        file.write_text(before + ("\nEDITED = 1\n" if is_code else " "), encoding="utf-8")
+        kept = self._codes.pop(path, None)
         digests = {name: self.digest(module) for name, module in MODULE_OF.items()}
         file.write_text(before, encoding="utf-8")
-        self._digests.pop(path)
+        self._codes.pop(path, None)
+        if kept:
+            self._codes[path] = kept
         return digests
 
 
@@ -121,7 +225,7 @@ def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(copied
     files = {name: closure_by_syntax_tree(copied, module) for name, module in MODULE_OF.items()}
     assert min(map(len, files.values())) > 10
     for path in sorted(set().union(*files.values())):
-        after = tree.digests_after_edit(path, "# edited\n")
+        after = tree.digests_after_edit(path)
         changed = {name for name in before if after[name] != before[name]}
         assert changed == {name for name in before if path in files[name]}, path
 
@@ -146,7 +250,7 @@ def test_named_files_and_the_stages_they_shape(
 ) -> None:
     tree = Edited(copied)
     before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
-    after = tree.digests_after_edit(path, " ")
+    after = tree.digests_after_edit(path)
     assert after[again] != before[again]
     assert after[kept] == before[kept]
 
@@ -179,10 +283,13 @@ def test_libraries_that_shape_an_artefact_are_in_its_versions() -> None:
     assert {"altair", "jinja2", "vl-convert-python"} <= versions["report"]
 
 
-def test_looking_at_all_stages_takes_no_time() -> None:
+def test_code_that_was_read_before_is_not_parsed_again(tmp_path: Path) -> None:
+    kept = tmp_path / "cache" / "code.json"
+    first = SourceTree(INSTALLED.root, kept)
+    digests = {module: first.digest(module) for module in MODULE_OF.values()}
     begin = time.process_time()
-    tree = SourceTree(INSTALLED.root)
+    tree = SourceTree(INSTALLED.root, kept)
     for module in MODULE_OF.values():
-        tree.digest(module)
+        assert tree.digest(module) == digests[module]
         tree.libraries(module)
     assert time.process_time() - begin < 0.5
