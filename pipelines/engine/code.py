@@ -15,7 +15,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -230,7 +229,7 @@ class SourceTree:
 
     def _keep(self) -> None:
         """Write what was read; without a place to write to, the next process reads again."""
-        if self._is_new and self._kept is not None and not sys.dont_write_bytecode:
+        if self._is_new and self._kept is not None:
             text = json.dumps({"reader": digest_of_file(HERE), "files": self._known})
             with suppress(OSError):
                 self._kept.parent.mkdir(exist_ok=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
-import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from pipelines.engine import code
 from pipelines.engine.code import INSTALLED, LIBRARIES, PACKAGES, Computation, SourceTree
 from pipelines.engine.stage import always, no_raw_files
 from pipelines.stages.list import STAGES
@@ -219,8 +220,14 @@ def closure_by_syntax_tree(root: Path, module: str) -> set[str]:
     return files
 
 
-def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(copied: Path) -> None:
-    tree = Edited(copied)
+@pytest.fixture(scope="module")
+def tree(copied: Path) -> Edited:
+    return Edited(copied, copied / "code.json")
+
+
+def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(
+    copied: Path, tree: Edited
+) -> None:
     before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
     files = {name: closure_by_syntax_tree(copied, module) for name, module in MODULE_OF.items()}
     assert min(map(len, files.values())) > 10
@@ -246,22 +253,22 @@ def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(copied
     ],
 )
 def test_named_files_and_the_stages_they_shape(
-    copied: Path, path: str, again: str, kept: str
+    tree: Edited, path: str, again: str, kept: str
 ) -> None:
-    tree = Edited(copied)
     before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
     after = tree.digests_after_edit(path)
     assert after[again] != before[again]
     assert after[kept] == before[kept]
 
 
-def test_readmes_and_modules_that_nothing_imports_make_nothing_again(copied: Path) -> None:
-    tree = Edited(copied)
+def test_readmes_and_modules_that_nothing_imports_make_nothing_again(
+    copied: Path, tree: Edited
+) -> None:
     before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
     for path in ("recsys/kernels/embedding_bag/README.md", "pipelines/cli/main.py"):
         (copied / path).write_text("print()\n")
     (copied / "recsys/unused.py").write_text("import torch\n")
-    again = SourceTree(copied)
+    again = SourceTree(copied, copied / "code.json")
     assert before == {name: again.digest(module) for name, module in MODULE_OF.items()}
 
 
@@ -283,13 +290,28 @@ def test_libraries_that_shape_an_artefact_are_in_its_versions() -> None:
     assert {"altair", "jinja2", "vl-convert-python"} <= versions["report"]
 
 
-def test_code_that_was_read_before_is_not_parsed_again(tmp_path: Path) -> None:
-    kept = tmp_path / "cache" / "code.json"
-    first = SourceTree(INSTALLED.root, kept)
-    digests = {module: first.digest(module) for module in MODULE_OF.values()}
-    begin = time.process_time()
-    tree = SourceTree(INSTALLED.root, kept)
-    for module in MODULE_OF.values():
-        assert tree.digest(module) == digests[module]
-        tree.libraries(module)
-    assert time.process_time() - begin < 0.5
+def test_code_that_was_read_before_is_not_parsed_again(
+    copied: Path, tree: Edited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = {module: tree.digest(module) for module in MODULE_OF.values()}
+
+    def parsed(text: str) -> Computation:
+        raise AssertionError("nothing has changed since it was parsed")
+
+    monkeypatch.setattr(code, "Computation", parsed)
+    again = SourceTree(copied, copied / "code.json")
+    for module, digest in digests.items():
+        assert again.digest(module) == digest
+        assert again.libraries(module) == tree.libraries(module)
+
+
+def test_damaged_or_older_files_of_digests_are_not_read(copied: Path, tmp_path: Path) -> None:
+    kept, module = tmp_path / "code.json", "features.build"
+    expected = SourceTree(copied, kept).digest(module)
+    document = json.loads(kept.read_text())
+    for path in document["files"]:
+        document["files"][path][1] = "0" * 64
+    kept.write_text(json.dumps({**document, "reader": "another"}))
+    assert SourceTree(copied, kept).digest(module) == expected
+    kept.write_text("[1")
+    assert SourceTree(copied, kept).digest(module) == expected
