@@ -1,75 +1,92 @@
-"""The page of experiments: one HTML file with the confidence sequence of each arm over days."""
+"""The page of experiments: arms with the confidence sequence of each over days."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipelines.experiments.analysis import AnalysisConfig, ExperimentResult
 from pipelines.experiments.wording import duration, number, sentences
 from pipelines.pages.charts.shapes import Band, band_chart
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.figure import Figure
-from pipelines.pages.page import rendered
+from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
 
 
-def figures_of(results: Sequence[ExperimentResult], outcome: str) -> Mapping[str, list[Figure]]:
-    """Draw the sequences of every experiment, by its name; none where there is no claim yet."""
-    return {
-        result.name: [
-            figure
-            for place, arm in enumerate(result.sequences)
-            if (figure := _figure(result, arm, f"{one}-{place}", color_of(place + 1), outcome))
-        ]
-        for one, result in enumerate(results)
-    }
+def experiments_page(
+    results: Sequence[ExperimentResult], config: AnalysisConfig, outcome: str
+) -> Page:
+    """Build the page, a section for each experiment."""
+    return Page(
+        title=f"Experiments: {outcome}",
+        lead="Each user counts once, under the arm of their first list, with what they did within "
+        f"{duration(config.window)} of it. Intervals hold on all days together, so you may look "
+        "at any time.",
+        blocks=[
+            Section(
+                key=f"experiment-{place}",
+                title=result.name,
+                blocks=experiment_blocks(result, config, outcome),
+            )
+            for place, result in enumerate(results)
+        ],
+    )
 
 
-def _figure(
-    result: ExperimentResult, arm: str, key: str, color: str, outcome: str
-) -> Figure | None:
-    sequence = result.sequences[arm]
+def experiment_blocks(
+    result: ExperimentResult,
+    config: AnalysisConfig,
+    outcome: str,
+    origins: Sequence[Origin] = (),
+) -> list[Block]:
+    """Build sentences, the table of arms, and a chart for each arm with a claim."""
+    charts = [_chart(result, arm, outcome, origins) for arm in result.sequences]
+    return [
+        Words(lines=list(sentences(result, config, outcome)), tone="note"),
+        Table(
+            key=f"arms-{result.name}",
+            title=result.name,
+            note="Differences are from the first arm; no interval means no claim yet.",
+            columns=[
+                *texts("arm"),
+                *counts("users", "that count", "lists"),
+                *numbers(outcome, format="metric"),
+                *numbers("difference", "from", "to", format="signed"),
+            ],
+            rows=[
+                (
+                    *(arm.name, arm.users, arm.settled, arm.lists, arm.outcome),
+                    *(arm.difference, arm.low, arm.high),
+                )
+                for arm in result.arms
+            ],
+            origins=origins,
+        ),
+        *(chart for chart in charts if chart is not None),
+    ]
+
+
+def _chart(
+    result: ExperimentResult, arm: str, outcome: str, origins: Sequence[Origin]
+) -> Chart | None:
     bands = []
-    for day, mean, low, high in zip(result.days, *map(list, sequence), strict=True):
+    for day, mean, low, high in zip(result.days, *map(list, result.sequences[arm]), strict=True):
         if math.isfinite(low):
-            text = f"{day}: {number(mean, signed=True)}"
             bounds = f"{number(low, signed=True)} to {number(high, signed=True)}"
-            note = f"{text} ({bounds})"
+            note = f"{day}: {number(mean, signed=True)} ({bounds})"
             bands.append(Band(day=f"{day}", mean=mean, low=low, high=high, note=note))
     if not bands:
         return None
     first = result.arms[0].name
-    return Figure(
-        key=key,
+    color = color_of(list(result.sequences).index(arm) + 1)
+    return Chart(
+        key=f"{result.name}-{arm}",
         title=f"{arm} less {first}",
         note="The band covers the true difference on all days at once in 95 of 100 experiments. "
         "While 0 is inside, no difference is shown.",
         description=f"Confidence sequence of {arm} less {first} in {outcome}, by day.",
         spec=band_chart(bands, color, y_title=f"difference in {outcome}"),
-        legend={},
         columns=("day", "difference", "from", "to"),
-        rows=[
-            (
-                band.day,
-                number(band.mean, signed=True),
-                number(band.low, signed=True),
-                number(band.high, signed=True),
-            )
-            for band in bands
-        ],
-    )
-
-
-def experiments_html(
-    results: Sequence[ExperimentResult], config: AnalysisConfig, outcome: str
-) -> str:
-    """Write the page."""
-    return rendered(
-        "experiments.html.jinja",
-        figures_of(results, outcome),
-        results=results,
-        outcome=outcome,
-        window=duration(config.window),
-        number=number,
-        said={result.name: list(sentences(result, config, outcome)) for result in results},
+        rows=[(band.day, band.mean, band.low, band.high) for band in bands],
+        origins=origins,
     )

@@ -271,7 +271,8 @@ class Watcher:
 
     def write(self, document: dict[str, Any]) -> Monitored:
         """Keep everything, what others read last."""
-        from pipelines.pages.monitoring.page import write_monitoring_page
+        from pipelines.monitoring.page import monitoring_page
+        from pipelines.pages.file import write_page
 
         reach = self.config.monitoring.reference_days + SPARE_SKETCHES
         newest = self.record.date_of(len(self.record.days) - 1)
@@ -280,7 +281,7 @@ class Watcher:
                 path.unlink()
         self.record.save(self.folder / DAYS)
         write_durably(self.folder / STATE, to_json(vars(self.state)))
-        write_monitoring_page(document, self.record.table(), self.folder / PAGE)
+        write_page(monitoring_page(document, self.record.table()), self.folder / PAGE)
         write_durably(self.folder / DOCUMENT, to_json(document))
         return Monitored(document=document, page=self.folder / PAGE)
 

@@ -1,8 +1,8 @@
-"""The page of an off-policy evaluation: one HTML file that opens anywhere."""
+"""The page of an off-policy evaluation: what a policy would have earned on a log."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 
 from pipelines.off_policy.words import (
     TRUST,
@@ -18,53 +18,49 @@ from pipelines.off_policy.words import (
 )
 from pipelines.pages.charts.shapes import Dot, Point, interval_chart, line_chart
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.figure import Figure, percent, share_figure
-from pipelines.pages.page import rendered
-from recsys.data.durable import write_durably
+from pipelines.pages.columns import counts, numbers, shares, texts
+from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
+from pipelines.pages.figure import share_figure
 
 FIRST, SECOND = color_of(0), color_of(1)
 
 
-def off_policy_html(document: Document) -> str:
-    """Write the page.
+def off_policy_page(document: Document) -> Page:
+    """Build the page.
 
     Args:
         document: Of `pipelines.off_policy.evaluation.evaluate`.
     """
-    best = chosen(document)
-    figures = {
-        "estimates": [estimates_figure(document)],
-        "overlap": [weights_figure(document), *slots_figures(document)],
-        "looks": sequence_figures(document),
-    }
-    return rendered(
-        "off_policy.html.jinja",
-        figures,
-        document=document,
-        words=words_of(document),
-        best=best["estimator"],
-        name_of=name_of,
-        meaning_of=meaning_of,
-        weighing_of=weighing_of,
-        per_unit=per_unit,
-        between=between,
-        trust=TRUST,
+    looks = sequence_charts(document)
+    title = f"{document['policy']} on the log of {document['logging']}"
+    protocol = Words(lines=_protocol(document))
+    return Page(
+        title=title,
+        lead=words_of(document)[0],
+        blocks=[
+            Words(lines=words_of(document)[1:]),
+            Section(key="estimates", title="Estimates", blocks=estimate_blocks(document)),
+            _overlap(document),
+            *([Section(key="at-any-time", title="At any time", blocks=looks)] if looks else []),
+            Section(key="protocol", title="Protocol", blocks=[protocol]),
+        ],
     )
 
 
-def write_off_policy_page(document: Document, path: Path) -> None:
-    """Write the page as a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_durably(path, off_policy_html(document))
+def estimate_blocks(
+    document: Document, name: str = "", origins: Sequence[Origin] = ()
+) -> list[Block]:
+    """Draw every estimate with its interval, and the table of them.
 
-
-def estimates_figure(document: Document) -> Figure:
-    """Draw every estimate with its interval, and what was earned as a line."""
-    dots, rows = [], []
-    named = [(name_of(document, row["estimator"]), row) for row in document["rows"]]
-    for label, row in named:
+    Args:
+        name: Distinguishes several documents on one page.
+    """
+    best = chosen(document)["estimator"]
+    unit, reward = document["unit"], document["reward"]
+    rows, dots = [], []
+    for row in document["rows"]:
+        label = name_of(document, row["estimator"])
         value, low, high = row["value"], row["low"], row["high"]
-        rows.append((label, per_unit(value), between(low, high)))
         dots.append(
             Dot(
                 label=label,
@@ -75,9 +71,14 @@ def estimates_figure(document: Document) -> Figure:
                 note=f"{label}: {per_unit(value)} ({between(low, high)})",
             )
         )
-    unit, reward = document["unit"], document["reward"]
-    return Figure(
-        key="estimates",
+        is_log = row["estimator"] == "logging"
+        gain = [row.get(key) for key in ("gain", "gain_low", "gain_high", "effective")]
+        trust = "" if is_log else TRUST[row["trust"]]
+        means = meaning_of(document, row["estimator"])
+        read = f"{label} (read this one)" if row["estimator"] == best else label
+        rows.append((read, value, low, high, *gain, trust, means))
+    chart = Chart(
+        key=f"chart-estimates{name}",
         title=f"What {document['policy']} would have earned",
         note=f"{reward}s per {unit}; the dashed line is what the logging policy earned.",
         description="Every estimate with its interval.",
@@ -85,40 +86,93 @@ def estimates_figure(document: Document) -> Figure:
             dots,
             {"estimate": FIRST},
             x_title=f"{reward}s per {unit}",
-            labels=[label for label, _ in named],
+            labels=[dot.label for dot in dots],
             rule_at=row_of(document, "logging")["value"],
         ),
-        legend={},
-        columns=("estimator", "value", "interval"),
+        columns=("estimator", "value", "from", "to"),
+        rows=[row[:4] for row in rows],
+        origins=origins,
+    )
+    level = f"{document['config']['confidence']:.0%}"
+    table = Table(
+        key=f"table-estimates{name}",
+        title="Estimates",
+        note=f"{level} intervals. Effective: how many {unit}s of the policy's own the log is "
+        "worth.",
+        columns=[
+            *texts("estimator"),
+            *numbers("value", "low", "high", format="metric"),
+            *numbers("gain", "gain from", "gain to", format="signed"),
+            *counts("effective"),
+            *texts("trust", "what it is"),
+        ],
         rows=rows,
+        origins=origins,
+    )
+    return [chart, table]
+
+
+def _overlap(document: Document) -> Section:
+    where = ""
+    if document["slots"] > 1:
+        where = (
+            f"; weights at slot {document['typical_slot']}, down to which half of the rewards are "
+            "earned"
+        )
+    table = Table(
+        key="weights-table",
+        title="Weights",
+        note="A weight is how much likelier the evaluated policy shows what was logged.",
+        columns=[
+            *texts("weights"),
+            *counts("effective"),
+            *shares("share", "at 0"),
+            *numbers("mean", "median", "99%", "largest"),
+            *shares("its share"),
+            *texts("trust"),
+        ],
+        rows=[
+            (
+                weighing_of(document, name),
+                *(one["effective"], one["effective_share"], one["zero_share"]),
+                *(one["mean"], one["quantiles"]["0.5"], one["quantiles"]["0.99"]),
+                *(one["largest"], one["largest_share"], TRUST[one["trust"]]),
+            )
+            for name, one in document["overlap"].items()
+        ],
+    )
+    return Section(
+        key="overlap",
+        title="Overlap",
+        note=f"How much of the log bears on the evaluated policy{where}.",
+        blocks=[table, weights_chart(document), *slots_charts(document)],
     )
 
 
-def weights_figure(document: Document) -> Figure:
+def weights_chart(document: Document) -> Chart:
     """Draw how weights are spread."""
     histogram = document["histogram"]
     colors = {label: color_of(place) for place, label in enumerate(histogram["labels"])}
-    shares = {
-        weighing_of(document, name): dict(zip(histogram["labels"], parts, strict=True))
-        for name, parts in histogram["shares"].items()
-    }
     where = f" at slot {document['typical_slot']}" if document["slots"] > 1 else ""
     return share_figure(
         "weights",
         (
             f"Weights of the log's {document['unit']}s{where}",
-            "A weight is how much likelier the evaluated policy shows what was logged. At 0 it "
-            "never does; where few have large weights, few decide.",
+            "At 0 the evaluated policy never shows what was logged; if few weights are large, few "
+            "lists decide.",
             "Shares of weights by their size.",
         ),
-        shares,
+        {
+            weighing_of(document, name): dict(zip(histogram["labels"], parts, strict=True))
+            for name, parts in histogram["shares"].items()
+        },
         colors,
         x_title=f"share of {document['unit']}s",
         columns=("weights", "size", "share"),
     )
 
 
-def slots_figures(document: Document) -> list[Figure]:
+def slots_charts(document: Document) -> list[Chart]:
     """Draw how the effective number of lists falls from slot to slot; none for single actions."""
     slots = document["by_slot"]
     if len(slots) < 2:
@@ -134,9 +188,10 @@ def slots_figures(document: Document) -> list[Figure]:
         for one in slots
         for key, name in names.items()
     ]
+    fields = ("slot", "lists", "reward", "effective", "effective_alone", "same_item")
     colors = dict(zip(names.values(), (FIRST, SECOND), strict=True))
     return [
-        Figure(
+        Chart(
             key="slots",
             title="Effective lists by slot",
             note="Each slot further down multiplies another ratio: fewer lists decide.",
@@ -151,23 +206,13 @@ def slots_figures(document: Document) -> list[Figure]:
             ),
             legend=colors,
             columns=("slot", "lists", "reward", "effective", "effective, own item", "may show it"),
-            rows=[
-                (
-                    str(one["slot"]),
-                    f"{one['lists']:,}",
-                    per_unit(one["reward"]),
-                    f"{one['effective']:,.0f}",
-                    f"{one['effective_alone']:,.0f}",
-                    percent(one["same_item"]),
-                )
-                for one in slots
-            ],
+            rows=[tuple(one[field] for field in fields) for one in slots],
         )
     ]
 
 
-def sequence_figures(document: Document) -> list[Figure]:
-    """Draw the confidence sequence of IPS over the log; none where weights were clipped."""
+def sequence_charts(document: Document) -> list[Chart]:
+    """Draw the confidence sequence of IPS over the log; none if weights were clipped."""
     if "ips" not in document["sequences"]:
         return []
     bounds = document["sequences"]["ips"]
@@ -179,16 +224,15 @@ def sequence_figures(document: Document) -> list[Figure]:
         for name, value in (("at least", low), ("at most", high))
     ]
     colors = {"at least": FIRST, "at most": SECOND}
-    name = name_of(document, "ips")
     ticks = [10**power for power in range(1, 8) if 10**power <= places[-1][0]]
     return [
-        Figure(
+        Chart(
             key="looks",
-            title=f"{name}, however often one looks",
-            note="With the stated confidence the value lies between the lines at all looks "
+            title=f"{name_of(document, 'ips')}, however often one looks",
+            note="With the stated confidence the value is between the lines at all looks "
             "together, so one may stop at any of them. It is wider than the interval, whose number "
             f"of {unit}s must be settled before.",
-            description="Bounds of the value after so many lists.",
+            description=f"Bounds of the value by the number of {unit}s seen.",
             spec=line_chart(
                 points,
                 colors,
@@ -199,6 +243,31 @@ def sequence_figures(document: Document) -> list[Figure]:
             ),
             legend=colors,
             columns=(f"{unit}s", "at least", "at most"),
-            rows=[(f"{look:,}", per_unit(low), per_unit(high)) for look, low, high in places],
+            rows=places,
         )
+    ]
+
+
+def _protocol(document: Document) -> list[str]:
+    config, unit = document["config"], document["unit"]
+    several = document["slots"] > 1
+    slots = f", of up to {document['slots']} slots" if several else ""
+    events = " events that name the list and the item, at most one an item"
+    clip = (
+        "Weights are not clipped"
+        if config["clip"] is None
+        else f"Weights are clipped at {config['clip']}"
+    )
+    groups = "users" if document["num_users"] < document["num_lists"] else f"{unit}s"
+    return [
+        f"{document['num_lists']:,} {unit}s from {document['from']} to {document['until']}, of "
+        f"{document['lists_in_log']:,} in the log{slots}.",
+        f"Reward: {document['reward']}{events if unit == 'list' else ''}.",
+        f"{clip}; switch DR trusts the reward model above a weight of {config['switch_at']}.",
+        f"{config['confidence']:.0%} intervals, by {groups}; the reward model is fitted on other "
+        f"{groups}.",
+        *(
+            f"{count:,} {unit}s left out: {reason}."
+            for reason, count in document["left_out"].items()
+        ),
     ]

@@ -9,7 +9,8 @@ from typing import Any
 
 from pipelines.engine.artifacts import read_json
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.figure import Figure, share_figure
+from pipelines.pages.document import Chart
+from pipelines.pages.figure import share_figure
 from pipelines.pages.wording import model_label
 from recsys.models.names import MODELS
 
@@ -70,7 +71,7 @@ def read_blends(artefact: Path, tie_order: str) -> list[BlendReport]:
     ]
 
 
-def blend_figures(blends: Sequence[BlendReport], models: Sequence[str]) -> list[Figure]:
+def blend_figures(blends: Sequence[BlendReport], models: Sequence[str]) -> list[Chart]:
     """Draw the share of each source in the first ten of each profile's lists."""
     if not any(share for blend in blends for share in blend.shares.values()):
         return []

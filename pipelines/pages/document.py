@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "note"]
+Format = Literal["", "metric", "count", "percent", "seconds", "bytes", "signed", "time"]
 Cell = str | float | int | bool | None
 Parameters = Mapping[str, str | tuple[str, ...]]
 """Of a page: values by name, as they stand in its address."""
@@ -109,7 +110,7 @@ class Column:
     """What it says; shown where the label is pointed at or focused."""
     numeric: bool = False
     """Right-aligned, sorted by number."""
-    format: Literal["", "metric", "count", "percent", "seconds", "bytes", "signed", "time"] = ""
+    format: Format = ""
     """How a number is written: ``metric`` .1234, ``signed`` +.0123, ``seconds`` 1 h 2 min."""
 
 

@@ -1,30 +1,18 @@
-"""A figure of a report: a chart with its title, caption, and the table of its values."""
+"""Charts of shares, and how their numbers are written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 from pipelines.pages.charts.shapes import Bar, share_chart
+from pipelines.pages.document import Chart, Origin
 from recsys.evaluation.bootstrap import Interval
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One chart with its words and values."""
-
-    key: str
-    title: str
-    note: str
-    """Caption."""
-    description: str
-    """Alternative text for a reader who cannot see the chart."""
-    spec: Mapping[str, Any]
-    legend: Mapping[str, str]
-    """Colour by name of a series; empty where none is needed."""
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
+def chart_of(chart: Chart, origins: Sequence[Origin]) -> Chart:
+    """Name the runs that a chart's numbers are from."""
+    return replace(chart, origins=origins)
 
 
 def written(value: float) -> str:
@@ -51,7 +39,7 @@ def share_figure(
     x_title: str,
     columns: tuple[str, ...],
     legend: bool = True,
-) -> Figure:
+) -> Chart:
     """Draw stacked bars, one of each label.
 
     Args:
@@ -64,7 +52,7 @@ def share_figure(
         for label, parts in shares.items()
         for name, share in parts.items()
     ]
-    return Figure(
+    return Chart(
         key=key,
         title=words[0],
         note=words[1],

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pipelines.pages.charts.shapes import Dot, Point, interval_chart, line_chart
 from pipelines.pages.charts.style import NOBODY, SECOND, SHARED, color_of
 from pipelines.pages.curves import Curve
-from pipelines.pages.figure import Figure, percent, ranged, share_figure, written
+from pipelines.pages.document import Chart
+from pipelines.pages.figure import percent, ranged, share_figure, written
 from pipelines.pages.report_data import SPLITS, ReportData
 from pipelines.pages.summary import best_model, comparisons
 from pipelines.pages.wording import (
@@ -69,7 +70,7 @@ def models_figure(
     words: tuple[str, str, str],
     series: Mapping[str, tuple[str, str, str]],
     column: str,
-) -> Figure:
+) -> Chart:
     """Draw the primary metric of every model, one dot a series.
 
     Args:
@@ -85,7 +86,7 @@ def models_figure(
     ]
     metric = metric_label(data.primary)
     labels = [model_label(model) for model in data.models]
-    return Figure(
+    return Chart(
         key=key,
         title=words[0],
         note=words[1],
@@ -97,7 +98,7 @@ def models_figure(
     )
 
 
-def overview(data: ReportData) -> Figure:
+def overview(data: ReportData) -> Chart:
     """Draw the primary metric of every model on both splits."""
     name, colors = metric_label(data.primary), {"test": color_of(2), "validation": SECOND}
     return models_figure(
@@ -113,7 +114,7 @@ def overview(data: ReportData) -> Figure:
     )
 
 
-def cutoffs(data: ReportData) -> Figure | None:
+def cutoffs(data: ReportData) -> Chart | None:
     """Draw the hit rate by length of the list."""
     values = data.metrics[data.order]["test"]
     lengths = sorted(
@@ -128,7 +129,7 @@ def cutoffs(data: ReportData) -> Figure | None:
             note = f"{name} \u00b7 hit rate@{k}: {percent(share)}"
             points.append(Point(x=k, y=share, series=name, note=note))
     colors = model_colors(data)
-    return Figure(
+    return Chart(
         key="cutoffs",
         title="Hit rate by list length",
         note="Share of users with a held-out item among the first k, on test.",
@@ -147,7 +148,7 @@ def cutoffs(data: ReportData) -> Figure | None:
     )
 
 
-def differences(data: ReportData) -> Figure | None:
+def differences(data: ReportData) -> Chart | None:
     """Draw the paired differences of the primary metric on test."""
     tests = comparisons(data)
     if not tests:
@@ -158,7 +159,7 @@ def differences(data: ReportData) -> Figure | None:
         interval = Interval(test.difference, test.low, test.high, test.num_users)
         dots.append(dot(label, "difference", interval))
     name = metric_label(data.primary)
-    return Figure(
+    return Chart(
         key="differences",
         title=f"Paired differences in {name}",
         note="Right of the dashed line the first model is better, left of it the second.",
@@ -211,7 +212,7 @@ def slice_note(data: ReportData, group: str, parts: Sequence[SliceMetrics]) -> s
     return " ".join(filter(None, notes))
 
 
-def slice_figure(data: ReportData, group: str) -> Figure:
+def slice_figure(data: ReportData, group: str) -> Chart:
     """Draw every model in every slice of a group; the note names empty slices."""
     models = data.measured("test").models
     parts = {
@@ -232,7 +233,7 @@ def slice_figure(data: ReportData, group: str) -> Figure:
     names = [labels[place] for place in shown]
     colors, name = model_colors(data), metric_label(data.primary)
     empty = [(part.name, "", "no users", "") for part in first if not part.num_users]
-    return Figure(
+    return Chart(
         key=f"slices-{group}",
         title=group_title(group),
         note=slice_note(data, group, parts[best_model(data)]),
@@ -249,14 +250,14 @@ def slice_figure(data: ReportData, group: str) -> Figure:
     )
 
 
-def slice_figures(data: ReportData) -> list[Figure]:
+def slice_figures(data: ReportData) -> list[Chart]:
     """Draw each group of slices that has a user in it."""
     parts = data.measured("test").models[data.models[0]].slices
     groups = dict.fromkeys(part.group for part in parts if part.num_users)
     return [slice_figure(data, group) for group in groups]
 
 
-def winner_figure(data: ReportData, group: str) -> Figure:
+def winner_figure(data: ReportData, group: str) -> Chart:
     """Draw which model ranks the held-out item best in each non-empty slice of a group."""
     parts = [part for part in data.wins.slices if part.group == group and part.num_targets]
     parts = [data.wins.slices[0], *parts]
@@ -279,7 +280,7 @@ def winner_figure(data: ReportData, group: str) -> Figure:
     )
 
 
-def winner_figures(data: ReportData) -> list[Figure]:
+def winner_figures(data: ReportData) -> list[Chart]:
     """Draw which model wins, for each group of slices; nothing for a single model."""
     if len(data.models) < 2:
         return []
@@ -295,7 +296,7 @@ def curve_name(curve: Curve, several: bool) -> str:
 
 def curve_figure(
     curves: Sequence[Curve], key: str, title: str, y_title: str, colors: Mapping[str, str]
-) -> Figure:
+) -> Chart:
     """Draw the loss or the validation metric by step; a ring marks the chosen checkpoint."""
     points, marked = [], []
     for curve, series in zip(curves, colors, strict=True):
@@ -307,7 +308,7 @@ def curve_figure(
     notes = ["The ring marks the checkpoint that was kept."] if marked else []
     if marked and any(curve.model == "ranked" for curve in curves):
         notes.append("The ranker is validated on training events of users held out from it.")
-    return Figure(
+    return Chart(
         key=f"curve-{key}",
         title=title,
         note=" ".join(notes),
@@ -319,7 +320,7 @@ def curve_figure(
     )
 
 
-def curve_figures(data: ReportData) -> list[Figure]:
+def curve_figures(data: ReportData) -> list[Chart]:
     """Draw the training curves of models that were trained by steps."""
     several = len(data.curves) > 1
     trained = [curve.model for curve in data.curves]
@@ -342,7 +343,7 @@ def curve_figures(data: ReportData) -> list[Figure]:
     return found
 
 
-def tie_figure(data: ReportData) -> Figure | None:
+def tie_figure(data: ReportData) -> Chart | None:
     """Draw the primary metric for each order of tied events, where there are several."""
     if len(data.orders) < 2:
         return None

@@ -17,8 +17,9 @@ from markupsafe import Markup
 from pipelines.pages import wording
 from pipelines.pages.blends import blend_figures, method_label, source_label
 from pipelines.pages.charts.style import compiled, drawing_script
+from pipelines.pages.document import Chart
 from pipelines.pages.examples import Example
-from pipelines.pages.figure import Figure, percent, ranged, written
+from pipelines.pages.figure import percent, ranged, written
 from pipelines.pages.figures import (
     curve_figures,
     cutoffs,
@@ -142,7 +143,7 @@ def measures_of(data: ReportData) -> list[str]:
     return sorted(every, key=place)
 
 
-def figures_of(data: ReportData) -> Mapping[str, list[Figure]]:
+def figures_of(data: ReportData) -> Mapping[str, list[Chart]]:
     """Draw every figure of the page, by section."""
     return {
         "overview": [overview(data), *filter(None, [cutoffs(data)])],
@@ -182,7 +183,7 @@ def environment() -> Environment:
     return found
 
 
-def rendered(template: str, figures: Mapping[str, Sequence[Figure]], **names: object) -> str:
+def rendered(template: str, figures: Mapping[str, Sequence[Chart]], **names: object) -> str:
     """Render a template with its figures, by section, and what every page embeds."""
     drawn = [figure for section in figures.values() for figure in section]
     specs = {figure.key: compiled(figure.spec) for figure in drawn}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pipelines.pages.charts.shapes import Bar, share_chart
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.figure import Figure, percent, share_figure
+from pipelines.pages.document import Chart
+from pipelines.pages.figure import percent, share_figure
 from pipelines.pages.rankers import TRUNK_NAMES, RankerReport, Routing
 
 EVERYONE = "all candidates"
@@ -17,7 +18,7 @@ GROUPINGS = {
 }
 
 
-def ranker_figures(ranker: RankerReport | None) -> list[Figure]:
+def ranker_figures(ranker: RankerReport | None) -> list[Chart]:
     """Draw the position bias and, for each router, the load of experts by group."""
     if ranker is None:
         return []
@@ -29,10 +30,10 @@ def ranker_figures(ranker: RankerReport | None) -> list[Figure]:
     ]
 
 
-def _examined(curve: list[float]) -> Figure:
+def _examined(curve: list[float]) -> Chart:
     slots = [f"slot {number}" for number in range(1, len(curve) + 1)]
     color = color_of(0)
-    return Figure(
+    return Chart(
         key="examined",
         title="Position bias",
         note="Examination probability of each slot relative to the first, learned from "
@@ -53,7 +54,7 @@ def _examined(curve: list[float]) -> Figure:
     )
 
 
-def _figure(routing: Routing, grouping: int) -> Figure:
+def _figure(routing: Routing, grouping: int) -> Chart:
     by_group = routing.by[grouping]
     rows = {
         EVERYONE: routing.load,

@@ -63,9 +63,10 @@ def experiments(
     if html is not None:
         if not results:
             raise ValueError("no list of an experiment was served, so there is no page to write")
-        from pipelines.experiments.page import experiments_html
+        from pipelines.experiments.page import experiments_page
+        from pipelines.pages.file import write_page
 
-        html.write_text(experiments_html(results, settings, outcome), encoding="utf-8")
+        write_page(experiments_page(results, settings, outcome), html)
     if as_json:
         out.print_json(json.dumps([_plain(result) for result in results]))
     else:

@@ -94,9 +94,10 @@ def ope(
         quiet=quiet,
     )
     if page is not None:
-        from pipelines.off_policy.page import write_off_policy_page
+        from pipelines.off_policy.page import off_policy_page
+        from pipelines.pages.file import write_page
 
-        write_off_policy_page(document, page)
+        write_page(off_policy_page(document), page)
     if as_json:
         out.print_json(json.dumps({**document, "words": words_of(document)}))
     else:

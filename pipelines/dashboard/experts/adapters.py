@@ -11,16 +11,15 @@ from typing import Any
 from urllib.parse import unquote
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.columns import counts, shares, texts
-from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.experts.mixture import places_of
 from pipelines.dashboard.runs.documents import UnreadableError, changed_at, names_in, read_table
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.charts.shapes import Dot, interval_chart
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.document import Block, Cell, Column, Origin, Section, Table, Words
-from pipelines.pages.figure import Figure
+from pipelines.pages.columns import counts, shares, texts
+from pipelines.pages.document import Block, Cell, Chart, Column, Origin, Section, Table, Words
+from pipelines.pages.figure import chart_of
 from recsys.layers.lora.file import CONFIG
 from serving.bundle.manifest import CURRENT, bundle_directory
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
@@ -177,7 +176,7 @@ def _values_table(domain: str, outcome: Mapping[str, Any], origins: Sequence[Ori
     )
 
 
-def change_figure(domain: str, changes: Sequence[Measured]) -> Figure:
+def change_figure(domain: str, changes: Sequence[Measured]) -> Chart:
     """Draw the change of the domain and of each protected slice with its interval."""
     dots, rows = [], []
     for one in changes:
@@ -201,7 +200,7 @@ def change_figure(domain: str, changes: Sequence[Measured]) -> Figure:
     harmed = [one.name for one in changes if not one.passed]
     gained = f"{changes[0].difference:+.4f}"
     title = f"{domain}: {gained} over the base"
-    return Figure(
+    return Chart(
         key=f"changes-{domain}",
         title=f"{title}; the gate refuses {', '.join(harmed)}" if harmed else title,
         note="Change of the metric on held-out users, over the domain's items alone, with paired "

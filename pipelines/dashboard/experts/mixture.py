@@ -9,15 +9,24 @@ from typing import NamedTuple
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.columns import shares, texts
-from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.find import RELEASED, UPDATE
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.charts.heat import Cell, heat_chart
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.document import Block, Column, Origin, Section, Table, Tile, Tiles, Words
-from pipelines.pages.figure import Figure, percent
+from pipelines.pages.columns import shares, texts
+from pipelines.pages.document import (
+    Block,
+    Chart,
+    Column,
+    Origin,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Words,
+)
+from pipelines.pages.figure import chart_of, percent
 from pipelines.pages.ranker_figures import ranker_figures
 from pipelines.pages.rankers import FILE, TRUNK_NAMES, RankerReport, Routing, read_ranker
 
@@ -187,7 +196,7 @@ def expert_name(place: int) -> str:
     return f"expert {place + 1}"
 
 
-def load_figure(routing: Routing) -> Figure:
+def load_figure(routing: Routing) -> Chart:
     """Draw each expert's share of all visits, over what would be even."""
     even = 1 / routing.num_experts
     names = [expert_name(place) for place in range(routing.num_experts)]
@@ -202,7 +211,7 @@ def load_figure(routing: Routing) -> Figure:
         for name, share in zip(names, routing.load, strict=True)
     ]
     dead = f"{routing.dead_experts} of {routing.num_experts} experts are dead"
-    return Figure(
+    return Chart(
         key=f"load-{routing.trunk}",
         title=dead if routing.dead_experts else f"Even would be {percent(even)} of the visits each",
         note="Visits that each expert gets, over what it would get if all got the same.",
@@ -237,7 +246,7 @@ def lifts_of(routing: Routing) -> list[tuple[str, str, list[float], list[float]]
     return found
 
 
-def heat_figure(routing: Routing) -> Figure:
+def heat_figure(routing: Routing) -> Chart:
     """Draw which groups of candidates go to which experts."""
     rows, cells, table = [], [], []
     for grouping, name, load, times in lifts_of(routing):
@@ -250,7 +259,7 @@ def heat_figure(routing: Routing) -> Figure:
                 Cell(row=row, column=str(place + 1), value=share, text=f"{share:.0%}", note=note)
             )
             table.append((row, expert_name(place), percent(share), f"{over:.2f}"))
-    return Figure(
+    return Chart(
         key=f"heat-{routing.trunk}",
         title="Which candidates go to which experts",
         note="Each row sums to 100%: the share of the group's visits that each expert gets. Rows "

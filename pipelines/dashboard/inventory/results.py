@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.inventory.columns import by_fame
 from pipelines.dashboard.runs.documents import UnreadableError, read_table, released_order
 from pipelines.dashboard.runs.run import Run
@@ -15,13 +14,14 @@ from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.pages.document import (
     Block,
     Cell,
+    Chart,
     Column,
     Origin,
     Section,
     Table,
     Words,
 )
-from pipelines.pages.figure import Figure
+from pipelines.pages.figure import chart_of
 from pipelines.pages.report_data import TRAININGS, ReportData
 from pipelines.pages.wording import (
     METRICS,
@@ -122,7 +122,7 @@ def sections_of(data: ReportData, run: Run, split: str, *, exported: bool) -> li
 
     origins = [run.origin]
 
-    def charts(figures: Sequence[Figure | None]) -> list[Block]:
+    def charts(figures: Sequence[Chart | None]) -> list[Block]:
         return [chart_of(figure, origins) for figure in figures if figure is not None]
 
     measured = data.analysis.orders[data.order]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.dashboard.evidence.columns import counts, shares, texts
-from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.semantic_ids.collisions import Collisions
 from pipelines.dashboard.semantic_ids.drift import SAME_MEANING, Drift
 from pipelines.dashboard.semantic_ids.measures import Measured
@@ -13,8 +11,10 @@ from pipelines.dashboard.semantic_ids.tree import Group
 from pipelines.dashboard.semantic_ids.versions import IdTable
 from pipelines.dashboard.semantic_ids.walk import Shown
 from pipelines.pages.charts.shapes import Dot, gap_chart
+from pipelines.pages.columns import counts, shares, texts
 from pipelines.pages.document import (
     Block,
+    Chart,
     Column,
     Section,
     Table,
@@ -22,7 +22,7 @@ from pipelines.pages.document import (
     Tiles,
     Words,
 )
-from pipelines.pages.figure import Figure, percent
+from pipelines.pages.figure import chart_of, percent
 from pipelines.pages.semantic_ids.figures import (
     collision_figure,
     depth_figure,
@@ -182,7 +182,7 @@ def popularity_section(shown: Shown, measured: Measured) -> Section:
         for tier in measured.tiers
         for series, share in zip(colors, tier.codes_used, strict=True)
     ]
-    figure = Figure(
+    figure = Chart(
         key="tier-codes",
         title="Share of codes that popular and rare items use",
         note="Of all codes of a level, those that at least one item of the group has. A code that "

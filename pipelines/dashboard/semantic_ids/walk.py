@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.columns import counts, shares, texts
 from pipelines.dashboard.semantic_ids.catalogue import Items
 from pipelines.dashboard.semantic_ids.tree import Group, children_of, most_popular, path_to
 from pipelines.dashboard.semantic_ids.versions import IdTable, Prefix, Source
+from pipelines.pages.columns import counts, shares, texts
 from pipelines.pages.document import (
     Block,
     Cell,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import get_args
@@ -11,15 +10,14 @@ from typing import get_args
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.figures import chart_of
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged
 from pipelines.dashboard.service.view import select
 from pipelines.experiments.analysis import METRICS, AnalysisConfig, ExperimentResult, analyse
 from pipelines.experiments.collected import EVENTS, Collected
-from pipelines.experiments.page import figures_of
-from pipelines.experiments.wording import number, outcome_name, sentences
-from pipelines.pages.document import Block, Column, Control, Origin, Section, Table, Words
+from pipelines.experiments.page import experiment_blocks
+from pipelines.experiments.wording import outcome_name
+from pipelines.pages.document import Block, Control, Origin, Section, Words
 from serving.online.events import EventType
 
 WINDOWS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
@@ -53,11 +51,7 @@ def experiments_section(
     none = WAITING if logged.is_reading else NONE
     blocks: list[Block] = [] if results else [Words(lines=[none], tone="note")]
     for result in results:
-        blocks.append(Words(lines=list(sentences(result, config, outcome)), tone="note"))
-        blocks.append(_table(result, outcome, origins))
-        figures = figures_of([result], outcome)[result.name]
-        named = (replace(one, key=f"{result.name}-{one.key}") for one in figures)
-        blocks += [chart_of(figure, origins) for figure in named]
+        blocks += experiment_blocks(result, config, outcome, origins)
     note = (
         "A user counts once, under the arm of their first list, when the window after it is over. "
         "Intervals hold however often one looks. Arms are taken to have equal shares; recsys "
@@ -79,31 +73,3 @@ def _results(logged: Logged, event: str, config: AnalysisConfig) -> Sequence[Exp
     happened = logged.events.filter(pl.col("event_type") == event).select(list(EVENTS))
     collected = Collected(logged.columns.arms, happened, logged.as_of_ms)
     return analyse(collected, config)
-
-
-def _table(result: ExperimentResult, outcome: str, origins: Sequence[Origin]) -> Table:
-    return Table(
-        key=f"arms-{result.name}",
-        title=result.name,
-        note="The difference is from the first arm; no interval means no claim yet.",
-        columns=(
-            Column(label="arm"),
-            Column(label="users", numeric=True, format="count"),
-            Column(label="that count", numeric=True, format="count"),
-            Column(label="lists", numeric=True, format="count"),
-            Column(label=outcome, numeric=True, format="metric"),
-            *(Column(label=name, numeric=True) for name in ("difference", "from", "to")),
-        ),
-        rows=[
-            (
-                arm.name,
-                arm.users,
-                arm.settled,
-                arm.lists,
-                arm.outcome,
-                *(number(one, signed=True) for one in (arm.difference, arm.low, arm.high)),
-            )
-            for arm in result.arms
-        ],
-        origins=origins,
-    )

@@ -14,7 +14,8 @@ from pipelines.pages.backtest.words import (
 )
 from pipelines.pages.charts.shapes import Point, SeriesBand, banded_lines, line_chart
 from pipelines.pages.charts.style import SECOND, color_of
-from pipelines.pages.figure import Figure, percent, written
+from pipelines.pages.document import Chart
+from pipelines.pages.figure import percent, written
 from pipelines.pages.wording import metric_label, model_label
 
 MAX_LINES = 8
@@ -23,7 +24,7 @@ Names = Sequence[tuple[str, str, str]]
 """Policy, row, name of the line."""
 
 
-def figures_of(document: Document) -> dict[str, list[Figure]]:
+def figures_of(document: Document) -> dict[str, list[Chart]]:
     """Draw every figure, by section."""
     policies = [(policy, SERVED, policy) for policy in document["policies"]]
     peers = [(PEER, one["row"], one["row"]) for one in whole_peers(document)[:NUM_PEERS]]
@@ -53,7 +54,7 @@ def figures_of(document: Document) -> dict[str, list[Figure]]:
     }
 
 
-def lines_figure(document: Document, names: Names, key: str, title: str) -> Figure:
+def lines_figure(document: Document, names: Names, key: str, title: str) -> Chart:
     """Draw rows over the steps; bands are one standard error to each side."""
     metric = document["metric"]
     begins = {step["number"]: step["begin"] for step in document["steps"]}
@@ -79,7 +80,7 @@ def lines_figure(document: Document, names: Names, key: str, title: str) -> Figu
         )
         rows.append((str(one["step"]), begin, name, written(value), written(error)))
     colors = {name: color_of(place) for place, name in enumerate(series.values())}
-    return Figure(
+    return Chart(
         key=key,
         title=title,
         note="Bands: ± one standard error over queries.",
@@ -93,7 +94,7 @@ def lines_figure(document: Document, names: Names, key: str, title: str) -> Figu
     )
 
 
-def freshness(document: Document) -> list[Figure]:
+def freshness(document: Document) -> list[Chart]:
     """Draw what is kept of fresh models' quality by the age of models; needs both policies."""
     ages = relative_to_full(document, "never")
     if len(ages) < 2:
@@ -112,7 +113,7 @@ def freshness(document: Document) -> list[Figure]:
         from_zero=True,
     )
     return [
-        Figure(
+        Chart(
             key="freshness",
             title="Quality by age of the models",
             note="The served list of models that are never retrained, relative to that of models "

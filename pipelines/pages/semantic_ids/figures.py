@@ -8,7 +8,8 @@ from dataclasses import replace
 from pipelines.pages.charts.shapes import Dot, Point, gap_chart, line_chart
 from pipelines.pages.charts.style import NOBODY, SECOND, color_of, group_color
 from pipelines.pages.curves import thinned
-from pipelines.pages.figure import Figure, percent, share_figure
+from pipelines.pages.document import Chart
+from pipelines.pages.figure import percent, share_figure
 from pipelines.pages.semantic_ids.numbers import GROUP_SIZES, Depth, SemanticIdReport
 from recsys.semantic_ids.quality import LevelQuality
 
@@ -65,7 +66,7 @@ def usage_title(report: SemanticIdReport) -> str:
     return title
 
 
-def usage_figure(report: SemanticIdReport) -> Figure:
+def usage_figure(report: SemanticIdReport) -> Chart:
     """Draw how many items each code of a level has."""
     points, busiest = [], []
     rows: list[tuple[str, ...]] = []
@@ -79,7 +80,7 @@ def usage_figure(report: SemanticIdReport) -> Figure:
         times = counts[0] * len(counts) / total
         busiest.append(f"{times:.1f} at {name}")
     colors = level_colors(report)
-    return Figure(
+    return Chart(
         key="usage",
         title=usage_title(report),
         note="Items of each code, most used first; flat means uniform. Largest over mean: "
@@ -101,7 +102,7 @@ def usage_figure(report: SemanticIdReport) -> Figure:
 
 def gap_figure(
     key: str, words: tuple[str, str, str], rows: Sequence[tuple[str, float, float]], *, x_title: str
-) -> Figure:
+) -> Chart:
     """Draw shares beside those by chance; ``words`` are title, note and description."""
     colors = {OURS: color_of(2), CHANCE: SECOND}
     dots = [
@@ -116,7 +117,7 @@ def gap_figure(
         for label, ours, chance in rows
         for series, share in ((CHANCE, chance), (OURS, ours))
     ]
-    return Figure(
+    return Chart(
         key=key,
         title=words[0],
         note=words[1],
@@ -130,7 +131,7 @@ def gap_figure(
 
 def group_figure(
     key: str, words: tuple[str, str, str], shares: Mapping[str, Mapping[str, float]]
-) -> Figure:
+) -> Chart:
     """Draw the sizes of groups of items; ``words`` are title, note and description."""
     return share_figure(
         key,
@@ -148,7 +149,7 @@ def narrowed(depth: Depth) -> str:
     return f"the {prefix_name(depth.num_codes, 0)} {verb} {depth.median_items:,}"
 
 
-def depth_figure(report: SemanticIdReport) -> Figure:
+def depth_figure(report: SemanticIdReport) -> Chart:
     """Draw how many items share a prefix, by its length."""
     levels, counts = len(report.level_sizes), report.counts
     title = f"Of {counts.num_with_id:,} items, {narrowed(report.depths[0])}"
@@ -197,7 +198,7 @@ def collision_title(report: SemanticIdReport) -> str:
     return f"{before:,} items collided with an earlier one when encoded; {now}"
 
 
-def collision_figure(report: SemanticIdReport) -> Figure:
+def collision_figure(report: SemanticIdReport) -> Chart:
     """Draw the sizes of groups with the same codes, as encoded and as published."""
     largest = report.quality.largest_group
     encoded = "by content alone" if report.is_of_behaviour else "as encoded"
@@ -212,7 +213,7 @@ def collision_figure(report: SemanticIdReport) -> Figure:
     )
 
 
-def reconstruction_figure(report: SemanticIdReport) -> Figure:
+def reconstruction_figure(report: SemanticIdReport) -> Chart:
     """Draw the explained variance of the content by the number of codes."""
     quality, count = report.quality, report.num_content_levels
     errors = {
@@ -251,7 +252,7 @@ def content_prefixes(report: SemanticIdReport) -> list[tuple[str, LevelQuality]]
     return [(prefix_name(place, count), level) for place, level in enumerate(shown, start=1)]
 
 
-def neighbour_figure(report: SemanticIdReport) -> Figure:
+def neighbour_figure(report: SemanticIdReport) -> Chart:
     """Draw how often nearest neighbours by content share a prefix."""
     first = content_levels(report)[0]
     return gap_figure(
@@ -271,7 +272,7 @@ def neighbour_figure(report: SemanticIdReport) -> Figure:
     )
 
 
-def purity_figure(report: SemanticIdReport) -> Figure | None:
+def purity_figure(report: SemanticIdReport) -> Chart | None:
     """Draw the category purity of prefixes; None without categories."""
     rows = [
         (name, level.purity, level.purity_by_chance)
@@ -296,7 +297,7 @@ def purity_figure(report: SemanticIdReport) -> Figure | None:
     )
 
 
-def drift_figure(report: SemanticIdReport) -> Figure | None:
+def drift_figure(report: SemanticIdReport) -> Chart | None:
     """Draw the share of codes kept since the previous version."""
     if report.drift is None or report.drift.kept is None or not report.drift.kept.num_items:
         return None

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipelines.engine.artifacts import to_json
-from pipelines.pages.figure import Figure
+from pipelines.pages.document import Chart
 from pipelines.pages.page import rendered
 from pipelines.pages.semantic_ids.data import ReportedIds
 from pipelines.pages.semantic_ids.figures import (
@@ -36,7 +36,7 @@ ENDING = ".html"
 KINDS = {"popular": "popular", "tail": "of the tail", "spread": "one of many"}
 
 
-def figures_of(report: SemanticIdReport) -> Mapping[str, list[Figure]]:
+def figures_of(report: SemanticIdReport) -> Mapping[str, list[Chart]]:
     """Draw every figure of the page, by section."""
     return {
         "levels": [usage_figure(report)],

@@ -1,7 +1,6 @@
 """From served lists and clicks in a store to what an experiment has shown."""
 
 import json
-import re
 import time
 from datetime import date, timedelta
 
@@ -18,6 +17,7 @@ from pipelines.inputs.opened_store import export_store
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
+from tests.pipelines.pages.read import blocks_in, document_in
 
 DAY_MS = 86_400_000
 CONFIGURATION = """
@@ -103,12 +103,14 @@ def test_a_planted_lift_is_shown_and_a_null_is_not(store, tmp_path):
     assert "better is ahead of plain in click events per user" in printed
     assert "No difference between same and control is shown yet; it lies between -" in printed
     assert "Do not trust" not in printed
-    html = page.read_text()
-    assert "better less plain" in html
-    assert "same less control" in html
-    assert "within 1 day of it" in html
-    specs = json.loads(re.search(r'<script id="specs"[^>]*>(.*?)</script>', html, re.DOTALL)[1])
-    assert set(specs) == {"0-0", "1-0"}
+    written = document_in(page)
+    assert "within 1 day of it" in written["lead"]
+    shown = {one["key"]: one for one in blocks_in(page)}
+    assert shown["lifted-better"]["title"] == "better less plain"
+    assert shown["null-same"]["title"] == "same less control"
+    better = shown["arms-lifted"]["rows"][1]
+    assert better[0] == "better"
+    assert 0 < better[6] < better[5] < better[7], "the interval is above 0 and holds the difference"
 
 
 def test_an_export_and_its_store_give_the_same_result(store, tmp_path):

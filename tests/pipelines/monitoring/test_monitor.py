@@ -22,6 +22,7 @@ from pipelines.presets.resolve import ONLINE_EVENTS
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
+from tests.pipelines.pages.read import blocks_in
 from tests.year.world import Drift, World, WorldConfig
 
 WORLD = WorldConfig(days=64, users=500, items=150, events=900, holidays=0)
@@ -81,8 +82,11 @@ def test_a_quiet_day_raises_no_alarm_and_is_said_in_words(quiet):
     names = {one["name"] for one in document["signals"]}
     assert {"events", "event_types", "values", "categories", "popularity", "two_sample"} <= names
     assert {"hour", "item.price", "user.age", "user.country"} <= names
-    page = (config.workspace / "monitoring" / "monitor.html").read_text()
-    assert "mix of categories" in page
+    shown = blocks_in(config.workspace / "monitoring" / "monitor.html")
+    drawn = {one["key"] for one in shown if one["kind"] == "chart"}
+    assert drawn == {name.replace(".", "-") for name in names}
+    values = {row[0]: row[3] for one in shown if one["key"] == "signals" for row in one["rows"]}
+    assert values == {one["title"]: one["value"] for one in document["signals"]}
 
 
 def test_a_second_call_measures_nothing_and_leaves_the_days_as_they_are(quiet):

@@ -357,11 +357,13 @@ def test_alarms_of_the_monitor_come_first_in_words(workspace: Path):
             {"title": "events, by day", "newest": "2026-01-01", "age_days": 0.1}
             | {"limit_days": None, "alarm": False, "words": "in time"}
         ],
+        "recent_alarms": [{"day": "2026-01-01", "titles": ["B"]}],
     }
     path = workspace / "monitoring" / "monitor.json"
     path.write_text(json.dumps(document))
     section = sections(build(context_of(workspace), Query.of(part="watch")))["monitor"]
-    words, freshness, signals = section.blocks
+    words, freshness, signals, recent = section.blocks
+    assert recent.lines[1:] == ["2026-01-01: B"]
     assert words.tone == "bad"
     assert words.lines[1:] == ["2026-01-01: alarm of 1 signal.", HOSTILE]
     assert freshness.rows[0][:5] == ("events, by day", "2026-01-01", 0.1, None, "quiet")

@@ -1,0 +1,189 @@
+"""The page of monitoring: inputs, signals, and each signal over days with its band."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from pipelines.pages.charts.shapes import WatchedDay, watched_chart
+from pipelines.pages.columns import numbers, texts
+from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
+
+SHOWN_DAYS = 180
+BAND_ROOM = 0.6
+"""How far a band is drawn beyond the values, in their range."""
+GROUPS = {
+    "volume": "Volume",
+    "events": "Events and users",
+    "items": "Items",
+    "vectors": "Vectors and semantic IDs",
+    "features": "Features",
+    "online": "Served lists",
+}
+PERCENT, NUMBER = ".0%", ",~f"
+STATES = ("alarm", "learning", "quiet", "not measured")
+METHOD = (
+    "Each signal is expected at the level of its last two weeks plus the usual deviation of the "
+    "weekday. The band is learned from what earlier days deviated from their own expectation, its "
+    "width chosen so that all signals together raise few false alarms a month. Mixes are compared "
+    "by the Jensen-Shannon distance with the days of the reference window, features by the "
+    "population stability index. Days of alarm do not widen the band; after a week in a row the "
+    "new level counts as usual. A ringed day raised an alarm."
+)
+
+
+def monitoring_page(document: Mapping[str, Any], rows: pl.DataFrame) -> Page:
+    """Build the page.
+
+    Args:
+        document: What ``monitor.json`` holds.
+        rows: What ``days.parquet`` holds.
+    """
+    first, *words = document["words"]
+    return Page(
+        title=f"Monitoring: {document['day']}",
+        lead=first,
+        blocks=[
+            *([Words(lines=words, tone="bad" if document["alarm"] else "good")] if words else []),
+            *monitoring_blocks(document, rows),
+            Section(key="method", title="Method", blocks=[Words(lines=[METHOD])]),
+        ],
+    )
+
+
+def monitoring_blocks(
+    document: Mapping[str, Any], rows: pl.DataFrame | None, origins: Sequence[Origin] = ()
+) -> list[Block]:
+    """Build the tables of the latest day, and a chart for each signal.
+
+    Args:
+        rows: None if the days are not there, so that nothing can be drawn.
+    """
+    recent = [f"{one['day']}: {', '.join(one['titles'])}" for one in document["recent_alarms"]]
+    return [
+        _freshness(document, origins),
+        _signals(document, origins),
+        *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
+        *(_charts(document, rows, origins) if rows is not None else []),
+    ]
+
+
+def _freshness(document: Mapping[str, Any], origins: Sequence[Origin]) -> Table:
+    return Table(
+        key="freshness",
+        title="Freshness of inputs",
+        note="An input older than its limit raises an alarm. The limit is learned from the past or "
+        "set in the configuration.",
+        columns=[
+            *texts("input", "newest"),
+            *numbers("age in days", "limit in days"),
+            *texts("state", "what it says"),
+        ],
+        rows=[
+            (
+                str(one["title"]),
+                *(one["newest"], one["age_days"], one["limit_days"]),
+                "ALARM" if one["alarm"] else "quiet",
+                str(one["words"]),
+            )
+            for one in document["freshness"]
+        ],
+        origins=origins,
+    )
+
+
+def _signals(document: Mapping[str, Any], origins: Sequence[Origin]) -> Table:
+    return Table(
+        key="signals",
+        title=f"Signals of {document['day']}",
+        note="Each is compared with the band learned from the days before it; alarms first.",
+        columns=[
+            *texts("signal", "group", "state"),
+            *numbers("value", "usual from", "usual to", format="metric"),
+            *texts("what it says"),
+        ],
+        rows=[
+            (
+                str(one["title"]),
+                GROUPS.get(one["group"], str(one["group"])),
+                "ALARM" if one["alarm"] else str(one["state"]),
+                *(one["value"], one["low"], one["high"]),
+                str(one["words"]),
+            )
+            for one in sorted(document["signals"], key=lambda one: STATES.index(one["state"]))
+        ],
+        origins=origins,
+    )
+
+
+def _charts(
+    document: Mapping[str, Any], rows: pl.DataFrame, origins: Sequence[Origin]
+) -> Iterator[Section]:
+    """Draw the signals by group, those with an alarm first."""
+    for group, title in GROUPS.items():
+        own = [one for one in document["signals"] if one["group"] == group]
+        own.sort(key=lambda one: not one["alarm"])
+        days = {one["name"]: rows.filter(pl.col("signal") == one["name"]) for one in own}
+        blocks = [signal_chart(one, days[one["name"]], origins) for one in own]
+        if blocks:
+            yield Section(key=f"signals-{group}", title=title, blocks=blocks)
+
+
+def signal_chart(
+    signal: Mapping[str, Any], rows: pl.DataFrame, origins: Sequence[Origin] = ()
+) -> Chart:
+    """Draw one signal."""
+    days = [watched_day(row) for row in rows.sort("date").tail(SHOWN_DAYS).to_dicts()]
+    is_share = signal["name"].endswith(("_share", "_rate")) or signal["name"].startswith("new_")
+    alarms = [day.day for day in days if day.alarm]
+    return Chart(
+        key=signal["name"].replace(".", "-"),
+        title=signal["title"],
+        note=signal["words"],
+        description=f"{signal['title']} by day; alarms on "
+        f"{', '.join(alarms) if alarms else 'no day'}.",
+        spec=watched_chart(
+            clipped(days), y_title=signal["title"], y_format=PERCENT if is_share else NUMBER
+        ),
+        columns=("day", signal["title"], "usual from", "usual to", "alarm"),
+        rows=[(day.day, day.value, day.low, day.high, day.alarm) for day in reversed(days)],
+        origins=origins,
+    )
+
+
+def clipped(days: Sequence[WatchedDay]) -> list[WatchedDay]:
+    """Cut bands that reach far beyond all values, so that the line stays readable."""
+    values = [day.value for day in days]
+    least, most = min(values), max(values)
+    room = BAND_ROOM * (most - least or abs(most) or 1.0)
+    return [
+        day
+        if day.low is None or day.high is None
+        else replace(
+            day,
+            low=min(max(day.low, least - room), most + room),
+            high=max(min(day.high, most + room), least - room),
+        )
+        for day in days
+    ]
+
+
+def watched_day(row: Mapping[str, Any]) -> WatchedDay:
+    """Build a day of the chart; the open low end of a band is 0."""
+    value, low, high = row["value"], row["low"], row["high"]
+    known = abs(high) != float("inf")
+    bounded = None if not known else low if abs(low) != float("inf") else 0.0
+    note = f"{row['date']}: {value:.4g}"
+    if bounded is not None:
+        note += f", usual {bounded:.4g} to {high:.4g}"
+    return WatchedDay(
+        day=str(row["date"]),
+        value=value,
+        low=bounded,
+        high=high if known else None,
+        alarm=row["streak"] > 0,
+        note=note + (" (alarm)" if row["streak"] else ""),
+    )
