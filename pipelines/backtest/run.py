@@ -81,14 +81,15 @@ def backtest(
 
 def write(replay: Replay) -> Backtest:
     """Measure a finished replay and write its document and page."""
-    from pipelines.pages.backtest.page import write_backtest_page
-    from pipelines.pages.backtest.words import words_of
+    from pipelines.pages.backtest.sections import backtest_page, words_of
+    from pipelines.pages.file import write_page
 
     folder = replay.folder.path
     document = document_of(replay)
-    document["words"] = words_of(document)
+    page = backtest_page(document)
+    document["words"] = words_of(page)
     write_durably(folder / DOCUMENT, to_json(document))
-    write_backtest_page(document, folder / PAGE)
+    write_page(page, folder / PAGE)
     return Backtest(folder, document, folder / PAGE)
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Column, Table
 
 from pipelines.cli.options import AsJson, Open, Quiet, on_a_run
 from pipelines.engine.console import log, out
@@ -53,7 +57,6 @@ def backtest(
     from pipelines.backtest.arrays import arrays_of, save_arrays
     from pipelines.backtest.run import FOLDER
     from pipelines.backtest.run import backtest as replay
-    from pipelines.pages.backtest.words import lines_of
 
     place = folder or config.workspace / FOLDER
     show_progress = not quiet and log.is_terminal
@@ -70,8 +73,29 @@ def backtest(
     if as_json:
         out.print_json(json.dumps(done.document))
         return
-    for line in lines_of(done.document):
-        out.print(line, markup=False, soft_wrap=True)
+    _print(done.document)
     out.print(f"page: {done.page}", markup=False, soft_wrap=True)
     if browse:
         webbrowser.open(done.page.absolute().as_uri())
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    from pipelines.pages.backtest.replayed import PEER, SERVED
+    from pipelines.pages.wording import metric_label, model_label
+
+    metrics = list(document["summary"][0]["metrics"])
+    names = (*map(metric_label, metrics), "training, s")
+    columns = (Column("policy"), Column("list"), *(Column(one, justify="right") for one in names))
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    for one in document["summary"]:
+        if one["row"] == SERVED or one["policy"] in (PEER, "full"):
+            values = [f"{one['metrics'][name]:.4f}" for name in metrics]
+            table.add_row(
+                one["policy"],
+                escape(model_label(one["row"])),
+                *values,
+                f"{one['fit_seconds']:,.1f}",
+            )
+    out.print(table)
+    for line in document["words"]:
+        out.print(line, markup=False, soft_wrap=True)

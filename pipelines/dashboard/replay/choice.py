@@ -3,68 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.replay.read import ALL, Backtest, Found, read
-from pipelines.pages.backtest.words import POLICY_NAMES, SERVED
-from pipelines.pages.charts.style import color_of
+from pipelines.dashboard.replay.read import read
+from pipelines.pages.backtest.replayed import (
+    ALL,
+    POLICY_NAMES,
+    SERVED,
+    Backtest,
+    Choice,
+    Found,
+)
 from pipelines.pages.document import Control, Option
 from pipelines.pages.wording import metric_label, model_label
 
 MOST = 4
 OFFERED = 40
 LOOKED_AT = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What is shown."""
-
-    shown: tuple[Backtest, ...]
-    """Comparable ones; the first decides what can be chosen."""
-    left_out: tuple[Found, ...]
-    """Chosen ones that are of other data or another time, or cannot be read."""
-    problems: tuple[str, ...]
-    """Why some cannot be read."""
-    metric: str
-    policy: str
-    row: str
-    slice: str
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing can be shown yet."""
-        return not self.first.has_numbers
-
-    @property
-    def first(self) -> Backtest:
-        return self.shown[0]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Of all that were chosen."""
-        return (*(one.key for one in self.shown), *(one.key for one in self.left_out))
-
-    @property
-    def is_sliced(self) -> bool:
-        return self.slice != ALL
-
-    @property
-    def list_name(self) -> str:
-        """The list that is shown, with the slice."""
-        name = "served list" if self.row == SERVED else model_label(self.row)
-        return f"{name} ({self.slice})" if self.is_sliced else name
-
-    def name(self, backtest: Backtest, part: str) -> str:
-        """Name a line of a chart: by its part alone where there is one backtest."""
-        return part if len(self.shown) == 1 else f"{backtest.name} \u00b7 {part}"
-
-    def colors(self) -> dict[str, str]:
-        """Colour every policy of every backtest, the same in all charts."""
-        names = [self.name(one, policy) for one in self.shown for policy in one.policies]
-        return {name: color_of(place) for place, name in enumerate(names)}
 
 
 def choice_of(context: Context, query: Query, known: Sequence[Found]) -> Choice:

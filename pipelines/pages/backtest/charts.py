@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.dashboard.replay.choice import Choice
-from pipelines.dashboard.replay.freshness import Ageing
-from pipelines.dashboard.replay.numbers import Earned, Lead, PeerGap
-from pipelines.dashboard.replay.read import ALL, At, Backtest
-from pipelines.pages.backtest.words import TWO_SIDED
+from pipelines.pages.backtest.freshness import Ageing
+from pipelines.pages.backtest.numbers import Earned, Lead, PeerGap
+from pipelines.pages.backtest.replayed import ALL, TWO_SIDED, At, Backtest, Choice
 from pipelines.pages.charts.replays import Aged, Cost, ageing_chart, cost_chart
 from pipelines.pages.charts.shapes import Dot, SeriesBand, banded_lines, interval_chart
 from pipelines.pages.charts.style import color_of

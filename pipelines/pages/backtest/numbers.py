@@ -7,11 +7,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.dashboard.context import Context
-from pipelines.dashboard.replay.choice import Choice
-from pipelines.dashboard.replay.freshness import STALE
-from pipelines.dashboard.replay.read import At, Backtest, mean_of
-from pipelines.pages.backtest.words import PEER, SERVED, fit_seconds
+from pipelines.pages.backtest.freshness import STALE
+from pipelines.pages.backtest.replayed import (
+    PEER,
+    SERVED,
+    At,
+    Backtest,
+    Choice,
+    fit_seconds,
+    mean_of,
+)
 from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
 
 NUM_RESAMPLES = 1_000
@@ -79,13 +84,8 @@ def over_steps(values: Mapping[str, Mapping[int, float]]) -> dict[str, Interval]
     return bootstrap_intervals(table, BootstrapConfig(num_resamples=NUM_RESAMPLES))
 
 
-def earned(context: Context, choice: Choice) -> list[Earned]:
+def earned(choice: Choice) -> list[Earned]:
     """List policies by their cost, those of every backtest."""
-    key = ("earned", key_of(choice), choice.metric, choice.row, choice.slice)
-    return context.cache.get(key, (), lambda: _earned(choice))
-
-
-def _earned(choice: Choice) -> list[Earned]:
     found = []
     for backtest in choice.shown:
         lines = {
@@ -122,13 +122,8 @@ def _earned(choice: Choice) -> list[Earned]:
     return sorted(found, key=lambda one: -one.seconds)
 
 
-def peer_gaps(context: Context, choice: Choice) -> list[PeerGap]:
+def peer_gaps(choice: Choice) -> list[PeerGap]:
     """Compare the served list of the chosen policy with peers on the same queries, best first."""
-    key = ("peers", key_of(choice), choice.metric, choice.policy, choice.slice)
-    return context.cache.get(key, (), lambda: _peer_gaps(choice))
-
-
-def _peer_gaps(choice: Choice) -> list[PeerGap]:
     first = choice.first
     served = _values(first.line(choice.policy, SERVED, choice.metric, choice.slice))
     lines = {
@@ -183,17 +178,12 @@ def by_slice(backtest: Backtest, row: str, metric: str) -> dict[str, dict[str, f
     return found
 
 
-def failures(backtest: Backtest) -> list[tuple[str, int, str]]:
-    """Collect why peers have no lists: peer, number of steps, first line of the reason."""
-    counts: dict[tuple[str, str], int] = {}
+def failures(backtest: Backtest) -> list[tuple[str, list[int], str]]:
+    """Collect why peers have no lists: peer, steps, last line of the reason."""
+    steps: dict[tuple[str, str], list[int]] = {}
     for one in backtest.document["rows"]:
         if "error" in one:
             lines: list[Any] = str(one["error"]).strip().splitlines() or [""]
             pair = (str(one["row"]), str(lines[-1])[:200])
-            counts[pair] = counts.get(pair, 0) + 1
-    return [(row, number, text) for (row, text), number in counts.items()]
-
-
-def key_of(choice: Choice) -> tuple[object, ...]:
-    """Name what is shown: a backtest that goes on is another."""
-    return tuple((one.key, str(one.found.time), len(one.document["rows"])) for one in choice.shown)
+            steps.setdefault(pair, []).append(int(one["step"]))
+    return [(row, numbers, text) for (row, text), numbers in steps.items()]

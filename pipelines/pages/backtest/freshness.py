@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.dashboard.replay.read import ALL, Backtest
-from pipelines.pages.backtest.words import SERVED
+from pipelines.pages.backtest.replayed import ALL, SERVED, Backtest
 
 STALE = "never"
 FRESH = ("full", "incremental")
