@@ -7,7 +7,7 @@ are text: nothing in them is markup, whatever a title holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "note"]
@@ -191,6 +191,16 @@ class Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Code:
+    """Text to copy as it is, such as a configuration; folded away at first."""
+
+    key: str
+    title: str
+    text: str
+    kind: Literal["code"] = "code"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Action:
     """Something the reader can have done, after a confirmation and with a key."""
 
@@ -218,7 +228,20 @@ class Section:
     kind: Literal["section"] = "section"
 
 
-Block = Words | Tiles | Chart | Table | Lists | Tree | Action | Section
+Block = Words | Tiles | Chart | Table | Lists | Tree | Code | Action | Section
+
+
+def with_origins(section: Section, origins: Sequence[Origin]) -> Section:
+    """Name the runs that the numbers of a section are from."""
+
+    def named(block: Block) -> Block:
+        if isinstance(block, Section):
+            return with_origins(block, origins)
+        if isinstance(block, (Chart, Table, Lists)):
+            return replace(block, origins=origins)
+        return block
+
+    return replace(section, blocks=[named(block) for block in section.blocks])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ from pipelines.pages.curves import Curve
 from pipelines.pages.document import Chart
 from pipelines.pages.figure import percent, ranged, share_figure, written
 from pipelines.pages.report_data import SPLITS, ReportData
-from pipelines.pages.summary import best_model, comparisons
+from pipelines.pages.summary import MIN_USERS, best_model, comparisons
+from pipelines.pages.wins import Wins
 from pipelines.pages.wording import (
     TIE_ORDERS,
     group_meaning,
@@ -27,8 +28,6 @@ MAX_ROWS = 10
 MAX_NAME = 18
 """Characters of a slice's name in a chart."""
 ISOLATE, RELEASE = "\u2068", "\u2069"
-MIN_USERS = 30
-"""Slices of fewer users are not named best or worst."""
 TIED, NOT_FOUND = "tied", "not found"
 
 
@@ -257,10 +256,10 @@ def slice_figures(data: ReportData) -> list[Chart]:
     return [slice_figure(data, group) for group in groups]
 
 
-def winner_figure(data: ReportData, group: str) -> Chart:
+def winner_figure(data: ReportData, wins: Wins, group: str) -> Chart:
     """Draw which model ranks the held-out item best in each non-empty slice of a group."""
-    parts = [part for part in data.wins.slices if part.group == group and part.num_targets]
-    parts = [data.wins.slices[0], *parts]
+    parts = [part for part in wins.slices if part.group == group and part.num_targets]
+    parts = [wins.slices[0], *parts]
     labels = counted([part.name for part in parts], [part.num_targets for part in parts])
     return share_figure(
         f"wins-{group}",
@@ -280,12 +279,12 @@ def winner_figure(data: ReportData, group: str) -> Chart:
     )
 
 
-def winner_figures(data: ReportData) -> list[Chart]:
+def winner_figures(data: ReportData, wins: Wins) -> list[Chart]:
     """Draw which model wins, for each group of slices; nothing for a single model."""
     if len(data.models) < 2:
         return []
-    groups = dict.fromkeys(part.group for part in data.wins.slices[1:] if part.num_targets)
-    return [winner_figure(data, group) for group in groups]
+    groups = dict.fromkeys(part.group for part in wins.slices[1:] if part.num_targets)
+    return [winner_figure(data, wins, group) for group in groups]
 
 
 def curve_name(curve: Curve, several: bool) -> str:

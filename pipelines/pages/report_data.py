@@ -5,8 +5,8 @@ Only the examples are about single users, so the size does not depend on the num
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,16 +41,16 @@ Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 class Provenance:
     """Inputs, versions and settings of the report."""
 
-    data_digest: str
-    evaluation_digest: str
-    raw_files: Mapping[str, str]
+    data_digest: str = ""
+    evaluation_digest: str = ""
+    raw_files: Mapping[str, str] = field(default_factory=dict)
     """sha256 of each raw file by its role."""
-    versions: Mapping[str, str]
-    settings: str
-    """The run's configuration as TOML, without places."""
-    dataset: str | None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    settings: str = ""
+    """The run's configuration as TOML, without paths."""
+    dataset: str | None = None
     """A data set known by name, or None for files of one's own."""
-    num_test_looks: int
+    num_test_looks: int = 0
     """Evaluations in this workspace so far that read the test split."""
 
 
@@ -64,26 +64,41 @@ class ReportData:
     models: tuple[str, ...]
     orders: list[str]
     """Orders of tied times, the released one first."""
-    num_items: int
-    split_kind: str
-    excludes_history: bool
-    features: Mapping[str, Any]
-    """report.json of build_features."""
     analysis: Analysis
     metrics: Numbers
     """metrics.json of evaluate."""
-    wins: Wins
     curves: list[Curve]
     blends: list[BlendReport]
     ranker: RankerReport | None
-    """None where none was trained."""
-    examples: list[Example]
-    provenance: Provenance
+    """None if none was trained."""
+    num_items: int = 0
+    split_kind: str = ""
+    excludes_history: bool = True
+    features: Mapping[str, Any] = field(default_factory=dict)
+    """report.json of build_features."""
+    wins: Wins | None = None
+    examples: list[Example] = field(default_factory=list)
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def order(self) -> str:
         """The order whose models are released."""
         return self.orders[0]
+
+    @property
+    def splits(self) -> list[str]:
+        """Splits that were measured, test first."""
+        return [split for split in SPLITS if split in self.analysis.orders[self.order]]
+
+    @property
+    def chosen_on(self) -> str:
+        """Split that models are chosen by: test only if validation was not measured."""
+        return self.splits[-1]
+
+    @property
+    def ranked_models(self) -> list[str]:
+        """Models by the primary metric on the split that they are chosen by, best first."""
+        return sorted(self.models, key=lambda model: -self.interval(model, self.chosen_on).mean)
 
     def measured(self, split: str, order: str | None = None) -> SplitAnalysis:
         """Return the analysis of one split."""
@@ -116,6 +131,39 @@ def read_wins(table: Path, sequences: Sequences, num_item_rows: int, depth: int)
     return wins_of(read_ranks(table, models, depth), models, depth, slices)
 
 
+def read_measured(
+    artefacts: Mapping[str, Path], title: str, orders: Sequence[str] | None = None
+) -> ReportData:
+    """Read what was measured of models, in which no single user matters.
+
+    Args:
+        artefacts: Directory of each stage that a report reads, by the stage's name.
+        orders: Orders of tied times, the released one first; the released one alone by default.
+    """
+    analysis = Analysis.load(artefacts["evaluate"])
+    shown = [min(analysis.orders, key=lambda order: (order != "given", order))]
+    if orders is not None:
+        shown = [order for order in orders if order in analysis.orders]
+    metrics: Numbers = read_json(artefacts["evaluate"] / "metrics.json")
+    primary = analysis.primary_metric
+    return ReportData(
+        title=title,
+        primary=primary,
+        models=tuple(analysis.orders[shown[0]]["test"].models),
+        orders=shown,
+        analysis=analysis,
+        metrics=metrics,
+        curves=[
+            curve
+            for stage, model in TRAININGS.items()
+            for curve in read_curves(artefacts[stage], model, primary)
+            if curve.tie_order in shown
+        ],
+        blends=read_blends(artefacts["fit_blend"], shown[0]),
+        ranker=read_ranker(artefacts["train_ranker"], shown[0]),
+    )
+
+
 def read_report_data(
     artefacts: Mapping[str, Path],
     *,
@@ -130,35 +178,22 @@ def read_report_data(
         artefacts: Directory of each stage that a report reads, by the stage's name.
     """
     features, evaluation = artefacts["build_features"], artefacts["evaluate"]
-    analysis = Analysis.load(evaluation)
-    metrics: Numbers = read_json(evaluation / "metrics.json")
-    orders = [order for order in tie_orders(features) if order in analysis.orders]
-    sequences = Sequences.load(features / "sequences" / orders[0])
-    table = evaluation / f"per_user_{orders[0]}_test.parquet"
+    measured = read_measured(artefacts, title, tie_orders(features))
+    order = measured.order
+    sequences = Sequences.load(features / "sequences" / order)
+    table = evaluation / f"per_user_{order}_test.parquet"
     num_item_rows = read_json(features / "features.json")["num_item_rows"]
-    values = next(iter(metrics[orders[0]]["test"].values()))
+    values = next(iter(measured.metrics[order]["test"].values()))
     depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
     wins = read_wins(table, sequences, num_item_rows, depth)
-    primary = analysis.primary_metric
-    return ReportData(
-        title=title,
-        primary=primary,
+    return replace(
+        measured,
         models=wins.models,
-        orders=orders,
         num_items=num_item_rows - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,
         features=read_json(features / "report.json"),
-        analysis=analysis,
-        metrics=metrics,
         wins=wins,
-        curves=[
-            curve
-            for stage, model in TRAININGS.items()
-            for curve in read_curves(artefacts[stage], model, primary)
-        ],
-        blends=read_blends(artefacts["fit_blend"], orders[0]),
-        ranker=read_ranker(artefacts["train_ranker"], orders[0]),
         examples=read_examples(table, features / "items.parquet", sequences, wins.models, "test"),
         provenance=provenance,
     )

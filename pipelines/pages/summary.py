@@ -5,14 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from pipelines.pages.blends import METHODS, method_label
 from pipelines.pages.report_data import ReportData
+from pipelines.pages.wins import Wins
 from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import Comparison
+from recsys.evaluation.slices import SliceMetrics
 from recsys.models.names import POPULARITY
 
 FEW_USERS = 500
 MANY_LOOKS = 10
+MIN_USERS = 30
+"""Slices of fewer users are not named best or worst."""
+PROFILE = "fast"
+"""The profile served by default."""
 BASELINE = POPULARITY.name
 SERVED = ("ranked", "blend_fast", "blend")
 """Models that may be served by default, the first that there is."""
@@ -37,7 +44,50 @@ class Headline:
 
 def best_model(data: ReportData) -> str:
     """Name the model with the best primary metric on validation; the first of equal ones."""
-    return max(data.models, key=lambda model: data.interval(model, "validation").mean)
+    return data.ranked_models[0]
+
+
+def served_label(data: ReportData, model: str) -> str:
+    """Name what is released, not the row of the table that measures it."""
+    blend = next((one for one in data.blends if one.profile == PROFILE), None)
+    if model == "ranked":
+        return "the ranked blend"
+    if blend is None or model not in SERVED:
+        return model_label(model)
+    if blend.served not in METHODS:
+        return method_label(blend.served)
+    return f"the blend of {len(blend.shares)} models"
+
+
+def answer(data: ReportData) -> str:
+    """Say in a paragraph what is served, how often it is right, and what its tests show."""
+    found = headline(data)
+    name = served_label(data, found.model)
+    if len(data.models) == 1:
+        who = f"The model {name}"
+    elif found.is_served:
+        who = f"Served is {name}. It"
+    else:
+        who = f"The best of {len(data.models)} models is {name}. It"
+    if found.found is None:
+        return f"{who.removesuffix(' It')} {found.verdict}".strip()
+    catalogue = f", out of {data.num_items:,} items" if data.num_items else ""
+    return (
+        f"{who} ranks a held-out item among its first {found.k} for {100 * found.found:.0f} of 100 "
+        f"users{catalogue}. {found.verdict}"
+    ).strip()
+
+
+def worst_slice(data: ReportData, model: str) -> SliceMetrics | None:
+    """Find the slice of users that a model serves worst; None if too few are large enough."""
+    parts = [
+        part
+        for part in data.measured("test").models[model].slices
+        if part.num_users >= MIN_USERS and data.primary in part.metrics
+    ]
+    if len(parts) < 2:
+        return None
+    return min(parts, key=lambda part: part.metrics[data.primary].mean)
 
 
 def served_model(data: ReportData) -> str | None:
@@ -67,9 +117,9 @@ def comparisons(data: ReportData, order: str | None = None) -> list[Comparison]:
     return [swapped(test) if test.difference < 0 else test for test in tests]
 
 
-def winners_summary(data: ReportData) -> str:
+def winners_summary(wins: Wins) -> str:
     """Summarise wins: the model that alone is best most often, ties, and misses."""
-    everyone = data.wins.slices[0]
+    everyone = wins.slices[0]
     model = max(everyone.alone, key=lambda name: everyone.alone[name])
     return (
         f"The {model_label(model)} alone ranks the item best for {everyone.alone[model]:.0%}; "

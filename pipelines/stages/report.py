@@ -53,8 +53,9 @@ def num_test_looks(workspace: Workspace) -> int:
 
 def report(context: StageContext) -> StageRows:
     """Write the report of the evaluation."""
-    # Altair and the template engine are slow to import.
-    from pipelines.pages.page import report_html
+    # Altair is slow to import.
+    from pipelines.pages.file import write_page
+    from pipelines.pages.report import report_page
     from pipelines.pages.report_data import Provenance, read_report_data
 
     config, inputs = context.config, context.inputs
@@ -80,9 +81,9 @@ def report(context: StageContext) -> StageRows:
             num_test_looks=num_test_looks(context.workspace),
         ),
     )
-    (context.output / HTML).write_text(report_html(data), encoding="utf-8")
+    write_page(report_page(data), context.output / HTML)
     (context.output / NUMBERS).write_text(to_json(data.as_json()), encoding="utf-8")
-    return StageRows(rows_in=data.wins.num_targets, rows_out=len(data.examples))
+    return StageRows(rows_in=data.measured("test").num_targets, rows_out=len(data.examples))
 
 
 def counts_all_looks(context: StageContext) -> bool:

@@ -17,9 +17,8 @@ from pipelines.dashboard.inventory.record import (
 )
 from pipelines.dashboard.inventory.results import (
     evaluated_files,
-    plain_table,
+    plain_tables,
     read_reported,
-    sections_of,
 )
 from pipelines.dashboard.inventory.runs import nothing_there, suggested
 from pipelines.dashboard.query import Query
@@ -40,6 +39,7 @@ from pipelines.pages.document import (
     Tone,
     Words,
 )
+from pipelines.pages.report import measured_sections
 from pipelines.pages.wording import metric_label, model_label
 
 OTHER_PAGES = (
@@ -50,7 +50,6 @@ OTHER_PAGES = (
     ("experts", "Experts and adapters"),
     ("ask", "Try it"),
 )
-SPLITS = ("test", "validation")
 
 
 def chosen_run(context: Context, query: Query) -> Run | None:
@@ -75,7 +74,6 @@ def build(context: Context, query: Query) -> Page:
     run = chosen_run(context, query)
     if run is None:
         return nothing_there(context)
-    split = query.choice("split", SPLITS, SPLITS[0])
     notices = list(run.problems)
     sections: list[Section] = []
     try:
@@ -83,26 +81,26 @@ def build(context: Context, query: Query) -> Page:
         if reported is not None:
             # Drawing anew what stays the same would take most of the page's time.
             sections = context.cache.get(
-                ("sections of a run", run.key, split, context.exported),
+                ("sections of a run", run.key),
                 evaluated_files(run),
-                lambda: sections_of(reported, run, split, exported=context.exported),
+                lambda: measured_sections(reported, [run.origin]),
             )
     except LookupError as error:
         notices.append(f"its figures lack {error}; metrics are shown without intervals")
     except UnreadableError as error:
         notices.append(f"{error}; metrics are shown without intervals")
-    if not sections and (table := plain_table(run, split)):
-        sections = [Section(key="results", title="Results", blocks=table)]
+    if not sections and (tables := plain_tables(run)):
+        sections = [Section(key="results", title="Results", blocks=tables)]
     return Page(
         title=run.name,
         lead=_lead(run),
         blocks=[
-            _tiles(run, split),
+            _tiles(run),
             _words(context, run),
             *sections,
             *_record(context, run),
         ],
-        controls=_controls(context, run, split),
+        controls=_controls(context, run),
         notices=notices,
     )
 
@@ -115,7 +113,7 @@ def _lead(run: Run) -> str:
     return f"{kind}{data}, {run.status}, {when}{served}."
 
 
-def _controls(context: Context, run: Run, split: str) -> list[Control]:
+def _controls(context: Context, run: Run) -> list[Control]:
     if context.exported:
         return []
     return [
@@ -127,24 +125,17 @@ def _controls(context: Context, run: Run, split: str) -> list[Control]:
             options=[Option(value=run.key, label=run.name)],
             suggest="runs",
         ),
-        Control(
-            name="split",
-            label="Split",
-            kind="select",
-            value=split,
-            options=[Option(value=one, label=one) for one in SPLITS],
-        ),
     ]
 
 
-def _tiles(run: Run, split: str) -> Tiles:
+def _tiles(run: Run) -> Tiles:
     tones: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
     tiles = [Tile(label="status", value=run.status, tone=tones[run.status])]
-    prefix = f"{split}/{run.served}/"
+    prefix = f"test/{run.served}/"
     served = [name.removeprefix(prefix) for name in run.metrics if name.startswith(prefix)]
     tiles += [
         Tile(
-            label=f"{metric_label(name)} on {split}",
+            label=f"{metric_label(name)} on test",
             value=f"{run.metrics[prefix + name]:.4f}",
             note=f"of the served list: {model_label(run.served or '')}",
         )

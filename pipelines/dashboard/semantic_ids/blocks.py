@@ -15,28 +15,23 @@ from pipelines.pages.columns import counts, shares, texts
 from pipelines.pages.document import (
     Block,
     Chart,
-    Column,
     Section,
     Table,
     Tile,
     Tiles,
     Words,
+    with_origins,
 )
 from pipelines.pages.figure import chart_of, percent
 from pipelines.pages.semantic_ids.figures import (
-    collision_figure,
-    depth_figure,
     drift_figure,
     level_color,
     level_name,
-    neighbour_figure,
     prefix_name,
-    purity_figure,
-    reconstruction_figure,
-    usage_figure,
 )
 from pipelines.pages.semantic_ids.numbers import SemanticIdReport, VersionDrift
-from pipelines.pages.semantic_ids.summary import HOW, METHODS, SHORT, levels_text
+from pipelines.pages.semantic_ids.page import prefix_charts, version_tiles
+from pipelines.pages.semantic_ids.summary import HOW, SHORT, levels_text
 
 TITLES = 4
 """Of a group of items with the same codes."""
@@ -47,76 +42,19 @@ NAMES = {"head": "head", "torso": "torso", "tail": "tail", "cold": "cold (no eve
 
 def summary_tiles(measured: Measured, drift: Drift | None) -> Tiles:
     """Show the numbers that are read at a glance."""
-    report = measured.report
-    known, shared = report.counts, report.quality.collisions_after
-    least = min(level.utilisation for level in report.quality.published)
-    tiles = [
-        Tile(
-            label="items with an ID",
-            value=f"{known.num_with_id:,} of {known.num_items:,}",
-            tone="good" if known.num_with_id == known.num_items else "note",
-        ),
-        Tile(
-            label="levels",
-            value=levels_text(report.level_sizes),
-            note=METHODS.get(report.method, "method not recorded"),
-        ),
-        Tile(label="codes in use", value=percent(least), note="at the level that uses fewest"),
-        Tile(label="items that share an ID", value=f"{shared:,}", tone="bad" if shared else "good"),
-    ]
+    tiles = version_tiles(measured.report, has_content=measured.has_content)
     if drift is not None:
         words = "since the version it is compared with"
         tiles.append(Tile(label="kept their ID", value=percent(drift.everyone.full), note=words))
     return Tiles(tiles=tiles)
 
 
-def usage_section(shown: Shown, measured: Measured) -> Section:
-    """Show how many codes are used, and how evenly."""
-    report = measured.report
-    # A level that resolves collisions has no usage of its own.
-    largest = [*(usage[0] for usage in report.usage), None][: len(report.level_sizes)]
-    table = Table(
-        key="levels",
-        title="Codes of each level",
-        note="Perplexity is the number of codes used as if evenly: 2 to the power of the entropy. "
-        "Purity is the share of items in the commonest main category of their prefix.",
-        columns=[
-            *texts("level"),
-            *counts("codes", "used"),
-            *shares("share used"),
-            *counts("perplexity"),
-            Column(label="entropy (bits)", numeric=True),
-            *counts("items of the largest code", "prefixes"),
-            *shares("purity"),
-        ],
-        rows=[
-            (
-                level_name(place),
-                level.size,
-                level.num_used,
-                level.utilisation,
-                round(level.perplexity),
-                round(level.entropy_bits, 2),
-                most,
-                level.num_prefixes,
-                level.purity,
-            )
-            for place, (level, most) in enumerate(
-                zip(report.quality.published, largest, strict=True)
-            )
-        ],
-        origins=shown.origins,
-    )
-    chart = chart_of(usage_figure(report), shown.origins)
-    return Section(key="usage", title="Codes used", blocks=[chart, table])
-
-
 def collision_section(shown: Shown, measured: Measured, found: Collisions) -> Section:
     """Show how many items share a prefix, and which were encoded to the same codes."""
-    blocks: list[Block] = [chart_of(depth_figure(measured.report), shown.origins)]
-    if measured.has_content:
-        blocks.append(chart_of(collision_figure(measured.report), shown.origins))
-    blocks.append(Words(lines=[found.words]))
+    blocks: list[Block] = [
+        *prefix_charts(measured.report, has_content=measured.has_content),
+        Words(lines=[found.words]),
+    ]
     if found.groups:
         title, table = shown.items.title, shown.table
         blocks.append(
@@ -136,34 +74,10 @@ def collision_section(shown: Shown, measured: Measured, found: Collisions) -> Se
                     for group in found.groups
                 ],
                 page_length=10,
-                origins=shown.origins,
             )
         )
-    return Section(key="collisions", title="Prefixes and collisions", blocks=blocks)
-
-
-def content_section(shown: Shown, measured: Measured) -> Section:
-    """Show what prefixes say of content and categories."""
-    report = measured.report
-    figures, blocks = [], list[Block]()
-    if measured.has_content:
-        figures += [neighbour_figure(report), reconstruction_figure(report)]
-    else:
-        words = (
-            "Content neighbours are measured by the run that makes a version, and its report is "
-            "not here. recsys ids report measures the workspace's current version."
-        )
-        blocks.append(Words(lines=[words], tone="note"))
-    if report.num_categories and len(report.level_sizes) > 1:
-        figures += filter(None, [purity_figure(report)])
-    else:
-        blocks.append(Words(lines=["Without categories of items, purity cannot be measured."]))
-    return Section(
-        key="content",
-        title="What the codes keep",
-        note="Whether items of a prefix are alike by content and by category.",
-        blocks=[*(chart_of(figure, shown.origins) for figure in figures), *blocks],
-    )
+    section = Section(key="prefixes", title="Prefixes and collisions", blocks=blocks)
+    return with_origins(section, shown.origins)
 
 
 def popularity_section(shown: Shown, measured: Measured) -> Section:

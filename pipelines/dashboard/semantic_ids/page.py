@@ -13,11 +13,9 @@ from pipelines.dashboard.evidence.one_run import one_run, run_control, suggest_r
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.semantic_ids.blocks import (
     collision_section,
-    content_section,
     drift_section,
     popularity_section,
     summary_tiles,
-    usage_section,
 )
 from pipelines.dashboard.semantic_ids.collisions import collisions_of
 from pipelines.dashboard.semantic_ids.drift import compare
@@ -47,7 +45,9 @@ from pipelines.pages.document import (
     Rows,
     Window,
     Words,
+    with_origins,
 )
+from pipelines.pages.semantic_ids.page import content_section, usage_section
 from pipelines.pages.semantic_ids.summary import SHORT, answer, notices
 
 TITLE = "Semantic IDs"
@@ -104,23 +104,24 @@ def build(context: Context, query: Query) -> Page:
     wanted = query.text("item")
     row = items.row_of(wanted)
     prefix = table.prefix_of(query.text("prefix") or (table.text(row) if row else ""))
+    report, has_content = measured.report, measured.has_content
     blocks: list[Block] = [summary_tiles(measured, drift)]
     if wanted:
         missing = Words(lines=[f"No item has the id {wanted!r} in this run."], tone="bad")
         blocks.append(missing if row is None else item_section(shown, row))
     blocks += [
         walk_section(shown, prefix),
-        usage_section(shown, measured),
+        with_origins(usage_section(report, has_content=has_content), shown.origins),
         collision_section(shown, measured, collided),
-        content_section(shown, measured),
+        with_origins(content_section(report, has_content=has_content), shown.origins),
         popularity_section(shown, measured),
     ]
     if before is not None:
         blocks.append(drift_section(shown, measured.report, drift, before))
     return Page(
         title=TITLE,
-        lead="".join(text for text, _ in answer(measured.report)).strip()
-        if measured.has_content
+        lead=answer(report)
+        if has_content
         else f"{len(table.rows):,} items have an ID of {table.num_levels} codes.",
         blocks=blocks,
         controls=_controls(context, source, shown, before),

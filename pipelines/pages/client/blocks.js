@@ -1,7 +1,7 @@
 // Blocks of a page, drawn by their kind.
 import { actionBlock } from "./action.js";
 import { chartBlock } from "./chart.js";
-import { make, text } from "./element.js";
+import { button, make, text } from "./element.js";
 import { linked, linkList, originLine, target } from "./links.js";
 import { tableBlock } from "./table.js";
 
@@ -120,6 +120,27 @@ function sectionBlock(view, block, level) {
   );
 }
 
+function codeBlock(view, block) {
+  const code = make("pre", { tabindex: "0", "aria-label": block.title }, block.text);
+  const copy = button("Copy", async () => {
+    try {
+      await navigator.clipboard.writeText(block.text);
+      view.announce("Copied");
+      copy.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      copy.textContent = "Selected";
+    }
+  });
+  return make(
+    "details",
+    { class: "card code", id: block.key },
+    make("summary", {}, text(block.title)),
+    copy,
+    code,
+  );
+}
+
 const KINDS = {
   words: wordsBlock,
   tiles: tilesBlock,
@@ -127,6 +148,7 @@ const KINDS = {
   table: tableBlock,
   lists: listsBlock,
   tree: treeBlock,
+  code: codeBlock,
   action: actionBlock,
   section: sectionBlock,
 };

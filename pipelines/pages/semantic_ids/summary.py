@@ -33,32 +33,28 @@ def items_have(count: int) -> str:
     return "1 item has" if count == 1 else f"{count:,} items have"
 
 
-def answer(report: SemanticIdReport) -> list[tuple[str, bool]]:
-    """Summarise the version; True marks words with emphasis."""
+def answer(report: SemanticIdReport) -> str:
+    """Summarise the version."""
     counts, quality = report.counts, report.quality
     everyone = counts.num_with_id == counts.num_items
     who = (
-        f"All {counts.num_items:,} items"
+        f"All {counts.num_items:,}"
         if everyone
-        else (f"{counts.num_with_id:,} of {counts.num_items:,} items")
+        else f"{counts.num_with_id:,} of {counts.num_items:,}"
     )
-    parts = [
-        (f"{who} have an ID of {len(report.level_sizes)} codes", True),
-        (", all unique. " if not quality.collisions_after else ". ", False),
-    ]
+    unique = "" if quality.collisions_after else ", all unique"
+    found = (
+        f"{who} {counts.num_items:,} items have an ID of {len(report.level_sizes)} codes{unique}."
+    )
     first = quality.published[0]
-    times = (
-        first.neighbour_agreement / first.agreement_by_chance if first.agreement_by_chance else 0
-    )
+    chance = first.agreement_by_chance
+    times = first.neighbour_agreement / chance if chance else 0
     if times > 1:
-        parts.append(
-            (
-                f"Nearest neighbours by content share the first code {times:,.0f} times as often "
-                "as random pairs.",
-                False,
-            )
+        found += (
+            f" Nearest neighbours by content share the first code {times:,.0f} times as often as "
+            "random pairs."
         )
-    return parts
+    return found
 
 
 def notices(report: SemanticIdReport) -> list[str]:

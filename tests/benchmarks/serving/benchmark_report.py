@@ -15,7 +15,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from pipelines.pages.page import report_html
+from pipelines.pages.file import write_page
+from pipelines.pages.report import report_page
 from pipelines.pages.report_data import Provenance, read_report_data
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.serving.server import CHROMIUM, chromium
@@ -38,10 +39,10 @@ OPENED = """() => new Promise((done) => {
   const painted = () => performance.getEntriesByName("first-contentful-paint")[0]?.startTime;
   const report = () => requestAnimationFrame(() => requestAnimationFrame(function wait() {
     if (painted() === undefined) return requestAnimationFrame(wait);
-    const drawn = performance.getEntriesByName("charts-drawn")[0].startTime;
+    const drawn = performance.getEntriesByName("page-drawn")[0].startTime;
     done([performance.now(), drawn, painted()]);
   }));
-  if (document.documentElement.dataset.charts) report();
+  if (document.documentElement.dataset.page === "drawn") report();
   else new MutationObserver(report).observe(document.documentElement, { attributes: true });
 })"""
 
@@ -55,18 +56,10 @@ def made_report(folder: Path, size: SyntheticEvaluation) -> tuple[Path, float]:
         title="made up",
         split_kind="leave_one_out",
         excludes_history=True,
-        provenance=Provenance(
-            data_digest="",
-            evaluation_digest="",
-            raw_files={},
-            versions={},
-            settings="",
-            dataset=None,
-            num_test_looks=1,
-        ),
+        provenance=Provenance(num_test_looks=1),
     )
     path = folder / "report.html"
-    path.write_text(report_html(data), encoding="utf-8")
+    write_page(report_page(data), path)
     return path, time.perf_counter() - begin
 
 

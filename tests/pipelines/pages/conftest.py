@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,29 +18,6 @@ from tests.pipelines.pages.synthetic_evaluation import (
 )
 
 Reported = Callable[..., ReportData]
-# Contrast of each text with the first opaque ground below it (WCAG 2.1).
-CONTRAST = """() => {
-  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b]
-    .map((v) => v / 255)
-    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, place) => sum + v * [0.2126, 0.7152, 0.0722][place], 0);
-  const faults = [];
-  for (const one of document.querySelectorAll("body *")) {
-    const own = [...one.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !one.checkVisibility() || one.closest(".unseen, .skip, script")) continue;
-    const style = getComputedStyle(one);
-    const color = one.ownerSVGElement ? style.fill : style.color;
-    let below = one;
-    while (below && (channels(getComputedStyle(below).backgroundColor)[3] ?? 1) < 1)
-      below = below.parentElement;
-    const ground = channels(getComputedStyle(below ?? document.body).backgroundColor);
-    const pair = [light(channels(color)), light(ground)].sort((a, b) => b - a);
-    const ratio = (pair[0] + 0.05) / (pair[1] + 0.05);
-    if (ratio < 4.5) faults.push(`${ratio.toFixed(2)} ${one.tagName} ${one.textContent.trim()}`);
-  }
-  return faults;
-}"""
 
 
 def provenance(**changes: Any) -> Provenance:
@@ -141,52 +118,3 @@ def planted_ids() -> Callable[..., ReportedIds]:
         return planted(PlantedIds(**size, changes=options))
 
     return made
-
-
-@pytest.fixture
-def open_offline(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """Open a report offline; nothing may go wrong in it and nothing but it may be asked for."""
-    contexts, faults = [], []
-
-    def opened(path: Path, width: int = 1280, **options: Any) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 800}, **options)
-        contexts.append(context)
-        context.set_offline(True)
-        page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda message: faults.append(message.text))
-        address = path.as_uri()
-        page.on(
-            "request",
-            lambda request: None if request.url == address else faults.append(request.url),
-        )
-        page.goto(address)
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector("html[data-charts=drawn]")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert faults == []
-
-
-def found_in_layout(page: Any) -> list[Any]:
-    undrawn = "all => all.filter(one => !one.querySelector('svg .mark-symbol, svg .mark-rect'))"
-    faults = page.eval_on_selector_all("[data-chart]", f"{undrawn}.map(o => o.dataset.chart)")
-    faults += page.eval_on_selector_all(
-        "svg",
-        "all => all.filter(one => one.width.baseVal.value > one.parentElement.clientWidth + 1)"
-        ".map(one => `wide: ${one.parentElement.parentElement.dataset.chart}`)",
-    )
-    for _ in range(2):
-        if not page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
-            faults.append("the page is wider than the window")
-        page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
-    return [*faults, *page.evaluate(CONTRAST)]
-
-
-@pytest.fixture
-def faults_of_layout() -> Callable[[Any], list[Any]]:
-    """Find charts not drawn or too wide, a page too wide, and text of too little contrast."""
-    return found_in_layout

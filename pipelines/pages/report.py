@@ -1,0 +1,559 @@
+"""The page of a run: what is served, and every measurement of its models.
+
+The stage ``report`` writes all of it to a file. The dashboard's page of a run shows the sections of
+`measured_sections`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pipelines.pages import wording
+from pipelines.pages.blends import BlendReport, blend_figures, method_label, source_label
+from pipelines.pages.columns import counts, numbers, shares, texts
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Code,
+    Entry,
+    ItemList,
+    Lists,
+    Origin,
+    Page,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Words,
+    with_origins,
+)
+from pipelines.pages.examples import Example
+from pipelines.pages.figure import ranged, written
+from pipelines.pages.figures import (
+    curve_figures,
+    cutoffs,
+    differences,
+    overview,
+    slice_figures,
+    tie_figure,
+    winner_figures,
+)
+from pipelines.pages.ranker_figures import ranker_figures
+from pipelines.pages.rankers import TRUNK_NAMES, RankerReport
+from pipelines.pages.report_data import ReportData
+from pipelines.pages.summary import (
+    answer,
+    comparisons,
+    headline,
+    lost_rows,
+    notices,
+    protocol,
+    served_label,
+    time_span,
+    winners_summary,
+    worst_slice,
+)
+from pipelines.pages.wording import metric_label, metric_meaning, model_label
+
+MAX_METRICS = 5
+"""Metrics of the table with intervals."""
+NEXT = (
+    "Next, serve it: recsys serve --bundles <workspace>/bundles",
+    "Compare it with other runs: recsys dashboard",
+    "Measure what retraining is worth: recsys backtest",
+)
+
+
+def report_page(data: ReportData) -> Page:
+    """Build the whole report of a run."""
+    return Page(
+        title=data.title,
+        lead=answer(data),
+        blocks=[
+            headline_tiles(data),
+            Words(lines=NEXT, tone="note"),
+            *measured_sections(data),
+            _protocol(data),
+            _data(data),
+            _reproduce(data),
+        ],
+        notices=notices(data),
+    )
+
+
+def headline_tiles(data: ReportData) -> Tiles:
+    """Show what is read at a glance: the served list, its lead over popularity, whom it fails."""
+    found, name = headline(data), metric_label(data.primary)
+    interval = f"{served_label(data, found.model)}, 95% interval {ranged(found.interval)}"
+    tiles = [Tile(label=f"{name} on test", value=written(found.interval.mean), note=interval)]
+    if found.times_baseline:
+        popular = written(data.interval("popularity", "test").mean)
+        tiles.append(
+            Tile(
+                label="Over popularity",
+                value=f"{found.times_baseline:.1f} times",
+                note=f"its {name}, which is {popular}",
+            )
+        )
+    if worst := worst_slice(data, found.model):
+        tiles.append(
+            Tile(
+                label="Served worst",
+                value=worst.name,
+                note=f"{wording.group_title(worst.group).lower()}: {name} "
+                f"{written(worst.metrics[data.primary].mean)}, {worst.num_users:,} users",
+            )
+        )
+    facts = data.features
+    if facts:
+        note = f"{facts['users']:,} users, {facts['items']:,} items; {time_span(data)}"
+        tiles.append(Tile(label="Events", value=f"{facts['events']:,}", note=note))
+    if looks := data.provenance.num_test_looks:
+        note = "in this workspace; models are chosen on validation"
+        tiles.append(Tile(label="Looks at the test split", value=f"{looks:,}", note=note))
+    return Tiles(tiles=tiles)
+
+
+def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[Section]:
+    """Build the sections on models; a subject without numbers has none."""
+    sections = [
+        Section(key="results", title="Results", blocks=_results(data)),
+        _significance(data),
+        Section(
+            key="slices",
+            title="Slices",
+            note="Each row is a slice of the users or items of the test split. Wide intervals "
+            "come from few users.",
+            blocks=slice_figures(data),
+        ),
+        _wins(data),
+        Section(
+            key="beyond",
+            title="Beyond accuracy",
+            note="Properties of the lists other than accuracy. Which values are best depends on "
+            "the application.",
+            blocks=_beyond(data),
+        ),
+        Section(
+            key="ties",
+            title="Tied events",
+            note="Some users have several events at the same time, so their last event depends on "
+            "the order of ties. If the two orders differ, metrics depend on how the file is "
+            "sorted.",
+            blocks=[*filter(None, [tie_figure(data)])],
+        ),
+        _examples(data),
+        _blend(data),
+        _ranker(data.ranker),
+        _training(data),
+    ]
+    return [with_origins(one, origins) for one in sections if one.blocks]
+
+
+def _results(data: ReportData) -> list[Block]:
+    charts = [overview(data) if len(data.splits) > 1 else None, cutoffs(data)]
+    tables = [interval_table(data, split) for split in data.splits]
+    return [*filter(None, charts), *tables, _every_metric(data)]
+
+
+def in_order(metrics: Iterable[str], primary: str) -> list[str]:
+    """Order metrics: the primary one, its list length before others, the best known first."""
+    known = list(wording.METRICS)
+
+    def place(metric: str) -> tuple[bool, bool, int, int, str]:
+        name, k = wording.parted(metric)
+        rank = known.index(name) if name in known else len(known)
+        return metric != primary, k != wording.parted(primary)[1], rank, int(k or 0), metric
+
+    return sorted(metrics, key=place)
+
+
+def interval_table(data: ReportData, split: str) -> Table:
+    """Show the metrics of each model with their intervals, the best on validation first."""
+    measured = data.measured(split)
+    found: dict[tuple[float, ...], str] = {}
+    for metric in in_order(measured.models[data.models[0]].intervals, data.primary):
+        # With one held-out item a user the hit rate is the recall, and MAP is MRR.
+        means = tuple(measured.models[model].intervals[metric].mean for model in data.models)
+        found.setdefault(means, metric)
+    metrics = list(found.values())[:MAX_METRICS]
+    columns = texts("model")
+    for metric in metrics:
+        label = metric_label(metric)
+        columns += numbers(label, format="metric", note=metric_meaning(metric))
+        columns += texts(f"{label}, 95%", note="Bootstrap interval over users.")
+    rows: list[list[Cell]] = []
+    for model in data.ranked_models:
+        intervals = [measured.models[model].intervals[metric] for metric in metrics]
+        cells = [cell for one in intervals for cell in (one.mean, ranged(one))]
+        rows.append([model_label(model), *cells])
+    return Table(
+        key=f"intervals-{split}",
+        title=f"Metrics on {split}",
+        note=f"{measured.num_users:,} users, {measured.num_targets:,} held-out items. Higher is "
+        f"better; sorted by {metric_label(data.primary)} on {data.chosen_on}.",
+        columns=columns,
+        rows=rows,
+    )
+
+
+def _every_metric(data: ReportData) -> Table:
+    values = data.metrics[data.order]["test"]
+    names = in_order(values[data.models[0]], data.primary)
+    return Table(
+        key="every-metric",
+        title="All metrics on test, at every cutoff",
+        note="Search by the name of a metric.",
+        columns=[*texts("metric"), *numbers(*map(model_label, data.models), format="metric")],
+        rows=[
+            (metric_label(name), *(values[model].get(name) for model in data.models))
+            for name in names
+        ],
+        page_length=10,
+    )
+
+
+def _significance(data: ReportData) -> Section:
+    tests = comparisons(data)
+    label = metric_label(data.primary)
+    table = Table(
+        key="tests",
+        title=f"{label}, test",
+        note="Paired randomization tests over users. p-values are corrected for the number of "
+        "comparisons; below 0.05 is significant. Intervals are not corrected, so one may exclude "
+        "0 where p is above 0.05.",
+        columns=[
+            *texts("model", "against"),
+            *numbers(label, "the other's", format="metric"),
+            *numbers("difference", "low", "high", format="signed"),
+            *numbers("p, corrected"),
+            *texts("result"),
+        ],
+        rows=[
+            (
+                *(model_label(one.candidate), model_label(one.baseline)),
+                *(one.candidate_mean, one.baseline_mean, one.difference, one.low, one.high),
+                round(one.adjusted_p_value, 4),
+                f"{model_label(one.candidate)} is better"
+                if one.significant
+                else "no significant difference",
+            )
+            for one in tests
+        ],
+    )
+    chart = differences(data)
+    blocks: list[Block] = [] if chart is None else [chart, table]
+    return Section(key="differences", title="Statistical significance", blocks=blocks)
+
+
+def _wins(data: ReportData) -> Section:
+    pairs = {}
+    if data.wins is not None:
+        pairs = {(pair.model, pair.other): pair.better for pair in data.wins.pairs}
+    if data.wins is None or not pairs:
+        return Section(key="winners", title="Wins by model", blocks=[])
+    table = Table(
+        key="wins",
+        title="Wins of one model over another",
+        note="Share of held-out items that the model of the row ranks better than the model of "
+        "the column. The rest of each pair is ties and items that neither finds.",
+        columns=[*texts("model"), *shares(*map(model_label, data.models))],
+        rows=[
+            (model_label(one), *(pairs.get((one, other)) for other in data.models))
+            for one in data.models
+        ],
+    )
+    return Section(
+        key="winners",
+        title="Wins by model",
+        note="Which model ranks each held-out item of the test split best. Ranks beyond "
+        f"{data.wins.depth} count as not found. {winners_summary(data.wins)}",
+        blocks=[table, *winner_figures(data, data.wins)],
+    )
+
+
+def _beyond(data: ReportData) -> list[Block]:
+    measured = data.measured("test").models
+    every = dict.fromkeys(name for model in data.models for name in measured[model].beyond_accuracy)
+    known = list(wording.BEYOND_ACCURACY)
+
+    def place(measure: str) -> tuple[int, str]:
+        name, _ = wording.parted(measure)
+        return (known.index(name) if name in known else len(known)), measure
+
+    names = sorted(every, key=place)
+    columns = texts("model")
+    for name in names:
+        columns += numbers(metric_label(name), note=metric_meaning(name))
+    table = Table(
+        key="beyond-accuracy",
+        title="Lists on test",
+        note="Point at a heading for its definition; a dash: not defined.",
+        columns=columns,
+        rows=[
+            (model_label(one), *map(measured[one].beyond_accuracy.get, names))
+            for one in data.models
+        ],
+    )
+    return [table] if names else []
+
+
+def heading_of(example: Example, models: Sequence[str]) -> str:
+    """Title an example by the models that found its held-out item."""
+    several = len(models) > 1
+    if len(example.found_by) == len(models):
+        found = "Every model finds it" if several else "The model finds it"
+    elif not example.found_by:
+        found = "No model finds it" if several else "The model does not find it"
+    else:
+        found = f"Only {model_label(example.found_by[0])} finds it"
+    more = f" and {len(example.held_out) - 1} more" if len(example.held_out) > 1 else ""
+    return f"{found}: {example.held_out[0][:80]}{more}"
+
+
+def _examples(data: ReportData) -> Section:
+    blocks = []
+    for place, example in enumerate(data.examples):
+        lists = [
+            ItemList(
+                title="History, latest first",
+                note=f"{example.num_history:,} items before",
+                entries=[Entry(item_id=title, title=title) for title in example.history],
+            )
+        ]
+        for one in example.lists:
+            entries = [
+                Entry(item_id=item.title, title=item.title, mark="hit" if item.hit else "")
+                for item in one.items
+            ]
+            note = "not ranked" if one.rank is None else f"rank {one.rank:,}"
+            lists.append(ItemList(title=model_label(one.model), note=note, entries=entries))
+        title = heading_of(example, data.models)
+        shown = Lists(key=f"lists-{place}", lists=lists)
+        blocks.append(Section(key=f"example-{place}", title=title, blocks=[shown]))
+    return Section(
+        key="examples",
+        title="Examples",
+        note="Users of the test split, chosen by rule: for each outcome, the user with the median "
+        "history length. Held-out items are marked as hits.",
+        blocks=blocks,
+    )
+
+
+def _blend(data: ReportData) -> Section:
+    blocks = [block for blend in data.blends for block in _profile(blend)]
+    return Section(
+        key="blend",
+        title="Blend",
+        note="How the models' lists are merged into the served list. Learned weights are "
+        "cross-fitted: each half of the validation users is measured with weights fitted on the "
+        "other half.",
+        blocks=[*blocks, *blend_figures(data.blends, data.models)],
+    )
+
+
+def _profile(blend: BlendReport) -> list[Block]:
+    return [
+        Words(
+            lines=[
+                f"Profile {blend.profile} is served by {method_label(blend.served)}: "
+                f"{blend.reason}. {blend.num_found:,} of {blend.num_queries:,} validation users "
+                "have their held-out item in any list."
+            ]
+        ),
+        Table(
+            key=f"methods-{blend.profile}",
+            title=f"Ways to merge, profile {blend.profile}",
+            note="On validation.",
+            columns=[*texts("method"), *numbers(metric_label(blend.metric), format="metric")],
+            rows=[(method_label(method), value) for method, value in blend.methods],
+            page_length=10,
+        ),
+        Table(
+            key=f"weights-{blend.profile}",
+            title=f"Weights, profile {blend.profile}",
+            note="Of the served blend, for average users and items.",
+            columns=[
+                *texts("model"),
+                *numbers(*(name.replace("_", " ") for name in blend.features)),
+            ],
+            rows=[
+                (source_label(source), *(round(weights[name], 4) for name in blend.features))
+                for source, weights in blend.weights.items()
+            ],
+        ),
+    ]
+
+
+def _ranker(ranker: RankerReport | None) -> Section:
+    if ranker is None:
+        return Section(key="ranker", title="Ranker", blocks=[])
+    order = "The ranker's order is served" if ranker.served else "The blend's order is served"
+    lines = [f"{order}: {ranker.reason}."]
+    if ranker.tasks_reason:
+        lines.append(f"Tasks: {', '.join(ranker.tasks)}; {ranker.tasks_reason}.")
+    blocks: list[Block] = [Words(lines=lines)]
+    if ranker.trunks:
+        blocks.append(
+            Table(
+                key="calibration",
+                title="Calibration",
+                note="Of the predicted probabilities, on validation, over all candidates.",
+                columns=[
+                    *texts("task"),
+                    *numbers("AUC"),
+                    *numbers("predicted", "observed", "calibration error", format="metric"),
+                ],
+                rows=[
+                    (one.name, one.auc, one.predicted, one.observed, one.calibration_error)
+                    for one in ranker.served_tasks
+                ],
+            )
+        )
+    if len(ranker.trunks) > 1:
+        blocks.append(_trunks(ranker))
+    if ranker.routings:
+        blocks.append(_expert_load(ranker))
+    impressions = ", and on impression logs" if ranker.examined else ""
+    return Section(
+        key="ranker",
+        title="Ranker",
+        note=f"It reorders the first {ranker.num_candidates} candidates of the fast blend. It is "
+        "trained on each user's latest training events, with candidates from retrievers fitted "
+        f"without those events{impressions}; validation decides whether it is served.",
+        blocks=[*blocks, *ranker_figures(ranker)],
+    )
+
+
+def _trunks(ranker: RankerReport) -> Table:
+    tasks = [f"AUC of {task.name}" for task in ranker.served_tasks]
+    return Table(
+        key="trunks",
+        title="Trunks of equal compute",
+        note="Same training, measured on validation; the first is the ranker's. The error is the "
+        "standard error of the paired difference.",
+        columns=[
+            *texts("trunk"),
+            *numbers(metric_label(ranker.metric), format="metric"),
+            *numbers("difference from the ranker", format="signed"),
+            *numbers("its error", format="metric"),
+            *numbers("kFLOP per candidate", *tasks),
+        ],
+        rows=[
+            (
+                *(TRUNK_NAMES[one.trunk], one.validation),
+                *((one.ahead, one.standard_error) if place else (None, None)),
+                *(round(one.flops / 1000, 1), *(task.auc for task in one.tasks)),
+            )
+            for place, one in enumerate(ranker.trunks)
+        ],
+    )
+
+
+def _expert_load(ranker: RankerReport) -> Table:
+    return Table(
+        key="expert-load",
+        title="Expert load",
+        note="Entropy: 1 is uniform. MaxVio: the largest load over the mean, less 1.",
+        columns=[
+            *texts("trunk"),
+            *counts("candidates", "experts", "experts a candidate"),
+            *numbers("entropy of the load", "MaxVio"),
+            *counts("dead experts"),
+        ],
+        rows=[
+            (
+                *(TRUNK_NAMES[one.trunk], one.num_candidates, one.num_experts, one.top_k),
+                *(one.entropy, one.max_violation, one.dead_experts),
+            )
+            for one in ranker.routings
+        ],
+    )
+
+
+def _training(data: ReportData) -> Section:
+    lines = []
+    for curve in data.curves:
+        if not curve.best_step:
+            continue
+        ties = wording.TIE_ORDERS.get(curve.tie_order, curve.tie_order)
+        how = "stopped early and " if curve.stopped_early else ""
+        how = how or ("ran out of time and " if curve.stopped_by_time else "")
+        users = "held-out users" if curve.model == "ranked" else "validation"
+        lines.append(
+            f"{model_label(curve.model)}{f', ties {ties},' if len(data.orders) > 1 else ''} "
+            f"{how}kept step {curve.best_step:,} of {curve.num_steps:,}, the best on {users}."
+        )
+    blocks: list[Block] = [*([Words(lines=lines)] if lines else []), *curve_figures(data)]
+    return Section(key="training", title="Training", blocks=blocks)
+
+
+def _protocol(data: ReportData) -> Section:
+    meanings = Table(
+        key="models",
+        title="Models",
+        note="What each model is.",
+        columns=texts("model", "what it is"),
+        rows=[(model_label(one), wording.MODEL_MEANINGS.get(one, "")) for one in data.models],
+    )
+    blocks: list[Block] = [Words(lines=protocol(data)), meanings]
+    return Section(key="protocol", title="Protocol", blocks=blocks)
+
+
+def _data(data: ReportData) -> Section:
+    facts = data.features
+    events, users, items = (facts[name] for name in ("events", "users", "items"))
+    missing = facts["items_without_catalogue"]
+    catalogue = f"; {missing:,} are not in the catalogue" if missing else ""
+    density = f"{100 * events / users / items:.2g}% of user-item pairs"
+    labels = facts["labels"]
+    held_out = f"{labels['validation']:,} for validation, {labels['test']:,} for test"
+    rows = [
+        ("events", f"{events:,} kept of {facts['rows_in']:,} rows"),
+        ("users", f"{users:,}, {events / users:.1f} events each on average"),
+        ("items", f"{items:,}, {events / items:.1f} events each on average{catalogue}"),
+        ("density", density),
+        ("time", time_span(data)),
+        ("training", f"{labels['train']:,} events"),
+        ("held out", held_out),
+    ]
+    lost = lost_rows(data)
+    unused = Table(
+        key="unused",
+        title="Rows that were not used",
+        note="Quarantined rows are in build_features/quarantine/ of the workspace, each with its "
+        "reason.",
+        columns=[*texts("reason"), *counts("rows")],
+        rows=lost,
+    )
+    kept = Table(key="kept", title="Data", note="", columns=texts("of", "count"), rows=rows)
+    rest: Block = unused if lost else Words(lines=["Every row was used."])
+    return Section(key="data", title="Data", blocks=[kept, rest])
+
+
+def _reproduce(data: ReportData) -> Section:
+    made = data.provenance
+    files = "" if made.dataset else ", set your files in its [data] table"
+    rows = [
+        ("evaluation", made.evaluation_digest),
+        ("prepared data", made.data_digest),
+        *((f"raw file: {name}", digest) for name, digest in made.raw_files.items()),
+        *made.versions.items(),
+    ]
+    return Section(
+        key="reproduce",
+        title="Reproduce",
+        note=f"Save the settings as run.toml{files} and run: recsys run --config run.toml. Equal "
+        "data, settings and code give this file byte for byte, except for the number of looks at "
+        "the test split.",
+        blocks=[
+            Code(key="toml", title="Settings of this run", text=made.settings),
+            Table(
+                key="made-of",
+                title="Digests and versions",
+                note="",
+                columns=texts("of", "digest or version"),
+                rows=rows,
+            ),
+        ],
+    )

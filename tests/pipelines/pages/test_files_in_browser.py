@@ -1,0 +1,81 @@
+"""Pages on disk in headless Chromium, from file:// and with no network at all."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipelines.pages.backtest.sections import backtest_page
+from pipelines.pages.file import write_page
+from pipelines.pages.report import report_page
+from pipelines.pages.semantic_ids.page import write_semantic_id_report
+from tests.pipelines.dashboard.browser import windows
+from tests.pipelines.pages.backtest.document import document
+
+pytestmark = pytest.mark.slow
+HOSTILE = (
+    '<img src=x onerror="window.broken=1">',
+    "</script><script>window.broken=1</script>",
+    "\u05e9\u05dc\u05d5\u05dd \u202e reversed \U0001f600",
+    "W" * 300,
+)
+
+
+def run_report(reported, planted_ids, path):
+    data = reported(
+        num_items=len(HOSTILE) + 8,
+        titles=HOSTILE,
+        categories=HOSTILE,
+        orders=("given", "shuffled"),
+        warnings=HOSTILE,
+        title=HOSTILE[1],
+    )
+    write_page(report_page(data), path)
+
+
+def backtest(reported, planted_ids, path):
+    made = document(peer=HOSTILE[0], error=HOSTILE[1])
+    write_page(backtest_page({**made, "data_set": HOSTILE[1]}), path)
+
+
+def semantic_ids(reported, planted_ids, path):
+    made = planted_ids(titles=HOSTILE, title=HOSTILE[1])
+    codes = made.ids.codes.clone()
+    codes[1], codes[2] = made.ids.codes[2], made.ids.codes[1]
+    write_semantic_id_report(replace(made, previous=replace(made.ids, codes=codes)), path)
+
+
+@pytest.fixture(params=[run_report, backtest, semantic_ids], ids=lambda made: made.__name__)
+def page_file(request, reported, planted_ids, tmp_path):
+    path = tmp_path / f"{request.param.__name__}.html"
+    request.param(reported, planted_ids, path)
+    return path
+
+
+def test_every_chart_is_drawn_nothing_overflows_and_all_can_be_read(chromium, page_file):
+    with windows(chromium, page_file.as_uri()) as new:
+        for width, scheme in ((390, "light"), (1440, "dark")):
+            window = new(width, color_scheme=scheme, offline=True)
+            window.page.goto(page_file.as_uri())
+            window.settled()
+            window.see_all()
+            window.page.eval_on_selector_all("details", "all => all.forEach(o => o.open = true)")
+            assert window.axe() == []
+            assert not window.overflows()
+            assert window.page.evaluate("window.broken") is None
+            assert window.page.locator("img").count() == 0
+            assert HOSTILE[1] in window.page.inner_text("h1")
+
+
+def test_settings_are_copied_or_selected(chromium, reported, tmp_path):
+    path = tmp_path / "report.html"
+    write_page(report_page(reported()), path)
+    with windows(chromium, path.as_uri()) as new:
+        window = new()
+        window.page.goto(path.as_uri())
+        window.settled()
+        window.page.click("#toml summary")
+        window.page.click("#toml button")
+        window.until(
+            "['Copied', 'Selected'].includes(document.querySelector('#toml button').textContent)"
+        )
+        assert 'separator = "<"' in window.page.inner_text("#toml pre")

@@ -1,0 +1,152 @@
+"""The page of a run: every number, nothing that was not measured, and the same bytes again."""
+
+import json
+
+import pytest
+
+from pipelines.pages.document import Chart, Lists, Section, Table
+from pipelines.pages.encoding import encoded
+from pipelines.pages.figures import counted
+from pipelines.pages.file import page_html
+from pipelines.pages.report import in_order, report_page
+from pipelines.pages.wording import model_label
+from tests.pipelines.dashboard.documents import block_of, blocks_of
+
+HOSTILE = (
+    '<img src=x onerror="window.broken=1">',
+    "</script><script>window.broken=1</script>",
+    "{{ 7 * 7 }} {% raw %}",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 family \U0001f600",
+    "\u05e9\u05dc\u05d5\u05dd \u202e reversed",
+    "W" * 300,
+    'it\'s "quoted" & more',
+)
+
+
+@pytest.fixture(scope="module")
+def page(plain_report):
+    return report_page(plain_report)
+
+
+def sections(page):
+    return {one.key for one in page.blocks if isinstance(one, Section)}
+
+
+def test_every_number_of_the_report_is_on_the_page(page, plain_report):
+    for split in ("validation", "test"):
+        rows = {row[0]: row for row in block_of(page, Table, f"intervals-{split}").rows}
+        for model in plain_report.models:
+            mean, low, high, _ = plain_report.interval(model, split)
+            assert rows[model_label(model)][1:3] == [mean, f"{low:.4f} to {high:.4f}"]
+    tests = [
+        one
+        for one in plain_report.measured("test").comparisons
+        if one.metric == plain_report.primary
+    ]
+    shown = block_of(page, Table, "tests").rows
+    assert sorted(abs(row[4]) for row in shown) == sorted(abs(one.difference) for one in tests)
+    values = plain_report.metrics[plain_report.order]["test"]
+    every = block_of(page, Table, "every-metric")
+    order = in_order(values[plain_report.models[0]], plain_report.primary)
+    assert [list(row[1:]) for row in every.rows] == [
+        [values[model][name] for model in plain_report.models] for name in order
+    ]
+    charts = {one.key: one for one in blocks_of(page.blocks, Chart)}
+    assert {"overview", "cutoffs", "differences", "curve-loss", "slices-category"} <= set(charts)
+    assert "1-5" in charts["slices-history_length"].note.split("No users in:")[1].split(".")[0]
+
+
+def test_keys_of_blocks_differ(page):
+    keys = [one.key for one in blocks_of(page.blocks, object) if hasattr(one, "key")]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_first_screen_says_what_is_served_and_whom_it_fails(reported):
+    data = reported(models=("popularity", "blend", "blend_fast", "ranked"))
+    page = report_page(data)
+    assert page.lead.startswith("Served is the ranked blend. It ranks a held-out item among")
+    tiles = {tile.label: tile for tile in page.blocks[0].tiles}
+    assert tiles["NDCG@10 on test"].value == f"{data.interval('ranked', 'test').mean:.4f}"
+    parts = [
+        part.metrics[data.primary].mean
+        for part in data.measured("test").models["ranked"].slices
+        if part.num_users >= 30
+    ]
+    assert f"NDCG@10 {min(parts):.4f}" in tiles["Served worst"].note
+
+
+def test_titles_are_only_text(reported):
+    page = report_page(
+        reported(
+            titles=HOSTILE,
+            num_items=len(HOSTILE),
+            categories=HOSTILE,
+            title=HOSTILE[1],
+            warnings=HOSTILE,
+            quarantined=((HOSTILE[0], 3),),
+        )
+    )
+    text = page_html(page, "report")
+    assert "<img" not in text
+    assert text.lower().count("<script") == text.lower().count("</script>") == 4
+    shown = {
+        entry.title
+        for lists in blocks_of(page.blocks, Lists)
+        for one in lists.lists
+        for entry in one.entries
+    }
+    assert set(HOSTILE) <= shown
+
+
+@pytest.mark.parametrize(
+    ("options", "present", "absent"),
+    [
+        ({"has_times": False}, [], []),
+        ({"categories": ()}, ["slices"], []),
+        (
+            {"models": ("popularity",)},
+            ["examples"],
+            ["differences", "winners", "training"],
+        ),
+        ({"models": ("popularity", "brand_new")}, ["winners"], ["training"]),
+        ({"orders": ("given", "shuffled")}, ["ties"], []),
+        ({"ranker": False}, ["winners"], ["ranker"]),
+    ],
+)
+def test_what_is_not_there_is_left_out(reported, options, present, absent):
+    found = sections(report_page(reported(**options)))
+    assert set(present) <= found
+    assert not set(absent) & found
+
+
+def test_the_ranker_its_trunks_and_its_routing_are_shown(page):
+    assert "The ranker's order is served" in str(page)
+    # A task of one class has no AUC.
+    assert {row[1] for row in block_of(page, Table, "calibration").rows} == {0.88, None}
+    assert block_of(page, Table, "trunks").rows[1][2:4] == (-0.001, 0.002)
+    assert block_of(page, Chart, "routing-sparse-category").rows
+    assert [row[0] for row in block_of(page, Chart, "examined").rows][2] == "slot 3"
+
+
+def test_equal_evaluations_give_equal_bytes(reported, page):
+    assert page_html(report_page(reported()), "report") == page_html(page, "report")
+
+
+def test_size_follows_models_and_not_users(reported, page):
+    many = report_page(reported(num_users=3_000, num_items=500, num_resamples=100))
+    assert len(encoded(many)) < len(encoded(page)) + 40_000
+
+
+def test_ids_of_users_stay_out(plain_report):
+    written = json.dumps(plain_report.as_json())
+    assert "user_id" not in written
+    assert "user_row" not in written
+
+
+def test_labels_of_slices_are_short_and_never_equal():
+    names = ["W" * 30, "W" * 40, "Drama", "\u05e9\u05dc\u05d5\u05dd"]
+    labels = counted(names, [1, 1, 2_000, 3])
+    assert labels[0] == "W" * 15 + "... (1)"
+    assert labels[2] == "Drama (2,000)"
+    assert labels[3] == "\u2068\u05e9\u05dc\u05d5\u05dd\u2069 (3)"
+    assert len(set(labels)) == 4
