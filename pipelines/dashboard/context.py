@@ -19,7 +19,7 @@ class Context:
     cache: Cache = field(default_factory=lambda: Cache(512))
     """Of small values."""
     tables: Cache = field(default_factory=lambda: Cache(16))
-    """Of tables with a row a user, and of loaded bundles."""
+    """Tables with a row for each user."""
     server: str | None = None
     """Address of the API whose metrics are shown, such as ``http://127.0.0.1:8000``."""
     key: str | None = None

@@ -48,7 +48,6 @@ OTHER_PAGES = (
     ("items", "Items"),
     ("semantic-ids", "Semantic IDs"),
     ("experts", "Experts and adapters"),
-    ("ask", "Try it"),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipelines.dashboard.ask.page import ENTRY as ASK
 from pipelines.dashboard.compare.page import ENTRY as COMPARE
 from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import PageEntry
@@ -31,5 +30,4 @@ PAGES: tuple[PageEntry, ...] = (
     SEMANTIC_IDS,
     EXPERTS,
     SERVING,
-    ASK,
 )

@@ -1,8 +1,7 @@
 """How charts look, and how they become something a browser draws.
 
-Charts are written in Vega-Lite. A report compiles them to Vega, so that its page embeds the Vega
-renderer alone (580 kB); the dashboard's page compiles what it shows. Colours are CSS variables, so
-one drawing serves light and dark pages. Marks are hidden from screen readers; each chart has a
+Charts are written in Vega-Lite; the page that shows them compiles them. Colours are CSS variables,
+so one drawing serves light and dark pages. Marks are hidden from screen readers; each chart has a
 description and a table of its values.
 """
 
@@ -69,13 +68,6 @@ def spec_of(chart: Any) -> dict[str, Any]:
     return {**spec, "config": CONFIG}
 
 
-def compiled(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Compile Vega-Lite to Vega."""
-    vega: dict[str, Any] = vl_convert.vegalite_to_vega(dict(spec))
-    vega.pop("$schema")
-    return vega
-
-
 def values(rows: Sequence[Any]) -> Any:
     """Pass rows to Altair."""
     return {"values": [vars(row) for row in rows]}
@@ -85,17 +77,6 @@ def colored(colors: Mapping[str, str]) -> Any:
     """Colour each series; the page draws the legend."""
     scale = alt.Scale(domain=list(colors), range=list(colors.values()))
     return alt.Color("series:N", scale=scale, legend=None)
-
-
-@cache
-def drawing_script() -> str:
-    """Bundle the parts of Vega that draw a compiled chart, as ``vega.View`` and ``vega.parse``."""
-    module = f"https://cdn.jsdelivr.net/npm/vega@{vl_convert.get_vega_version()}/+esm"
-    # The address names a module inside vl-convert; nothing is fetched. Asking for two of Vega's
-    # names leaves out Vega-Lite and Vega-Embed: 581 kB instead of 898.
-    snippet = f"import {{View, parse}} from {json.dumps(module)}; window.vega = {{View, parse}};"
-    script: str = vl_convert.javascript_bundle(snippet)
-    return script
 
 
 @cache
