@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from pipelines.dashboard.compare.blocks import (
     difference_chart,
@@ -16,7 +17,7 @@ from pipelines.dashboard.compare.blocks import (
 )
 from pipelines.dashboard.compare.gate import gate_section
 from pipelines.dashboard.compare.page import pair_parameters
-from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.context import Build, Context, PageEntry
 from pipelines.dashboard.evidence.choices import (
     controls,
     default_pair,
@@ -91,15 +92,20 @@ class Pair:
     verdict: Verdict
 
 
-def build(context: Context, query: Query) -> Page:
-    """Make the page; without a pair it says how to get one."""
+def build(context: Context, query: Query, one_run: Build) -> Page:
+    """Make the page; without a pair it is the page of a run, which says how to get a pair.
+
+    Args:
+        one_run: Makes the page of a run.
+    """
     split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
     if len(query.several("runs", at_most=2)) < 2 and not query.text("first"):
         run = query.text("run") or query.text("runs")
         try:
             runs = default_pair(context, split, run)
         except NotFoundError as error:
-            return without_pair(context, str(error))
+            page = one_run(context, Query.of(run=run or None))
+            return replace(page, notices=[*page.notices, str(error)])
         query = Query.of(runs=tuple(one.key for one in runs))
     found = sides_of(context, query, split, at_most=2)
     pair = pair_of(context, (found[0], found[1]), split)
@@ -160,28 +166,6 @@ def pair_of(context: Context, sides: tuple[Side, Side], split: Split) -> Pair:
         measures=measures,
         config=config,
         verdict=verdict,
-    )
-
-
-def without_pair(context: Context, why: str) -> Page:
-    """Say what to do where there is nothing to choose between."""
-    runs = context.stores.runs()
-    blocks: list[Block] = [Words(lines=[why], tone="note")]
-    served = next((run for run in runs if "served" in run.tags), None)
-    if runs:
-        newest = served or runs[0]
-        blocks.append(
-            Words(
-                lines=["What there is:"],
-                links=[
-                    Link(label=f"Run {newest.name}", page="run", parameters={"run": newest.key}),
-                    Link(label="All runs", page="runs"),
-                ],
-            )
-        )
-        blocks.append(gate_section([Side(run=newest, model="")]))
-    return Page(
-        title="Which to release, and why", lead="There is no pair to choose from.", blocks=blocks
     )
 
 
@@ -496,10 +480,16 @@ def rule(verdict: Verdict, config: VerdictConfig) -> list[str]:
     return lines
 
 
-SUMMARY = PageEntry(
-    name="summary",
-    title="Summary",
-    build=build,
-    suggest={"runs": suggest_runs},
-    keeps=("runs",),
-)
+def entry(one_run: Build) -> PageEntry:
+    """Describe the page.
+
+    Args:
+        one_run: Makes the page that is shown while there is no pair.
+    """
+    return PageEntry(
+        name="summary",
+        title="Summary",
+        build=partial(build, one_run=one_run),
+        suggest={"runs": suggest_runs},
+        keeps=("runs",),
+    )

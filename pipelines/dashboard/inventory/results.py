@@ -18,8 +18,6 @@ from pipelines.pages.wording import METRICS, metric_label, metric_meaning, model
 
 def evaluated_files(run: Run) -> list[Path]:
     """Name the files whose change makes the figures of a run anew."""
-    if run.path is None:
-        return []
     names = ["evaluate/analysis.json", "evaluate/metrics.json", "fit_blend/manifest.json"]
     names += [f"{stage}/manifest.json" for stage in TRAININGS]
     return [run.path / name for name in names]
@@ -32,7 +30,7 @@ def read_reported(context: Context, run: Run) -> ReportData | None:
         UnreadableError: A file of it is damaged.
     """
     path = run.path
-    if run.kind != "workspace" or path is None or not (path / "evaluate" / ANALYSIS).exists():
+    if run.kind != "workspace" or not (path / "evaluate" / ANALYSIS).exists():
         return None
     files = evaluated_files(run)
     try:

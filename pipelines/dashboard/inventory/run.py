@@ -39,7 +39,8 @@ from pipelines.pages.document import (
     Tone,
     Words,
 )
-from pipelines.pages.report import measured_sections
+from pipelines.pages.report import headline_tiles, measured_sections
+from pipelines.pages.summary import answer
 from pipelines.pages.wording import metric_label, model_label
 
 OTHER_PAGES = (
@@ -75,9 +76,12 @@ def build(context: Context, query: Query) -> Page:
         return nothing_there(context)
     notices = list(run.problems)
     sections: list[Section] = []
+    lead, tiles = _lead(run), _measured_tiles(run)
     try:
         reported = read_reported(context, run)
         if reported is not None:
+            lead = f"{answer(reported)} {lead}"
+            tiles = headline_tiles(reported).tiles
             # Drawing anew what stays the same would take most of the page's time.
             sections = context.cache.get(
                 ("sections of a run", run.key),
@@ -92,9 +96,9 @@ def build(context: Context, query: Query) -> Page:
         sections = [Section(key="results", title="Results", blocks=tables)]
     return Page(
         title=run.name,
-        lead=_lead(run),
+        lead=lead,
         blocks=[
-            _tiles(run),
+            Tiles(tiles=[*tiles, *_tiles(run)]),
             _words(context, run),
             *sections,
             *_record(context, run),
@@ -127,19 +131,23 @@ def _controls(context: Context, run: Run) -> list[Control]:
     ]
 
 
-def _tiles(run: Run) -> Tiles:
-    tones: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
-    tiles = [Tile(label="status", value=run.status, tone=tones[run.status])]
+def _measured_tiles(run: Run) -> Sequence[Tile]:
     prefix = f"test/{run.served}/"
     served = [name.removeprefix(prefix) for name in run.metrics if name.startswith(prefix)]
-    tiles += [
+    note = f"of the served list: {model_label(run.served or '')}"
+    return [
         Tile(
             label=f"{metric_label(name)} on test",
             value=f"{run.metrics[prefix + name]:.4f}",
-            note=f"of the served list: {model_label(run.served or '')}",
+            note=note,
         )
         for name in by_fame(served)[:2]
     ]
+
+
+def _tiles(run: Run) -> list[Tile]:
+    tones: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
+    tiles = [Tile(label="status", value=run.status, tone=tones[run.status])]
     if run.seconds is not None:
         tiles.append(Tile(label="all stages", value=duration(run.seconds)))
     if run.peak_memory:
@@ -148,7 +156,7 @@ def _tiles(run: Run) -> Tiles:
     if run.kind == "workspace" and (looks := num_looks(run)):
         note = "evaluations that read it"
         tiles.append(Tile(label="looks at the test split", value=f"{looks:,}", note=note))
-    return Tiles(tiles=tiles)
+    return tiles
 
 
 def duration(seconds: float) -> str:

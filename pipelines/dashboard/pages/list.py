@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.dashboard.compare.page import ENTRY as COMPARE
-from pipelines.dashboard.compare.summary import SUMMARY
+from pipelines.dashboard.compare.summary import entry as summary
 from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.experts.page import ENTRY as EXPERTS
 from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
@@ -18,7 +18,7 @@ from pipelines.dashboard.why.page import ENTRY as WHY
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
-    SUMMARY,
+    summary(RUN.build),
     RUNS,
     RUN,
     DIFFERENCES,

@@ -37,11 +37,7 @@ def answer(report: SemanticIdReport) -> str:
     """Summarise the version."""
     counts, quality = report.counts, report.quality
     everyone = counts.num_with_id == counts.num_items
-    who = (
-        f"All {counts.num_items:,}"
-        if everyone
-        else f"{counts.num_with_id:,} of {counts.num_items:,}"
-    )
+    who = "All" if everyone else f"{counts.num_with_id:,} of"
     unique = "" if quality.collisions_after else ", all unique"
     found = (
         f"{who} {counts.num_items:,} items have an ID of {len(report.level_sizes)} codes{unique}."

@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.inventory.run import build, duration
+from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.pages.document import Chart, Section, Table, Tiles, Words
@@ -129,7 +130,8 @@ def test_a_run_half_written_says_what_is_missing(tmp_path: Path) -> None:
     (path / "evaluate/metrics.json").unlink()
     page = build(context, Query())
     assert page.notices[0].startswith("not evaluated: 3 stages are made. Go on with: recsys run")
-    assert block_of(page, Tiles).tiles[0].value == "unfinished"
+    states = {one.label: one.value for one in block_of(page, Tiles).tiles}
+    assert states["status"] == "unfinished"
 
 
 def test_a_torn_ledger_and_manifests_of_others_are_no_error(tmp_path: Path) -> None:
@@ -159,3 +161,14 @@ def test_the_run_before_of_the_same_data_is_offered(tmp_path: Path) -> None:
 
 def test_times_are_written_by_their_size() -> None:
     assert [duration(one) for one in (5.64, 64, 3725)] == ["5.6 s", "1 min 4 s", "1 h 2 min"]
+
+
+def test_with_one_run_the_first_page_is_that_run(tmp_path: Path) -> None:
+    known = world(3, num_users=200, num_items=60)
+    write_workspace(tmp_path / "run", known, {"popularity": Model(seed=1), "blend": Model(seed=2)})
+    page = PAGES[0].build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    assert page.title == "run"
+    assert page.lead.startswith("Served is the blend")
+    assert "no two measured runs" in page.notices[-1]
+    tiles = {tile.label for tile in block_of(page, Tiles).tiles}
+    assert {"NDCG@10 on test", "Over popularity", "Served worst"} <= tiles
