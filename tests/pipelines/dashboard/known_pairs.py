@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
+from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.stores import Places, Stores
 from tests.pipelines.dashboard.pages_read import lines_of
@@ -280,7 +280,7 @@ def look_at(
         write_workspace(folder / "runs" / name, known, models, features=folder / "features")
     context = Context(stores=Stores(Places(roots=[folder / "runs"])))
     keys = {run.name: run.key for run in context.stores.runs()}
-    page = SUMMARY.build(context, Query.of(runs=(keys["first"], keys["second"])))
+    page = PAGES[0].build(context, Query.of(runs=(keys["first"], keys["second"])))
     answer: Right = "neither"
     if page.lead.startswith("Release B"):
         answer = "B"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pipelines.dashboard.compare.page import ENTRY
-from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.evidence.choices import name_of
 from pipelines.dashboard.evidence.per_user import Side
+from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.pages.document import Page
@@ -141,7 +141,7 @@ def test_every_chart_has_units_values_and_origins(context: Context) -> None:
 
 
 def summary(context: Context, *names: str) -> Page:
-    return SUMMARY.build(context, Query.of(runs=tuple(key(context, name) for name in names)))
+    return PAGES[0].build(context, Query.of(runs=tuple(key(context, name) for name in names)))
 
 
 def test_summary_releases_the_better_one_and_says_why(context: Context) -> None:
@@ -171,7 +171,7 @@ def test_summary_keeps_the_better_one(context: Context) -> None:
 
 
 def test_summary_chooses_the_two_newest_runs_on_the_same_data(context: Context) -> None:
-    page = SUMMARY.build(context, Query())
+    page = PAGES[0].build(context, Query())
     assert "plain" in words(page)
     assert "better" in words(page)
     assert "stranger" not in page.lead
@@ -199,8 +199,9 @@ def test_the_losses_that_the_runs_release_tolerates_decide(tmp_path: Path) -> No
 
 
 def test_without_any_run_the_page_says_what_to_do(tmp_path: Path) -> None:
-    page = SUMMARY.build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
-    assert "recsys run --config shop.toml" in words(page)
+    page = PAGES[0].build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    assert "recsys run --config shop.toml" in page.notices[-1]
+    assert "recsys demo" in words(page)
 
 
 def test_one_run_is_compared_by_its_models(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_one_run_is_compared_by_its_models(tmp_path: Path) -> None:
     write_workspace(tmp_path / "only", world(5, num_users=300), models)
     alone = Context(stores=Stores(Places(roots=[tmp_path])))
     assert ENTRY.build(alone, Query()).title == "Compare blend and EASE"
-    assert "There is no pair" in SUMMARY.build(alone, Query()).lead
+    assert PAGES[0].build(alone, Query()).title == "only"
 
 
 def test_a_run_alone_is_compared_by_the_models_that_are_chosen(context: Context) -> None:
@@ -221,9 +222,10 @@ def test_a_run_alone_is_compared_by_the_models_that_are_chosen(context: Context)
 
 
 def test_a_summary_of_a_run_finds_its_counterpart(context: Context) -> None:
-    page = SUMMARY.build(context, Query.of(run=key(context, "better")))
+    page = PAGES[0].build(context, Query.of(run=key(context, "better")))
     assert "plain" in words(page)
-    assert "There is no pair" in SUMMARY.build(context, Query.of(run=key(context, "stranger"))).lead
+    alone = PAGES[0].build(context, Query.of(run=key(context, "stranger")))
+    assert alone.title == "stranger"
 
 
 def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> 
         write_workspace(tmp_path / name, known, {"blend": Model(seed=seed)})
         (tmp_path / name / "build_features" / "item_categories" / "values.npy").write_bytes(b"no")
     broken = Context(stores=Stores(Places(roots=[tmp_path])))
-    page = SUMMARY.build(broken, Query())
+    page = PAGES[0].build(broken, Query())
     assert any("Slices by category are left out" in notice for notice in page.notices)
     assert page.lead.startswith("No evidence")
 

@@ -3,8 +3,8 @@
 import pytest
 
 from pipelines.dashboard.compare.page import ENTRY
-from pipelines.dashboard.compare.summary import SUMMARY
 from pipelines.dashboard.context import Context
+from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.evaluation.analysis import Analysis
 from pipelines.pages.document import Words
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_served_bundle_is_held_against_the_one_before_it(context: Context) -> None:
-    page = SUMMARY.build(context, Query())
+    page = PAGES[0].build(context, Query())
     newest, older = context.stores.bundles()[:2]
     assert newest.tags["served"] == "yes"
     assert f"A is bundle {older.name}" in words(page)
@@ -57,7 +57,7 @@ def test_slices_are_those_of_the_report(context: Context) -> None:
 
 def test_a_file_holds_no_choice_of_other_runs(context: Context) -> None:
     exported = Context(stores=context.stores, exported=True)
-    page = SUMMARY.build(exported, Query.of(run=context.stores.workspaces()[0].key))
+    page = PAGES[0].build(exported, Query.of(run=context.stores.workspaces()[0].key))
     assert [control.name for control in page.controls] == []
     assert "overall" in charts(page)
 
@@ -67,7 +67,7 @@ def test_a_file_holds_the_pair_of_its_run(context: Context) -> None:
     run = Query.of(run=context.stores.workspaces()[0].key)
     assert ENTRY.exports is not None
     queries = ENTRY.exports(exported, run)
-    linked = SUMMARY.build(exported, run)
+    linked = PAGES[0].build(exported, run)
     addresses = [dict(query.values) for query in queries]
     to_compare = [
         Query.of(**link.parameters).values
