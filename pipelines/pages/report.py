@@ -38,8 +38,7 @@ from pipelines.pages.figures import (
     tie_figure,
     winner_figures,
 )
-from pipelines.pages.ranker_figures import ranker_figures
-from pipelines.pages.rankers import TRUNK_NAMES, RankerReport
+from pipelines.pages.ranker_figures import ranker_section, routing_section
 from pipelines.pages.report_data import ReportData
 from pipelines.pages.summary import (
     answer,
@@ -144,7 +143,8 @@ def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[
         ),
         _examples(data),
         _blend(data),
-        _ranker(data.ranker),
+        ranker_section(data.ranker),
+        *map(routing_section, data.ranker.routings if data.ranker else ()),
         _training(data),
     ]
     return [with_origins(one, origins) for one in sections if one.blocks]
@@ -383,92 +383,6 @@ def _profile(blend: BlendReport) -> list[Block]:
             ],
         ),
     ]
-
-
-def _ranker(ranker: RankerReport | None) -> Section:
-    if ranker is None:
-        return Section(key="ranker", title="Ranker", blocks=[])
-    order = "The ranker's order is served" if ranker.served else "The blend's order is served"
-    lines = [f"{order}: {ranker.reason}."]
-    if ranker.tasks_reason:
-        lines.append(f"Tasks: {', '.join(ranker.tasks)}; {ranker.tasks_reason}.")
-    blocks: list[Block] = [Words(lines=lines)]
-    if ranker.trunks:
-        blocks.append(
-            Table(
-                key="calibration",
-                title="Calibration",
-                note="Of the predicted probabilities, on validation, over all candidates.",
-                columns=[
-                    *texts("task"),
-                    *numbers("AUC"),
-                    *numbers("predicted", "observed", "calibration error", format="metric"),
-                ],
-                rows=[
-                    (one.name, one.auc, one.predicted, one.observed, one.calibration_error)
-                    for one in ranker.served_tasks
-                ],
-            )
-        )
-    if len(ranker.trunks) > 1:
-        blocks.append(_trunks(ranker))
-    if ranker.routings:
-        blocks.append(_expert_load(ranker))
-    impressions = ", and on impression logs" if ranker.examined else ""
-    return Section(
-        key="ranker",
-        title="Ranker",
-        note=f"It reorders the first {ranker.num_candidates} candidates of the fast blend. It is "
-        "trained on each user's latest training events, with candidates from retrievers fitted "
-        f"without those events{impressions}; validation decides whether it is served.",
-        blocks=[*blocks, *ranker_figures(ranker)],
-    )
-
-
-def _trunks(ranker: RankerReport) -> Table:
-    tasks = [f"AUC of {task.name}" for task in ranker.served_tasks]
-    return Table(
-        key="trunks",
-        title="Trunks of equal compute",
-        note="Same training, measured on validation; the first is the ranker's. The error is the "
-        "standard error of the paired difference.",
-        columns=[
-            *texts("trunk"),
-            *numbers(metric_label(ranker.metric), format="metric"),
-            *numbers("difference from the ranker", format="signed"),
-            *numbers("its error", format="metric"),
-            *numbers("kFLOP per candidate", *tasks),
-        ],
-        rows=[
-            (
-                *(TRUNK_NAMES[one.trunk], one.validation),
-                *((one.ahead, one.standard_error) if place else (None, None)),
-                *(round(one.flops / 1000, 1), *(task.auc for task in one.tasks)),
-            )
-            for place, one in enumerate(ranker.trunks)
-        ],
-    )
-
-
-def _expert_load(ranker: RankerReport) -> Table:
-    return Table(
-        key="expert-load",
-        title="Expert load",
-        note="Entropy: 1 is uniform. MaxVio: the largest load over the mean, less 1.",
-        columns=[
-            *texts("trunk"),
-            *counts("candidates", "experts", "experts a candidate"),
-            *numbers("entropy of the load", "MaxVio"),
-            *counts("dead experts"),
-        ],
-        rows=[
-            (
-                *(TRUNK_NAMES[one.trunk], one.num_candidates, one.num_experts, one.top_k),
-                *(one.entropy, one.max_violation, one.dead_experts),
-            )
-            for one in ranker.routings
-        ],
-    )
 
 
 def _training(data: ReportData) -> Section:

@@ -124,7 +124,7 @@ def test_the_ranker_its_trunks_and_its_routing_are_shown(page):
     # A task of one class has no AUC.
     assert {row[1] for row in block_of(page, Table, "calibration").rows} == {0.88, None}
     assert block_of(page, Table, "trunks").rows[1][2:4] == (-0.001, 0.002)
-    assert block_of(page, Chart, "routing-sparse-category").rows
+    assert block_of(page, Chart, "heat-sparse").rows
     assert [row[0] for row in block_of(page, Chart, "examined").rows][2] == "slot 3"
 
 
