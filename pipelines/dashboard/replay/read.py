@@ -9,7 +9,6 @@ from typing import Any
 
 from pipelines.backtest.run import DOCUMENT, FOLDER
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.replay.find import backtests_of
 from pipelines.dashboard.replay.unfinished import measured_so_far
 from pipelines.dashboard.runs.documents import (
     UnreadableError,
@@ -31,7 +30,7 @@ def backtests(context: Context) -> list[Found]:
             (path / DOCUMENT, path / DESCRIPTION, path / "steps"),
             partial(_found, path),
         )
-        for path in backtests_of(context)
+        for path in context.stores.backtests()
     ]
     return sorted(found, key=lambda one: (str(one.time), one.name), reverse=True)
 

@@ -1,4 +1,4 @@
-"""Find workspaces and folders of bundles below a root, without reading what lies in them."""
+"""Find workspaces, folders of bundles and backtests below a root, without reading their files."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pipelines.dashboard.runs.documents import names_in
+from recsys.replay.run import DESCRIPTION
 
 MAX_DEPTH = 8
 UPDATE, RELEASED, BUNDLES = "update", "released", "bundles"
 BEGUN = frozenset({"lock", "build_features", ".partial-build_features"})
 PASSED_OVER = re.compile(r"\.|\w+=")
 """Hidden folders and partitions."""
-BACKTEST = "backtest.json"
-"""Marks a folder whose workspace is part of a backtest."""
+BACKTEST, DOCUMENT = "backtest", "backtest.json"
+"""Folder of a run's own backtest, and what marks a folder whose workspace is part of one."""
 
 
 class Found(NamedTuple):
     """A folder of interest."""
 
     path: Path
-    is_workspace: bool
-    """Otherwise it holds bundles."""
+    kind: Literal["workspace", "bundles", "backtest"]
 
 
 def is_workspace(names: set[str]) -> bool:
@@ -33,7 +33,7 @@ def is_workspace(names: set[str]) -> bool:
 
 
 def find_below(root: Path) -> Iterator[Found]:
-    """List workspaces, the increments' below them, and folders of bundles.
+    """List workspaces, the increments' below them, folders of bundles, and backtests.
 
     Descends into no workspace, hidden folder, link, or partition (``day=2026-01-01``).
 
@@ -52,22 +52,26 @@ def find_below(root: Path) -> Iterator[Found]:
             continue
         names = {name for name, _ in listed}
         if is_workspace(names):
-            yield Found(Path(folder), True)
+            yield Found(Path(folder), "workspace")
             yield from _below_workspace(folder, names)
         elif any(name.startswith("bundle-") for name in names):
-            yield Found(Path(folder), False)
-        elif depth < MAX_DEPTH and BACKTEST not in names:
+            yield Found(Path(folder), "bundles")
+        elif DESCRIPTION in names and "steps" in names:
+            yield Found(Path(folder), "backtest")
+        elif depth < MAX_DEPTH and DOCUMENT not in names:
             below = [entry for name, entry in listed if not PASSED_OVER.match(name)]
             waiting += [(entry.path, depth + 1) for entry in below if _is_folder(entry)]
 
 
 def _below_workspace(folder: str, names: set[str]) -> Iterator[Found]:
     if BUNDLES in names:
-        yield Found(Path(folder, BUNDLES), False)
+        yield Found(Path(folder, BUNDLES), "bundles")
+    if BACKTEST in names and (own := Path(folder, BACKTEST)).joinpath(DESCRIPTION).exists():
+        yield Found(own, "backtest")
     if UPDATE in names:
         path = Path(folder, UPDATE)
         if is_workspace(set(names_in(path))):
-            yield Found(path, True)
+            yield Found(path, "workspace")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

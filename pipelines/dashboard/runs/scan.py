@@ -76,6 +76,8 @@ class Scan:
         self._workspaces: dict[Path, _Kept] = {}
         self._bundles: dict[Path, _Kept] = {}
         self._completed: dict[Path, tuple[object, list[Run]]] = {}
+        self.backtests: tuple[Path, ...] = ()
+        """Folders of backtests."""
         self.lock = threading.Lock()
         """Held while looking through: one looks at a time."""
 
@@ -89,7 +91,8 @@ class Scan:
             The runs, in no order, and what is wrong with the places.
         """
         found, problems = self._find()
-        places = [one.path for one in found if one.is_workspace]
+        self.backtests = tuple(one.path for one in found if one.kind == "backtest")
+        places = [one.path for one in found if one.kind == "workspace"]
         workspaces: dict[Path, _Kept] = {}
         shown, rest = time.monotonic(), SHOWN_AFTER
         for number, path in enumerate(places, 1):
@@ -104,7 +107,7 @@ class Scan:
             workspaces[path] = kept
         self._workspaces = workspaces
         runs = [one.run for one in workspaces.values()]
-        folders = dict.fromkeys(one.path for one in found if not one.is_workspace)
+        folders = dict.fromkeys(one.path for one in found if one.kind == "bundles")
         return [*runs, *self._read_bundles(folders, runs)], problems
 
     def _find(self) -> tuple[list[Found], list[str]]:
@@ -117,7 +120,7 @@ class Scan:
                 problems.append(f"{root} cannot be read: {error.strerror or error}")
         for folder in self._folders:
             if folder.is_dir():
-                found.setdefault(folder, Found(folder, False))
+                found.setdefault(folder, Found(folder, "bundles"))
             else:
                 problems.append(f"{folder}, a folder of bundles, is not there")
         return list(found.values()), problems

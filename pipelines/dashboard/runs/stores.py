@@ -121,6 +121,11 @@ class Stores:
         """Return the released bundles, the newest first."""
         return [run for run in self.runs() if run.kind == "bundle"]
 
+    def backtests(self) -> Sequence[Path]:
+        """Return the folders of backtests, each once."""
+        self.now()
+        return list({path.resolve(): path for path in self._scan.backtests}.values())
+
     def problems(self) -> Sequence[str]:
         """Say which places cannot be read now, in words; the page shows it above all."""
         return self.now().problems
