@@ -11,6 +11,7 @@ from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.evidence.verdict import cost_words
 from pipelines.pages.charts.shapes import Dot, interval_chart
 from pipelines.pages.charts.style import color_of
+from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Origin, Table
 from pipelines.pages.wording import metric_label, metric_meaning
 
@@ -146,10 +147,10 @@ def measures_table(
         note="Of each side's first 10 items for every measured user; costs are those of the run "
         "and of the bundle that it released. 'not measured': the run did not.",
         columns=[
-            Column(label="measure"),
+            *texts("measure"),
             *(Column(label=name, numeric=True) for name in names),
-            Column(label="change", note="From the first side to each other one", numeric=True),
-            Column(label="what it says"),
+            *numbers("change", note="From the first side to each other one"),
+            *texts("what it says"),
         ],
         rows=rows,
         page_length=25,

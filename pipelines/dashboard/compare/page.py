@@ -48,11 +48,11 @@ from pipelines.dashboard.evidence.slicings import (
 from pipelines.dashboard.evidence.verdict import p_words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts.shapes import Dot, Point, SeriesBand, banded_lines, line_chart
+from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Column,
     Control,
     Link,
     LinkedCell,
@@ -192,15 +192,12 @@ def metrics_blocks(shown: Shown) -> list[Block]:
         f"(Holm): if none of the sides differed, one or more would be called different in at most "
         f"{LEVEL:.0%} of cases.",
         columns=[
-            Column(label="metric"),
-            Column(label="side"),
-            Column(label=shown.names[0], numeric=True, format="metric"),
-            Column(label="side's mean", numeric=True, format="metric"),
-            Column(label="difference", numeric=True, format="signed"),
-            Column(label="interval", note=f"{CONFIDENCE:.0%}, of the difference"),
-            Column(label="adjusted p", note="Holm, over the whole table"),
-            Column(label="in words"),
-            Column(label="what it says"),
+            *texts("metric", "side"),
+            *numbers(shown.names[0], "side's mean", format="metric"),
+            *numbers("difference", format="signed"),
+            *texts("interval", note=f"{CONFIDENCE:.0%}, of the difference"),
+            *texts("adjusted p", note="Holm, over the whole table"),
+            *texts("in words", "what it says"),
         ],
         rows=rows,
         origins=origins(shown.sides),
@@ -269,14 +266,11 @@ def slice_sections(shown: Shown) -> list[Section]:
             note="p is corrected for all rows of this table (Holm). A user counts in a slice by "
             "the held-out items that are in it.",
             columns=[
-                Column(label="slice"),
-                Column(label="side"),
-                Column(label="users", numeric=True, format="count"),
-                Column(label=shown.names[0], numeric=True, format="metric"),
-                Column(label="side's mean", numeric=True, format="metric"),
-                Column(label="difference", numeric=True, format="signed"),
-                Column(label="interval"),
-                Column(label="adjusted p"),
+                *texts("slice", "side"),
+                *counts("users"),
+                *numbers(shown.names[0], "side's mean", format="metric"),
+                *numbers("difference", format="signed"),
+                *texts("interval", "adjusted p"),
             ],
             rows=rows,
             origins=origins(shown.sides),

@@ -41,11 +41,11 @@ from pipelines.dashboard.evidence.verdict import (
 )
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.pages.charts.shapes import Dot
+from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Column,
     Link,
     LinkedCell,
     Page,
@@ -436,13 +436,11 @@ def slices_section(pair: Pair) -> Section:
         "gained where that is shown; 'as the named ones' where it is shown, but not without "
         "the users of a slice that is named above.",
         columns=[
-            Column(label="slice"),
-            Column(label="users", numeric=True, format="count"),
-            Column(label="A", numeric=True, format="metric"),
-            Column(label="B", numeric=True, format="metric"),
-            Column(label="difference", numeric=True, format="signed"),
-            Column(label="interval"),
-            Column(label="shown by the search"),
+            *texts("slice"),
+            *counts("users"),
+            *numbers("A", "B", format="metric"),
+            *numbers("difference", format="signed"),
+            *texts("interval", "shown by the search"),
         ],
         rows=rows,
         page_length=10,

@@ -17,7 +17,7 @@ from pipelines.dashboard.runs.documents import UnreadableError, changed_at, name
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.charts.shapes import Dot, interval_chart
 from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import counts, shares, texts
+from pipelines.pages.columns import counts, numbers, shares, texts
 from pipelines.pages.document import Block, Cell, Chart, Column, Origin, Section, Table, Words
 from pipelines.pages.figure import chart_of
 from recsys.layers.lora.file import CONFIG
@@ -229,8 +229,7 @@ def _verdict_table(
         note="A check passes where its value reaches the bound.",
         columns=[
             *texts("check"),
-            Column(label="value", numeric=True, format="metric"),
-            Column(label="bound", numeric=True, format="metric"),
+            *numbers("value", "bound", format="metric"),
             *texts("passed", "why"),
         ],
         rows=[
@@ -315,11 +314,8 @@ def _registered_table(rows: Sequence[Sequence[Cell]], origins: Sequence[Origin])
             *texts("domain", "version", "state", "base", "of bundle"),
             *counts("rank", "parameters"),
             *shares("size"),
-            Column(
-                label="gain",
-                note="over the base, both over the domain's items alone",
-                numeric=True,
-                format="signed",
+            *numbers(
+                "gain", format="signed", note="over the base, both over the domain's items alone"
             ),
             *texts("checks passed"),
             Column(label="registered", format="time"),

@@ -10,10 +10,10 @@ from pipelines.dashboard.inventory.record import StageRecord, raw_files_of, stag
 from pipelines.dashboard.inventory.runs import nothing_there, suggested
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
+from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
-    Column,
     Control,
     Link,
     Option,
@@ -248,9 +248,9 @@ def _section(
         title=f"{title} that differ",
         note="Names are dotted as in the TOML file.",
         columns=[
-            Column(label="What"),
-            Column(label="First", note=runs[0].name),
-            Column(label="Second", note=runs[1].name),
+            *texts("What"),
+            *texts("First", note=runs[0].name),
+            *texts("Second", note=runs[1].name),
         ],
         rows=rows,
         origins=[run.origin for run in runs],
@@ -287,11 +287,9 @@ def _metrics(first: Run, second: Run, split: str) -> Table:
         note="Second less first. On other data, or other users, a difference says little; the page "
         "Compare tests it on the same users.",
         columns=[
-            Column(label="Model"),
-            Column(label="Metric"),
-            Column(label="First", numeric=True, format="metric"),
-            Column(label="Second", numeric=True, format="metric"),
-            Column(label="Difference", numeric=True, format="signed"),
+            *texts("Model", "Metric"),
+            *numbers("First", "Second", format="metric"),
+            *numbers("Difference", format="signed"),
         ],
         rows=rows,
         origins=[first.origin, second.origin],

@@ -14,6 +14,7 @@ from pipelines.dashboard.runs.find import RELEASED, UPDATE
 from pipelines.dashboard.runs.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN, digest_of_json
 from pipelines.engine.workspace import Workspace
+from pipelines.pages.columns import texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -178,7 +179,7 @@ def settings_table(run: Run, origins: Sequence[Origin]) -> Table:
         title="Configuration",
         note="Every setting by its dotted name, as the run resolved it from preset, file and "
         "--set. Search by name or value.",
-        columns=[Column(label="Setting"), Column(label="Value")],
+        columns=[*texts("Setting", "Value")],
         rows=sorted(run.config.items()),
         origins=origins,
     )
@@ -197,7 +198,7 @@ def digests_table(run: Run, stages: Sequence[StageRecord], origins: Sequence[Ori
         title="Digests and versions",
         note="sha256 of what the run was made from and of what came out; equal digests mean equal "
         "bytes.",
-        columns=[Column(label="What"), Column(label="Version"), Column(label="Digest")],
+        columns=[*texts("What", "Version", "Digest")],
         rows=rows,
         origins=origins,
     )
@@ -222,12 +223,7 @@ def ledger_blocks(run: Run) -> list[Block]:
             title=f"{len(entries):,} looks at the test split",
             note="Each evaluation that read it. The more often it is looked at before a choice, "
             "the more a lead on it may be chance.",
-            columns=[
-                Column(label="When", format="time"),
-                Column(label="Stage"),
-                Column(label="Made from"),
-                Column(label=""),
-            ],
+            columns=[Column(label="When", format="time"), *texts("Stage", "Made from", "")],
             rows=rows,
         )
     ]

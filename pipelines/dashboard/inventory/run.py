@@ -24,6 +24,7 @@ from pipelines.dashboard.inventory.runs import nothing_there, suggested
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.documents import UnreadableError
 from pipelines.dashboard.runs.run import Run
+from pipelines.pages.columns import texts
 from pipelines.pages.document import (
     Block,
     Column,
@@ -235,11 +236,7 @@ def _bundles(context: Context, run: Run) -> list[Block]:
             key="released",
             title="Released bundles",
             note="The newest first; the page Releases has why each was released or refused.",
-            columns=[
-                Column(label="Bundle"),
-                Column(label="When", format="time"),
-                Column(label="Tags"),
-            ],
+            columns=[*texts("Bundle"), Column(label="When", format="time"), *texts("Tags")],
             rows=[
                 (LinkedCell(text=one.name, link=link_to(one)), time_text(one), tags_text(one))
                 for one in released[:200]

@@ -11,11 +11,11 @@ from pipelines.dashboard.items.neighbours import nearest
 from pipelines.dashboard.items.shown import Shown
 from pipelines.pages.charts.shapes import Bar, share_chart
 from pipelines.pages.charts.style import NOBODY, color_of
+from pipelines.pages.columns import counts, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Column,
     Link,
     LinkedCell,
     Lists,
@@ -121,10 +121,7 @@ def users_table(shown: Shown, wanted: pl.DataFrame) -> Table:
         title="Users who wanted it",
         note="Their history and lists are a click away."
         + (f" {more:,} more are not shown." if more else ""),
-        columns=[
-            Column(label="user"),
-            Column(label=f"rank by {model_label(shown.model)}", numeric=True, format="count"),
-        ],
+        columns=[*texts("user"), *counts(f"rank by {model_label(shown.model)}")],
         rows=rows,
         page_length=10,
         origins=[shown.run.origin],

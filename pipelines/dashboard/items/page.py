@@ -17,11 +17,11 @@ from pipelines.dashboard.items.shown import Shown, shown_of
 from pipelines.dashboard.query import Query
 from pipelines.pages.charts.shapes import Bar, Dot, interval_chart, share_chart
 from pipelines.pages.charts.style import color_of
+from pipelines.pages.columns import counts, numbers, shares, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Column,
     Control,
     Link,
     LinkedCell,
@@ -141,13 +141,13 @@ def exposure_chart(shown: Shown, compared: dict[str, Exposure]) -> Chart:
     names = [f"{name} events" for name in NAMES]
     colors = {name: color_of(place) for place, name in enumerate(names)}
     bars, rows = [], []
-    for label, numbers in counts.items():
-        total = max(1, int(numbers.sum()))
-        rows.append((label, *numbers.tolist()))
+    for label, found in counts.items():
+        total = max(1, int(found.sum()))
+        rows.append((label, *found.tolist()))
         bars += [
             Bar(label=label, series=name, share=number / total, note=f"{label} \u00b7 {name}: "
                 f"{number:,} ({number / total:.1%})")
-            for name, number in zip(names, numbers.tolist(), strict=True)
+            for name, number in zip(names, found.tolist(), strict=True)
             if number
         ]  # fmt: skip
     return Chart(
@@ -234,13 +234,11 @@ def bias_table(context: Context, shown: Shown) -> Table:
         note="Mean training events of a listed item against those of a held-out one. A lift of 0 "
         "is what users want; above it lists are more popular than that.",
         columns=[
-            Column(label="model"),
-            Column(label="events of a listed item", numeric=True, format="count"),
-            Column(label="of a held-out item", numeric=True, format="count"),
-            Column(label="lift", numeric=True, format="percent"),
-            Column(label="coverage", numeric=True, format="percent"),
-            Column(label="Gini", numeric=True, format="metric"),
-            Column(label="top 1%", numeric=True, format="percent"),
+            *texts("model"),
+            *counts("events of a listed item", "of a held-out item"),
+            *shares("lift", "coverage"),
+            *numbers("Gini", format="metric"),
+            *shares("top 1%"),
         ],
         rows=rows,
         origins=[shown.run.origin],
@@ -257,13 +255,9 @@ def items_table(context: Context, shown: Shown, own: Exposure) -> Table:
         "proportion, 0 is never shown, \u221e is shown without an event. Items that are "
         "over-exposed come first.",
         columns=[
-            Column(label="item"),
-            Column(label="categories"),
-            Column(label="training events", numeric=True, format="count"),
-            Column(label="in lists", numeric=True, format="count"),
-            Column(label="held-out", numeric=True, format="count"),
-            Column(label="found", numeric=True, format="count"),
-            Column(label="exposure", numeric=True, format="metric"),
+            *texts("item", "categories"),
+            *counts("training events", "in lists", "held-out", "found"),
+            *numbers("exposure", format="metric"),
         ],
         source=None if exported else "items",
         rows=_rows(shown, own, Window()).rows if exported else (),

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipelines.dashboard.releases.folders import Folder
 from pipelines.dashboard.releases.record import ALTERED, SIGNATURES, Decided, Record
+from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -84,17 +85,13 @@ def decisions_table(record: Record, folder: Folder) -> Table:
         note="Every release, refusal, promotion and rollback, the newest first. Each is a file "
         "that is signed where RECSYS_SIGNING_KEY is set and names the one before it. A version "
         "leads to its decision.",
-        columns=(
+        columns=[
             Column(label="time (UTC)", format="time"),
-            Column(label="version"),
-            Column(label="outcome"),
-            Column(label="decided by"),
-            Column(label="signature", note="NOT VALID: the file is not what was signed."),
-            Column(label="checks", numeric=True, format="count"),
-            Column(label="failed", numeric=True, format="count"),
-            Column(label="champion before"),
-            Column(label="why"),
-        ),
+            *texts("version", "outcome", "decided by"),
+            *texts("signature", note="NOT VALID: the file is not what was signed."),
+            *counts("checks", "failed"),
+            *texts("champion before", "why"),
+        ],
         rows=rows,
         page_length=10,
         origins=folder.origins,
@@ -212,14 +209,12 @@ def _verdicts(
         key=key,
         title=title,
         note=note,
-        columns=(
-            Column(label="check"),
-            Column(label="result"),
-            Column(label="value", numeric=True, format="metric"),
-            Column(label="bound", numeric=True, format="metric"),
-            Column(label="found", note="What is wrong with a failed one."),
-            Column(label="reason"),
-        ),
+        columns=[
+            *texts("check", "result"),
+            *numbers("value", "bound", format="metric"),
+            *texts("found", note="What is wrong with a failed one."),
+            *texts("reason"),
+        ],
         rows=rows,
         page_length=10,
         origins=origins,

@@ -22,6 +22,7 @@ from pipelines.dashboard.releases.timeline import timeline
 from pipelines.engine.memory import GIB
 from pipelines.operations.in_use import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
+from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -203,14 +204,13 @@ def _commands(record: Record, folder: Folder) -> Iterator[Table]:
         note=f"What ran in the workspace, the newest first: {len(record.commands):,} commands, "
         f"{failed:,} failed, {refused:,} refused."
         + (f" The {more:,} before these are in history.jsonl." if more else ""),
-        columns=(
+        columns=[
             Column(label="began (UTC)", format="time"),
-            Column(label="command"),
-            Column(label="outcome"),
-            Column(label="exit code", numeric=True, note="0 done, 3 refused, 5 alarm, 75 busy."),
-            Column(label="time", numeric=True, format="seconds"),
-            Column(label="reasons"),
-        ),
+            *texts("command", "outcome"),
+            *numbers("exit code", note="0 done, 3 refused, 5 alarm, 75 busy."),
+            *numbers("time", format="seconds"),
+            *texts("reasons"),
+        ],
         rows=rows,
         page_length=10,
         origins=folder.origins,
@@ -243,13 +243,12 @@ def _bundles(context: Context, folder: Folder, record: Record, there: Sequence[s
         title="Bundles on disk",
         note=f"{len(there):,} bundles; the folder {folder.bundles} takes "
         f"{sizes.get('', 0) / GIB:.2f} GiB, files that bundles share counted once.",
-        columns=(
-            Column(label="version"),
+        columns=[
+            *texts("version"),
             Column(label="written (UTC)", format="time"),
-            Column(label="size", numeric=True, format="bytes"),
-            Column(label="outcome"),
-            Column(label="why it is there"),
-        ),
+            *numbers("size", format="bytes"),
+            *texts("outcome", "why it is there"),
+        ],
         rows=rows,
         page_length=10,
         origins=folder.origins,

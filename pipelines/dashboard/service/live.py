@@ -18,7 +18,8 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.service.view import clock, iso
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.charts.timelines import TimePoint, time_lines
-from pipelines.pages.document import Block, Chart, Column, Section, Table, Tile, Tiles, Words
+from pipelines.pages.columns import numbers, texts
+from pipelines.pages.document import Block, Chart, Section, Table, Tile, Tiles, Words
 from serving.metrics import STAGES
 
 TIMEOUT_SECONDS = 1.0
@@ -242,7 +243,7 @@ def _refusals(now: Sample) -> Table:
         key="counters",
         title="Counts since the server began",
         note="queue_full and deadline are overload.",
-        columns=(Column(label="what"), Column(label="which"), Column(label="count", numeric=True)),
+        columns=[*texts("what", "which"), *numbers("count")],
         rows=rows,
     )
 

@@ -13,7 +13,8 @@ from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_t
 from pipelines.monitoring.page import monitoring_blocks
 from pipelines.off_policy.page import estimate_blocks
 from pipelines.off_policy.words import words_of
-from pipelines.pages.document import Block, Column, Origin, Section, Table, Words
+from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.document import Block, Origin, Section, Table, Words
 from pipelines.parity.run import SKIPPED
 from pipelines.publishing.gate.documents import MONITOR, PARITY
 
@@ -92,13 +93,12 @@ def _parity(document: Mapping[str, Any], origins: Sequence[Origin]) -> list[Bloc
                 title="What differs",
                 note="Causes first; the others follow from them. Recomputed lists whose first "
                 "difference it is, and the code that computes it.",
-                columns=(
-                    Column(label="what"),
-                    Column(label="first in", numeric=True, format="count"),
-                    Column(label="at most apart", numeric=True),
-                    Column(label="computed by"),
-                    Column(label="example"),
-                ),
+                columns=[
+                    *texts("what"),
+                    *counts("first in"),
+                    *numbers("at most apart"),
+                    *texts("computed by", "example"),
+                ],
                 rows=[
                     (str(one["what"]), one["first"], one["largest"], one["path"], one["example"])
                     for one in sorted(document["differences"], key=lambda one: -one["first"])

@@ -20,11 +20,11 @@ from pipelines.dashboard.why.shown import LISTED, Shown, shown_of
 from pipelines.dashboard.why.user import user_section
 from pipelines.pages.charts.shapes import Bar, share_chart
 from pipelines.pages.charts.style import color_of
+from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Column,
     Control,
     Link,
     LinkedCell,
@@ -217,12 +217,11 @@ def pattern_sections(shown: Shown) -> list[Section]:
                 f"share of those that only {first} found, of {len(found)} slices; above 1 {second} "
                 "has its wins there. p is corrected for all slices (Holm).",
                 columns=[
-                    Column(label="slice"),
-                    Column(label="won", numeric=True, format="count", note=f"only {second}"),
-                    Column(label="lost", numeric=True, format="count", note=f"only {first}"),
-                    Column(label="lift", numeric=True),
-                    Column(label="95% interval"),
-                    Column(label="adjusted p"),
+                    *texts("slice"),
+                    *counts("won", note=f"only {second}"),
+                    *counts("lost", note=f"only {first}"),
+                    *numbers("lift"),
+                    *texts("95% interval", "adjusted p"),
                 ],
                 rows=rows,
                 origins=shown.origins,

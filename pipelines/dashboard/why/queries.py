@@ -16,6 +16,7 @@ from pipelines.dashboard.evidence.histories import user_ids, users_matching
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.why.outcomes import OUTCOMES, gain
 from pipelines.dashboard.why.shown import Shown
+from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import Cell, Column, Link, LinkedCell, Rows, Window
 
 ALL = "all"
@@ -26,18 +27,11 @@ NOWHERE = 255
 def columns_of(first: str, second: str) -> list[Column]:
     """Name the columns."""
     return [
-        Column(label="user"),
-        Column(label="held-out item"),
-        Column(label="events before", numeric=True, format="count"),
-        Column(label=first, numeric=True, format="count", note="rank of the item"),
-        Column(label=second, numeric=True, format="count", note="rank of the item"),
-        Column(
-            label="gain",
-            numeric=True,
-            format="signed",
-            note="of the second side, by the discount of NDCG@100",
-        ),
-        Column(label="outcome"),
+        *texts("user", "held-out item"),
+        *counts("events before"),
+        *counts(first, second, note="rank of the item"),
+        *numbers("gain", format="signed", note="of the second side, by the discount of NDCG@100"),
+        *texts("outcome"),
     ]
 
 

@@ -16,9 +16,9 @@ from pipelines.dashboard.evidence.per_user import Side, Split, answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.why.outcomes import COMBINED
 from pipelines.dashboard.why.shown import Shown
+from pipelines.pages.columns import counts, texts
 from pipelines.pages.document import (
     Block,
-    Column,
     Entry,
     ItemList,
     Link,
@@ -188,10 +188,7 @@ def ranks_tables(shown: Shown, user_id: str) -> Sequence[Table]:
                 title=f"Rank of the held-out item, {side.run.name}",
                 note="Over the whole catalogue, without what the user knows; empty where the "
                 "model does not score it.",
-                columns=[
-                    Column(label="model"),
-                    Column(label="rank", numeric=True, format="count"),
-                ],
+                columns=[*texts("model"), *counts("rank")],
                 rows=[(model_label(model), answered.ranks[model]) for model in order],
                 origins=[side.run.origin],
             )
