@@ -41,6 +41,7 @@ from pipelines.pages.figures import (
 from pipelines.pages.ranker_figures import ranker_section, routing_section
 from pipelines.pages.report_data import ReportData
 from pipelines.pages.summary import (
+    BASELINE,
     answer,
     comparisons,
     headline,
@@ -86,7 +87,7 @@ def headline_tiles(data: ReportData) -> Tiles:
     interval = f"{served_label(data, found.model)}, 95% interval {ranged(found.interval)}"
     tiles = [Tile(label=f"{name} on test", value=written(found.interval.mean), note=interval)]
     if found.times_baseline:
-        popular = written(data.interval("popularity", "test").mean)
+        popular = written(data.interval(BASELINE, "test").mean)
         tiles.append(
             Tile(
                 label="Over popularity",
