@@ -244,7 +244,7 @@ def _significance(data: ReportData) -> Section:
     )
     chart = differences(data)
     blocks: list[Block] = [] if chart is None else [chart, table]
-    return Section(key="differences", title="Statistical significance", blocks=blocks)
+    return Section(key="significance", title="Statistical significance", blocks=blocks)
 
 
 def _wins(data: ReportData) -> Section:

@@ -29,7 +29,7 @@ from pipelines.pages.columns import counts, numbers, shares, texts
 from pipelines.pages.document import Block, Cell, Page, Section, Table, Words
 from pipelines.pages.wording import metric_label, metric_meaning, model_label
 
-STATED = ("freshness", "peers", "blend")
+STATED = ("ageing", "all-peers", "lead")
 """Sections whose sentences state results."""
 
 
@@ -123,7 +123,7 @@ def _freshness(choice: Choice, ageings: dict[str, Ageing]) -> Section:
             "Quality by age needs a policy that retrains (full or incremental) beside never, with "
             "at least two steps; set backtest.policies."
         )
-        return Section(key="freshness", title="Freshness", blocks=[Words(lines=[words])])
+        return Section(key="ageing", title="Freshness", blocks=[Words(lines=[words])])
     several = len(ageings) > 1
     lines = [
         f"{name}: {line}" if several else line
@@ -131,7 +131,7 @@ def _freshness(choice: Choice, ageings: dict[str, Ageing]) -> Section:
         for line in ageing_words(ageing)
     ]
     return Section(
-        key="freshness",
+        key="ageing",
         title="Freshness",
         blocks=[Words(lines=lines), charts.freshness(choice, ageings)],
     )
@@ -139,7 +139,7 @@ def _freshness(choice: Choice, ageings: dict[str, Ageing]) -> Section:
 
 def _costs(choice: Choice, found: Sequence[Earned]) -> Section:
     if len(found) < 2:
-        return Section(key="cost", title="Cost", blocks=[])
+        return Section(key="training", title="Cost", blocks=[])
     label = metric_label(choice.metric)
     table = Table(
         key="costs",
@@ -170,7 +170,7 @@ def _costs(choice: Choice, found: Sequence[Earned]) -> Section:
         origins=charts.origins_of(choice.shown),
     )
     return Section(
-        key="cost",
+        key="training",
         title="Cost",
         note="Training time was measured on the machine that ran the backtest.",
         blocks=[charts.costs(choice, found), table],
@@ -201,7 +201,7 @@ def _slices(choice: Choice) -> Section:
                 origins=[first.origin],
             )
         )
-    return Section(key="slices", title="New users and new items", blocks=blocks)
+    return Section(key="newcomers", title="New users and new items", blocks=blocks)
 
 
 def _peers(choice: Choice) -> Section:
@@ -224,7 +224,7 @@ def _peers(choice: Choice) -> Section:
     if failed:
         blocks.append(Words(lines=["Peers without lists:", *failed], tone="note"))
     return Section(
-        key="peers",
+        key="all-peers",
         title="Peers on the same queries",
         note="Models of other libraries, same training events, same queries.",
         blocks=blocks,
@@ -234,7 +234,7 @@ def _peers(choice: Choice) -> Section:
 def _blend(choice: Choice) -> Section:
     lead = lead_of(choice)
     if lead is None or not lead.steps:
-        return Section(key="blend", title="The blend against its best source", blocks=[])
+        return Section(key="lead", title="The blend against its best source", blocks=[])
     side = "above" if lead.difference >= 0 else "below"
     below = [one.step for one in lead.steps if one.difference < -one.error]
     words = (
@@ -249,7 +249,7 @@ def _blend(choice: Choice) -> Section:
         )
     )
     return Section(
-        key="blend",
+        key="lead",
         title="The blend against its best source",
         blocks=[Words(lines=[words]), charts.leads(choice, lead)],
     )

@@ -190,7 +190,7 @@ def usage_section(report: SemanticIdReport, *, has_content: bool = True) -> Sect
         rows=rows,
     )
     return Section(
-        key="usage",
+        key="codes",
         title="Codes used",
         note="Unused codes waste capacity; very frequent ones carry little information.",
         blocks=[usage_figure(report), table],
@@ -298,7 +298,7 @@ def _drift(report: SemanticIdReport) -> Section:
                 ],
             )
         )
-    return Section(key="drift", title="Changes since the previous version", blocks=blocks)
+    return Section(key="changes", title="Changes since the previous version", blocks=blocks)
 
 
 def _provenance(report: SemanticIdReport) -> Section:

@@ -30,6 +30,7 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
         "Beyond accuracy",
         "Blend",
         "Ranker",
+        "Mixture of experts: sparse mixture of experts",
         "Training",
         "Bundles that it released",
         "Cost",
@@ -165,9 +166,10 @@ def test_times_are_written_by_their_size() -> None:
 
 def test_with_one_run_the_first_page_is_that_run(tmp_path: Path) -> None:
     known = world(3, num_users=200, num_items=60)
-    write_workspace(tmp_path / "run", known, {"popularity": Model(seed=1), "blend": Model(seed=2)})
+    models = {"popularity": Model(seed=1), "blend": Model(seed=2)}
+    write_workspace(tmp_path / "only", known, models)
     page = PAGES[0].build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
-    assert page.title == "run"
+    assert page.title == "only"
     assert page.lead.startswith("Served is the blend")
     assert "no two measured runs" in page.notices[-1]
     tiles = {tile.label for tile in block_of(page, Tiles).tiles}

@@ -71,7 +71,7 @@ def test_the_command_prints_a_table_and_writes_a_page(tmp_path, monkeypatch):
     found = command.Backtest(tmp_path, made, tmp_path / "backtest.html")
     monkeypatch.setattr(command, "backtest", lambda *_, **__: found)
     done = CliRunner(env={"COLUMNS": "300"}).invoke(
-        app, ["backtest", "--workspace", str(tmp_path), "--set", "data.dataset=demo"]
+        app, ["backtest", "--preset", "movielens_100k", "--workspace", str(tmp_path)]
     )
     assert done.exit_code == 0, done.output
     assert "0.1600" in done.output
