@@ -141,7 +141,7 @@ class Entry:
     title: str
     note: str = ""
     """Such as its score, its source, its categories."""
-    mark: Literal["", "hit", "seen", "new", "moved_up", "moved_down", "gone"] = ""
+    mark: Literal["", "hit", "seen"] = ""
     link: Link | None = None
 
 

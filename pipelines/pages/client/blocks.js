@@ -5,14 +5,6 @@ import { button, make, text } from "./element.js";
 import { linked, linkList, originLine, target } from "./links.js";
 import { tableBlock } from "./table.js";
 
-const MARKS = {
-  hit: "hit",
-  seen: "seen",
-  new: "new",
-  moved_up: "\u2191 up",
-  moved_down: "\u2193 down",
-  gone: "gone",
-};
 
 export function heading(level, title, attributes = {}) {
   return text(title, `h${level}`, attributes);
@@ -48,8 +40,8 @@ function tilesBlock(view, block) {
 }
 
 function entryOf(view, entry) {
-  const mark = MARKS[entry.mark];
-  const attributes = { class: entry.mark ? `mark-${entry.mark}` : "", data: { item: entry.item_id } };
+  const { mark } = entry;
+  const attributes = { class: mark ? `mark-${mark}` : "", data: { item: entry.item_id } };
   if (target(view, entry.link) === null) attributes.tabindex = "0";
   return make(
     "li",

@@ -101,7 +101,7 @@ def lists() -> Lists:
         mark="hit",
         link=Link(label="", page="other", parameters={"item": "1"}),
     )
-    two = Entry(item_id="2", title=HOSTILE[2], mark="new")
+    two = Entry(item_id="2", title=HOSTILE[2], mark="seen")
     return Lists(
         key="lists",
         lists=[
