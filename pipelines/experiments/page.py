@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pipelines.experiments.analysis import AnalysisConfig, ExperimentResult
 from pipelines.experiments.wording import duration, number, sentences
-from pipelines.pages.charts.shapes import Band, band_chart
+from pipelines.pages.charts.shapes import Band, banded_lines
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
@@ -74,7 +74,7 @@ def _chart(
         if math.isfinite(low):
             bounds = f"{number(low, signed=True)} to {number(high, signed=True)}"
             note = f"{day}: {number(mean, signed=True)} ({bounds})"
-            bands.append(Band(day=f"{day}", mean=mean, low=low, high=high, note=note))
+            bands.append(Band(day=f"{day}", mean=mean, low=low, high=high, note=note, series=arm))
     if not bands:
         return None
     first = result.arms[0].name
@@ -85,7 +85,13 @@ def _chart(
         note="The band covers the true difference on all days at once in 95 of 100 experiments. "
         "While 0 is inside, no difference is shown.",
         description=f"Confidence sequence of {arm} less {first} in {outcome}, by day.",
-        spec=band_chart(bands, color, y_title=f"difference in {outcome}"),
+        spec=banded_lines(
+            bands,
+            {arm: color},
+            x_title="day (UTC)",
+            y_title=f"difference in {outcome}",
+            zero_rule=True,
+        ),
         columns=("day", "difference", "from", "to"),
         rows=[(band.day, band.mean, band.low, band.high) for band in bands],
         origins=origins,

@@ -6,7 +6,7 @@ The stage ``report`` writes all of it to a file. The dashboard's page of a run s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pipelines.pages import wording
 from pipelines.pages.blends import BlendReport, blend_figures, method_label, source_label
@@ -53,7 +53,7 @@ from pipelines.pages.summary import (
     winners_summary,
     worst_slice,
 )
-from pipelines.pages.wording import metric_label, metric_meaning, model_label
+from pipelines.pages.wording import by_fame, metric_label, metric_meaning, model_label
 
 MAX_METRICS = 5
 """Metrics of the table with intervals."""
@@ -157,23 +157,11 @@ def _results(data: ReportData) -> list[Block]:
     return [*filter(None, charts), *tables, _every_metric(data)]
 
 
-def in_order(metrics: Iterable[str], primary: str) -> list[str]:
-    """Order metrics: the primary one, its list length before others, the best known first."""
-    known = list(wording.METRICS)
-
-    def place(metric: str) -> tuple[bool, bool, int, int, str]:
-        name, k = wording.parted(metric)
-        rank = known.index(name) if name in known else len(known)
-        return metric != primary, k != wording.parted(primary)[1], rank, int(k or 0), metric
-
-    return sorted(metrics, key=place)
-
-
 def interval_table(data: ReportData, split: str) -> Table:
     """Show the metrics of each model with their intervals, the best on validation first."""
     measured = data.measured(split)
     found: dict[tuple[float, ...], str] = {}
-    for metric in in_order(measured.models[data.models[0]].intervals, data.primary):
+    for metric in by_fame(measured.models[data.models[0]].intervals, data.primary):
         # With one held-out item a user the hit rate is the recall, and MAP is MRR.
         means = tuple(measured.models[model].intervals[metric].mean for model in data.models)
         found.setdefault(means, metric)
@@ -200,7 +188,7 @@ def interval_table(data: ReportData, split: str) -> Table:
 
 def _every_metric(data: ReportData) -> Table:
     values = data.metrics[data.order]["test"]
-    names = in_order(values[data.models[0]], data.primary)
+    names = by_fame(values[data.models[0]], data.primary)
     return Table(
         key="every-metric",
         title="All metrics on test, at every cutoff",

@@ -5,6 +5,8 @@ Names that are not listed are shown as they are, so that another model or metric
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from recsys.models import names
 
 MODELS = {
@@ -20,6 +22,8 @@ MODEL_MEANINGS = {
     "blend": "learned blend of all models",
     "ranked": "the fast blend, its first candidates reordered by the ranker",
 }
+PRIMARY = "ndcg@10"
+"""Metric that pages lead with if a run names no other."""
 METRICS = {
     "ndcg": (
         "NDCG@{k}",
@@ -101,6 +105,19 @@ def parted(metric: str) -> tuple[str, str]:
     """Split "ndcg@10" into its name and its list length; "" where it has none."""
     name, _, k = metric.partition("@")
     return name, k
+
+
+def by_fame(metrics: Iterable[str], primary: str = PRIMARY) -> list[str]:
+    """Order metrics: the primary one, those of its list length, then the best known first."""
+    known = list(METRICS)
+
+    def place(metric: str) -> tuple[bool, bool, int, int, str]:
+        name, k = parted(metric)
+        rank = known.index(name) if name in known else len(known)
+        length = int(k) if k.isdigit() else 0
+        return metric != primary, k != parted(primary)[1], rank, length, metric
+
+    return sorted(metrics, key=place)
 
 
 def metric_label(metric: str) -> str:

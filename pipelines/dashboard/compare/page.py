@@ -47,7 +47,7 @@ from pipelines.dashboard.evidence.slicings import (
 )
 from pipelines.dashboard.evidence.verdict import p_words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.pages.charts.shapes import Dot, Point, SeriesBand, banded_lines, line_chart
+from pipelines.pages.charts.shapes import Band, Dot, Point, banded_lines, line_chart
 from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -324,7 +324,7 @@ def time_sections(shown: Shown) -> list[Section]:
             ends = [round(float(end[code]), 5) for end in (low, high)]
             note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({ends[0]:+.4f} to {ends[1]:+.4f})"
             bands.append(
-                SeriesBand(
+                Band(
                     day=middle.isoformat(), mean=mean, low=ends[0], high=ends[1], note=note,
                     series=name,
                 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from typing import Any
@@ -11,27 +11,18 @@ from pipelines.dashboard.inventory.search import KINDS
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.document import Cell, Column, Control, Link, LinkedCell, Option
-from pipelines.pages.wording import METRICS, metric_label, metric_meaning, model_label, parted
+from pipelines.pages.wording import (
+    by_fame,
+    metric_label,
+    metric_meaning,
+    model_label,
+)
 
 SERVED = "served"
 NUM_LOOKED_AT = 200
 """Newest runs whose metrics and models can be chosen."""
 MAX_METRICS = 6
 MAX_COMPARED = 5
-PRIMARY = "ndcg@10"
-
-
-def by_fame(metrics: Iterable[str]) -> list[str]:
-    """Order metrics: the primary one, those of its list length, then the best known first."""
-    known = list(METRICS)
-
-    def place(metric: str) -> tuple[bool, bool, int, int, str]:
-        name, k = parted(metric)
-        rank = known.index(name) if name in known else len(known)
-        length = int(k) if k.isdigit() else 0
-        return metric != PRIMARY, k != parted(PRIMARY)[1], rank, length, metric
-
-    return sorted(metrics, key=place)
 
 
 @dataclass(frozen=True, kw_only=True)

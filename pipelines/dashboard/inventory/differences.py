@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.inventory.columns import by_fame, link_to, time_text
+from pipelines.dashboard.inventory.columns import link_to, time_text
 from pipelines.dashboard.inventory.record import StageRecord, raw_files_of, stages_of, versions_of
 from pipelines.dashboard.inventory.runs import nothing_there, suggested
 from pipelines.dashboard.query import Query
@@ -22,7 +22,7 @@ from pipelines.pages.document import (
     Table,
     Words,
 )
-from pipelines.pages.wording import metric_label, model_label
+from pipelines.pages.wording import by_fame, metric_label, model_label
 
 PLACES = (
     "workspace",

@@ -6,14 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.inventory.columns import by_fame
 from pipelines.dashboard.runs.documents import UnreadableError
 from pipelines.dashboard.runs.run import Run
 from pipelines.evaluation.analysis import ANALYSIS
 from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import Table
 from pipelines.pages.report_data import SPLITS, TRAININGS, ReportData, read_measured
-from pipelines.pages.wording import METRICS, metric_label, metric_meaning, model_label, parted
+from pipelines.pages.wording import (
+    METRICS,
+    by_fame,
+    metric_label,
+    metric_meaning,
+    model_label,
+    parted,
+)
 
 
 def evaluated_files(run: Run) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.inventory.columns import by_fame, link_to, tags_text, time_text
+from pipelines.dashboard.inventory.columns import link_to, tags_text, time_text
 from pipelines.dashboard.inventory.record import (
     cost_blocks,
     digests_table,
@@ -42,7 +42,7 @@ from pipelines.pages.document import (
 )
 from pipelines.pages.report import headline_tiles, measured_sections
 from pipelines.pages.summary import answer
-from pipelines.pages.wording import metric_label, model_label
+from pipelines.pages.wording import by_fame, metric_label, model_label
 
 OTHER_PAGES = (
     ("summary", "Which bundle to release"),

@@ -8,7 +8,7 @@ from pipelines.pages.backtest.freshness import Ageing
 from pipelines.pages.backtest.numbers import Earned, Lead, PeerGap
 from pipelines.pages.backtest.replayed import ALL, TWO_SIDED, At, Backtest, Choice
 from pipelines.pages.charts.replays import Aged, Cost, ageing_chart, cost_chart
-from pipelines.pages.charts.shapes import Dot, SeriesBand, banded_lines, interval_chart
+from pipelines.pages.charts.shapes import Band, Dot, banded_lines, interval_chart
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.document import Chart, Origin
 from pipelines.pages.figure import written
@@ -204,7 +204,7 @@ def peers(choice: Choice, gaps: Sequence[PeerGap]) -> Chart:
 def leads(choice: Choice, lead: Lead) -> Chart:
     """Draw how far the served list is ahead of the step's best source."""
     bands = [
-        SeriesBand(
+        Band(
             day=_day(one.begin),
             mean=one.difference,
             low=one.difference - TWO_SIDED * one.error,
@@ -223,7 +223,11 @@ def leads(choice: Choice, lead: Lead) -> Chart:
         "above it. Bands are 95% intervals.",
         description=f"Lead of the served list in {label} on {len(bands)} steps.",
         spec=banded_lines(
-            bands, {"lead": color_of(0)}, x_title=X_TIME, y_title=f"difference of {label}"
+            bands,
+            {"lead": color_of(0)},
+            x_title=X_TIME,
+            y_title=f"difference of {label}",
+            zero_rule=True,
         ),
         columns=("step", "begin (UTC)", "best source", "difference", "standard error"),
         rows=[
@@ -251,7 +255,7 @@ def _lines(
             error = TWO_SIDED * (at.error or 0.0)
             around = "" if at.error is None else f" \u00b1 {written(error)}"
             bands.append(
-                SeriesBand(
+                Band(
                     day=_day(at.begin),
                     mean=at.value,
                     low=max(0.0, at.value - error),

@@ -24,6 +24,9 @@ from pipelines.pages.charts.style import (
 )
 
 
+BANDS = {"name": "bands"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dot:
     """A value with its interval."""
@@ -51,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """An interval on one day."""
+    """An interval of a series on one day."""
 
     day: str
     """Such as 2026-11-22."""
@@ -59,12 +62,6 @@ class Band:
     low: float
     high: float
     note: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeriesBand(Band):
-    """An interval of one of several series."""
-
     series: str
 
 
@@ -168,36 +165,29 @@ def line_chart(
     return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 
-def band_chart(bands: Sequence[Band], color: str, *, y_title: str) -> dict[str, Any]:
-    """Draw an interval over days around its middle, with a line at 0."""
-    x = alt.X("day:T", title="day (UTC)", scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False))
-    base = alt.Chart(values(bands)).encode(x=x)
-    axis = alt.Axis(tickCount=5, titlePadding=8)
-    low = alt.Y("low:Q", title=y_title, scale=alt.Scale(zero=True, nice=True), axis=axis)
-    zero = alt.Chart({"values": [{"at": 0}]})
-    layers = [
-        zero.mark_rule(color=QUIET, strokeDash=[4, 3]).encode(y="at:Q"),
-        base.mark_area(color=color, opacity=0.25).encode(y=low, y2="high:Q"),
-        base.mark_line(color=color, strokeWidth=2).encode(y="mean:Q"),
-        base.mark_point(color=color, filled=True, size=30, opacity=1).encode(
-            y="mean:Q", tooltip=alt.Tooltip("note:N")
-        ),
-    ]
-    return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
-
-
 def banded_lines(
-    bands: Sequence[SeriesBand], colors: Mapping[str, str], *, x_title: str, y_title: str
+    bands: Sequence[Band],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+    y_title: str,
+    zero_rule: bool = False,
 ) -> dict[str, Any]:
-    """Draw a line with its band over moments for each series."""
-    spec = _banded_lines(tuple(colors.items()), x_title, y_title)
-    return {**spec, "datasets": {spec["data"]["name"]: values(bands)["values"]}}
+    """Draw a line with its band over moments for each series.
+
+    Args:
+        zero_rule: Draw a line at 0, as for differences.
+    """
+    spec = _banded_lines(tuple(colors.items()), x_title, y_title, zero_rule)
+    return {**spec, "datasets": {BANDS["name"]: values(bands)["values"]}}
 
 
 @lru_cache(256)
-def _banded_lines(colors: tuple[tuple[str, str], ...], x_title: str, y_title: str) -> Any:
+def _banded_lines(
+    colors: tuple[tuple[str, str], ...], x_title: str, y_title: str, zero_rule: bool
+) -> Any:
     """Make the chart without its values; making it takes fifty times as long as filling it in."""
-    base = alt.Chart(values([])).encode(
+    base = alt.Chart(BANDS).encode(
         x=alt.X("day:T", title=x_title, scale=alt.Scale(type="utc"), axis=alt.Axis(grid=False)),
         color=colored(dict(colors)),
     )
@@ -210,6 +200,9 @@ def _banded_lines(colors: tuple[tuple[str, str], ...], x_title: str, y_title: st
             y="mean:Q", tooltip=alt.Tooltip("note:N")
         ),
     ]
+    if zero_rule:
+        rule = alt.Chart({"values": [{"at": 0}]}).mark_rule(color=QUIET, strokeDash=[4, 3])
+        layers.append(rule.encode(y="at:Q"))
     return spec_of(alt.layer(*layers).properties(height=LINES_HEIGHT))
 
 

@@ -8,8 +8,8 @@ from pipelines.pages.document import Chart, Lists, Section, Table
 from pipelines.pages.encoding import encoded
 from pipelines.pages.figures import counted
 from pipelines.pages.file import page_html
-from pipelines.pages.report import in_order, report_page
-from pipelines.pages.wording import model_label
+from pipelines.pages.report import report_page
+from pipelines.pages.wording import by_fame, model_label
 from tests.pipelines.dashboard.documents import block_of, blocks_of
 
 HOSTILE = (
@@ -47,7 +47,7 @@ def test_every_number_of_the_report_is_on_the_page(page, plain_report):
     assert sorted(abs(row[4]) for row in shown) == sorted(abs(one.difference) for one in tests)
     values = plain_report.metrics[plain_report.order]["test"]
     every = block_of(page, Table, "every-metric")
-    order = in_order(values[plain_report.models[0]], plain_report.primary)
+    order = by_fame(values[plain_report.models[0]], plain_report.primary)
     assert [list(row[1:]) for row in every.rows] == [
         [values[model][name] for model in plain_report.models] for name in order
     ]
