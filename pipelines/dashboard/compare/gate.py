@@ -55,6 +55,15 @@ def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
     return Section(key="gate", title="What the release gate decided", blocks=[words])
 
 
+def gate_answer(first: Run, second: Run) -> str:
+    """State what the gate decided on the second in place of the first; empty if it has not."""
+    found = _decision(second)
+    if found is None or found.champion is None or found.champion not in first.bundles:
+        return ""
+    why = f": {found.words[0]}" if found.words else ""
+    return f"The release gate decided on this pair: B was {found.outcome}{why}"
+
+
 def _decision(run: Run) -> Decision | None:
     folder = bundles_of(run)
     if folder is None or not run.bundles:

@@ -15,7 +15,7 @@ from pipelines.dashboard.compare.blocks import (
     origins,
     warnings,
 )
-from pipelines.dashboard.compare.gate import gate_section
+from pipelines.dashboard.compare.gate import gate_answer, gate_section
 from pipelines.dashboard.compare.page import pair_parameters
 from pipelines.dashboard.context import Build, Context, PageEntry
 from pipelines.dashboard.evidence.choices import (
@@ -111,6 +111,8 @@ def build(context: Context, query: Query, one_run: Build) -> Page:
     pair = pair_of(context, (found[0], found[1]), split)
     names = [f"{letter}, {name}" for letter, name in zip("AB", pair.names, strict=True)]
     answer = sentence(pair)
+    if decided := gate_answer(pair.sides[0].run, pair.sides[1].run):
+        answer = f"{decided.rstrip('.')}. By the stored answers of both: {answer}"
     blocks: list[Block] = [
         *reason_blocks(pair.verdict),
         Section(

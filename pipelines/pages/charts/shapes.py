@@ -23,7 +23,6 @@ from pipelines.pages.charts.style import (
     values,
 )
 
-
 BANDS = {"name": "bands"}
 
 

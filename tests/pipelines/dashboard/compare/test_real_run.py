@@ -20,6 +20,7 @@ def test_the_served_bundle_is_held_against_the_one_before_it(context: Context) -
     assert f"A is bundle {older.name}" in words(page)
     assert f"B is bundle {newest.name}" in words(page)
     assert f"bundle {newest.name} was released" in lines_of(page, "gate")
+    assert page.lead.startswith("The release gate decided on this pair: B was released")
     assert len(table(page, "slices-table").rows) > 5
 
 
