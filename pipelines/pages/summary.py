@@ -52,8 +52,10 @@ def served_label(data: ReportData, model: str) -> str:
     blend = next((one for one in data.blends if one.profile == PROFILE), None)
     if model == "ranked":
         return "the ranked blend"
-    if blend is None or model not in SERVED:
+    if model not in SERVED:
         return model_label(model)
+    if blend is None:
+        return "the blend"
     if blend.served not in METHODS:
         return method_label(blend.served)
     return f"the blend of {len(blend.shares)} models"
