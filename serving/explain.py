@@ -61,5 +61,6 @@ def reasons(
         elif source == TWO_TOWER.source and query.item_row:
             found.append(f"is like {title_of(query.item_row)}")
         else:
-            found.append(BY_SOURCE.get(source, f"is found by {source}"))
+            outside = bundle.outside.get(source)
+            found.append(outside.names.reason if outside else BY_SOURCE[source])
     return found

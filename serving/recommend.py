@@ -59,7 +59,7 @@ from serving.schemas import (
 )
 from serving.settings import ServingOptions
 from serving.sources import LateError, sources_of
-from serving.surfaces import SEARCH
+from serving.surfaces import SEARCH, Surface
 
 if TYPE_CHECKING:
     import polars as pl
@@ -264,7 +264,7 @@ class Recommender:
             clock.lap("filter")
             relaxed = SEEN_ITEMS_SHOWN in notes
             blend = self._blend if surface.learned and not relaxed else None
-            lengths = _list_lengths(query, blend, relaxed) if eligible.count() else {}
+            lengths = self._list_lengths(query, blend, relaxed) if eligible.count() else {}
             candidates, missing = self._retrieve(lengths, query, eligible)
             if searched is not None and eligible.count():
                 candidates = self._searched(searched, candidates, blend, query, eligible)
@@ -442,6 +442,25 @@ class Recommender:
             return with_new_items(found, query.seen, k, surface.max_seen_share), ranker, notes
         return self._rank_all(candidates, blend, query, k)
 
+    def _list_lengths(
+        self, query: Query, blend: OneQueryBlend | None, relaxed: bool
+    ) -> dict[str, int]:
+        """Decide how many items to request from each source."""
+        surface = query.surface
+        longest = max(query.request.k, surface.num_candidates)
+        if relaxed:
+            return {FILLER: longest}
+        if blend is None:
+            return dict.fromkeys(self._weights(surface), longest)
+        # A blend counts scores from a list's last place: its lists do not grow with the request.
+        return {**dict.fromkeys(blend.sources, surface.num_candidates), FILLER: longest}
+
+    def _weights(self, surface: Surface) -> Mapping[str, float]:
+        """Return the weights of a surface's fusion; 1 for models of other packages if learned."""
+        if not surface.learned or surface.kind == SEARCH:
+            return surface.weights
+        return {**surface.weights, **dict.fromkeys(self.bundle.outside, 1.0)}
+
     def _rank_all(
         self,
         candidates: Mapping[str, OneList],
@@ -457,7 +476,7 @@ class Recommender:
             if name in candidates
         }
         if blend is None or not blended or candidates.keys() == {FILLER}:
-            return by_reciprocal_rank(candidates, query.surface.weights, k), None, []
+            return by_reciprocal_rank(candidates, self._weights(query.surface), k), None, []
         ranked, ranker, notes = self._by_ranker(blended, query, k)
         if ranked is None:
             merged = blend.merge(blended, len(query.history), k)
@@ -538,18 +557,6 @@ def _slots(made: Made) -> list[dict[str, object]]:
         slot: dict[str, object] = {} if chance is None else {"propensity": chance}
         slots.append({**slot, "rules": list(names)} if names else slot)
     return slots
-
-
-def _list_lengths(query: Query, blend: OneQueryBlend | None, relaxed: bool) -> dict[str, int]:
-    """Decide how many items to request from each source."""
-    surface = query.surface
-    longest = max(query.request.k, surface.num_candidates)
-    if relaxed:
-        return {FILLER: longest}
-    if blend is None:
-        return dict.fromkeys(surface.weights, longest)
-    # A blend counts scores from a list's last place: its lists do not grow with the request.
-    return {**dict.fromkeys(blend.sources, surface.num_candidates), FILLER: longest}
 
 
 def _index_name(bundle: Bundle) -> str | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
@@ -270,6 +272,14 @@ class PopularSource:
             looked_at *= 4
 
 
+def outside_scores(model: Any, num_item_rows: int, query: Query) -> Tensor:
+    """Score every item for a request by a model of another package, [N]; appended items -inf."""
+    scores: Tensor = model.score(query.features)[0].float()
+    missing = num_item_rows - len(scores)
+    # A copy: it is written into.
+    return functional.pad(scores, (0, missing), value=-torch.inf) if missing else scores.clone()
+
+
 def sources_of(
     bundle: Bundle,
     options: ServingOptions,
@@ -306,6 +316,8 @@ def sources_of(
         sources[names.GENERATIVE.source] = HistorySource(
             generative_source(bundle.generative, HOME.beam_width, options.beam_timeout_ms)
         )
+    for name, outside in bundle.outside.items():
+        sources[name] = ScoredSource(partial(outside_scores, outside.model, bundle.num_item_rows))
     similarity = bundle.content_similarity if learned_content else None
     if neighbours is not None or similarity is not None:
         sources[names.CONTENT.source] = ContentSource(

@@ -9,9 +9,9 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
-from recsys.fitting.catalogue import CATALOGUE
+from recsys.fitting.catalogue import catalogue_with
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.spec import Data
+from recsys.fitting.spec import Data, ModelSpec
 from recsys.fitting.training import device_named
 from recsys.models.names import MODELS
 from recsys.retrieval.sources import DeviceSource, Source
@@ -24,6 +24,15 @@ READS = (
     *dict.fromkeys(one.stage for one in MODELS),
 )
 """The stages whose artefacts are read."""
+
+
+def catalogue_of(config: RunConfig) -> tuple[ModelSpec, ...]:
+    """List the rows of the catalogue with those that a run takes from other packages.
+
+    Raises:
+        ValueError: One of them cannot be imported, or its name is taken.
+    """
+    return catalogue_with(config.outside_models())
 
 
 def scored_up_to(config: RunConfig) -> int:
@@ -51,11 +60,11 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         item_codes=cache(lambda: read_item_codes(artefact, order)),
     )
     sources: dict[str, Source] = {}
-    for spec in CATALOGUE:
+    for spec in catalogue_of(context.config):
         folder = context.inputs[spec.names.stage] / order / spec.name
         if not folder.exists():
             continue
-        model, trained = spec.load(folder, data), bool(spec.names.training)
+        model, trained = spec.load(folder, data.over), bool(spec.names.training)
         source = spec.source(model.to(device) if trained else model, data, up_to)
         on_gpu = trained and device.type == "cuda"
         sources[spec.name] = DeviceSource(source, device) if on_gpu else source

@@ -25,8 +25,8 @@ from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, measure
-from recsys.fitting.spec import Data
 from recsys.models.names import TWO_TOWER
+from recsys.models.outside import Over
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.sources import ScoredSource
 from serving.surfaces import HOME
@@ -65,7 +65,7 @@ class FirstModels(NamedTuple):
         for spec in CATALOGUE:
             folder = workspace / "fit_baselines" / order / spec.name
             if folder.exists():
-                scores[spec.name] = spec.load(folder, Data(inputs=inputs)).score
+                scores[spec.name] = spec.load(folder, Over(inputs.catalogue)).score
         return cls(inputs, two_tower, {**scores, TWO_TOWER.name: two_tower.score})
 
 

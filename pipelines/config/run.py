@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from features.scan import JSON_LINES, SEPARATED
 from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
@@ -36,6 +37,7 @@ from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.item_weights.next_basket import NextBasketConfig
 from recsys.models.item_weights.repeats import RepeatsConfig
+from recsys.models.outside import check_outside
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
@@ -89,6 +91,18 @@ class GenerativeTrainingConfig(TrainingConfig):
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
     """What it learns from the sequence model besides the labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutsideModelConfig:
+    """A retrieval model of another package, which is fitted, measured, blended and served too."""
+
+    spec: str
+    """Address of its row of the catalogue, ``my_package.module:SPEC``."""
+    enabled: bool = True
+    """Whether it is fitted."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of its own class of them; others have their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +268,8 @@ class RunConfig:
     repeats: RepeatsConfig = field(default_factory=RepeatsConfig)
     next_basket: NextBasketConfig = field(default_factory=NextBasketConfig)
     content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
+    models: Mapping[str, OutsideModelConfig] = field(default_factory=dict)
+    """Models of other packages by name: ``[models.NAME]``."""
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     training: TwoTowerTrainingConfig = field(default_factory=TwoTowerTrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
@@ -275,6 +291,7 @@ class RunConfig:
     monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
 
     def __post_init__(self) -> None:
+        check_outside(self.outside_models())
         if self.makes_ids_of_behaviour() and not self.sequence_training.enabled:
             raise ValueError(
                 f'semantic_ids.source = "{BEHAVIOUR}" needs a sequence model: set '
@@ -291,6 +308,10 @@ class RunConfig:
                 "needs a sequence model: set sequence_training.enabled = true, or the share to 0 "
                 'and items to "codes_tower"'
             )
+
+    def outside_models(self) -> dict[str, str]:
+        """Return the addresses of models of other packages that are on, by name."""
+        return {name: one.spec for name, one in self.models.items() if one.enabled}
 
     def makes_ids_of_behaviour(self) -> bool:
         """Say whether semantic IDs are made from the sequence model's item vectors."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.candidates.load import scored_up_to
+from pipelines.candidates.load import catalogue_of, scored_up_to
 from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
@@ -22,7 +22,6 @@ from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, refit_of
 from pipelines.training.run import training_run
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.sequence.members import of_first
@@ -110,7 +109,7 @@ def refitted_sources(
     folder = context.checkpoints / REFITTED / order
     baselines = baselines_of(inputs, config, "all", chosen)
     data, found = Data(inputs=inputs), dict[str, Source]()
-    for spec in CATALOGUE:
+    for spec in catalogue_of(config):
         if spec.name not in names:
             continue
         if spec.names.training:

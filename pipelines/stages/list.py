@@ -26,7 +26,7 @@ from pipelines.stages.train_sequence import train_sequence
 from pipelines.stages.train_two_tower import train_two_tower
 from recsys.models.names import COUNTED, GENERATIVE, MODELS, SEQUENCE, TWO_TOWER
 
-BASELINES = tuple(one.section for one in COUNTED)
+BASELINES = (*(one.section for one in COUNTED), "models")
 EXCLUDED = "evaluation.exclude_history"
 
 
@@ -176,6 +176,7 @@ STAGES = [
         writes="the models of fit_baselines, two_tower, sequence, ensemble, generative",
         sections=(
             *dict.fromkeys(section for one in MODELS for section in one.sections),
+            "models",
             EXCLUDED,
             "seed",
         ),

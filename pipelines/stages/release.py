@@ -77,7 +77,7 @@ from serving.bundle.properties import Properties
 from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
-from serving.bundle.write import BundleParts
+from serving.bundle.write import BundleParts, OutsideParts
 
 REFUSED = "refused.json"
 
@@ -237,6 +237,11 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         sequence=present(refit / names.SEQUENCE.name),
         ensemble=present(refit / names.ENSEMBLE.name),
         generative=present(refit / names.GENERATIVE.name),
+        outside={
+            name: OutsideParts(refit / name, address)
+            for name, address in context.config.outside_models().items()
+            if (refit / name).exists()
+        },
         blends=served_blends(context.inputs["fit_blend"] / order),
         ranker=served_ranker(context.inputs["train_ranker"] / order),
         text_search=text_search(context, order, items),

@@ -6,16 +6,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipelines.candidates.load import catalogue_of
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.training.fitters import is_on, settings_of
 from recsys.data.dataset import FitSplit
-from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import CHOICE_USERS
 from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.spec import Data, Start
+from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import TrainingRun, device_named
+
+
+def own_settings(spec: ModelSpec, config: RunConfig) -> Any:
+    """Return a model's settings, those of another package's model as its own class.
+
+    Raises:
+        ValueError: That class refuses them.
+    """
+    outside = config.models.get(spec.name)
+    if outside is None:
+        return settings_of(spec.names, config)
+    try:
+        return spec.config(**outside.settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"models.{spec.name}.settings: {error}") from error
 
 
 def baselines_of(
@@ -37,12 +52,12 @@ def baselines_of(
     data = Data(inputs=inputs, settings=retrieval_settings(config))
     run = TrainingRun(seed=config.seed, device=device_named(config.training.device))
     models = {}
-    for spec in CATALOGUE:
+    for spec in catalogue_of(config):
         if spec.names.training or not is_on(spec.names, config):
             continue
-        settings = settings_of(spec.names, config)
+        settings = own_settings(spec, config)
         if chosen is not None and spec.chooses and (chosen / spec.name).exists():
-            settings = replace(settings, **spec.load(chosen / spec.name, data).settings)
+            settings = replace(settings, **spec.load(chosen / spec.name, data.over).settings)
         fitted = spec.fit(settings, data, split, Start(run, judge))
         if fitted is not None:
             models[spec.name] = fitted.model

@@ -22,7 +22,9 @@ from recsys.models.names import MODELS, ModelName
 
 def is_on(names: ModelName, config: RunConfig) -> bool:
     """Return whether a run fits a model."""
-    section = getattr(config, names.training or names.section)
+    section = config.models.get(names.name)
+    if section is None:
+        section = getattr(config, names.training or names.section)
     wanted: bool = getattr(section, "enabled", True)
     return wanted and not (names.repeats and config.evaluation.exclude_history)
 

@@ -23,6 +23,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
 from recsys.fitting.queries import EvaluationQueries
+from recsys.models.names import CONTENT
 from recsys.retrieval.blend.choices import queries_found
 from recsys.retrieval.blend.filling import FILL
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
@@ -210,7 +211,7 @@ def fusion_of(sources: Sequence[str], weights: Mapping[str, float]) -> LearnedBl
 
     There content ranks only items that are appended after a release.
     """
-    return weighted({name: weights[name] for name in sources if name != "content"})
+    return weighted({name: weights.get(name, 1.0) for name in sources if name != CONTENT.source})
 
 
 def single_of(sources: Sequence[str], chosen: str) -> LearnedBlend:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from recsys.fitting.baselines import CONTENT, ITEM_TO_ITEM, POPULARITY
 from recsys.fitting.generative import GENERATIVE
 from recsys.fitting.item_weights import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
 from recsys.fitting.sequence import ENSEMBLE, SEQUENCE
+from recsys.fitting.spec import ModelSpec
 from recsys.fitting.two_tower import TWO_TOWER
+from recsys.models.outside import spec_at
 
 CATALOGUE = (
     POPULARITY,
@@ -21,3 +25,12 @@ CATALOGUE = (
     ENSEMBLE,
     GENERATIVE,
 )
+
+
+def catalogue_with(outside: Mapping[str, str]) -> tuple[ModelSpec, ...]:
+    """List the rows with those of other packages, by name and address.
+
+    Raises:
+        ValueError: One cannot be imported, or its name is taken.
+    """
+    return (*CATALOGUE, *(spec_at(name, address) for name, address in outside.items()))

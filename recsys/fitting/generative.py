@@ -23,6 +23,7 @@ from recsys.models import names
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import FeatureSizes
+from recsys.models.outside import Over
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.sources import Source, generated_source
 from recsys.semantic_ids.codes import ItemCodes
@@ -112,9 +113,10 @@ def fit_generative(
     return Fitted(model, result, len(windows))
 
 
-def _codes(data: Data) -> ItemCodes:
-    assert data.item_codes is not None
-    return data.item_codes()
+def _codes(over: Over) -> ItemCodes:
+    assert over.item_codes is not None
+    ids: ItemCodes = over.item_codes()
+    return ids
 
 
 def _fit(
@@ -128,18 +130,17 @@ def _fit(
         model = SequenceModel.load(data.teacher, data.inputs.catalogue)
         teacher = SequenceTeacher(model, training.teaching)
     return fit_generative(
-        data.inputs, _codes(data), config, training, run, stop_by, split=until, teacher=teacher
+        data.inputs, _codes(data.over), config, training, run, stop_by, split=until, teacher=teacher
     )
 
 
-def _load(folder: Path, data: Data) -> GenerativeModel:
-    ids = _codes(data)
-    catalogue = data.inputs.catalogue
-    return GenerativeModel.load(folder, catalogue, ids.codes, semantic_ids=ids.version)
+def _load(folder: Path, over: Over) -> GenerativeModel:
+    ids = _codes(over)
+    return GenerativeModel.load(folder, over.catalogue, ids.codes, semantic_ids=ids.version)
 
 
 def _source(model: GenerativeModel, data: Data, _: int) -> Source:
-    return generated_source(model, _codes(data), data.settings.beam_width)
+    return generated_source(model, _codes(data.over), data.settings.beam_width)
 
 
 GENERATIVE = ModelSpec(

@@ -160,7 +160,7 @@ SEQUENCE = ModelSpec(
     names=names.SEQUENCE,
     config=SequenceConfig,
     fit=_fit,
-    load=lambda folder, data: SequenceModel.load(folder, data.inputs.catalogue),
+    load=lambda folder, over: SequenceModel.load(folder, over.catalogue),
     source=vector_source,
     num_examples=lambda config, sequences, split: num_windows(sequences, split, config.max_length),
 )

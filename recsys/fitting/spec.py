@@ -13,7 +13,8 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.training import Fitted, StopBy, TrainingRun
 from recsys.models.names import ModelName
-from recsys.retrieval.sources import Source
+from recsys.models.outside import Over
+from recsys.retrieval.sources import ScoredSource, Source
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
@@ -35,6 +36,11 @@ class Data:
     """Reads the semantic IDs; None without any."""
     teacher: Path | None = None
     """Folder of the sequence model that a generative model learns from; None without one."""
+
+    @property
+    def over(self) -> Over:
+        """What models are loaded over."""
+        return Over(self.inputs.catalogue, self.item_codes)
 
 
 class Start(NamedTuple):
@@ -70,9 +76,9 @@ class ModelSpec:
     config: type
     """Class of its settings."""
     fit: Fit
-    load: Callable[[Path, Data], Any]
+    load: Callable[[Path, Over], Any]
     """Reads what the model's ``save`` wrote."""
-    source: Callable[[Any, Data, int], Source]
+    source: Callable[[Any, Data, int], Source] = lambda model, *_: ScoredSource(model.score)
     """Ranks by a model; by lists alone if the catalogue has more item rows than the number."""
     chooses: bool = False
     """True if validation chooses among its settings; the model keeps them as ``settings``."""

@@ -125,7 +125,7 @@ TWO_TOWER = ModelSpec(
     names=names.TWO_TOWER,
     config=TwoTowerConfig,
     fit=_fit,
-    load=lambda folder, data: TwoTower.load(folder, data.inputs.catalogue),
+    load=lambda folder, over: TwoTower.load(folder, over.catalogue),
     source=vector_source,
     num_examples=lambda _, sequences, split: num_labels(sequences, split),
 )

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,6 +30,7 @@ from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
+from recsys.models.outside import Over, spec_at
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.semantic_ids.trie import Trie
@@ -153,6 +154,30 @@ def load_generation(
     return Generation(model=model, trie=Trie.of_items(ids))
 
 
+class OutsideModel(NamedTuple):
+    """A model of another package."""
+
+    model: Any
+    """Its ``score`` ranks every item that it was fitted with for a batch of queries, [B, N]."""
+    names: names.ModelName
+
+
+def load_outside(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue
+) -> dict[str, OutsideModel]:
+    """Import and load the models of other packages, by name.
+
+    Raises:
+        ValueError: Names the model and its package, or what is wrong with the files.
+    """
+    found = {}
+    for name, address in manifest.specs.items():
+        spec = spec_at(name, address)
+        with reading(directory / name), torch.no_grad():
+            found[name] = OutsideModel(spec.load(directory / name, Over(items)), spec.names)
+    return found
+
+
 def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:
     """Load the learned blend of each profile that the bundle has.
 
@@ -167,6 +192,7 @@ def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, Lear
         with reading(directory / folder):
             blend = LearnedBlend.load(directory / folder)
         allowed = {one.source for one in there if profile in ("full", one.profile)}
+        allowed |= manifest.specs.keys()
         if missing := sorted(set(blend.sources) - allowed):
             raise ValueError(
                 f"{directory / folder} weighs the sources {missing}, profile {profile} of this "

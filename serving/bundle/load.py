@@ -31,10 +31,12 @@ from serving.bundle.delta import Delta, Link, chain_of, semantic_ids_of
 from serving.bundle.history_models import (
     ENSEMBLE,
     Generation,
+    OutsideModel,
     load_blends,
     load_content_similarity,
     load_generation,
     load_item_weights,
+    load_outside,
     load_sequence,
 )
 from serving.bundle.item_index import compared, grown_item_indexes, load_item_indexes
@@ -69,6 +71,8 @@ class Bundle:
     sequence: SequenceModel | None
     ensemble: SequenceModel | None
     generative: Generation | None
+    outside: Mapping[str, OutsideModel]
+    """Models of other packages, by name."""
     indexes: Mapping[str, FaissIndex]
     """Of the item vectors of sequence models and content, by part; of large catalogues alone."""
     blends: Mapping[Profile, LearnedBlend]
@@ -186,6 +190,7 @@ def _load_released(link: Link) -> Bundle:
         sequence=sequence,
         ensemble=ensemble,
         generative=load_generation(directory, manifest, items, semantic_ids),
+        outside=load_outside(directory, manifest, items),
         indexes=load_item_indexes(directory, manifest, compared(sequence, ensemble, content)),
         blends=blends,
         ranker=load_ranker(directory, manifest, items, blends, demand),

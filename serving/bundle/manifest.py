@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recsys.data.durable import digest_of_file, digests_once, replace_link
 from recsys.models.names import MODELS, TWO_TOWER
+from recsys.models.outside import check_outside
 
 SCHEMA_VERSION: Literal[3] = 3
 MANIFEST = "manifest.json"
@@ -32,17 +33,6 @@ Profile = Literal["fast", "full"]
 PARTS = (*(one.part for one in MODELS), "blend_fast", "blend_full", "ranker", "text_search")
 """Folders of models that this version of the platform reads."""
 
-
-def _model(name: str) -> str:
-    if name not in PARTS:
-        raise ValueError(
-            f"this version of the platform does not know the model {name!r}, only "
-            f"{', '.join(PARTS)}; serve the bundle with the version that released it"
-        )
-    return name
-
-
-Model = Annotated[str, AfterValidator(_model)]
 
 _TENSORS = frozenset([".json", ".safetensors"])
 FILES_ALLOWED: dict[str, frozenset[str]] = {
@@ -167,7 +157,9 @@ class BundleManifest(_Strict):
     context_features: dict[FeatureName, Count] = {}
     properties: dict[PropertyName, PropertyKind] = {}
     """What is known of items besides titles and categories; a delta has those of its parent."""
-    models: list[Model]
+    models: list[str]
+    specs: dict[str, str] = {}
+    """Address of the row of each model of another package, whose package is needed to serve it."""
     metrics: dict[str, dict[str, float]] = {}
     """Test metrics by model."""
     verdicts: list[Verdict] = []
@@ -180,6 +172,16 @@ class BundleManifest(_Strict):
     """Whether lists were evaluated without what a user already interacted with, which is how they
     are served unless the deployment says otherwise."""
     files: dict[str, FileEntry]
+
+    @model_validator(mode="after")
+    def _knows_models(self) -> Self:
+        check_outside(self.specs)
+        if unknown := [name for name in self.models if name not in (*PARTS, *self.specs)]:
+            raise ValueError(
+                f"this version of the platform does not know the model {unknown[0]!r}, only "
+                f"{', '.join(PARTS)}; serve the bundle with the version that released it"
+            )
+        return self
 
 
 VOCABULARY_TABLES = {
@@ -294,10 +296,10 @@ def check_names(directory: Path, manifest: BundleManifest) -> None:
         ValueError: Names the first file that is not allowed.
     """
     for name in manifest.files:
-        _check_name(directory, name)
+        _check_name(directory, name, manifest.specs)
 
 
-def _check_name(directory: Path, name: str) -> None:
+def _check_name(directory: Path, name: str, outside: Collection[str]) -> None:
     parts = PurePosixPath(name).parts
     plain = PurePosixPath(*parts).as_posix() == name and "\\" not in name and "\0" not in name
     if not plain or len(parts) != 2 or ".." in parts or "/" in parts:
@@ -305,7 +307,8 @@ def _check_name(directory: Path, name: str) -> None:
             f"the manifest of {directory} names the file {name!r}, which is not a path "
             "<folder>/<file> inside the bundle; do not use this bundle"
         )
-    allowed = FILES_ALLOWED.get(parts[0], frozenset())
+    of_outside = _TENSORS if parts[0] in outside else frozenset[str]()
+    allowed = FILES_ALLOWED.get(parts[0], of_outside)
     if PurePosixPath(name).suffix not in allowed:
         raise ValueError(
             f"the manifest of {directory} names {name!r}; a bundle holds only "
@@ -328,10 +331,12 @@ def seal(directory: Path, **fields: Any) -> BundleManifest:
     files = {}
     for path in _everything_under(directory):
         name = path.relative_to(directory).as_posix()
-        _check_name(directory, name)
+        _check_name(directory, name, fields.get("specs", ()))
         files[name] = FileEntry.of(path)
     manifest = BundleManifest(files=files, vocabularies=vocabulary_digests(files), **fields)
-    text = json.dumps(manifest.model_dump(mode="json"), indent=2, sort_keys=True) + "\n"
+    left_out = None if manifest.specs else {"specs"}
+    document = manifest.model_dump(mode="json", exclude=left_out)
+    text = json.dumps(document, indent=2, sort_keys=True) + "\n"
     (directory / MANIFEST).write_text(text, encoding="utf-8")
     make_read_only(directory)
     return manifest

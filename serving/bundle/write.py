@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +43,15 @@ from serving.bundle.semantic_ids import ItemSemanticIds, SemanticIdParts
 from serving.bundle.users import Users
 
 
+class OutsideParts(NamedTuple):
+    """A fitted model of another package."""
+
+    model: Path
+    """Directory that its ``save`` wrote."""
+    spec: str
+    """Address of its row of the catalogue."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BundleParts:
     """What a bundle is made of; row counts must agree."""
@@ -68,6 +78,8 @@ class BundleParts:
     """The same with all members, where profile ``fast`` queries the first ones alone."""
     generative: Path | None = None
     """Directory that GenerativeModel.save wrote, over the catalogue and ``semantic_ids``."""
+    outside: Mapping[str, OutsideParts] = field(default_factory=dict)
+    """Models of other packages, by name."""
     blends: Mapping[Profile, Path] = field(default_factory=dict)
     """Directories that LearnedBlend.save wrote, by the profile whose ``home`` each one ranks."""
     ranker: Path | None = None
@@ -125,6 +137,7 @@ def write_bundle(
             context_features=dict(parts.context_features),
             properties=parts.properties.kinds,
             models=models,
+            specs={name: one.spec for name, one in parts.outside.items()},
             metrics={name: dict(values) for name, values in (metrics or {}).items()} | indexed,
             verdicts=list(verdicts),
             config_digest=config_digest,
@@ -146,6 +159,7 @@ def _write_models(parts: BundleParts, directory: Path) -> list[str]:
         SEQUENCE: parts.sequence,
         ENSEMBLE: parts.ensemble,
         GENERATIVE: parts.generative,
+        **{name: one.model for name, one in parts.outside.items()},
         **{BLENDS[profile]: path for profile, path in parts.blends.items()},
         RANKER: parts.ranker,
         TEXT_SEARCH: parts.text_search,

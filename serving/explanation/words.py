@@ -48,7 +48,7 @@ def sentence_of(item_row: int, facts: SlotFacts, bundle: Bundle) -> str:
     """Say why an item is in its list."""
     if facts.rules:
         return f"It is put here by rule {', '.join(facts.rules)}."
-    said = [_of_parts(facts)]
+    said = [_of_parts(facts, bundle)]
     influence = facts.influence
     if influence is not None and influence.because:
         rows = [one.item_row for one in influence.because]
@@ -72,25 +72,26 @@ def why_not_sentence(code: WhyNotCode, title: str, detail: str) -> str:
     return f"{title} is not in the list because {detail}."
 
 
-def _of_parts(facts: SlotFacts) -> str:
+def _of_parts(facts: SlotFacts, bundle: Bundle) -> str:
     parts = sorted(facts.contributions.items(), key=lambda part: -part[1])
     parts = [part for part in parts if part[1] >= LEAST_SHARE][:MAX_PARTS]
     if not parts:
         return "It is in the list as a fallback."
     what = [
-        f"{_phrase(source, facts.of_an_item)} ({source}, {share:.0%}{of})"
+        f"{_phrase(source, facts.of_an_item, bundle)} ({source}, {share:.0%}{of})"
         for (source, share), of in zip(parts, (" of the score", ""), strict=False)
     ]
     ordered = " A ranker then ordered the list." if facts.ranked else ""
     return f"It {' and '.join(what)}.{ordered}"
 
 
-def _phrase(source: str, of_an_item: bool) -> str:
+def _phrase(source: str, of_an_item: bool, bundle: Bundle) -> str:
     if of_an_item and source not in (POPULARITY.source, SEARCH, CONTENT.source):
         return BY_THE_ITEM
     if of_an_item and source == CONTENT.source:
         return "is about the same as the item that it is shown beside"
-    return BY_SOURCE.get(source, f"is found by {source}")
+    outside = bundle.outside.get(source)
+    return outside.names.explanation if outside else BY_SOURCE[source]
 
 
 def _of_history(influence: Influence, rows: Sequence[int], num_hidden: int, bundle: Bundle) -> str:

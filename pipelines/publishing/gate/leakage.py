@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.candidates.blends import BLEND_FAST
 from pipelines.publishing.gate.subject import Subject, at_most
 from pipelines.ranking.artefact import RANKED
-from serving.bundle.manifest import Model, Verdict
+from serving.bundle.manifest import Verdict
 
 LOOK = (
     "looks too good: find out why before it is served. If it is real, raise release.gate.max_gain"
@@ -54,7 +54,7 @@ def too_good(subject: Subject) -> Iterator[Verdict]:
         )
 
 
-def new_models(subject: Subject) -> set[Model]:
+def new_models(subject: Subject) -> set[str]:
     """Name the models that the champion lacks: they may well double what it finds."""
     before = () if subject.champion is None else subject.champion.manifest.models
     return {*subject.challenger.manifest.models} - {*before}

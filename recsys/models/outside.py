@@ -1,0 +1,82 @@
+"""Models of other packages, each found by the address of its row: ``my_package.module:SPEC``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.names import BY_NAME, ModelName
+
+ADDRESS = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+NAME = r"[a-z][a-z0-9_]{0,39}"
+TAKEN = ("popular", "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
+"""Names of sources, of rows and of a bundle's parts that are no model's."""
+
+
+class Over(NamedTuple):
+    """What a model is loaded over."""
+
+    catalogue: ItemCatalogue
+    item_codes: Callable[[], Any] | None = None
+    """Reads the semantic IDs (`recsys.semantic_ids.codes.ItemCodes`); None without any."""
+
+
+def check_outside(addresses: Mapping[str, str]) -> None:
+    """Check names and addresses without importing anything.
+
+    Raises:
+        ValueError: Names the model and what is wrong with it.
+    """
+    for name, address in addresses.items():
+        if name in BY_NAME or name in TAKEN:
+            raise ValueError(
+                f"models.{name}: the name {name!r} is taken by the platform itself; give the model "
+                "another one, here and in its spec"
+            )
+        if not re.fullmatch(NAME, name):
+            raise ValueError(
+                f"models.{name}: a model's name is lower-case letters, digits and underscores, at "
+                "most 40, and begins with a letter"
+            )
+        if not re.fullmatch(ADDRESS, address):
+            raise ValueError(
+                f"models.{name}.spec is {address!r}; write the module and the name of the row in "
+                'it, as "my_package.module:SPEC"'
+            )
+
+
+def spec_at(name: str, address: str) -> Any:
+    """Import the row of a model of another package (`recsys.fitting.spec.ModelSpec`).
+
+    Raises:
+        ValueError: It cannot be imported, or is not the row of a model of this name.
+    """
+    check_outside({name: address})
+    module, _, attribute = address.partition(":")
+    try:
+        spec = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"the model {name!r} is {address}, which cannot be imported ({error}); install its "
+            "package where this runs, or correct the address"
+        ) from error
+    names = getattr(spec, "names", None)
+    if not isinstance(names, ModelName):
+        raise ValueError(f"{address} is no ModelSpec but a {type(spec).__name__}; name the row")
+    if names.name != name:
+        raise ValueError(
+            f"{address} is the model {names.name!r}, not {name!r}; use one name in both places"
+        )
+    if names != ModelName(**{one: getattr(names, one) for one in OUTSIDE_FIELDS}):
+        raise ValueError(
+            f"the names of {address} may set {', '.join(OUTSIDE_FIELDS)} alone: a model of another "
+            "package has one name everywhere, is queried in each profile, and trains, if it does, "
+            "in its own fit"
+        )
+    return spec
+
+
+OUTSIDE_FIELDS = ("name", "label", "meaning", "reason", "explanation", "repeats")
