@@ -1,0 +1,129 @@
+"""A retriever of another package is added by its module and one line of a shop's file."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from recsys.models.outside import spec_at
+from serving.bundle.load import load_bundle
+from serving.bundle.manifest import MANIFEST, BundleManifest, read_manifest
+from serving.online.store import RequestRecord
+from serving.recommend import Recommender
+from serving.schemas import Context, Request
+from serving.why import explain_list
+from tests.recsys.testing.synthetic import World, markov_world
+
+ADDRESS = "tests.integration.models.successors:SPEC"
+SETTINGS = f"""
+preset = "shop"
+auto.enabled = false
+[data]
+events = "events.csv"
+items = "items.csv"
+[models.successors]
+spec = "{ADDRESS}"
+settings = {{smoothing = 0.0}}
+[content]
+encoder = "none"
+[ease]
+enabled = false
+[training]
+enabled = false
+[evaluation]
+ks = [5, 10]
+num_resamples = 0
+[tracking]
+enabled = false
+"""
+
+
+@pytest.fixture(scope="module")
+def cycle() -> World:
+    return markov_world(num_users=40, num_items=24, events_per_user=8)
+
+
+@pytest.fixture(scope="module")
+def shop(
+    cycle: World,
+    recsys: Callable[..., Result],
+    write_world: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    folder = tmp_path_factory.mktemp("outside")
+    result = recsys("run", "-c", write_world(folder, cycle, SETTINGS), "-w", folder / "run", "-q")
+    assert result.exit_code == 0, result.output
+    return folder / "run"
+
+
+def test_it_is_measured_and_blended(shop: Path) -> None:
+    metrics = json.loads((shop / "evaluate" / "metrics.json").read_text())["given"]["test"]
+    assert metrics["successors"]["recall@5"] > 0.9
+    assert metrics["successors"]["recall@5"] > metrics["popularity"]["recall@5"]
+    blends = json.loads((shop / "fit_blend" / "given" / "blends.json").read_text())
+    assert "successors" in blends["profiles"]["fast"]["sources"]
+
+
+def test_it_is_released_served_and_explained(shop: Path, cycle: World) -> None:
+    recommender = Recommender.load(shop / "bundles/current")
+    assert recommender.bundle.manifest.specs == {"successors": ADDRESS}
+    user = cycle.users[0]
+    request = Request(user_id=user, k=3, explain=True, context=Context())
+    made = recommender.make(request)
+    first = made.reply.items[0]
+    assert {first.item_id} == cycle.answers[user]
+    assert "successors" in made.candidates
+    record = RequestRecord(made.reply.request_id, 0, user, recommender.record(made))
+    explained = explain_list(recommender, record, None, names_history=True).items[0]
+    assert explained.contributions["successors"] > 0
+    if max(explained.contributions, key=lambda one: explained.contributions[one]) == "successors":
+        assert first.source == "successors"
+        assert first.reason == "came next before"
+        assert "came next after the last item of others" in (explained.sentence or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "said"),
+    [
+        ("successors", "no_such_package.module:SPEC", "cannot be imported .* install its package"),
+        ("successors", ADDRESS.replace("SPEC", "MISSING"), "cannot be imported"),
+        ("successors", ADDRESS.replace("SPEC", "NO_SPEC"), "is no ModelSpec but a int"),
+        ("mine", ADDRESS, "is the model 'successors', not 'mine'"),
+        ("ease", ADDRESS, "the name 'ease' is taken"),
+        ("popular", ADDRESS, "the name 'popular' is taken"),
+        ("../mine", ADDRESS, "lower-case letters"),
+        ("successors", "import os", 'write the module .* as "my_package.module:SPEC"'),
+    ],
+)
+def test_what_is_not_the_row_of_such_a_model_is_refused(name: str, address: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        spec_at(name, address)
+
+
+def test_a_run_says_which_key_is_wrong(
+    cycle: World,
+    recsys: Callable[..., Result],
+    write_world: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    settings = SETTINGS.replace("[models.successors]", "[models.ease]")
+    result = recsys("config", "check", write_world(tmp_path, cycle, settings))
+    assert result.exit_code == 2
+    assert "models.ease: the name 'ease' is taken" in " ".join(result.output.split())
+
+
+def test_a_bundle_without_its_package_or_of_an_unknown_model_is_refused(
+    shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, _ = read_manifest(shop / "bundles/current")
+    document = manifest.model_dump(mode="json")
+    monkeypatch.setitem(document, "specs", {})
+    with pytest.raises(ValueError, match=r"does not know the model 'successors'.*serve the bundle"):
+        BundleManifest.model_validate(document)
+    path = shop / "bundles/current" / MANIFEST
+    path.chmod(0o644)
+    path.write_text(path.read_text().replace(ADDRESS, "no_such_package.module:SPEC"))
+    with pytest.raises(ValueError, match=r"'successors' is no_such_package.* install its package"):
+        load_bundle(shop / "bundles/current")
