@@ -37,7 +37,7 @@ from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.item_weights.next_basket import NextBasketConfig
 from recsys.models.item_weights.repeats import RepeatsConfig
-from recsys.models.outside import check_outside
+from recsys.models.names import check_outside
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig

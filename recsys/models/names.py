@@ -6,6 +6,8 @@ manifest of a bundle, surfaces, reports, pages) reads this tuple, so that it loa
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -175,6 +177,37 @@ SLOW_MODELS = tuple(one.name for one in MODELS if one.profile == "full")
 """Models that profile ``fast`` leaves out."""
 
 
+ADDRESS = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
+NAME = r"[a-z][a-z0-9_]{0,39}"
+TAKEN = ("popular", "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
+"""Names of sources, of rows and of a bundle's parts that are no model's."""
+"""Names of sources, of rows and of a bundle's parts that are no model's."""
+
+
 def source_name(model: str) -> str:
     """Return the name of a model's source in blends and in serving."""
     return BY_NAME[model].source if model in BY_NAME else model
+
+
+def check_outside(addresses: Mapping[str, str]) -> None:
+    """Check names and addresses without importing anything.
+
+    Raises:
+        ValueError: Names the model and what is wrong with it.
+    """
+    for name, address in addresses.items():
+        if name in BY_NAME or name in TAKEN:
+            raise ValueError(
+                f"models.{name}: the name {name!r} is taken by the platform itself; give the model "
+                "another one, here and in its spec"
+            )
+        if not re.fullmatch(NAME, name):
+            raise ValueError(
+                f"models.{name}: a model's name is lower-case letters, digits and underscores, at "
+                "most 40, and begins with a letter"
+            )
+        if not re.fullmatch(ADDRESS, address):
+            raise ValueError(
+                f"models.{name}.spec is {address!r}; write the module and the name of the row in "
+                'it, as "my_package.module:SPEC"'
+            )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
 from recsys.models.item_tower import ItemCatalogue
-from recsys.models.names import BY_NAME, ModelName
-
-ADDRESS = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
-NAME = r"[a-z][a-z0-9_]{0,39}"
-TAKEN = ("popular", "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
-"""Names of sources, of rows and of a bundle's parts that are no model's."""
+from recsys.models.names import ModelName, check_outside
 
 
 class Over(NamedTuple):
@@ -22,30 +16,6 @@ class Over(NamedTuple):
     catalogue: ItemCatalogue
     item_codes: Callable[[], Any] | None = None
     """Reads the semantic IDs (`recsys.semantic_ids.codes.ItemCodes`); None without any."""
-
-
-def check_outside(addresses: Mapping[str, str]) -> None:
-    """Check names and addresses without importing anything.
-
-    Raises:
-        ValueError: Names the model and what is wrong with it.
-    """
-    for name, address in addresses.items():
-        if name in BY_NAME or name in TAKEN:
-            raise ValueError(
-                f"models.{name}: the name {name!r} is taken by the platform itself; give the model "
-                "another one, here and in its spec"
-            )
-        if not re.fullmatch(NAME, name):
-            raise ValueError(
-                f"models.{name}: a model's name is lower-case letters, digits and underscores, at "
-                "most 40, and begins with a letter"
-            )
-        if not re.fullmatch(ADDRESS, address):
-            raise ValueError(
-                f"models.{name}.spec is {address!r}; write the module and the name of the row in "
-                'it, as "my_package.module:SPEC"'
-            )
 
 
 def spec_at(name: str, address: str) -> Any:

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recsys.data.durable import digest_of_file, digests_once, replace_link
-from recsys.models.names import MODELS, TWO_TOWER
-from recsys.models.outside import check_outside
+from recsys.models.names import MODELS, TWO_TOWER, check_outside
 
 SCHEMA_VERSION: Literal[3] = 3
 MANIFEST = "manifest.json"

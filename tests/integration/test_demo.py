@@ -10,7 +10,6 @@ from click.testing import Result
 from rich.console import Console, RenderableType
 
 from pipelines.cli.demo import (
-    MODEL_NAMES,
     SPLIT_NAMES,
     adapter_lines,
     chosen_users,
@@ -24,6 +23,7 @@ from pipelines.cli.demo import (
 )
 from pipelines.engine import console
 from pipelines.evaluation.analysis import Analysis
+from pipelines.pages.wording import MODELS
 from pipelines.presets.resolve import resolve
 from serving.recommend import Recommender
 
@@ -54,7 +54,7 @@ def test_demo_shows_metrics_histories_and_what_to_do_next(shop: Path) -> None:
     assert max(map(len, lines)) <= 100
     assert "…" not in text
     for split in ("validation", "test"):
-        assert set(metrics[split]) <= set(MODEL_NAMES)
+        assert set(metrics[split]) <= set(MODELS)
         for model in metrics[split]:
             mean, low, high, _ = analysis[split].models[model].intervals["ndcg@10"]
             assert metrics[split][model]["ndcg@10"] == pytest.approx(mean)
