@@ -109,7 +109,7 @@ def test_a_run_says_which_key_is_wrong(
     tmp_path: Path,
 ) -> None:
     settings = SETTINGS.replace("[models.successors]", "[models.ease]")
-    result = recsys("config", "check", write_world(tmp_path, cycle, settings))
+    result = recsys("run", "-c", write_world(tmp_path, cycle, settings), "-w", tmp_path / "run")
     assert result.exit_code == 2
     assert "models.ease: the name 'ease' is taken" in " ".join(result.output.split())
 
