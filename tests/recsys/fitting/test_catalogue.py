@@ -1,0 +1,23 @@
+"""The catalogue has one row for each name."""
+
+import subprocess
+import sys
+
+from pipelines.config.run import RunConfig
+from recsys.fitting.catalogue import CATALOGUE
+from recsys.models.names import MODELS
+
+
+def test_each_model_has_one_row_and_its_settings_a_section() -> None:
+    assert [spec.names for spec in CATALOGUE] == list(MODELS)
+    sections = RunConfig(workspace="unused")
+    for spec in CATALOGUE:
+        assert isinstance(getattr(sections, spec.names.section), spec.config)
+        assert (spec.num_examples is not None) == bool(spec.names.training)
+    for names in ([one.name for one in MODELS], [one.source for one in MODELS]):
+        assert len(set(names)) == len(MODELS)
+
+
+def test_names_are_read_without_torch() -> None:
+    code = "import sys, recsys.models.names; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
