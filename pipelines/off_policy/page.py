@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipelines.off_policy.words import (
     TRUST,
@@ -19,7 +20,7 @@ from pipelines.off_policy.words import (
 from pipelines.pages.charts.shapes import Dot, Point, interval_chart, line_chart
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.columns import counts, numbers, shares, texts
-from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
+from pipelines.pages.document import Block, Cell, Chart, Origin, Page, Section, Table, Words
 from pipelines.pages.figure import share_figure
 
 FIRST, SECOND = color_of(0), color_of(1)
@@ -55,45 +56,8 @@ def estimate_blocks(
     Args:
         name: Distinguishes several documents on one page.
     """
-    best = chosen(document)["estimator"]
-    unit, reward = document["unit"], document["reward"]
-    rows, dots = [], []
-    for row in document["rows"]:
-        label = name_of(document, row["estimator"])
-        value, low, high = row["value"], row["low"], row["high"]
-        dots.append(
-            Dot(
-                label=label,
-                series="estimate",
-                mean=value,
-                low=value if low is None else low,
-                high=value if high is None else high,
-                note=f"{label}: {per_unit(value)} ({between(low, high)})",
-            )
-        )
-        is_log = row["estimator"] == "logging"
-        gain = [row.get(key) for key in ("gain", "gain_low", "gain_high", "effective")]
-        trust = "" if is_log else TRUST[row["trust"]]
-        means = meaning_of(document, row["estimator"])
-        read = f"{label} (read this one)" if row["estimator"] == best else label
-        rows.append((read, value, low, high, *gain, trust, means))
-    chart = Chart(
-        key=f"chart-estimates{name}",
-        title=f"What {document['policy']} would have earned",
-        note=f"{reward}s per {unit}; the dashed line is what the logging policy earned.",
-        description="Every estimate with its interval.",
-        spec=interval_chart(
-            dots,
-            {"estimate": FIRST},
-            x_title=f"{reward}s per {unit}",
-            labels=[dot.label for dot in dots],
-            rule_at=row_of(document, "logging")["value"],
-        ),
-        columns=("estimator", "value", "from", "to"),
-        rows=[row[:4] for row in rows],
-        origins=origins,
-    )
-    level = f"{document['config']['confidence']:.0%}"
+    level, unit = f"{document['config']['confidence']:.0%}", document["unit"]
+    rows = [_estimate(document, row) for row in document["rows"]]
     table = Table(
         key=f"table-estimates{name}",
         title="Estimates",
@@ -109,7 +73,52 @@ def estimate_blocks(
         rows=rows,
         origins=origins,
     )
-    return [chart, table]
+    return [_estimates_chart(document, name, origins), table]
+
+
+def _estimate(document: Document, row: Mapping[str, Any]) -> tuple[Cell, ...]:
+    label = name_of(document, row["estimator"])
+    read = " (read this one)" if row["estimator"] == chosen(document)["estimator"] else ""
+    trust = "" if row["estimator"] == "logging" else TRUST[row["trust"]]
+    return (
+        *(f"{label}{read}", row["value"], row["low"], row["high"]),
+        *(row.get(key) for key in ("gain", "gain_low", "gain_high", "effective")),
+        *(trust, meaning_of(document, row["estimator"])),
+    )
+
+
+def _estimates_chart(document: Document, name: str, origins: Sequence[Origin]) -> Chart:
+    unit, reward = document["unit"], document["reward"]
+    dots = []
+    for row in document["rows"]:
+        label, value = name_of(document, row["estimator"]), row["value"]
+        low, high = row["low"], row["high"]
+        dots.append(
+            Dot(
+                label=label,
+                series="estimate",
+                mean=value,
+                low=value if low is None else low,
+                high=value if high is None else high,
+                note=f"{label}: {per_unit(value)} ({between(low, high)})",
+            )
+        )
+    return Chart(
+        key=f"chart-estimates{name}",
+        title=f"What {document['policy']} would have earned",
+        note=f"{reward}s per {unit}; the dashed line is what the logging policy earned.",
+        description="Every estimate with its interval.",
+        spec=interval_chart(
+            dots,
+            {"estimate": FIRST},
+            x_title=f"{reward}s per {unit}",
+            labels=[dot.label for dot in dots],
+            rule_at=row_of(document, "logging")["value"],
+        ),
+        columns=("estimator", "value", "from", "to"),
+        rows=[(dot.label, dot.mean, dot.low, dot.high) for dot in dots],
+        origins=origins,
+    )
 
 
 def _overlap(document: Document) -> Section:
