@@ -21,6 +21,7 @@ from pipelines.pages.curves import Curve, read_curves
 from pipelines.pages.examples import Example, read_examples
 from pipelines.pages.rankers import RankerReport, read_ranker
 from pipelines.pages.wins import Wins, models_of, read_ranks, targets_of, wins_of
+from pipelines.pages.wording import in_order
 from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
 from recsys.evaluation.bootstrap import Interval
@@ -149,7 +150,7 @@ def read_measured(
     return ReportData(
         title=title,
         primary=primary,
-        models=tuple(analysis.orders[shown[0]]["test"].models),
+        models=in_order(analysis.orders[shown[0]]["test"].models),
         orders=shown,
         analysis=analysis,
         metrics=metrics,
@@ -188,12 +189,13 @@ def read_report_data(
     wins = read_wins(table, sequences, num_item_rows, depth)
     return replace(
         measured,
-        models=wins.models,
         num_items=num_item_rows - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,
         features=read_json(features / "report.json"),
         wins=wins,
-        examples=read_examples(table, features / "items.parquet", sequences, wins.models, "test"),
+        examples=read_examples(
+            table, features / "items.parquet", sequences, measured.models, "test"
+        ),
         provenance=provenance,
     )

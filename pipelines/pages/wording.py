@@ -107,6 +107,12 @@ def parted(metric: str) -> tuple[str, str]:
     return name, k
 
 
+def in_order(models: Iterable[str]) -> tuple[str, ...]:
+    """Order models as the catalogue does, so that each has the same colour on every page."""
+    place = {name: number for number, name in enumerate(MODELS)}
+    return tuple(sorted(models, key=lambda one: (place.get(one, len(place)), one)))
+
+
 def by_fame(metrics: Iterable[str], primary: str = PRIMARY) -> list[str]:
     """Order metrics: the primary one, those of its list length, then the best known first."""
     known = list(METRICS)

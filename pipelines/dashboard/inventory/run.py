@@ -77,11 +77,11 @@ def build(context: Context, query: Query) -> Page:
         return nothing_there(context)
     notices = list(run.problems)
     sections: list[Section] = []
-    lead, tiles = _lead(run), _measured_tiles(run)
+    lead, tiles = _lead(run, says_served=True), _measured_tiles(run)
     try:
         reported = read_reported(context, run)
         if reported is not None:
-            lead = f"{answer(reported)} {lead}"
+            lead = f"{answer(reported)} {_lead(run, says_served=False)}"
             tiles = headline_tiles(reported).tiles
             # Drawing anew what stays the same would take most of the page's time.
             sections = context.cache.get(
@@ -109,10 +109,10 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
-def _lead(run: Run) -> str:
+def _lead(run: Run, *, says_served: bool) -> str:
     kind = {"workspace": "Run", "bundle": "Bundle"}[run.kind]
     data = f" on {run.dataset}" if run.dataset else ""
-    served = f"; it serves: {model_label(run.served)}" if run.served else ""
+    served = f"; it serves: {model_label(run.served)}" if says_served and run.served else ""
     when = (time_text(run) or "").replace("T", " ").replace("Z", " UTC")
     return f"{kind}{data}, {run.status}, {when}{served}."
 

@@ -9,7 +9,7 @@ from pipelines.pages.encoding import encoded
 from pipelines.pages.figures import counted
 from pipelines.pages.file import page_html
 from pipelines.pages.report import report_page
-from pipelines.pages.wording import by_fame, model_label
+from pipelines.pages.wording import by_fame, in_order, model_label
 from tests.pipelines.dashboard.documents import block_of, blocks_of
 
 HOSTILE = (
@@ -136,6 +136,11 @@ def test_equal_evaluations_give_equal_bytes(reported, page):
 def test_size_follows_models_and_not_users(reported, page):
     many = report_page(reported(num_users=3_000, num_items=500, num_resamples=100))
     assert len(encoded(many)) < len(encoded(page)) + 40_000
+
+
+def test_models_have_one_order_so_one_colour_on_every_page(plain_report):
+    assert plain_report.models == in_order(sorted(plain_report.models))
+    assert plain_report.models != tuple(sorted(plain_report.models))
 
 
 def test_ids_of_users_stay_out(plain_report):
