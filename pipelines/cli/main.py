@@ -35,7 +35,6 @@ COMMANDS = (
     "cli.score.score",
     "cli.offline.backtest.backtest",
     "cli.offline.tune.tune",
-    "cli.offline.join.join",
     "cli.offline.judge.judge",
     "cli.scheduled.monitor.monitor",
     "cli.scheduled.ingest.ingest",

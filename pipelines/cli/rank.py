@@ -1,6 +1,7 @@
 """One rank of a stage that runs on several; started by ``pipelines/engine/launch.py``.
 
-python -m pipelines.cli.rank FOLDER_OF_THE_LAUNCH
+python -m pipelines.cli.rank [FOLDER_OF_THE_LAUNCH]; ranks that torchrun starts on another machine
+are told the folder by the first one's, through torch's store.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch.distributed.rendezvous import rendezvous
 
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
@@ -41,6 +43,7 @@ from pipelines.stages.list import STAGES
 from recsys.training.distributed.process_group import RanksError, local_device, process_group
 
 OUT_OF_MEMORY = "out of memory"
+FOLDER = "recsys/folder"
 
 
 class LogFile(RunLog):
@@ -122,6 +125,16 @@ def work(folder: Path, rank: int, size: int) -> None:
         (folder / ROWS).write_text(json.dumps(asdict(rows)))
 
 
+def folder_of_the_launch(arguments: list[str]) -> Path:
+    """Return the folder of the launch; tell it to, or hear it from, ranks of other machines."""
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return Path(arguments[0])
+    store, _, _ = next(rendezvous("env://"))
+    if arguments:
+        store.set(FOLDER, arguments[0])
+    return Path(store.get(FOLDER).decode())
+
+
 def main() -> None:
     """Work, or write down why not."""
     end_with_the_parent()
@@ -129,7 +142,8 @@ def main() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     for name in ("torchrec", "torch.fx"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    folder, rank, size = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    folder = folder_of_the_launch(sys.argv[1:])
     if rank:
         write_to(folder / LOG.format(rank))
     try:

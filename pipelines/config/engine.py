@@ -31,7 +31,7 @@ class TorchrunConfig(ShardingConfig):
     processes: int = 0
     """Ranks on this machine; 0 takes one a GPU, or two on a CPU."""
     machines: int = 1
-    """Machines with so many ranks each; on all but the one of the command ``recsys join`` runs."""
+    """Machines with that number of ranks each; on all but the one of the command torchrun runs."""
     address: str | None = None
     """Where the other machines reach this one, such as ``10.0.0.1:29500``; for several alone."""
     wait_seconds: float = 600.0

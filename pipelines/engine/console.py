@@ -74,7 +74,10 @@ def message_of(error: BaseException) -> str:
     return text
 
 
-REMOVED = {"sync": "recsys tracking send"}
+REMOVED = {
+    "join": "torchrun on the other machines (docs/several-machines.md)",
+    "sync": "recsys tracking send",
+}
 """Commands that were removed, and what to use instead."""
 
 

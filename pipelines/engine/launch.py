@@ -14,8 +14,7 @@ import json
 import shutil
 import signal
 import threading
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,23 +23,16 @@ from typing import Any
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.machines import (
-    SECONDS_BETWEEN_LOOKS,
-    Failure,
-    Launch,
-    Machine,
-    announced,
-    failures_elsewhere,
-    start,
-)
 from pipelines.engine.ray_launch import start_on_ray
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext, StageRows
+from pipelines.engine.torchrun import Failure, Launch, start
 
 ON_RAY = ("build_features", "embed_items", "train_ranker")
 """Stages that hand tasks to a Ray cluster."""
 JOB, ROWS, LOGGED = "job.json", "rows.json", "logged.jsonl"
 STEP, ERROR, LOG = "step-{}", "error-{}.json", "log-{}.txt"
+SECONDS_BETWEEN_LOOKS = 1.0
 TIMEOUT_WORDS = ("timed out", "timeout")
 GOES_ON = "Run the same command again: it goes on from the newest checkpoint"
 RAISED: dict[str, type[Exception]] = {
@@ -127,31 +119,24 @@ def on_ranks(stage: Stage, context: StageContext) -> StageRows:
         show_progress=context.show_progress,
     )
     (folder / JOB).write_text(json.dumps(asdict(job)))
-    silent = list[Machine]()
+    machines = 1
     if context.config.engine == "ray":
         size = context.config.ray.ranks
         with passing_on(folder / LOGGED, context.run):
             failures = start_on_ray(folder)
     else:
         launch = launch_of(stage, folder, context.config)
-        size = launch.machines * launch.processes
-        with (
-            announced(Path(context.config.workspace), launch),
-            passing_on(folder / LOGGED, context.run),
-        ):
+        machines, size = launch.machines, launch.machines * launch.processes
+        with passing_on(folder / LOGGED, context.run):
             failures = start(launch)
-            if failures:
-                elsewhere, silent = failures_elsewhere(launch)
-                failures |= elsewhere
     if failures:
-        raise explained(stage.name, folder, size, failures, silent)
+        raise explained(stage.name, folder, size, failures, machines)
     return StageRows(**json.loads((folder / ROWS).read_text()))
 
 
 def launch_of(stage: Stage, folder: Path, config: RunConfig) -> Launch:
     """Describe the ranks that torch's launcher starts on all machines."""
     return Launch(
-        id=uuid.uuid4().hex,
         stage=stage.name,
         folder=str(folder.absolute()),
         processes=num_ranks(config),
@@ -204,7 +189,7 @@ def explained(
     folder: Path,
     size: int,
     failures: Mapping[int, Failure],
-    silent: Sequence[Machine] = (),
+    machines: int = 1,
 ) -> Exception:
     """Say in one error what became of the ranks.
 
@@ -213,7 +198,7 @@ def explained(
         folder: Of the launch.
         size: Number of ranks.
         failures: The ranks that failed first.
-        silent: Machines that joined and did not say what became of their ranks.
+        machines: Their number; ranks of the others are known by what they wrote.
     """
     # The launcher ends the others by SIGTERM; a library that gives up waiting aborts.
     ended = (-signal.SIGTERM, -signal.SIGABRT)
@@ -232,12 +217,6 @@ def explained(
     for error in errors:
         if error["kind"] in RAISED:
             return RAISED[error["kind"]](error["message"])
-    if silent:
-        gone = ", ".join(f"machine {one.number} ({one.host})" for one in silent)
-        return RankLostError(
-            f"{gone} is gone in stage {stage}: {steps_of(folder, size)}. Start recsys join there. "
-            f"{GOES_ON}"
-        )
     words = " ".join(str(one["message"]) for one in errors).lower()
     aborted = any(code == -signal.SIGABRT for code, *_ in failures.values())
     if aborted or any(word in words for word in TIMEOUT_WORDS):
@@ -249,8 +228,11 @@ def explained(
     rank = int(errors[0]["rank"]) if errors else min(failures, default=0)
     code = failures[rank].code if rank in failures else 1
     what = errors[0]["message"] if errors else f"ended with exit code {code}"
+    # A rank that is killed on another machine is seen here as a connection that closed.
+    also = "" if machines == 1 else f"; {steps_of(folder, size)}; see torchrun on the others"
     return RankLostError(
-        f"rank {rank} of {size} failed in stage {stage}: {what}. {GOES_ON}{log_of(folder, rank)}"
+        f"rank {rank} of {size} failed in stage {stage}: {what}{also}. {GOES_ON}"
+        f"{log_of(folder, rank)}"
     )
 
 

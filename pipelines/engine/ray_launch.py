@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from pipelines.engine.errors import ClusterError
-from pipelines.engine.machines import Failure, read_document
+from pipelines.engine.torchrun import Failure
 
 PLACES = "pipelines.executor.ray_ranks"
 """Module that places the ranks."""
@@ -39,7 +40,8 @@ def start_on_ray(folder: Path) -> dict[int, Failure]:
             code = process.wait()
         finally:
             process.terminate()
-    document = read_document(folder / ENDED)
+    path = folder / ENDED
+    document = json.loads(path.read_text()) if path.exists() else {}
     if "message" in document:
         kinds: dict[str, type[Exception]] = {"ClusterError": ClusterError}
         raise kinds.get(document["kind"], ValueError)(document["message"])

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.errors import ClusterError
-from pipelines.engine.launch import JOB, LOG, Job, trains_on_cpu
-from pipelines.engine.machines import SECONDS_BETWEEN_LOOKS, WORK, Failure
+from pipelines.engine.launch import JOB, LOG, SECONDS_BETWEEN_LOOKS, Job, trains_on_cpu
 from pipelines.engine.ray_launch import ENDED, end_with_the_parent
+from pipelines.engine.torchrun import WORK, Failure
 from pipelines.executor.ray_cluster import RayRunner, ray_cluster
 
 PROCESS = "process-{}"

@@ -36,7 +36,6 @@ ELSEWHERE = {
     "recsys serve --bundles /srv/bundles": "goes with fetch-bundle",
     "recsys tracking send": "tests/pipelines/tracking; needs a registry",
     "recsys run --config shop.toml --engine": "tests/pipelines/engine and executor",
-    "recsys join": "tests/pipelines/engine/test_machines.py",
     "recsys run --config world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
     "recsys ids": "tests/test_readme.py",
     "recsys backtest": "tests/test_readme.py",

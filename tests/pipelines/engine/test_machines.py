@@ -1,9 +1,11 @@
-"""A training on the ranks of two machines, which here are two processes that see one folder."""
+"""A training on the ranks of two machines, here two launchers that see one folder."""
 
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +18,8 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import explained
-from pipelines.engine.machines import ANNOUNCED, Failure, Launch, Machine, join
 from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.engine.torchrun import Failure
 from pipelines.stages.list import STAGES
 from tests.pipelines.engine.two_groups import (
     WEIGHTS,
@@ -48,29 +50,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("machines")
 
 
-@pytest.fixture(scope="module")
-def second(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run the other machine, for as long as there are trainings."""
-    command = [sys.executable, "-m", "pipelines.cli.main", "join", str(folder / "torchrun")]
-    options = ["--machine", "1", "--idle-seconds", "120"]
-    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
+@contextmanager
+def second(config: RunConfig) -> Iterator[subprocess.Popen[bytes]]:
+    """Run torchrun as on the other machine, which knows the address alone."""
+    port = str(config.torchrun.address).rpartition(":")[2]
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--node-rank=1"),
+        *("--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"),
+        *("--rdzv-conf=timeout=120", "-m", "pipelines.cli.rank"),
+    ]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
         yield process
         process.kill()
 
 
 @pytest.fixture(scope="module")
-def killed(folder: Path, second: subprocess.Popen[str]) -> str:
-    """The error of a run whose rank on the second machine was killed, before one that went on."""
+def killed(folder: Path) -> str:
+    """The error of a run whose rank on the second machine was killed, before one that ended."""
     run_stages(CHOSEN, settings(folder, "local"))
     config = on_two(folder)
-    error = error_of_a_killed_rank(CHOSEN, config, 1, lambda _: ranks_below(second.pid)[1])
-    run_stages(CHOSEN, config)
+    with second(config) as other:
+        error = error_of_a_killed_rank(CHOSEN, config, 1, lambda _: ranks_below(other.pid)[1])
+    config = on_two(folder)
+    with second(config) as other:
+        run_stages(CHOSEN, config)
+        assert other.wait(60) == 0
     return error
 
 
-def test_a_rank_killed_on_the_other_machine_is_named(killed: str) -> None:
-    assert "rank 1 of 2" in killed
-    assert "was killed by SIGKILL" in killed
+def test_a_rank_killed_on_the_other_machine_is_said(killed: str) -> None:
+    assert "rank 0 of 2 failed in stage train_two_tower" in killed
+    assert "rank 1 after step" in killed
+    assert "see torchrun on the others" in killed
     assert "Run the same command again" in killed
 
 
@@ -81,30 +93,17 @@ def test_ranks_of_two_machines_end_where_one_process_ends(folder: Path, killed: 
         torch.testing.assert_close(two[name], value, rtol=2e-2, atol=5e-3, msg=name)
     made = read_json(folder / "torchrun/train_two_tower/run.json")
     assert (made["engine"], made["ranks"], made["machines"]) == ("torchrun", 2, 2)
-    assert not (folder / "torchrun" / ANNOUNCED).exists()
 
 
-def test_a_machine_that_does_not_come_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RankLostError, match=r"1 of 2 machines are here .* after 5 s; missing: 1"):
+def test_a_machine_that_does_not_come_is_said_with_its_command(tmp_path: Path) -> None:
+    with pytest.raises(RankLostError, match=r"not all of 2 machines came .* 5 s.*torchrun --nnod"):
         run_stages(CHOSEN, on_two(tmp_path, wait_seconds=5))
-    assert not (tmp_path / "torchrun" / ANNOUNCED).exists()
 
 
-def test_a_launch_that_nobody_touches_is_not_joined(tmp_path: Path) -> None:
-    launch = Launch(id="old", stage="refit", folder=str(tmp_path), processes=1, machines=2)
-    (tmp_path / ANNOUNCED).write_text(
-        f'{{"id": "{launch.id}", "stage": "refit", "folder": "{tmp_path}", "processes": 1}}'
-    )
-    said: list[str] = []
-    join(tmp_path, 1, said.append, idle_seconds=2)
-    assert said == []
-    assert [one.name for one in tmp_path.iterdir()] == [ANNOUNCED]
-
-
-def test_a_machine_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_a_lost_connection_to_another_machine_is_said(tmp_path: Path) -> None:
     failures = {0: Failure(1, 5, "here")}
-    found = explained("refit", tmp_path, 2, failures, [Machine(1, "gpu-8")])
-    assert "machine 1 (gpu-8) is gone in stage refit" in str(found)
+    found = explained("refit", tmp_path, 2, failures, 2)
+    assert "rank 1 before its first step; see torchrun on the others" in str(found)
 
 
 def test_machines_that_cannot_meet_are_refused() -> None:
