@@ -147,7 +147,7 @@ def bundle_items(bundle: Path) -> Items:
     frame = items_of(list(catalogue.item_ids), list(catalogue.display_texts))
     scores = Popularity.load(first.directory / POPULARITY.part).item_scores.clamp_min(0)
     popularity = np.zeros(len(frame))
-    popularity[: len(scores)] = np.maximum(scores, 0)
+    popularity[: len(scores)] = scores.numpy()
     return Items(
         item_ids=frame["item_id"],
         titles=frame["title"],
