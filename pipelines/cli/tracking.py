@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -203,6 +202,8 @@ def promote(
 
       recsys promote --from-registry --workspace runs/shop
     """
+    from pipelines.operations.places import bundles_of
+
     folder = bundles or bundles_of(workspace)
     home = workspace if bundles is None else None
     if from_registry:
@@ -220,14 +221,6 @@ def promote(
 
     move = partial(make_champion, version=version, force=force)
     change_champion("promote", folder, move, home)
-
-
-def bundles_of(workspace: Path) -> Path:
-    """Return the folder of bundles of a workspace's last run."""
-    path = workspace / "config.toml"
-    table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    named = table.get("release", {}).get("bundles")
-    return Path(named) if named else workspace / "bundles"
 
 
 def registry_of(

@@ -1,28 +1,16 @@
-"""Where a workspace's bundles lie."""
+"""Where a workspace's bundles are."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
-
-from pipelines.config.run import RunConfig
-from pipelines.engine.workspace import bundles_dir
-from pipelines.presets.resolve import resolve
-
-CONFIG = "config.toml"
-
-
-def config_of(workspace: Path) -> RunConfig | None:
-    """Read the configuration of a workspace's last run; None before one, or of another version."""
-    path = workspace / CONFIG
-    if not path.exists():
-        return None
-    try:
-        return resolve(path, workspace=workspace)
-    except ValueError:
-        return None
 
 
 def bundles_of(workspace: Path) -> Path:
-    """Name the folder of a workspace's bundles; by default beside its artefacts."""
-    config = config_of(workspace)
-    return workspace / "bundles" if config is None else bundles_dir(config)
+    """Return the folder of a workspace's bundles; by default beside its artefacts."""
+    try:
+        table = tomllib.loads((workspace / "config.toml").read_text(encoding="utf-8"))
+        named = table.get("release", {}).get("bundles")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    return Path(named) if named else workspace / "bundles"

@@ -35,7 +35,9 @@ def bundles_in(path: Path) -> Path:
     Raises:
         ValueError: There is no such folder.
     """
-    for folder in (path, tracking.bundles_of(path), path / "bundles"):
+    from pipelines.operations.places import bundles_of
+
+    for folder in (path, bundles_of(path), path / "bundles"):
         if (folder / "aliases.jsonl").exists() or (folder / "decisions").is_dir():
             return folder
     raise ValueError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.document import Link, Section, Words
@@ -65,11 +64,10 @@ def gate_answer(first: Run, second: Run) -> str:
 
 
 def _decision(run: Run) -> Decision | None:
-    folder = bundles_of(run)
-    if folder is None or not run.bundles:
+    if not run.bundles:
         return None
     try:
-        written = decision_on(folder, run.bundles[0], None)
+        written = decision_on(run.bundles_folder, run.bundles[0], None)
     except (OSError, ValueError):
         return None
     return None if written is None else written.decision

@@ -57,7 +57,7 @@ def measures_of(context: Context, side: Side, split: Split) -> Measures:
     decisions = None if bundle is None else bundle.parent / FOLDER
     files = [path / "manifest.json"]
     files += [one for one in (bundle, decisions) if one is not None]
-    if measured is not None and measured.run.path is not None:
+    if measured is not None:
         files.append(measured.run.path / "evaluate" / ANALYSIS)
     key = ("measures", run.key, side.model, split)
     return context.cache.get(key, files, lambda: _read(run, measured, split, bundle))
@@ -78,7 +78,6 @@ def _measured(context: Context, side: Side) -> Side | None:
 
 
 def _read(run: Run, measured: Side | None, split: Split, bundle: Path | None) -> Measures:
-    assert run.path is not None
     return Measures(
         beyond_accuracy={} if measured is None else _beyond_accuracy(measured, split),
         seconds=run.seconds,
@@ -90,7 +89,6 @@ def _read(run: Run, measured: Side | None, split: Split, bundle: Path | None) ->
 
 
 def _beyond_accuracy(side: Side, split: Split) -> Mapping[str, float]:
-    assert side.run.path is not None
     try:
         orders = Analysis.load(side.run.path / "evaluate").orders
         order = answers(side.run, split).order

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.bundles import REFUSED
-from pipelines.dashboard.runs.find import BUNDLES, UPDATE
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.document import Control, Option
 
@@ -28,7 +25,7 @@ def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing:
     """
     if key := query.text("run"):
         return context.stores.run(key)
-    runs = [run for run in context.stores.runs()[:LOOKED_AT] if run.path is not None]
+    runs = list(context.stores.runs()[:LOOKED_AT])
     known = [run for run in runs if run.kind == "workspace"] + runs
     for status in ("complete", "unfinished"):
         for run in known:
@@ -41,7 +38,7 @@ def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[
     """Offer other runs by `suggest_runs`, which the page names ``runs``; none in a file."""
     if context.exported:
         return []
-    others = (one for one in context.stores.runs() if one.path is not None and one.key != run.key)
+    others = (one for one in context.stores.runs() if one.key != run.key)
     near = [run, *others][:OFFERED]
     return [
         Control(
@@ -62,8 +59,7 @@ def suggest_runs(context: Context, query: Query, text: str) -> Sequence[Option]:
     found = [
         run
         for run in context.stores.runs()
-        if run.path is not None
-        and wanted in f"{run.name} {run.dataset} {run.path} {run.key}".casefold()
+        if wanted in f"{run.name} {run.dataset} {run.path} {run.key}".casefold()
     ]
     return [run_option(run) for run in found[:OFFERED]]
 
@@ -72,13 +68,3 @@ def run_option(run: Run) -> Option:
     """Offer a run by name, kind and time."""
     time = "" if run.time is None else f", {run.time:%Y-%m-%d %H:%M}"
     return Option(value=run.key, label=f"{run.name} ({run.kind}{time})")
-
-
-def bundles_of(run: Run) -> Path:
-    """Locate the folder of bundles that a run releases into, or that a bundle lies in."""
-    if run.kind == "bundle":
-        return run.path.parent.parent if run.path.parent.name == REFUSED else run.path.parent
-    named = run.config.get("release.bundles", "null")
-    if named != "null":
-        return Path(named)
-    return (run.path.parent if run.path.name == UPDATE else run.path) / BUNDLES

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import unquote
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.experts.mixture import places_of
 from pipelines.dashboard.runs.documents import UnreadableError, changed_at, names_in, read_table
 from pipelines.dashboard.runs.run import Run
@@ -248,9 +247,7 @@ def _verdict_table(
 
 def read_registered(run: Run) -> tuple[list[tuple[Cell, ...]], list[str]]:
     """List the adapters beside a run's bundles, each domain's newest first, and the problems."""
-    folder = bundles_of(run)
-    if folder is None:
-        return [], []
+    folder = run.bundles_folder
     served_base = (folder / CURRENT).resolve().name.partition("+")[0]
     rows, problems = [], []
     for domain in names_in(folder / ADAPTERS):

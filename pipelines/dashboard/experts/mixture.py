@@ -10,10 +10,11 @@ import polars as pl
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.runs.find import RELEASED, UPDATE
+from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.document import Origin, Section, Words, with_origins
 from pipelines.pages.ranker_figures import ranker_section, routing_section
+from pipelines.publishing.released import shop_workspace
 from pipelines.pages.rankers import FILE, RankerReport, Routing, read_ranker
 
 STAGE = "train_ranker"
@@ -40,9 +41,9 @@ def places_of(context: Context, run: Run) -> Iterator[Path]:
         maker = None if run.made_by is None else context.stores.run(run.made_by)
     except NotFoundError:
         maker = None
-    if maker is not None and maker.path is not None:
+    if maker is not None:
         version = run.name.partition("+")[0]
-        whole = maker.path.parent if maker.path.name == UPDATE else maker.path
+        whole = shop_workspace(maker.path)
         yield whole / RELEASED / version
         if maker.bundles[:1] == (version,):
             yield maker.path

@@ -10,7 +10,7 @@ from typing import Any
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table
-from pipelines.dashboard.runs.find import RELEASED, UPDATE
+from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN, digest_of_json
 from pipelines.engine.workspace import Workspace
@@ -26,6 +26,7 @@ from pipelines.pages.document import (
     Table,
     Words,
 )
+from pipelines.publishing.released import shop_workspace
 
 SHOWN_FILES = (
     ("report/report.html", "the report"),
@@ -70,7 +71,7 @@ def kept_folder(context: Context, run: Run) -> Path | None:
         return None
     if workspace is None:
         return None
-    shop = workspace.parent if workspace.name == UPDATE else workspace
+    shop = shop_workspace(workspace)
     folder = shop / RELEASED / run.name.partition("+")[0]
     return folder if folder.is_dir() else None
 
@@ -246,11 +247,7 @@ def num_looks(run: Run) -> int:
 
 def files_words(run: Run) -> Words:
     """Link to the files of a run that a browser shows."""
-    there = [
-        (name, label)
-        for name, label in SHOWN_FILES
-        if run.path is not None and (run.path / name).is_file()
-    ]
+    there = [(name, label) for name, label in SHOWN_FILES if (run.path / name).is_file()]
     if not there:
         return Words(lines=["It has no files here."])
     return Words(

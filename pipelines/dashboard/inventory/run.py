@@ -172,7 +172,7 @@ def duration(seconds: float) -> str:
 def _words(context: Context, run: Run) -> Words:
     tags = tags_text(run)
     lines = [f"Tags: {tags}."] if tags else []
-    if run.path is not None and (database := run.path / "tracking/mlflow.db").is_file():
+    if (database := run.path / "tracking/mlflow.db").is_file():
         store = f"mlflow ui --backend-store-uri sqlite:///{database.absolute()}"
         lines.append(f"Its stages and earlier evaluations are in MLflow: {store}")
     links = []

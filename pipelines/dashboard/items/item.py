@@ -53,8 +53,7 @@ def item_section(context: Context, shown: Shown, row: int) -> Section:
     ]  # fmt: skip
     if wanted.height:
         blocks += [ranks_chart(shown, wanted), users_table(shown, wanted)]
-    path = shown.run.path
-    if path is not None and (near := nearest(path, shown.run.key, row, known)):
+    if near := nearest(shown.run.path, shown.run.key, row, known):
         blocks.append(Lists(key="nearest", lists=near, origins=[shown.run.origin]))
     kinds = f"{known.categories[row]}. " if known.categories[row] else ""
     note = f"{kinds}Id {known.item_id(row)}. Nearest items by each source stand at the end."

@@ -18,13 +18,14 @@ from pipelines.dashboard.runs.documents import (
     read_table,
     time_of,
 )
-from pipelines.dashboard.runs.find import RELEASED, UPDATE
+from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.settings import dataset_of, flat
 from pipelines.dashboard.runs.workspaces import Costs
 from pipelines.engine.artifacts import RUN, digest_of_json
 from pipelines.publishing.checks import served_row
 from pipelines.publishing.decisions import FOLDER as DECISIONS
+from pipelines.publishing.released import shop_workspace
 from serving.bundle.manifest import CURRENT, MANIFEST, SCHEMA_VERSION
 
 PREFIX, REFUSED = "bundle-", "refused"
@@ -127,7 +128,7 @@ def completed(
         tags = dict(bundle.tags)
         if "outcome" in decision:
             tags["decision"] = str(decision["outcome"])
-        if bundle.path is not None and os.path.realpath(bundle.path) == served:
+        if os.path.realpath(bundle.path) == served:
             tags["served"] = "yes"
         dataset = (below and below.dataset) or next((run.dataset for run in workspaces), None)
         found.append(
@@ -148,7 +149,7 @@ def completed(
 
 def read_kept(workspace: Path) -> dict[str, Run]:
     """Read what workspaces keep of the runs behind released bundles, by version."""
-    folder = (workspace.parent if workspace.name == UPDATE else workspace) / RELEASED
+    folder = shop_workspace(workspace) / RELEASED
     return {version: _kept(folder / version) for version in names_in(folder)}
 
 

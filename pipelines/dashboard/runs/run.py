@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipelines.pages.document import Origin
+from pipelines.publishing.released import shop_workspace
 
 Kind = Literal["workspace", "bundle"]
 Status = Literal["complete", "unfinished", "unreadable"]
@@ -52,6 +53,15 @@ class Run:
     """Digest of what the evaluation was made from."""
     problems: Sequence[str] = ()
     """What is wrong with it, in words: a file that cannot be read, values that are no numbers."""
+
+    @property
+    def bundles_folder(self) -> Path:
+        """Folder of bundles that a run releases into, or that a bundle is in."""
+        above = self.path.parent
+        if self.kind == "bundle":
+            return above.parent if above.name == "refused" else above
+        named = self.config.get("release.bundles", "null")
+        return shop_workspace(self.path) / "bundles" if named == "null" else Path(named)
 
     @property
     def origin(self) -> Origin:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines.dashboard.runs.bundles import bundles_in, completed, read_bundle, read_kept
 from pipelines.dashboard.runs.documents import changed_at, key_of
-from pipelines.dashboard.runs.find import BUNDLES, Found, find_below
+from pipelines.dashboard.runs.find import Found, find_below
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.runs.workspaces import WATCHED, read_workspace
 from pipelines.publishing.decisions import FOLDER as DECISIONS
@@ -176,8 +176,7 @@ def _by_folder(workspaces: Sequence[Run], folders: Mapping[Path, None]) -> dict[
     """Group workspaces by the folder that they release bundles into."""
     users: dict[Path, list[Run]] = {}
     for run in workspaces:
-        own = run.path.parent if run.name.endswith("/update") else run.path
-        folder = Path(run.config.get("release.bundles") or own / BUNDLES)
+        folder = run.bundles_folder
         if run.bundles or folder in folders:
             users.setdefault(Path(os.path.realpath(folder)), []).append(run)
     return users

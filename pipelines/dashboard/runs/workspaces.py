@@ -34,6 +34,7 @@ from pipelines.dashboard.runs.settings import (
 from pipelines.engine.artifacts import FORMAT, MANIFEST, RUN, Manifest, digest_of_json
 from pipelines.engine.workspace import holder_of
 from pipelines.publishing.checks import served_row
+from pipelines.publishing.released import shop_workspace
 from pipelines.ranking.artefact import RANKED
 from recsys.data.durable import PARTIAL
 from serving.bundle.manifest import bundle_directory
@@ -223,7 +224,7 @@ def _served(reading: _Reading, order: str | None, metrics: Mapping[str, float]) 
 def _released(path: Path, release: Mapping[str, Any]) -> tuple[str, ...]:
     """List the versions that a workspace released itself, the newest first."""
     kind = "incremental" if path.name == UPDATE else "full"
-    folder = (path.parent if path.name == UPDATE else path) / RELEASED
+    folder = shop_workspace(path) / RELEASED
     found: list[tuple[str, str]] = []
     for name in names_in(folder):
         try:

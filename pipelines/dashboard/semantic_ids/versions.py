@@ -18,10 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.one_run import bundles_of
 from pipelines.dashboard.query import NotFoundError, QueryError
 from pipelines.dashboard.runs.documents import UnreadableError, read_table
-from pipelines.dashboard.runs.find import RELEASED, UPDATE
+from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.semantic_ids.catalogue import (
     Items,
@@ -29,6 +28,7 @@ from pipelines.dashboard.semantic_ids.catalogue import (
     bundle_items,
     workspace_items,
 )
+from pipelines.publishing.released import shop_workspace
 from pipelines.semantic_ids.artefact import ID_ROWS, REPORT
 from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SHORT
 from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, SemanticIds, id_keys
@@ -144,7 +144,7 @@ class Source:
     """semantic_ids_report.json of the run that made ``own``; empty where nothing was measured."""
     published: tuple[str, ...]
     """Versions of the store beside the bundles, the newest first."""
-    store: Path | None
+    store: Path
     problems: tuple[str, ...] = ()
 
     @property
@@ -164,7 +164,7 @@ class Source:
     def files(self) -> list[Path]:
         """What all of it is read from; where they stay, so does what was computed."""
         places = (self.path, self.path / STAGE, self.path / FEATURES)
-        store = [] if self.store is None else [self.store / ITEM_IDS]
+        store = [self.store / ITEM_IDS]
         return [*(place / MANIFEST for place in places), *store]
 
     def named(self, beginning: str) -> str:
@@ -202,18 +202,16 @@ def source_of(context: Context, run: Run) -> Source:
             report = _kept_report(context, run)
     except UnreadableError as error:
         problems.append(str(error))
-    folder = bundles_of(run)
-    store = None if folder is None else folder / FOLDER
+    store = run.bundles_folder / FOLDER
     published: list[str] = []
-    if store is not None:
-        try:
-            # Read without the items, of which there may be millions.
-            history = (read_table(store / "current") or {}).get("history", [])
-            here = {path.parent.name for path in (store / "versions").glob("[!.]*/*.json")}
-            published = [one for one in reversed(history) if one in here]
-            published += sorted(here - set(published))
-        except (UnreadableError, TypeError) as error:
-            problems.append(f"published versions cannot be read: {error}")
+    try:
+        # Read without the items, of which there may be millions.
+        history = (read_table(store / "current") or {}).get("history", [])
+        here = {path.parent.name for path in (store / "versions").glob("[!.]*/*.json")}
+        published = [one for one in reversed(history) if one in here]
+        published += sorted(here - set(published))
+    except (UnreadableError, TypeError) as error:
+        problems.append(f"published versions cannot be read: {error}")
     return Source(
         run=run,
         path=run.path,
@@ -233,7 +231,7 @@ def _kept_report(context: Context, run: Run) -> Mapping[str, Any]:
         maker = None
     if maker is None:
         return {}
-    whole = maker.parent if maker.name == UPDATE else maker
+    whole = shop_workspace(maker)
     kept = whole / RELEASED / run.name.partition("+")[0] / STAGE / REPORT
     return read_table(kept) or read_table(maker / STAGE / REPORT) or {}
 
@@ -292,7 +290,6 @@ def _of_bundle(bundle: Path) -> IdTable:
 
 
 def _of_store(context: Context, source: Source, version: str) -> IdTable:
-    assert source.store is not None
     ids = VersionStore(source.store).load(version)
     given = orjson.loads((source.store / ITEM_IDS).read_bytes())
     known = pl.DataFrame({"item_id": given, "id_row": np.arange(1, len(given) + 1)})

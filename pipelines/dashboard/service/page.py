@@ -96,7 +96,7 @@ def _run_of(context: Context, query: Query) -> Run | None:
         return maker if maker.kind == "workspace" else None
     workspaces = context.stores.workspaces()
     for run in workspaces:
-        if run.path is not None and (shop_workspace(run.path) / STORE).is_dir():
+        if (shop_workspace(run.path) / STORE).is_dir():
             return run
     return workspaces[0] if workspaces else None
 

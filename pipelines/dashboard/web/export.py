@@ -36,7 +36,7 @@ def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
     for name in wanted:
         place = Path(name).resolve()
         same = [run for run in known if run.key == name]
-        same += [run for run in known if run.path is not None and run.path.resolve() == place]
+        same += [run for run in known if run.path.resolve() == place]
         if not same:
             keys = ", ".join(f"{run.key} ({run.name})" for run in known[:10]) or "none"
             raise ValueError(f"--run {name} is no run's key or folder; the newest are: {keys}")
