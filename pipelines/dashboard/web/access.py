@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from serving.security.access import is_loopback
+
 COOKIE = "recsys_dashboard"
 WRONG_KEY_SECONDS = 1.0
 """That a wrong key waits, one after the other."""
@@ -24,16 +26,6 @@ class RefusedError(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _is_address(host: str) -> bool:
