@@ -111,8 +111,8 @@ def test_a_run_left_behind_is_ended_when_another_begins(outbox: Outbox):
     start(outbox, key="old").log(10, loss=0.5)
     start(outbox, key="new")
     old, new = outbox.waiting()
-    assert [event["event"] for _, event in read_lines(old)] == ["start", "metrics", "end"]
-    assert [event["event"] for _, event in read_lines(new)] == ["start"]
+    assert [event["event"] for event in read_lines(old)] == ["start", "metrics", "end"]
+    assert [event["event"] for event in read_lines(new)] == ["start"]
 
 
 def test_an_error_ends_a_run_as_failed_and_rises(outbox: Outbox):
