@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from pipelines.engine.formats import duration, size
+from pipelines.engine.memory import GIB
 from pipelines.planning.placement import Placed
 from pipelines.planning.plan import Plan
 
 
 def gib(value: float) -> str:
-    """Write a size."""
-    return f"{value:,.1f} GiB" if value >= 0.1 or value == 0 else f"{value * 1024:,.1f} MiB"
-
-
-def duration(hours: float) -> str:
-    """Write a time in the unit that reads best."""
-    for unit, size in (("days", 24.0), ("hours", 1.0), ("minutes", 1 / 60)):
-        if hours >= 1.5 * size:
-            return f"{hours / size:,.1f} {unit}"
-    return f"{hours * 3600:,.1f} seconds"
+    """Format a size that is counted in GiB."""
+    return size(value * GIB)
 
 
 def headline(plan: Plan, least: Plan | None, in_time: Plan | None) -> list[str]:
@@ -32,7 +26,7 @@ def headline(plan: Plan, least: Plan | None, in_time: Plan | None) -> list[str]:
             f"{gib(plan.host_limit_gib)} host memory for each"
         )
     if not plan.keeps_up:
-        lines.append(f"falls behind: a day's events take {duration(plan.pass_hours)}")
+        lines.append(f"falls behind: a day's events take {duration(3600 * plan.pass_hours)}")
     lines += [] if not plan.gpus else [_fewest(least, in_time)]
     return lines
 
@@ -75,7 +69,7 @@ def rows(plan: Plan) -> list[tuple[str, str, str]]:
         found.append(("summed over GPUs in a step", f"{plan.reduced_mib:,.1f} MiB", "gradients"))
     found.append(("events a second", f"{plan.events_a_second:,.0f}", ""))
     cost = "" if plan.cost is None else f"costs {plan.cost:,.2f}"
-    found.append(("one pass over a day's events", duration(plan.pass_hours), cost))
+    found.append(("one pass over a day's events", duration(3600 * plan.pass_hours), cost))
     return found
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.bundles_lock import publishing
+from pipelines.engine.formats import size
 from pipelines.publishing.approval import check_approved
 from pipelines.publishing.promotion import (
     challenger,
@@ -180,7 +181,7 @@ def fetched_words(fetched: copies.Fetched) -> str:
     """Say how much was fetched."""
     if not fetched.num_files:
         return "all files were here"
-    return f"{fetched.num_files} files fetched and verified ({fetched.num_bytes / 1e6:.1f} MB)"
+    return f"{fetched.num_files} files fetched and verified ({size(fetched.num_bytes)})"
 
 
 def fetch_bundle(

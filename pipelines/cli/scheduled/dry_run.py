@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Column, Table
 
 from pipelines.engine.console import out
+from pipelines.engine.formats import duration, size
 
 if TYPE_CHECKING:
     from pipelines.operations.dry_run import Dry, StagePlan
@@ -84,17 +85,17 @@ def print_plan(found: Dry) -> None:
 
 def words_of(found: Dry) -> list[str]:
     """Say what would run, how long it would take and how much memory."""
-    from pipelines.engine.memory import GIB, free_memory
+    from pipelines.engine.memory import free_memory
 
     running = found.running
     lines = [f"{len(running)} of {len(found.stages)} stages would run; nothing was written"]
     if running:
         unknown = found.unknown
         at_least = "at least " if unknown else "about "
-        time = f"{at_least}{found.seconds:,.0f} s" if found.seconds else "unknown"
-        memory = f"{found.memory_bytes / GIB:.1f} GiB" if found.memory_bytes else "unknown"
+        time = f"{at_least}{duration(found.seconds)}" if found.seconds else "unknown"
+        memory = size(found.memory_bytes) if found.memory_bytes else "unknown"
         free = free_memory()
-        lines.append(f"time: {time}; memory: {memory} of {free / GIB:.1f} GiB that are free")
+        lines.append(f"time: {time}; memory: {memory} of {size(free)} that are free")
         if unknown:
             lines.append(f"never run here, so not in these: {', '.join(unknown)}")
         if found.memory_bytes > free:

@@ -11,6 +11,7 @@ import typer
 
 from pipelines.cli.options import DEMO, AsJson
 from pipelines.engine.console import out
+from pipelines.engine.formats import size
 
 if TYPE_CHECKING:
     from pipelines.operations.collect import Collected
@@ -69,7 +70,7 @@ def print_collected(found: Collected, *, dry: bool, as_json: bool) -> None:
         out.print_json(json.dumps({**asdict(found), "num_bytes": found.num_bytes}))
         return
     verb = "would be removed" if dry else "removed"
-    out.print(f"{len(found.removed)} {verb}, {found.num_bytes / 1e6:,.1f} MB")
+    out.print(f"{len(found.removed)} {verb}, {size(found.num_bytes)}")
     for name, why in found.refused.items():
         out.print(f"bundle {name} was left: {why}", markup=False, soft_wrap=True)
     for note in found.notes:

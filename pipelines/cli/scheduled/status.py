@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from pipelines.cli.options import DEMO, AsJson
 from pipelines.cli.scheduled.gc import Workspace
 from pipelines.engine.console import out
+from pipelines.engine.formats import size
 
 if TYPE_CHECKING:
     from pipelines.operations.status import Status
@@ -73,17 +74,14 @@ def words_of(found: Status) -> list[str]:
         lines.append(f"tracking: {found.outbox['waiting']} runs wait to be sent")
     disk, memory = found.disk, found.memory
     lines.append(
-        f"disk: {gib(disk['artefacts'])} artefacts, {gib(disk['bundles'])} bundles, "
-        f"{gib(disk['free'])} free"
+        f"disk: {size(disk['artefacts'])} artefacts, {size(disk['bundles'])} bundles, "
+        f"{size(disk['free'])} free"
     )
-    needed = f"; {memory['largest_stage']} took {gib(memory['needed'])}" if memory["needed"] else ""
-    lines.append(f"memory: {gib(memory['free'])} free{needed}")
+    needed = (
+        f"; {memory['largest_stage']} took {size(memory['needed'])}" if memory["needed"] else ""
+    )
+    lines.append(f"memory: {size(memory['free'])} free{needed}")
     return lines
-
-
-def gib(num_bytes: int) -> str:
-    """Write a number of bytes."""
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def table_of(found: Status) -> Table:

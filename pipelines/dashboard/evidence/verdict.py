@@ -28,6 +28,7 @@ from typing import Literal
 from pipelines.dashboard.evidence.measures import COSTS, Measures
 from pipelines.dashboard.evidence.paired import Pairs
 from pipelines.dashboard.evidence.search import Search, SearchConfig, SliceShift, search
+from pipelines.engine.formats import duration, size
 from pipelines.pages.wording import metric_label
 from recsys.evaluation.paired import Paired, PairedConfig
 
@@ -303,7 +304,7 @@ def cost_reasons(measures: tuple[Measures, Measures], config: VerdictConfig) -> 
 def cost_words(name: str, value: float) -> str:
     """Write a cost with its unit."""
     if name == "seconds":
-        return f"{value:,.0f} s"
+        return duration(value)
     if name == "list_ms":
         return f"{value:.1f} ms"
-    return f"{value / 1e6:,.0f} MB"
+    return size(value)

@@ -13,6 +13,7 @@ from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_t
 from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN, digest_of_json
+from pipelines.engine.formats import duration, size
 from pipelines.engine.workspace import Workspace
 from pipelines.pages.columns import texts
 from pipelines.pages.document import (
@@ -154,7 +155,7 @@ def cost_blocks(stages: Sequence[StageRecord], origins: Sequence[Origin]) -> lis
         Cost(
             label=one.name,
             amount=one.seconds or 0.0,
-            note=f"{one.name}: {one.seconds:,.1f} s, {(one.peak_memory or 0) / 1e9:.2f} GB",
+            note=f"{one.name}: {duration(one.seconds or 0)}, {size(one.peak_memory or 0)}",
         )
         for one in timed
     ]

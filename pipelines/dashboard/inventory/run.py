@@ -24,6 +24,7 @@ from pipelines.dashboard.inventory.runs import nothing_there, suggested
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.documents import UnreadableError
 from pipelines.dashboard.runs.run import Run
+from pipelines.engine.formats import duration, size
 from pipelines.pages.columns import texts
 from pipelines.pages.document import (
     Block,
@@ -152,21 +153,12 @@ def _tiles(run: Run) -> list[Tile]:
     if run.seconds is not None:
         tiles.append(Tile(label="all stages", value=duration(run.seconds)))
     if run.peak_memory:
-        value = f"{run.peak_memory / 1e9:.2f} GB"
+        value = size(run.peak_memory)
         tiles.append(Tile(label="peak memory", value=value, note="of the largest stage"))
     if run.kind == "workspace" and (looks := num_looks(run)):
         note = "evaluations that read it"
         tiles.append(Tile(label="looks at the test split", value=f"{looks:,}", note=note))
     return tiles
-
-
-def duration(seconds: float) -> str:
-    """Write a time as 1 h 2 min, 3 min 4 s or 5.6 s."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _words(context: Context, run: Run) -> Words:

@@ -19,7 +19,7 @@ from pipelines.dashboard.releases.decision import decision_section, decisions_ta
 from pipelines.dashboard.releases.folders import Folder, chosen, folder_of
 from pipelines.dashboard.releases.record import SIGNATURES, Record, record_of, versions_of
 from pipelines.dashboard.releases.timeline import timeline
-from pipelines.engine.memory import GIB
+from pipelines.engine.formats import size
 from pipelines.operations.in_use import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
 from pipelines.pages.columns import numbers, texts
@@ -242,7 +242,7 @@ def _bundles(context: Context, folder: Folder, record: Record, there: Sequence[s
         key="bundles",
         title="Bundles on disk",
         note=f"{len(there):,} bundles; the folder {folder.bundles} takes "
-        f"{sizes.get('', 0) / GIB:.2f} GiB, files that bundles share counted once.",
+        f"{size(sizes.get('', 0))}, files that bundles share counted once.",
         columns=[
             *texts("version"),
             Column(label="written (UTC)", format="time"),
