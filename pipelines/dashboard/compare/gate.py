@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipelines.dashboard.evidence.per_user import Side
 from pipelines.dashboard.runs.run import Run
@@ -57,10 +58,24 @@ def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
 def gate_answer(first: Run, second: Run) -> str:
     """State what the gate decided on the second in place of the first; empty if it has not."""
     found = _decision(second)
-    if found is None or found.champion is None or found.champion not in first.bundles:
+    champion = (found.champion or "").partition("+")[0] if found else ""
+    if found is None or champion not in first.bundles:
         return ""
-    why = f": {found.words[0]}" if found.words else ""
-    return f"The release gate decided on this pair: B was {found.outcome}{why}"
+    # Those on all queries name the interval and the power; failed ones, the slice that lost.
+    reasons = [
+        f"{one['name']}: {one.get('reason', '')}{margin_of(one)}"
+        for one in found.verdicts
+        if not one["passed"] or one["name"].endswith("against the champion on the same queries")
+    ]
+    why = "; ".join([*found.words[:1], *reasons])
+    return f"The release gate decided on this pair: B was {found.outcome}" + (why and f": {why}")
+
+
+def margin_of(verdict: Mapping[str, Any]) -> str:
+    """Format the loss that ``[release]`` tolerates."""
+    bound = verdict.get("bound")
+    is_loss = "against the champion" in verdict["name"] and isinstance(bound, float)
+    return f" (margin {bound:+.1%})" if is_loss else ""
 
 
 def _decision(run: Run) -> Decision | None:

@@ -14,8 +14,8 @@ from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.document import Origin, Section, Words, with_origins
 from pipelines.pages.ranker_figures import ranker_section, routing_section
-from pipelines.publishing.released import shop_workspace
 from pipelines.pages.rankers import FILE, RankerReport, Routing, read_ranker
+from pipelines.publishing.released import shop_workspace
 
 STAGE = "train_ranker"
 NO_RANKER = (
