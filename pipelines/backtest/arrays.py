@@ -18,7 +18,7 @@ from pipelines.presets.resolve import with_online_events
 from pipelines.training.fitters import is_on
 from recsys.models.names import BY_NAME, CONTENT
 from recsys.replay.__main__ import CONFIG
-from recsys.replay.members import REPLAYED
+from recsys.replay.fits import REPLAYED
 from recsys.reproduction.prepared import Prepared
 
 WORKSPACE = "workspace"

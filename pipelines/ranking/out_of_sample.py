@@ -20,7 +20,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
 from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, refit_of
-from pipelines.training.run import training_run
+from pipelines.training.run import fit
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data
@@ -126,13 +126,8 @@ def refitted(context: StageContext, fitter: ModelFitter, data: Data, order: str)
     """Train a model again for the passes that validation chose."""
     name = f"refitted_{fitter.name}"
     trained = context.inputs[fitter.spec.names.stage] / order
-    with training_run(
-        context,
-        f"{order}/{name}",
-        title=f"{fitter.title} ({order}, out of sample)",
-        device=fitter.training.device,
-        checkpoint_dir=context.checkpoints / order / name,
-    ) as (run, _):
-        share = context.config.ranker_training.refit_share
-        refit = replace(refit_of(trained, fitter, data.inputs), share=share)
-        return fitter.fit(data, run, refit, "all").model.to("cpu").eval()
+    share = context.config.ranker_training.refit_share
+    refit = replace(refit_of(trained, fitter, data.inputs), share=share)
+    note = f"{order}, out of sample"
+    fitted, _ = fit(context, fitter, data, "all", refit, name=f"{order}/{name}", note=note)
+    return fitted.model.to("cpu").eval()

@@ -7,13 +7,12 @@ trained weights are continued for so many passes over all events.
 
 from __future__ import annotations
 
-from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, refit_of, was_trained
-from pipelines.training.run import save_model, training_run
+from pipelines.training.run import fit, save_model, write_training
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.spec import Data
 from recsys.models.names import SEQUENCE
@@ -25,21 +24,11 @@ def refit_model(context: StageContext, data: Data, fitter: ModelFitter) -> int:
     trained = context.inputs[fitter.spec.names.stage] / inputs.tie_order
     if not was_trained(trained):
         return 0
-    with training_run(
-        context,
-        name,
-        title=f"{fitter.title} (everything)",
-        device=fitter.training.device,
-        checkpoint_dir=context.checkpoints / name,
-        curve_file=context.checkpoints / f"{name}.jsonl",
-    ) as (run, curve):
-        fitted = fitter.fit(data, run, refit_of(trained, fitter, inputs, may_continue=True), "all")
+    chosen = refit_of(trained, fitter, inputs, may_continue=True)
+    fitted, curve = fit(context, fitter, data, "all", chosen, name=name, note="everything")
     save_model(fitted.model, context.output, name)
-    folder = context.output / "trainings" / name
-    folder.mkdir(parents=True)
-    curve.write(folder / "curve.jsonl")
     document = {"num_steps": fitted.result.num_steps, "num_examples": fitted.num_examples}
-    (folder / "training.json").write_text(to_json(document))
+    write_training(context.output / "trainings" / name, curve, document)
     return fitted.result.num_steps
 
 

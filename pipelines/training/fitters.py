@@ -16,7 +16,7 @@ from pipelines.config.run import RunConfig, TrainingConfig
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Fitted, Refit, StopBy, TrainingRun
+from recsys.fitting.training import Fitted, Refit
 from recsys.models.names import MODELS, ModelName
 
 
@@ -62,11 +62,18 @@ class ModelFitter:
         assert self.spec.num_examples is not None
         return self.spec.num_examples(self.settings, sequences, split)
 
-    def fit(self, data: Data, run: TrainingRun, stop_by: StopBy, split: FitSplit) -> Fitted[Any]:
-        """Train the model."""
-        fitted = self.spec.fit(self.settings, data, split, Start(run, stop_by, self.training))
+    def fit(self, data: Data, until: FitSplit, start: Start) -> Fitted[Any]:
+        """Train the model: fresh, for as many steps as validation chose, or on from weights."""
+        fitted = self.spec.fit(self.settings, data, until, start)
         assert fitted is not None
         return fitted
+
+
+def whole_model(folder: Path, spec: ModelSpec) -> Path:
+    """Return the file of all that was trained of a model: that of its ensemble if it has one."""
+    wholes = [folder / one.name for one in MODELS if one.variant_of == spec.name]
+    model = next((whole for whole in wholes if whole.exists()), folder / spec.name)
+    return model / f"{spec.name}.safetensors"
 
 
 def was_trained(folder: Path) -> bool:
@@ -90,9 +97,7 @@ def refit_of(
     num_examples = fitter.num_examples(inputs.sequences, "train")
     weights = None
     if may_continue and fitter.training.refit_epochs is not None:
-        wholes = [folder / one.name for one in MODELS if one.variant_of == fitter.name]
-        model = next((whole for whole in wholes if whole.exists()), folder / fitter.name)
-        weights = load_file(model / f"{fitter.name}.safetensors")
+        weights = load_file(whole_model(folder, fitter.spec))
     return Refit(
         best_step=result["best_step"],
         num_examples=num_examples,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -18,10 +19,12 @@ from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.training.fitters import ModelFitter
+from recsys.data.dataset import FitSplit
+from recsys.fitting.continued import NewEvents
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.spec import Data, ModelSpec
-from recsys.fitting.training import TrainingRun, device_named
+from recsys.fitting.spec import Data, ModelSpec, Start
+from recsys.fitting.training import Fitted, StopBy, TrainingRun, device_named
 from recsys.kernels.choice import summary
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.names import ENSEMBLE
@@ -197,6 +200,48 @@ def validation_queries(
     return queries.sample(training.validation_users, config.seed)
 
 
+def fit(
+    context: StageContext,
+    fitter: ModelFitter,
+    data: Data,
+    until: FitSplit,
+    stop_by: StopBy,
+    *,
+    name: str,
+    note: str,
+    new: NewEvents | None = None,
+) -> tuple[Fitted[Any], Curve]:
+    """Train a model of a stage; a killed training resumes.
+
+    Args:
+        context: Of the stage.
+        fitter: The model.
+        data: What it is fitted on.
+        until: The split whose events it sees.
+        stop_by: Validation's queries for a fresh training, or a refit or the weights it continues.
+        name: Of the training in the run's log and among the checkpoints.
+        note: Said in the title of its progress bar.
+        new: Events that continued weights have not seen.
+    """
+    with training_run(
+        context,
+        name,
+        title=f"{fitter.title} ({note})",
+        device=fitter.training.device,
+        checkpoint_dir=context.checkpoints / name,
+        curve_file=context.checkpoints / f"{name}.jsonl",
+    ) as (run, curve):
+        start = Start(run, stop_by, fitter.training, new)
+        return fitter.fit(data, until, start), curve
+
+
+def write_training(folder: Path, curve: Curve, document: Mapping[str, Any]) -> None:
+    """Write how a training went."""
+    folder.mkdir(parents=True, exist_ok=True)
+    curve.write(folder / "curve.jsonl")
+    (folder / "training.json").write_text(to_json(document))
+
+
 def train_each_order(
     context: StageContext,
     spec: ModelSpec,
@@ -220,20 +265,12 @@ def train_each_order(
             said = f"{fitter.title} ({order}): {NOTHING_TO_TRAIN_ON}"
             log.print(said, style="yellow", soft_wrap=True)
             continue
-        with training_run(
-            context,
-            order,
-            title=f"{fitter.title} ({order})",
-            device=fitter.training.device,
-            checkpoint_dir=context.checkpoints / order,
-            curve_file=context.checkpoints / f"{order}.jsonl",
-        ) as (run, curve):
-            queries = validation_queries(inputs, context.config, fitter.training)
-            fitted = fitter.fit(data_for(inputs), run, queries, "train")
+        queries = validation_queries(inputs, context.config, fitter.training)
+        data = data_for(inputs)
+        fitted, curve = fit(context, fitter, data, "train", queries, name=order, note=order)
         save_model(fitted.model, context.output / order, fitter.name)
-        curve.write(context.output / order / "curve.jsonl")
         summary = {**asdict(fitted.result), "num_labels": num_labels}
-        (context.output / order / "training.json").write_text(to_json(summary))
+        write_training(context.output / order, curve, summary)
         num_steps += fitted.result.num_steps
         cut_short += fitted.result.stopped_by_time
     more = {"steps": num_steps, **({"stopped_by_time": cut_short} if cut_short else {})}

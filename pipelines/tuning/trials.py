@@ -29,7 +29,7 @@ from pipelines.backtest.arrays import ORDER
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
 from recsys.fitting.training import device_named
-from recsys.reproduction.experiment import Experiment
+from recsys.reproduction.fit import Experiment
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.recipe import Recipe

@@ -9,11 +9,9 @@ Axes: U user rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +20,6 @@ from safetensors.torch import load_file
 from features.build import build_features as build
 from features.schema import NewestSplit
 from features.user_ids import FEATURE, read_owners, renewed
-from pipelines.config.run import RunConfig, TrainingConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import Stage, StageContext, StageRows
@@ -45,18 +42,19 @@ from pipelines.stages.build_features import features_config
 from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
 from pipelines.training.baselines import baselines_of
-from pipelines.training.fitters import settings_of
-from pipelines.training.run import save_model, training_run
+from pipelines.training.fitters import ModelFitter, whole_model
+from pipelines.training.run import fit, save_model, write_training
 from recsys.content.attribute_schema import extraction_of
 from recsys.content.columns import ColumnEncoder
 from recsys.fitting.continued import NewEvents
 from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
 from recsys.fitting.inputs import GIVEN, ModelInputs
-from recsys.fitting.sequence import fit_sequence
-from recsys.fitting.training import Refit, TrainingRun
-from recsys.fitting.two_tower import fit_two_tower
-from recsys.models.names import SEQUENCE
+from recsys.fitting.sequence import SEQUENCE
+from recsys.fitting.spec import Data, ModelSpec
+from recsys.fitting.training import Refit
+from recsys.fitting.two_tower import TWO_TOWER
 from recsys.models.ranker.model import Ranker
+from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
 from serving.bundle.manifest import bundle_directory, read_manifest
 
@@ -176,32 +174,6 @@ def fit_baselines(context: StageContext) -> StageRows:
     return StageRows(rows_in=int(inputs.item_counts("train").sum()), rows_out=num_items)
 
 
-def continued(training: TrainingConfig, config: RunConfig) -> TrainingConfig:
-    """Train as long as an increment does, at its rate."""
-    settings = config.backtest
-    return replace(
-        training,
-        refit_epochs=settings.new_passes,
-        refit_rate=settings.new_rate,
-        max_seconds=None,
-    )
-
-
-@contextmanager
-def continuing(context: StageContext, name: str, device: str) -> Iterator[TrainingRun]:
-    """Run a training that goes on from the served weights."""
-    with training_run(
-        context,
-        name,
-        title=f"{name.replace('_', '-')} (new events)",
-        device=device,
-        checkpoint_dir=context.checkpoints / name,
-        curve_file=context.checkpoints / f"{name}.jsonl",
-    ) as (run, curve):
-        yield run
-        curve.write(context.output / GIVEN / "curve.jsonl")
-
-
 def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.int64]]:
     """List rows of users' ids that have other owners than when the weights were trained.
 
@@ -215,63 +187,45 @@ def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.i
     return {FEATURE: renewed(owners, before)}
 
 
-def served_weights(context: StageContext, name: str) -> Refit | None:
-    """Read the weights that are continued; None where there is no such model."""
+def continue_model(context: StageContext, spec: ModelSpec) -> StageRows:
+    """Continue a served model on what is new, and write it where a trained one is looked for."""
     folder, _ = weights_of(context)
-    model = folder / "refit" / name
-    if not model.exists():
-        return None
-    weights = load_file(model / f"{name}.safetensors")
+    served, config = folder / "refit" / spec.name, context.config
+    if not served.exists():
+        return StageRows(rows_in=0, rows_out=0)
+    settings, whole = config.backtest, whole_model(served.parent, spec)
+    fitter = ModelFitter.of(spec, config)
+    training = fitter.training.continued(settings.new_passes, settings.new_rate)
+    fitter = replace(fitter, training=training)
+    if isinstance(fitter.settings, SequenceConfig) and whole.parent == served:
+        fitter = replace(fitter, settings=of_first(fitter.settings))
+    inputs, weights = read_model_inputs(context), load_file(whole)
     for feature, rows in renewed_rows(context, folder).items():
         weights = without_rows(weights, feature, rows)
-    return Refit(best_step=1, num_examples=1, weights=weights)
-
-
-def write_continued(context: StageContext, name: str, fitted: Any) -> StageRows:
-    """Write a continued model where a trained one is looked for."""
-    save_model(fitted.model.eval(), context.output / GIVEN, name)
-    summary = asdict(fitted.result)
-    (context.output / GIVEN / "training.json").write_text(to_json(summary))
-    return StageRows(
-        rows_in=fitted.num_examples, rows_out=0, more={"steps": fitted.result.num_steps}
+    fitted, curve = fit(
+        context,
+        fitter,
+        Data(inputs=inputs),
+        "train",
+        Refit(best_step=1, num_examples=1, weights=weights),
+        name=spec.name,
+        note="new events",
+        new=new_events(context, inputs),
     )
+    write_training(context.output / GIVEN, curve, asdict(fitted.result))
+    save_model(fitted.model.eval(), context.output / GIVEN, spec.name)
+    steps = {"steps": fitted.result.num_steps}
+    return StageRows(rows_in=fitted.num_examples, rows_out=0, more=steps)
 
 
 def train_two_tower(context: StageContext) -> StageRows:
     """Continue the served two-tower on what is new."""
-    config, served = context.config, served_weights(context, "two_tower")
-    if served is None:
-        return StageRows(rows_in=0, rows_out=0)
-    inputs = read_model_inputs(context)
-    training: Any = continued(config.training, config)
-    (context.output / GIVEN).mkdir()
-    with continuing(context, "two_tower", training.device) as run:
-        new = new_events(context, inputs)
-        fitted = fit_two_tower(inputs, config.two_tower, training, run, served, new=new)
-    return write_continued(context, "two_tower", fitted)
+    return continue_model(context, TWO_TOWER)
 
 
 def train_sequence(context: StageContext) -> StageRows:
     """Continue the served sequence model on what is new, all of its members."""
-    folder, _ = weights_of(context)
-    config = context.config
-    served = served_weights(context, "sequence")
-    if served is None:
-        return StageRows(rows_in=0, rows_out=0)
-    settings = settings_of(SEQUENCE, config)
-    ensemble = folder / "refit" / "ensemble"
-    if ensemble.exists():
-        weights = load_file(ensemble / "sequence.safetensors")
-        served = replace(served, weights=weights)
-    else:
-        settings = of_first(settings)
-    inputs = read_model_inputs(context)
-    training: Any = continued(config.sequence_training, config)
-    (context.output / GIVEN).mkdir()
-    with continuing(context, "sequence", training.device) as run:
-        new = new_events(context, inputs)
-        fitted = fit_sequence(inputs, settings, training, run, served, new=new)
-    return write_continued(context, "sequence", fitted)
+    return continue_model(context, SEQUENCE)
 
 
 def train_generative(context: StageContext) -> StageRows:

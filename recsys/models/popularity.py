@@ -57,6 +57,10 @@ class Popularity:
         self.item_scores = item_scores.clone()
         self.item_scores[0] = -torch.inf
 
+    def to(self, device: torch.device) -> Popularity:
+        """Return the model on a device."""
+        return Popularity(self.config, self.item_scores.to(device))
+
     @classmethod
     def fit(
         cls,

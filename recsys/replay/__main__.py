@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from recsys.replay.members import REPLAYED
+from recsys.replay.fits import REPLAYED
 from recsys.replay.run import replay_of, run
 from recsys.replay.steps import POLICIES, ReplayConfig
 from recsys.reproduction.prepared import Prepared

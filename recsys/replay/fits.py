@@ -8,20 +8,29 @@ Axes: Q queries, k list length.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
+from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.continued import NewEvents
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.training import device_named
+from recsys.fitting.queries import EvaluationQueries, measure
+from recsys.fitting.spec import Data, ModelSpec, Start
+from recsys.fitting.training import Refit, device_named
+from recsys.models.names import MODELS, POPULARITY
+from recsys.models.popularity import PopularityConfig
 from recsys.replay.folder import (
     FIRST,
     WARM_UP,
@@ -31,24 +40,163 @@ from recsys.replay.folder import (
     save_source,
     write_json,
 )
-from recsys.replay.members import (
-    TRAINED,
-    Choices,
-    Member,
-    StepFits,
-    Weights,
-    can_train,
-    inputs_before,
-    new_events,
-)
 from recsys.replay.queries import StepQueries, Timeline
 from recsys.replay.steps import ReplayConfig, Step, cut_steps
-from recsys.reproduction.experiment import Experiment
+from recsys.reproduction.fit import SPECS, Experiment, FittedSource, fit_source
 from recsys.reproduction.prepared import Prepared
 from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.sources import Source, joined_lists
 
 Say = Callable[[str], None]
+REPLAYED = tuple(one.name for one in MODELS if one.profile == "fast" and not one.repeats)
+"""Models that can be replayed."""
+TRAINED = tuple(one.name for one in MODELS if one.training and one.name in REPLAYED)
+CHOICE_QUERIES = 2_000
+HALF_LIVES = (7.0, 30.0, 90.0)
+"""Days; half-lives of popularity that are tried on the warm-up beside the configured one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What the warm-up decided, taken by all later steps."""
+
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By model that validation chooses settings of."""
+    best_steps: Mapping[str, int] = field(default_factory=dict)
+    """By trained model."""
+    num_examples: Mapping[str, int] = field(default_factory=dict)
+    """Of the training that chose the steps, by trained model."""
+    schedule_steps: Mapping[str, int | None] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+class Member(NamedTuple):
+    """A fitted model as a source."""
+
+    name: str
+    source: Source
+    fit_seconds: float
+    model: nn.Module | None = None
+    """Of trained models, whose weights a later step continues."""
+
+
+class Weights(NamedTuple):
+    """Trained weights that a step continues, and what is new since."""
+
+    by_model: Mapping[str, Mapping[str, Tensor]]
+    new: NewEvents
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFits:
+    """The models of one step of a replay."""
+
+    experiment: Experiment
+    """With the inputs whose ``train`` is what was known before the step."""
+    models: tuple[str, ...]
+    config: ReplayConfig
+    choices: Choices | None = None
+    """None makes them: validation of the inputs is the warm-up."""
+    weights: Weights | None = None
+    """What is continued; None trains from scratch."""
+    frozen: Path | None = None
+    """Folder of trained models that are taken as they are."""
+
+    def fitted(self, made: dict[str, Any]) -> Iterator[Member]:
+        """Fit the models one by one; ``made`` collects what the warm-up chooses."""
+        for name in self.models:
+            begin = time.perf_counter()
+            if self.frozen is not None and name in TRAINED:
+                fitted = self._loaded(SPECS[name], self.frozen / name)
+            else:
+                fitted = self._fit(SPECS[name])
+            if self.choices is None:
+                note_choices(made, name, fitted)
+            yield Member(name, fitted.source, time.perf_counter() - begin, fitted.model)
+
+    def _fit(self, spec: ModelSpec) -> FittedSource:
+        """Fit as the warm-up, as it chose, or from the weights of an earlier step."""
+        experiment, settings = self.experiment, self.experiment.settings(spec)
+        start, training = experiment.start(spec, settings), experiment.passes(spec)
+        if self.choices is None:
+            if spec.name == POPULARITY.name:
+                return self._popularity(settings)
+            if spec.chooses:
+                start = start._replace(stop_by=self._judge())
+            return fit_source(experiment, spec.name, settings=settings, start=start)
+        if training is None:
+            settings = replace(settings, **self.choices.settings.get(spec.name, {}))
+            return fit_source(experiment, spec.name, settings=settings, start=Start(start.run))
+        refit = Refit(
+            best_step=self.choices.best_steps[spec.name],
+            num_examples=self.choices.num_examples[spec.name],
+            schedule_steps=self.choices.schedule_steps[spec.name],
+            weights=None if self.weights is None else self.weights.by_model[spec.name],
+        )
+        start = Start(start.run, refit, training)
+        if self.weights is not None:
+            longer = training.continued(self.config.new_passes, self.config.new_rate)
+            start = start._replace(training=longer, new=self.weights.new)
+        return fit_source(experiment, spec.name, settings=settings, start=start)
+
+    def _loaded(self, spec: ModelSpec, folder: Path) -> FittedSource:
+        data = Data(inputs=self.experiment.inputs)
+        model = spec.load(folder, data).to(self.experiment.device).eval()
+        return FittedSource(spec.source(model, data, sys.maxsize), model=model)
+
+    def _judge(self) -> EvaluationQueries:
+        return self.experiment.queries("validation").sample(CHOICE_QUERIES, self.experiment.seed)
+
+    def _popularity(self, config: PopularityConfig) -> FittedSource:
+        """Fit popularity with the half-life that is best on the warm-up."""
+        fits = partial(fit_source, self.experiment, POPULARITY.name)
+        judge = self._judge()
+        if config.half_life_days is None or not len(judge.held_out.positions):
+            return fits(settings=config)
+        lives = dict.fromkeys((config.half_life_days, *HALF_LIVES))
+        found = {life: fits(settings=replace(config, half_life_days=life)) for life in lives}
+        measures = RankingConfig(ks=(10,))
+
+        def quality(half_life: float) -> float:
+            source = found[half_life].source
+            return measure(source, judge, measures, self.experiment.device)["ndcg@10"]
+
+        best = max(lives, key=quality)
+        return found[best]._replace(settings={"half_life_days": best})
+
+
+def note_choices(made: dict[str, Any], name: str, fitted: FittedSource) -> None:
+    """Note what the warm-up chose for a model."""
+    chosen: dict[str, Any] = {}
+    if fitted.settings is not None:
+        chosen["settings"] = fitted.settings
+    if fitted.training is not None:
+        chosen["best_steps"] = fitted.training.best_step
+        chosen["num_examples"] = fitted.num_examples
+        chosen["schedule_steps"] = fitted.training.schedule_steps
+    for key, value in chosen.items():
+        made.setdefault(key, {})[name] = value
+
+
+def inputs_before(inputs: ModelInputs, timeline: Timeline, known: int, until: int) -> ModelInputs:
+    """Cut the events at two moments: ``train`` is before the first, validation before the second.
+
+    Nothing that comes after the second is left out of the arrays; no fit reads it.
+    """
+    events: Sequences = inputs.sequences
+    cut = replace(events, train_end=timeline.before(known), validation_end=timeline.before(until))
+    return replace(inputs, sequences=cut)
+
+
+def new_events(
+    timeline: Timeline, since: int, until: int, config: ReplayConfig, seed: int
+) -> NewEvents:
+    """Say what came since a moment, for models that know everything before ``until``."""
+    starts = np.minimum(timeline.before(since), timeline.before(until))
+    return NewEvents(starts=starts, replay_share=config.replay_share, seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,18 +275,17 @@ class Replay:
             choices = Choices(**read_json(self.folder.path / "choices.json"))
         return StepFits(
             experiment=experiment,
-            models=self._fittable(known, choices),
+            models=self._fittable(experiment, choices),
             config=self.config,
             choices=choices,
             weights=None if before is None else self._continued(before, number),
             frozen=self.folder.models(1, FIRST) if policy == "never" else None,
         )
 
-    def _fittable(self, known: ModelInputs, choices: Choices | None) -> tuple[str, ...]:
+    def _fittable(self, experiment: Experiment, choices: Choices | None) -> tuple[str, ...]:
         """Leave out trained models that the warm-up had no example for."""
         if choices is None:
-            recipe = self.prepared.recipe
-            out = [name for name in TRAINED if not can_train(name, known, recipe)]
+            out = [name for name in TRAINED if not can_train(SPECS[name], experiment)]
         else:
             out = [name for name in TRAINED if name not in choices.best_steps]
         return tuple(name for name in self.models if name not in out)
@@ -151,6 +298,13 @@ class Replay:
         since, until = self.steps[before].begin, self.steps[number].begin
         new = new_events(self.timeline, since, until, self.config, self.seed + number)
         return Weights(by_model, new)
+
+
+def can_train(spec: ModelSpec, experiment: Experiment) -> bool:
+    """Return whether a trained model has an example."""
+    assert spec.num_examples is not None
+    settings, sequences = experiment.settings(spec), experiment.inputs.sequences
+    return spec.num_examples(settings, sequences, "train") > 0
 
 
 class Unit(NamedTuple):

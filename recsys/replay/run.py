@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from recsys.replay.blending import serve
-from recsys.replay.fits import Replay, Say, Unit, run_step, run_unit, units_of
+from recsys.replay.fits import REPLAYED, Replay, Say, Unit, run_step, run_unit, units_of
 from recsys.replay.folder import FIRST, WARM_UP, ReplayFolder, read_json, write_json
-from recsys.replay.members import REPLAYED
 from recsys.replay.queries import save_events
 from recsys.replay.steps import ReplayConfig
 from recsys.reproduction.prepared import Prepared

@@ -1,4 +1,4 @@
-"""Run a recipe with one seed: every model, the blends, and what is served of them, refitted.
+"""Run a recipe with one seed: every model, and the blends of what they list.
 
 A finished row is not made again. Lists stay in the run's folder, and blends are learned on them.
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend
 from recsys.fitting.queries import Ranked, rank_queries
 from recsys.fitting.training import device_named
 from recsys.models.names import source_name
-from recsys.reproduction.experiment import FITTERS, Experiment
+from recsys.reproduction.fit import Experiment, FittedSource, fit_source
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import BLENDS
 from recsys.reproduction.run import (
-    LEDGER,
     RESULT,
     MeasuredSplit,
     RunSettings,
@@ -34,34 +33,18 @@ from recsys.reproduction.run import (
     finished_row,
     load_ranked,
     metrics_of,
-    note_test_look,
-    read_json,
     write_json,
     write_row,
 )
-from recsys.semantic_ids.quality import invalid_share
 
-REFIT = "_refit"
-"""Behind the name of a model that was refitted."""
+Fit = Callable[[Experiment, str], FittedSource]
 NUM_KEPT = 100
 """Places of a blended list that are kept; metrics read 50."""
 
 
-def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
-    """Fit and measure every row of the recipe, or read what an earlier call left.
-
-    With ``settings.only`` the other rows, and the result, are left to other calls.
-
-    Args:
-        prepared: The arrays and the recipe.
-        directory: Folder of all runs; this one's is below it.
-        settings: Order, seed, splits.
-    """
-    folder, recipe = directory / settings.name, prepared.recipe
-    if (done := finished_result(folder, prepared, settings)) is not None:
-        return done
-    folder.mkdir(parents=True, exist_ok=True)
-    experiment = Experiment(
+def experiment_in(folder: Path, prepared: Prepared, settings: RunSettings) -> Experiment:
+    """Describe an experiment that keeps its checkpoints in a run's folder."""
+    return Experiment(
         prepared=prepared,
         inputs=prepared.inputs(settings.order),
         seed=settings.seed,
@@ -69,25 +52,22 @@ def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict
         checkpoints=folder / "checkpoints",
         shows_progress=settings.shows_progress,
     )
-    if "test" in settings.splits:
-        note_test_look(directory / LEDGER, prepared, settings)
-    run = RankingRun(experiment, folder, settings)
-    rows = {name: run.model_row(name) for name in recipe.models() if settings.makes(name)}
-    for name in BLENDS:
-        if name in recipe.rows and settings.makes(name):
-            rows[name] = run.blend_row(name)
-    if "test" in settings.splits:
-        rows |= refitted_rows(run)
-    result = {
-        **described(prepared, settings),
-        "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
-        "invalid_ids": run.invalid_share(),
-        "rows": {name: row for name, row in rows.items() if name in recipe.rows},
-    }
-    if not settings.only:
-        write_json(folder / RESULT, result)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return result
+
+
+def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
+    """Fit and measure every row of the recipe, or read what an earlier call left.
+
+    Args:
+        prepared: The arrays and the recipe.
+        directory: Folder of all runs; this one's is below it.
+        settings: Order, seed, splits.
+    """
+    folder = directory / settings.name
+    if (done := finished_result(folder, prepared, settings)) is not None:
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    run = RankingRun(experiment_in(folder, prepared, settings), folder, settings)
+    return run.finish(run.rows())
 
 
 @dataclass(frozen=True)
@@ -97,6 +77,28 @@ class RankingRun:
     experiment: Experiment
     folder: Path
     settings: RunSettings
+    fit: Fit = fit_source
+
+    def rows(self) -> dict[str, Any]:
+        """Make the rows of the recipe's models and blends that this call is to make."""
+        recipe, makes = self.experiment.recipe, self.settings.makes
+        rows = {name: self.model_row(name) for name in recipe.models() if makes(name)}
+        blends = [name for name in BLENDS if name in recipe.rows and makes(name)]
+        return rows | {name: self.blend_row(name) for name in blends}
+
+    def finish(self, rows: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """Write the result of a run, unless other calls make some of its rows."""
+        recipe = self.experiment.recipe
+        result = {
+            **described(self.experiment.prepared, self.settings),
+            "seconds": round(sum(row["seconds"] for row in rows.values()), 1),
+            **more,
+            "rows": {name: row for name, row in rows.items() if name in recipe.rows},
+        }
+        if not self.settings.only:
+            write_json(self.folder / RESULT, result)
+            shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        return result
 
     def finished(self, row: str) -> dict[str, Any] | None:
         """Read a row that was measured before."""
@@ -133,7 +135,7 @@ class RankingRun:
         if (done := self.finished(row)) is not None:
             return done
         experiment, begin = self.experiment, time.perf_counter()
-        fitted = FITTERS[name](experiment)
+        fitted = self.fit(experiment, name)
         about = {
             "fit_seconds": round(time.perf_counter() - begin, 2),
             "training": None if fitted.training is None else asdict(fitted.training),
@@ -195,52 +197,3 @@ class RankingRun:
         """Merge lists and rank the targets in what is kept of them."""
         top = blend.merged(lists, NUM_KEPT, by_half=by_half, device=self.experiment.device)
         return Ranked(top, list_ranks(top.item_rows, lists.distinct_targets()).values)
-
-    def invalid_share(self) -> float | None:
-        """Say what share of the generative model's lists has no semantic ID."""
-        path, codes = self.folder / "generative.npz", self.experiment.prepared.codes
-        if codes is None or not path.exists():
-            return None
-        ranked = load_ranked(path)
-        rows = [ranked[split].lists.item_rows.flatten() for split in self.settings.splits]
-        return invalid_share(torch.cat(rows), codes.codes)
-
-
-def refitted_rows(run: RankingRun) -> dict[str, dict[str, Any]]:
-    """Refit models with the validation events and measure test alone, as what is served is.
-
-    Each trained model takes as many passes as were best on validation, and the blend has the
-    weights that were learned on what the models before listed for validation.
-    """
-    recipe, settings = run.experiment.recipe, replace(run.settings, splits=("test",))
-    names = [name for name in recipe.refitted() if settings.makes(name + REFIT)]
-    rows: dict[str, dict[str, Any]] = {}
-    checkpoints = run.experiment.checkpoints
-    refitted = replace(
-        run.experiment,
-        chosen_steps=chosen_steps(run.folder, names),
-        checkpoints=checkpoints and checkpoints / "refit",
-    )
-    later = RankingRun(refitted, run.folder, settings)
-    for name in names:
-        rows[name + REFIT] = later.model_row(name, row=name + REFIT)
-    row = "blend_refit"
-    if row in recipe.rows and settings.makes(row):
-        rows[row] = later.finished(row) or refitted_blend(run, later, recipe.parts(row))
-    return rows
-
-
-def chosen_steps(folder: Path, names: Sequence[str]) -> dict[str, int]:
-    """Read how many steps validation chose for each model that is trained by steps."""
-    trainings = {name: read_json(folder / f"{name}.json")["row"]["training"] for name in names}
-    return {name: one["best_step"] for name, one in trainings.items() if one is not None}
-
-
-def refitted_blend(run: RankingRun, later: RankingRun, parts: Sequence[str]) -> dict[str, Any]:
-    """Merge the lists of the refitted models by the weights of the models before."""
-    begin = time.perf_counter()
-    blend, _ = run.fitted_blend(parts)
-    ranked: dict[MeasuredSplit, Ranked] = {
-        "test": later.merged(blend, later.lists(parts, "test", REFIT))
-    }
-    return later.keep("blend_refit", ranked, begin, {})

@@ -107,6 +107,10 @@ class TrainingConfig:
         )
         return shorter.for_examples(num_examples)
 
+    def continued(self, passes: float, rate: float) -> TrainingConfig:
+        """Continue trained weights for some passes over new events, at a share of the rate."""
+        return replace(self, refit_epochs=passes, refit_rate=rate, max_seconds=None)
+
     def for_steps(
         self, num_steps: int, eval_every: int, decay_steps: int | None = None
     ) -> TrainConfig:

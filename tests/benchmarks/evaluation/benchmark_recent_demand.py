@@ -27,12 +27,12 @@ from recsys.fitting.training import device_named
 from recsys.replay import blending
 from recsys.replay.run import replay_of
 from recsys.replay.steps import ReplayConfig
-from recsys.reproduction.experiment import Experiment
+from recsys.reproduction.fit import Experiment
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import REFIT, RankingRun, chosen_steps, run_once
 from recsys.reproduction.recipe import config_of
 from recsys.reproduction.run import RunSettings, metrics_of
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.reproduction.ranking_run import REFIT, RankingRun, chosen_steps, run_once
 
 SOURCES = ("popularity", "item_to_item", "ease", "content", "sequence")
 WHY = "what recent demand adds to the blend"

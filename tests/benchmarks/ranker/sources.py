@@ -26,8 +26,9 @@ from recsys.fitting.queries import rank_queries
 from recsys.models.ease import Ease, EaseConfig
 from recsys.models.names import source_name
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.experiment import FITTERS, Experiment
+from recsys.reproduction.fit import Experiment
 from recsys.reproduction.prepared import Prepared
+from tests.benchmarks.reproduction.fitters import FITTERS
 
 When = Literal["before", "now"]
 VECTORS = "vectors"

@@ -28,7 +28,7 @@ from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.queries import EvaluationQueries, Ranked
 from recsys.models.names import source_name
-from recsys.reproduction.experiment import Experiment
+from recsys.reproduction.fit import Experiment
 from recsys.retrieval.blend.learned import LearnedBlendConfig
 from recsys.retrieval.sources import joined_lists
 

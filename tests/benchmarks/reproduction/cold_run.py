@@ -20,7 +20,7 @@ from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.reproduction.experiment import FITTERS, Experiment, FittedSource
+from recsys.reproduction.fit import Experiment, FittedSource
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import BLENDS
 from recsys.reproduction.run import (
@@ -42,6 +42,7 @@ from tests.benchmarks.reproduction.cold_start import (
     cold_world,
     with_best_warm,
 )
+from tests.benchmarks.reproduction.fitters import FITTERS
 
 SETTINGS = (
     "cold only",

@@ -32,9 +32,10 @@ from recsys.data.dataset import Sequences
 from recsys.fitting.queries import rank_queries
 from recsys.fitting.training import device_named
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.experiment import Experiment, sequence_source
+from recsys.reproduction.fit import Experiment
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.run import device_text, metrics_of, read_result, write_json
+from tests.benchmarks.reproduction.fitters import sequence_source
 
 WIDTHS = (32, 64, 128, 256)
 DEPTHS = (1, 2, 4)

@@ -23,11 +23,11 @@ from pipelines.engine.workspace import check_writable
 from pipelines.presets.resolve import with_dataset
 from recsys.fitting.training import device_named
 from recsys.reproduction.prepared import DESCRIPTION, Prepared
-from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import RunSettings
 from tests.benchmarks.reproduction.card import Card, read_published
 from tests.benchmarks.reproduction.cold_run import run_cold
 from tests.benchmarks.reproduction.page import write_page
+from tests.benchmarks.reproduction.ranking_run import run_once
 from tests.benchmarks.reproduction.summary import OutOfBand, out_of_band, summary_of
 
 ARRAYS, RUNS, WORKSPACE = "arrays", "runs", "workspace"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import REFIT, run_once
 from recsys.reproduction.recipe import FITTED, REFITTED, ROWS, with_changes
 from recsys.reproduction.run import RunSettings
 from tests.benchmarks.reproduction.cold_run import SETTINGS, run_cold
+from tests.benchmarks.reproduction.ranking_run import REFIT, run_once
 
 PROTOCOLS = ("ranking", "cold")
 

@@ -35,11 +35,11 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import RunSettings
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentTracker, Tracker
+from tests.benchmarks.reproduction.ranking_run import run_once
 from tests.benchmarks.training.peer_parts import Task, recbole, rectools, rectools_fast
 from tests.benchmarks.training.profiled_steps import NUM_STEPS, profiled
 

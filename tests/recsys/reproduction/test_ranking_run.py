@@ -7,11 +7,12 @@ import torch
 
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import rank_queries
-from recsys.reproduction.experiment import FITTERS, Experiment
-from recsys.reproduction.ranking_run import run_once
+from recsys.reproduction.fit import Experiment
 from recsys.reproduction.recipe import REFITTED, Recipe
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
 from recsys.retrieval.blend.learned import LearnedBlend
+from tests.benchmarks.reproduction.fitters import FITTERS
+from tests.benchmarks.reproduction.ranking_run import run_once
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 SOURCES = ("item_to_item", "content", "sequence")

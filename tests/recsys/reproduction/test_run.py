@@ -5,16 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-import recsys.reproduction.ranking_run as run_module
+import tests.benchmarks.reproduction.ranking_run as run_module
 from recsys.data.held_out import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.fitting.sequence import fit_sequence, member_run
 from recsys.models.sequence.members import alone
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.experiment import FITTERS, Experiment, FittedSource
+from recsys.reproduction.fit import Experiment, FittedSource
 from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import run_once
 from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
+from tests.benchmarks.reproduction.fitters import FITTERS
+from tests.benchmarks.reproduction.ranking_run import run_once
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
 

@@ -1,0 +1,165 @@
+"""Fit the models of a recipe on the events before those held out, and make them sources.
+
+Axes: N item rows.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from recsys.data.dataset import Sequences, Split
+from recsys.fitting.catalogue import CATALOGUE
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.spec import Data, ModelSpec, Start
+from recsys.fitting.training import Refit, TrainingRun
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.members import of_first
+from recsys.reproduction.prepared import Prepared
+from recsys.reproduction.recipe import Recipe
+from recsys.retrieval.sources import Source
+from recsys.training.loop import TrainResult
+from recsys.training.passes import TrainingConfig
+from recsys.training.progress import SilentProgress, StderrProgress
+
+SPECS = {spec.name: spec for spec in CATALOGUE}
+
+
+def trained_as(spec: ModelSpec) -> str:
+    """Name the model whose training makes a model: its own, but for an ensemble."""
+    return spec.names.variant_of or spec.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One order of one data set, to be trained on with one seed."""
+
+    prepared: Prepared
+    inputs: ModelInputs
+    """What is queried, and trained on unless ``training`` is given or models are refitted."""
+    seed: int
+    device: torch.device
+    checkpoints: Path | None = None
+    """Folder of the states from which a killed training resumes; None keeps none."""
+    shows_progress: bool = False
+    training: Sequences | None = None
+    """The same events with other ends of train, such as those of some users alone."""
+    keeps_ids: bool = False
+    """Whether semantic IDs stay as prepared, whatever the recipe says, since others are appended to
+    them."""
+    chosen_steps: Mapping[str, int] | None = None
+    """By model, the steps that validation chose. Where they are given, models are refitted, on
+    validation's events too, and nothing is measured while they train."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.prepared.recipe
+
+    @property
+    def fitted_on(self) -> ModelInputs:
+        """Return the inputs whose train split models are fitted on."""
+        events = self.inputs.sequences
+        if self.training is not None:
+            events = self.training
+        elif self.chosen_steps is not None:
+            events = replace(events, train_end=events.validation_end)
+        return replace(self.inputs, sequences=events)
+
+    def queries(self, split: Split) -> EvaluationQueries:
+        """Query a split, each target of a query once."""
+        return EvaluationQueries.of(self.inputs, split, self.recipe.retrieval)
+
+    def item_counts(self) -> Tensor:
+        """Count each item's events that models are fitted on, [N]."""
+        return self.fitted_on.item_counts("train")
+
+    def run(self, folder: str) -> TrainingRun:
+        """Describe where a training runs; ``folder`` is of its checkpoints."""
+        return TrainingRun(
+            seed=self.seed,
+            device=self.device,
+            checkpoint_dir=self.checkpoints and self.checkpoints / folder,
+            progress=StderrProgress() if self.shows_progress else SilentProgress(),
+        )
+
+    def settings(self, spec: ModelSpec) -> Any:
+        """Return the recipe's settings of a model; of the sequence model its fast members'."""
+        settings = getattr(self.recipe, trained_as(spec))
+        is_part = isinstance(settings, SequenceConfig) and not spec.names.variant_of
+        return of_first(settings) if is_part else settings
+
+    def passes(self, spec: ModelSpec) -> TrainingConfig | None:
+        """Return the recipe's training of a model; None without one."""
+        training: TrainingConfig | None
+        training = getattr(self.recipe, f"{trained_as(spec)}_training", None)
+        return training
+
+    def start(self, spec: ModelSpec, settings: Any) -> Start:
+        """Start afresh and let validation choose, or refit for the passes that it chose."""
+        run, training = self.run(trained_as(spec)), self.passes(spec)
+        if training is None:
+            chooses = spec.chooses and self.chosen_steps is None
+            return Start(run, self.queries("validation") if chooses else None)
+        if self.chosen_steps is None:
+            queries = self.queries("validation").sample(training.validation_users, self.seed)
+            return Start(run, queries, training)
+        assert spec.num_examples is not None
+        num_examples = spec.num_examples(settings, self.inputs.sequences, "train")
+        steps = self.chosen_steps[trained_as(spec)]
+        return Start(run, Refit(best_step=steps, num_examples=num_examples), training)
+
+    def chosen_settings(self, spec: ModelSpec) -> Any:
+        """Return a model's settings; a refit takes those that validation chooses."""
+        settings = self.settings(spec)
+        if not spec.chooses or self.chosen_steps is None:
+            return settings
+        before = replace(self, chosen_steps=None)
+        start = before.start(spec, settings)
+        fitted = spec.fit(settings, Data(inputs=before.fitted_on), "train", start)
+        return settings if fitted is None else replace(settings, **fitted.model.settings)
+
+
+class FittedSource(NamedTuple):
+    """A source, with its model and how its training went if it had one."""
+
+    source: Source
+    training: TrainResult | None = None
+    model: nn.Module | None = None
+    num_examples: int = 0
+    settings: Mapping[str, Any] | None = None
+    """Those that validation chose."""
+
+
+def fit_source(
+    experiment: Experiment, name: str, *, settings: Any = None, start: Start | None = None
+) -> FittedSource:
+    """Fit a model of the catalogue and rank every item by it.
+
+    Args:
+        experiment: What it is fitted on.
+        name: Of the model.
+        settings: The recipe's by default.
+        start: Fresh, refitted or continued; the experiment's by default.
+
+    Raises:
+        ValueError: The events give the model nothing to rank by.
+    """
+    spec, data = SPECS[name], Data(inputs=experiment.fitted_on)
+    settings = settings or experiment.chosen_settings(spec)
+    start = start or experiment.start(spec, settings)
+    fitted = spec.fit(settings, data, "train", start)
+    if fitted is None:
+        raise ValueError(f"{name} has nothing to rank by here; leave it out of the models")
+    model = fitted.model.to(experiment.device)
+    chosen = model.settings if spec.chooses else None
+    if not isinstance(model, nn.Module):
+        return FittedSource(spec.source(model, data, sys.maxsize), settings=chosen)
+    source = spec.source(model.eval(), data, sys.maxsize)
+    return FittedSource(source, fitted.result, model, fitted.num_examples)
