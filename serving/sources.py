@@ -33,7 +33,8 @@ from recsys.models.sequence.one import OneHistory
 from recsys.models.two_tower_one import OneQuery
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.sources import GeneratedSource, Source
+from recsys.retrieval.generated import GeneratedSource
+from recsys.retrieval.sources import Source
 from recsys.retrieval.vector_index import VectorIndex
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours

@@ -22,7 +22,7 @@ from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import Split
 from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK
-from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, lists_by_source
+from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, known_demand, lists_by_source
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.names import SLOW_MODELS
@@ -103,7 +103,7 @@ def source_lists(
         queries,
         fitted_on.item_counts("train"),
         config.seed,
-        fitted_on.demand("train"),
+        known_demand(fitted_on, "train"),
     )
 
 

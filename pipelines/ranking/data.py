@@ -29,7 +29,7 @@ from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
 from pipelines.ranking.over_ray import maker
 from pipelines.ranking.shown_lists import shown_lists
-from recsys.fitting.blend import SourceLists, learned_blend
+from recsys.fitting.blend import SourceLists, known_demand, learned_blend
 from recsys.fitting.inputs import ModelInputs
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.sources import Source, behaviour_vectors
@@ -106,7 +106,7 @@ def ranking_data(
         impressions = impression_examples(queries, targets, candidates, shown.impressions)
 
     train_end, vectors = inputs.sequences.train_end, behaviour_vectors(sources)
-    blend = blend.with_demand(inputs.demand("train"))
+    blend = blend.with_demand(known_demand(inputs, "train"))
     builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)

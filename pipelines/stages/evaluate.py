@@ -40,7 +40,7 @@ from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK, select_top_k
 from recsys.evaluation.ranking import RankingResult, evaluate_lists, joined_results
-from recsys.fitting.blend import ProfileBlend, fold_of_users
+from recsys.fitting.blend import ProfileBlend, fold_of_users, known_demand
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.names import GENERATIVE
 from recsys.retrieval.sources import Source, eligible_scores, lists_of, rank_by_all
@@ -81,7 +81,7 @@ class Blending(NamedTuple):
         Weights may be of an earlier run, which an increment continues: what they know of items'
         demand is as of this one's events.
         """
-        counts, demand = inputs.item_counts("train"), inputs.demand("train")
+        counts, demand = inputs.item_counts("train"), known_demand(inputs, "train")
         halves = fold_of_users(inputs.sequences.num_user_rows, seed)
         return cls(
             {profile: blend.with_demand(demand) for profile, blend in profiles.items()},

@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
+from recsys.data.dataset import FitSplit
 from recsys.data.top_k import TopK, no_items
 from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
+from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.choices import queries_found
+from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.blend.filling import FILL
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
@@ -45,6 +48,15 @@ SHARED_PLACES = 10
 SHARED_QUERIES = 1_024
 """Queries of whose lists it is, the first ones."""
 CPU = torch.device("cpu")
+
+
+def known_demand(inputs: ModelInputs, split: FitSplit) -> Tensor | None:
+    """Measure each item's demand by the events that a model of a split may see, [N, D].
+
+    None without times.
+    """
+    ends = inputs.sequences.visible_end(split)
+    return demand_before(inputs.sequences, ends, inputs.sizes.num_item_rows)
 
 
 @dataclass(frozen=True, kw_only=True)

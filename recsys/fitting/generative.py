@@ -25,7 +25,8 @@ from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import FeatureSizes
 from recsys.models.outside import Over
 from recsys.models.sequence.model import SequenceModel
-from recsys.retrieval.sources import Source, generated_source
+from recsys.retrieval.generated import generated_source
+from recsys.retrieval.sources import Source
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
 from recsys.training.passes import TrainingConfig

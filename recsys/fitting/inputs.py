@@ -1,6 +1,6 @@
 """Everything that the models of one data set are fitted on and read.
 
-Axes: P positions, U user rows, N item rows, D features of an item's demand.
+Axes: P positions, U user rows, N item rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import FitSplit, Rows, Sequences
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.retrieval.blend.demand import demand_before
 
 GIVEN = "given"
 
@@ -39,8 +38,3 @@ class ModelInputs:
         """Count each item's events that a model fitted on ``split`` may see, [N]."""
         sequences = self.sequences
         return sequences.item_counts(sequences.visible_end(split), self.sizes.num_item_rows)
-
-    def demand(self, split: FitSplit) -> Tensor | None:
-        """Measure each item's demand by the same events, [N, D]; None without times."""
-        ends = self.sequences.visible_end(split)
-        return demand_before(self.sequences, ends, self.sizes.num_item_rows)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from recsys.evaluation.ranking import list_ranks
-from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend
+from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_demand
 from recsys.fitting.queries import Ranked, rank_queries
 from recsys.fitting.training import device_named
 from recsys.models.names import source_name
@@ -158,7 +158,7 @@ class RankingRun:
             experiment.queries(split),
             experiment.item_counts(),
             experiment.seed,
-            experiment.fitted_on.demand("train"),
+            known_demand(experiment.fitted_on, "train"),
         )
 
     def fitted_blend(self, parts: Sequence[str]) -> tuple[ProfileBlend, dict[str, Any]]:

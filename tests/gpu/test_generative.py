@@ -20,7 +20,7 @@ from recsys.models.generative.model import (
 )
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
-from recsys.retrieval.sources import GeneratedSource
+from recsys.retrieval.generated import GeneratedSource
 from recsys.semantic_ids.trie import Trie
 
 pytestmark = pytest.mark.gpu

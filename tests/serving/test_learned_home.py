@@ -15,7 +15,8 @@ from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists
-from recsys.retrieval.sources import GeneratedSource, ScoredSource, allowed_items
+from recsys.retrieval.generated import GeneratedSource
+from recsys.retrieval.sources import ScoredSource, allowed_items
 from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request

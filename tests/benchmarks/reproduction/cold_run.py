@@ -33,7 +33,8 @@ from recsys.reproduction.run import (
     note_test_look,
     write_json,
 )
-from recsys.retrieval.sources import ScoredSource, Source, generated_source
+from recsys.retrieval.generated import generated_source
+from recsys.retrieval.sources import ScoredSource, Source
 from tests.benchmarks.reproduction.cold_blend import Key, RankedSettings, blended
 from tests.benchmarks.reproduction.cold_start import (
     ColdStartConfig,

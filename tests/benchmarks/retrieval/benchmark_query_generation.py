@@ -50,7 +50,7 @@ from recsys.models.text_search.queries import QueryMaker
 from recsys.models.text_search.search import PERSONAL_SCALE, Candidates, TextSearch
 from recsys.models.text_search.tokens import bags_of, split
 from recsys.models.text_search.tower import TextTower, TextTowerConfig, train_tower
-from recsys.retrieval.sources import generated_source
+from recsys.retrieval.generated import generated_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.kmeans import KMeansConfig

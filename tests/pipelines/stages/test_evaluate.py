@@ -8,7 +8,7 @@ import torch
 from pipelines.stages.evaluate import Blending
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.fitting.blend import ProfileBlend
+from recsys.fitting.blend import ProfileBlend, known_demand
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.retrieval.blend.demand import DEMAND, PARTS
@@ -36,7 +36,7 @@ def test_demand_is_of_the_events_that_the_sources_were_fitted_on() -> None:
         LearnedBlendConfig(), ("popular",), weights, torch.ones(1), demand=demand
     ).with_demand(torch.zeros(2, len(DEMAND)))
     found = Blending.of({"fast": ProfileBlend.unlearned(blend)}, inputs, "test", 0)
-    expected = inputs.demand("train")
+    expected = known_demand(inputs, "train")
     assert expected is not None
     odds = found.profiles["fast"].served.odds
     assert odds is not None
