@@ -12,7 +12,7 @@ from pipelines.inputs.tensors import read_inputs, released_order, retrieval_sett
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, refit_of, was_trained
-from pipelines.training.run import fit, save_model, write_training
+from pipelines.training.run import fit, write_training
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.spec import Data
 from recsys.models.names import SEQUENCE
@@ -26,7 +26,7 @@ def refit_model(context: StageContext, data: Data, fitter: ModelFitter) -> int:
         return 0
     chosen = refit_of(trained, fitter, inputs, may_continue=True)
     fitted, curve = fit(context, fitter, data, "all", chosen, name=name, note="everything")
-    save_model(fitted.model, context.output, name)
+    fitter.spec.write(fitted.model, context.output)
     document = {"num_steps": fitted.result.num_steps, "num_examples": fitted.num_examples}
     write_training(context.output / "trainings" / name, curve, document)
     return fitted.result.num_steps

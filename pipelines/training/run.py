@@ -26,12 +26,6 @@ from recsys.fitting.queries import EvaluationQueries
 from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, device_named
 from recsys.kernels.choice import summary
-from recsys.models.generative.model import GenerativeModel
-from recsys.models.names import ENSEMBLE
-from recsys.models.ranker.model import Ranker
-from recsys.models.sequence.members import first_members
-from recsys.models.sequence.model import SequenceModel
-from recsys.models.two_tower import TwoTower
 from recsys.training.distributed.process_group import local_device
 from recsys.training.distributed.several import present_ranks
 from recsys.training.loop import TrainingDiverged
@@ -40,7 +34,6 @@ NOTHING_TO_TRAIN_ON = (
     "left out, because no training event follows another of its user; build_features/report.json "
     "says what was filtered out"
 )
-Model = TwoTower | SequenceModel | GenerativeModel | Ranker
 
 
 class Curve:
@@ -138,15 +131,6 @@ class StepFile:
     def show(self, step: int, num_steps: int, **values: float) -> None:
         self._path.write_text(f"after step {step} of {num_steps}")
         self._shown.show(step, num_steps, **values)
-
-
-def save_model(model: Model, folder: Path, name: str) -> None:
-    """Write a model; of a sequence model its fast members, and in another folder all of them."""
-    whole = model.to("cpu")
-    first = first_members(whole) if isinstance(whole, SequenceModel) else whole
-    first.save(folder / name)
-    if first is not whole:
-        whole.save(folder / ENSEMBLE.name)
 
 
 @contextmanager
@@ -268,7 +252,7 @@ def train_each_order(
         queries = validation_queries(inputs, context.config, fitter.training)
         data = data_for(inputs)
         fitted, curve = fit(context, fitter, data, "train", queries, name=order, note=order)
-        save_model(fitted.model, context.output / order, fitter.name)
+        spec.write(fitted.model, context.output / order)
         summary = {**asdict(fitted.result), "num_labels": num_labels}
         write_training(context.output / order, curve, summary)
         num_steps += fitted.result.num_steps

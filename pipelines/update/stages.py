@@ -43,7 +43,7 @@ from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
 from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, whole_model
-from pipelines.training.run import fit, save_model, write_training
+from pipelines.training.run import fit, write_training
 from recsys.content.attribute_schema import extraction_of
 from recsys.content.columns import ColumnEncoder
 from recsys.fitting.continued import NewEvents
@@ -213,7 +213,7 @@ def continue_model(context: StageContext, spec: ModelSpec) -> StageRows:
         new=new_events(context, inputs),
     )
     write_training(context.output / GIVEN, curve, asdict(fitted.result))
-    save_model(fitted.model.eval(), context.output / GIVEN, spec.name)
+    spec.write(fitted.model.eval(), context.output / GIVEN)
     steps = {"steps": fitted.result.num_steps}
     return StageRows(rows_in=fitted.num_examples, rows_out=0, more=steps)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models import names
 from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.members import first_members
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.neighbours import ItemNeighbours
 from recsys.retrieval.sources import ScoredSource
@@ -156,12 +158,21 @@ def _fit(
     return fit_sequence(data.inputs, config, training, run, stop_by, split=until, new=new)
 
 
+def save_members(model: SequenceModel, folder: Path) -> None:
+    """Write the fast members as the model; if there are others, all of them as the ensemble."""
+    first = first_members(model)
+    first.save(folder / names.SEQUENCE.name)
+    if first is not model:
+        model.save(folder / names.ENSEMBLE.name)
+
+
 SEQUENCE = ModelSpec(
     names=names.SEQUENCE,
     config=SequenceConfig,
     fit=_fit,
     load=lambda folder, over: SequenceModel.load(folder, over.catalogue),
     source=vector_source,
+    save=save_members,
     num_examples=lambda config, sequences, split: num_windows(sequences, split, config.max_length),
 )
 ENSEMBLE = replace(SEQUENCE, names=names.ENSEMBLE)

@@ -80,6 +80,8 @@ class ModelSpec:
     """Reads what the model's ``save`` wrote."""
     source: Callable[[Any, Data, int], Source] = lambda model, *_: ScoredSource(model.score)
     """Ranks by a model; by lists alone if the catalogue has more item rows than the number."""
+    save: Callable[[Any, Path], None] | None = None
+    """Writes a trained model below a folder; None makes one folder of the model's name."""
     chooses: bool = False
     """True if validation chooses among its settings; the model keeps them as ``settings``."""
     num_examples: Callable[[Any, Sequences, FitSplit], int] | None = None
@@ -88,6 +90,14 @@ class ModelSpec:
     @property
     def name(self) -> str:
         return self.names.name
+
+    def write(self, model: Any, folder: Path) -> None:
+        """Write a trained model below a folder, from wherever it was trained."""
+        model = model.to("cpu")
+        if self.save is None:
+            model.save(folder / self.name)
+        else:
+            self.save(model, folder)
 
 
 def counted(model: Any) -> Fitted[Any] | None:
