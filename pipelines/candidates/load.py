@@ -10,6 +10,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.fitting.catalogue import catalogue_with
+from recsys.fitting.index import index_of_model
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data, ModelSpec
 from recsys.fitting.training import device_named
@@ -55,6 +56,7 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     up_to, device = scored_up_to(context.config), device_named(context.config.training.device)
     artefact = context.inputs["build_semantic_ids"]
     data = Data(
+        index=index_of_model,
         inputs=inputs,
         settings=retrieval_settings(context.config),
         item_codes=cache(lambda: read_item_codes(artefact, order)),

@@ -22,6 +22,7 @@ from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, refit_of
 from pipelines.training.run import fit
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.fitting.index import index_of_model
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.sequence.members import of_first
@@ -108,7 +109,7 @@ def refitted_sources(
     inputs, up_to = held_back.inputs, scored_up_to(config)
     folder = context.checkpoints / REFITTED / order
     baselines = baselines_of(inputs, config, "all", chosen)
-    data, found = Data(inputs=inputs), dict[str, Source]()
+    data, found = Data(inputs=inputs, index=index_of_model), dict[str, Source]()
     for spec in catalogue_of(config):
         if spec.name not in names:
             continue

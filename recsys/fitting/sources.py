@@ -12,18 +12,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
-from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
-from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.retrieval.index import index_of
-from recsys.retrieval.index_recall import tuned_index
 from recsys.retrieval.sources import (
     IndexedSource,
     PopularSource,
@@ -31,10 +25,6 @@ from recsys.retrieval.sources import (
     Source,
     WeightsSource,
 )
-from recsys.retrieval.vector_index import VectorIndex
-
-NUM_TUNING_QUERIES = 300
-MAX_HISTORY = 200
 
 
 class VectorModel(Protocol):
@@ -72,25 +62,6 @@ def vector_source(model: VectorModel, data: Data, scored_up_to: int) -> Source:
     """Rank by vectors; the arguments are those of ``popularity_source``."""
     if data.inputs.sizes.num_item_rows <= scored_up_to:
         return ScoredSource(model.score, item_vectors=model.all_item_vectors)
-    index = partial(index_of_model, model, data.inputs)
+    assert data.index is not None, "a catalogue that is ranked by lists needs an index"
+    index = partial(data.index, model, data.inputs)
     return IndexedSource(model.query_vectors, index, item_vectors=model.all_item_vectors)
-
-
-@torch.no_grad()
-def index_of_model(model: VectorModel, inputs: ModelInputs) -> VectorIndex:
-    """Index a model's item vectors where they lie, an approximate index tuned as a bundle's is."""
-    vectors = model.all_item_vectors().detach().clone()
-    vectors[0] = 0
-    kind = FaissIndexConfig().kind_for(len(vectors))
-    if vectors.is_cuda or kind == "flat":
-        return index_of(vectors)
-    return tuned_index(vectors, model.query_vectors(tuning_queries(inputs)))[0]
-
-
-def tuning_queries(inputs: ModelInputs) -> JaggedBatch:
-    """Query evenly chosen users' last train events."""
-    sequences = inputs.sequences
-    last = np.asarray(sequences.train_end) - 1
-    last = last[last > np.asarray(sequences.offsets[:-1])]
-    chosen = np.unique(np.linspace(0, len(last) - 1, NUM_TUNING_QUERIES).astype(int))
-    return inputs.queries(last[chosen], max_history=MAX_HISTORY)

@@ -15,6 +15,7 @@ from recsys.fitting.training import Fitted, StopBy, TrainingRun
 from recsys.models.names import ModelName
 from recsys.models.outside import Over
 from recsys.retrieval.sources import ScoredSource, Source
+from recsys.retrieval.vector_index import VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
@@ -32,6 +33,9 @@ class Data:
     inputs: ModelInputs
     settings: RetrievalSettings = field(default_factory=RetrievalSettings)
     """How lists are requested."""
+    index: Callable[[Any, ModelInputs], VectorIndex] | None = None
+    """Builds the index of a model's items (`recsys.fitting.index`), for a catalogue that is ranked
+    by lists."""
     item_codes: Callable[[], ItemCodes] | None = None
     """Reads the semantic IDs; None without any."""
     teacher: Path | None = None

@@ -12,14 +12,10 @@ from torch.nn.functional import normalize
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.index import index_of_model, tuning_queries
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
-from recsys.fitting.sources import (
-    index_of_model,
-    popularity_source,
-    tuning_queries,
-    vector_source,
-)
+from recsys.fitting.sources import popularity_source, vector_source
 from recsys.fitting.spec import Data
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.popularity import Popularity, PopularityConfig
@@ -83,7 +79,7 @@ def test_metrics_of_lists_are_those_of_every_items_score() -> None:
     queries = EvaluationQueries.of(data, "validation", RetrievalSettings(num_candidates=50))
     counts = torch.from_numpy(np.random.default_rng(1).integers(0, 9, NUM_ROWS)).float()
     config = RankingConfig(ks=(10, 50))
-    whole = Data(inputs=data)
+    whole = Data(inputs=data, index=index_of_model)
     popularity = Popularity(PopularityConfig(), counts)
     for rank in (partial(vector_source, model), partial(popularity_source, popularity)):
         scored, listed = (rank(whole, up_to) for up_to in (NUM_ROWS, NUM_ROWS - 1))
@@ -97,7 +93,7 @@ def test_a_large_catalogue_has_an_index_tuned_on_train_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "recsys.fitting.sources.FaissIndexConfig", lambda: FaissIndexConfig(flat_max_rows=1_000)
+        "recsys.fitting.index.FaissIndexConfig", lambda: FaissIndexConfig(flat_max_rows=1_000)
     )
     data, model = inputs(), LatestItem()
     index = index_of_model(model, data)
