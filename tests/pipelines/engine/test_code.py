@@ -248,6 +248,10 @@ def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(
         ("pipelines/pages/client/dashboard.css", "report", "evaluate"),
         ("features/histories.py", "build_features", "train_two_tower"),
         ("serving/bundle/__init__.py", "release", "train_two_tower"),
+        ("recsys/models/two_tower.py", "train_two_tower", "train_sequence"),
+        ("recsys/models/ranker/model.py", "train_ranker", "train_sequence"),
+        ("recsys/models/generative/model.py", "train_generative", "train_two_tower"),
+        ("recsys/retrieval/faiss_index.py", "build_index", "train_sequence"),
         # A setting of another stage: its values are in the manifests of the stages that read them.
         ("recsys/models/ranker/config.py", "train_ranker", "fit_baselines"),
     ],
