@@ -27,7 +27,6 @@ CONFIG = "pipelines.config"
 LIBRARIES = {
     "altair": "altair",
     "faiss": "faiss-cpu",
-    "jinja2": "jinja2",
     "numpy": "numpy",
     "openai": "openai",
     "polars": "polars",

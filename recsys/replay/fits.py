@@ -144,7 +144,7 @@ class StepFits:
 
     def _loaded(self, spec: ModelSpec, folder: Path) -> FittedSource:
         data = Data(inputs=self.experiment.inputs)
-        model = spec.load(folder, data).to(self.experiment.device).eval()
+        model = spec.load(folder, data.over).to(self.experiment.device).eval()
         return FittedSource(spec.source(model, data, sys.maxsize), model=model)
 
     def _judge(self) -> EvaluationQueries:
