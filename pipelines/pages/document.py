@@ -7,7 +7,7 @@ are text: nothing in them is markup, whatever a title holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "note"]
@@ -229,19 +229,6 @@ class Section:
 
 
 Block = Words | Tiles | Chart | Table | Lists | Tree | Code | Action | Section
-
-
-def with_origins(section: Section, origins: Sequence[Origin]) -> Section:
-    """Name the runs that the numbers of a section are from."""
-
-    def named(block: Block) -> Block:
-        if isinstance(block, Section):
-            return with_origins(block, origins)
-        if isinstance(block, (Chart, Table, Lists)):
-            return replace(block, origins=origins)
-        return block
-
-    return replace(section, blocks=[named(block) for block in section.blocks])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipelines.pages.charts.shapes import Bar, share_chart
-from pipelines.pages.document import Chart, Origin
+from pipelines.pages.document import Block, Chart, Lists, Origin, Section, Table
 from recsys.evaluation.bootstrap import Interval
 
 
 def chart_of(chart: Chart, origins: Sequence[Origin]) -> Chart:
     """Name the runs that a chart's numbers are from."""
     return replace(chart, origins=origins)
+
+
+def with_origins(section: Section, origins: Sequence[Origin]) -> Section:
+    """Name the runs that the numbers of a section are from."""
+
+    def named(block: Block) -> Block:
+        if isinstance(block, Section):
+            return with_origins(block, origins)
+        if isinstance(block, (Chart, Table, Lists)):
+            return replace(block, origins=origins)
+        return block
+
+    return replace(section, blocks=[named(block) for block in section.blocks])
 
 
 def written(value: float) -> str:

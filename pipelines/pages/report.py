@@ -25,10 +25,9 @@ from pipelines.pages.document import (
     Tile,
     Tiles,
     Words,
-    with_origins,
 )
 from pipelines.pages.examples import Example
-from pipelines.pages.figure import ranged, written
+from pipelines.pages.figure import ranged, with_origins, written
 from pipelines.pages.figures import (
     curve_figures,
     cutoffs,

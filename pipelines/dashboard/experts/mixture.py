@@ -12,7 +12,8 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.runs.find import RELEASED
 from pipelines.dashboard.runs.run import Run
-from pipelines.pages.document import Origin, Section, Words, with_origins
+from pipelines.pages.document import Origin, Section, Words
+from pipelines.pages.figure import with_origins
 from pipelines.pages.ranker_figures import ranker_section, routing_section
 from pipelines.pages.rankers import FILE, RankerReport, Routing, read_ranker
 from pipelines.publishing.released import shop_workspace

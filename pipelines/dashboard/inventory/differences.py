@@ -12,7 +12,6 @@ from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import Run
 from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import (
-    Block,
     Cell,
     Control,
     Link,
@@ -22,6 +21,7 @@ from pipelines.pages.document import (
     Table,
     Words,
 )
+from pipelines.pages.report_data import SPLITS
 from pipelines.pages.wording import by_fame, metric_label, model_label
 
 PLACES = (
@@ -45,12 +45,8 @@ def is_place(name: str) -> bool:
 
 def changed(first: Mapping[str, str], second: Mapping[str, str]) -> list[Difference]:
     """List the names whose values differ, with both; None where one has none."""
-    names = sorted({*first, *second})
-    return [
-        (name, first.get(name), second.get(name))
-        for name in names
-        if first.get(name) != second.get(name)
-    ]
+    pairs = ((name, first.get(name), second.get(name)) for name in sorted({*first, *second}))
+    return [one for one in pairs if one[1] != one[2]]
 
 
 def settings_changed(first: Run, second: Run) -> list[Difference] | None:
@@ -125,17 +121,18 @@ def build(context: Context, query: Query) -> Page:
         return nothing_there(context)
     keys = query.several("runs", at_most=2)
     pair = tuple(context.stores.run(key) for key in keys) if keys else default_pair(context)
-    split = query.choice("split", ("test", "validation"), "test")
+    split = query.choice("split", SPLITS, SPLITS[0])
     controls = _controls(pair, split, context)
     notices = [word for run in pair for word in run.problems]
     if len(pair) < 2:
-        lines = ["Choose two runs or bundles above, or two on the page Runs."]
-        blocks: list[Block] = [
-            Words(lines=lines, tone="note", links=[Link(label="All runs", page="runs")])
-        ]
+        words = Words(
+            lines=["Choose two runs or bundles above, or two on the page Runs."],
+            tone="note",
+            links=[Link(label="All runs", page="runs")],
+        )
         lead = "What differs between two runs."
         return Page(
-            title="Differences", lead=lead, blocks=blocks, controls=controls, notices=notices
+            title="Differences", lead=lead, blocks=[words], controls=controls, notices=notices
         )
     first, second = pair
     stages = (stages_of(context, first), stages_of(context, second))
@@ -169,7 +166,7 @@ def _controls(pair: Sequence[Run], split: str, context: Context) -> list[Control
             label="Split",
             kind="select",
             value=split,
-            options=[Option(value=one, label=one) for one in ("test", "validation")],
+            options=[Option(value=one, label=one) for one in SPLITS],
         ),
     ]
 
@@ -205,8 +202,7 @@ def _who(first: Run, second: Run) -> Words:
     ]
     runs = {"runs": (first.key, second.key)}
     links = [
-        link_to(first),
-        link_to(second),
+        *map(link_to, (first, second)),
         Link(label="Is the difference real? Compare", page="compare", parameters=runs),
         Link(label="Swap", page="differences", parameters={"runs": (second.key, first.key)}),
     ]

@@ -20,9 +20,8 @@ from pipelines.pages.document import (
     Tile,
     Tiles,
     Words,
-    with_origins,
 )
-from pipelines.pages.figure import chart_of, percent
+from pipelines.pages.figure import chart_of, percent, with_origins
 from pipelines.pages.semantic_ids.figures import (
     drift_figure,
     level_color,

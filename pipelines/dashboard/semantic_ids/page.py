@@ -45,8 +45,8 @@ from pipelines.pages.document import (
     Rows,
     Window,
     Words,
-    with_origins,
 )
+from pipelines.pages.figure import with_origins
 from pipelines.pages.semantic_ids.page import content_section, usage_section
 from pipelines.pages.semantic_ids.summary import SHORT, answer, notices
 

@@ -11,6 +11,7 @@ from pipelines.dashboard.service.columns import CODES
 from pipelines.dashboard.service.view import View, clock, iso
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.charts.timelines import Mark, Part, TimePoint, time_bars, time_lines
+from pipelines.pages.columns import shares, texts
 from pipelines.pages.document import Block, Cell, Chart, Column, Section, Table, Tile, Tiles
 
 MEANINGS = {
@@ -174,23 +175,18 @@ def degraded_section(view: View) -> Section:
 
 def _codes_table(view: View) -> Table:
     total = max(1, view.lists.height)
-    counts = view.counts.select(pl.col(*CODES, "no user", "fallback").sum()).row(0, named=True)
+    degraded = view.counts.select(pl.col(*CODES, "no user", "fallback").sum()).row(0, named=True)
     rows: list[Sequence[Cell]] = [
         (code, count, count / total, meaning)
         for code, meaning in MEANINGS.items()
-        if (count := counts[code])
+        if (count := degraded[code])
     ]
     rows.sort(key=lambda row: -int(row[1] or 0))
     return Table(
         key="codes",
         title="Reasons",
         note="A list may have several. Codes are those of the reply's field degraded.",
-        columns=(
-            Column(label="code"),
-            Column(label="lists", numeric=True, format="count"),
-            Column(label="share", numeric=True, format="percent"),
-            Column(label="what it means"),
-        ),
+        columns=[*texts("code"), *counts("lists"), *shares("share"), *texts("what it means")],
         rows=rows,
         origins=view.origins,
     )
@@ -201,11 +197,7 @@ def _swaps_table(view: View, marks: Sequence[Mark]) -> Table:
         key="swaps",
         title="Swaps",
         note="When another bundle began to make most lists.",
-        columns=(
-            Column(label="time (UTC)", format="time"),
-            Column(label="version"),
-            Column(label="what"),
-        ),
+        columns=[Column(label="time (UTC)", format="time"), *texts("version", "what")],
         rows=[(mark.at, mark.label, mark.note) for mark in marks],
         origins=view.origins,
     )

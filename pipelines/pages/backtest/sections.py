@@ -294,7 +294,7 @@ def _steps(first: Backtest) -> Section:
     table = Table(
         key="steps",
         title="Steps",
-        note="What was known before each step, and what was asked in it.",
+        note="What was known before each step, and what was evaluated in it.",
         columns=[*numbers("step"), *texts("start (UTC)"), *counts(*labels.values())],
         rows=[
             (one["number"], one["begin"], *(one.get(key) for key in labels))
