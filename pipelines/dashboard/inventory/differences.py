@@ -222,9 +222,8 @@ def _tables(
     shaping = None if settings is None else [one for one in settings if not is_place(one[0])]
     metrics = _metrics(first, second, split)
     shared = metrics if metrics.rows else Words(lines=[f"They share no metric on {split}."])
-    none = "No setting that shapes results differs."
     return [
-        _section("settings", "Settings", shaping, none, runs),
+        _section("settings", "Settings", shaping, "No setting that shapes results differs.", runs),
         _section("data", "Data", data, "The data are the same.", runs),
         _section("code", "Code and versions", code, "Code and versions are the same.", runs),
         Section(key="metrics", title="Metrics", blocks=[shared]),

@@ -11,7 +11,7 @@ from pipelines.dashboard.service.columns import CODES
 from pipelines.dashboard.service.view import View, clock, iso
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.charts.timelines import Mark, Part, TimePoint, time_bars, time_lines
-from pipelines.pages.columns import shares, texts
+from pipelines.pages.columns import counts, shares, texts
 from pipelines.pages.document import Block, Cell, Chart, Column, Section, Table, Tile, Tiles
 
 MEANINGS = {
