@@ -28,6 +28,7 @@ ON_A_GPU = "those marked gpu (needs a CUDA device: .venv/bin/python -m pytest -m
 TINY_SHOP = """
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 [data]
 events = "events.csv"
 items = "items.csv"
@@ -41,10 +42,9 @@ hidden_dim = 32
 max_history = 10
 num_uniform_negatives = 1000
 backend = "torch"
-[training]
+[two_tower_training]
 batch_size = 64
 max_epochs = 3.0
-device = "cpu"
 [release]
 min_gain_over_popularity = -1
 """

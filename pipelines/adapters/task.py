@@ -65,7 +65,7 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        return device_named(self.config.adapter.device)
+        return device_named(self.config.device)
 
     @property
     def item_rows(self) -> Tensor:

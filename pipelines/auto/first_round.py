@@ -9,7 +9,7 @@ from pipelines.auto.planner import BLENDED_FOR_EACH, EVALUATED_USERS, Planner
 from pipelines.config.toml import Table
 from recsys.models.names import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
 
-TRAINED = ("training", "sequence_training", "generative_training", "ranker_training")
+TRAINED = ("two_tower_training", "sequence_training", "generative_training", "ranker_training")
 """Sections of the models that are trained."""
 COUNTED = tuple(one.section for one in (EASE, ITEM_KNN, REPEATS, NEXT_BASKET))
 REPEATS_FROM = 0.1

@@ -44,7 +44,7 @@ def this_machine(device: str = "auto") -> Machine:
     """Look at this machine; takes a quarter of a second.
 
     Args:
-        device: As ``training.device``.
+        device: As the configuration names it.
     """
     place = device_named(device)
     return Machine(

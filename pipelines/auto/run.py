@@ -30,7 +30,7 @@ from pipelines.presets.resolve import PLAN, ConfigSources
 from recsys.data.durable import write_durably
 
 FEATURES = "build_features"
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """Plans of other versions are made again."""
 MIN_SHARE = 0.25
 """Share of the sequence model's estimated seconds below which its round is left out."""
@@ -93,7 +93,7 @@ def planned_for(
     workspace = Workspace(config.workspace)
     features = workspace.stage(FEATURES)
     manifest = workspace.manifest(FEATURES)
-    machine = this_machine(config.sequence_training.device)
+    machine = this_machine(config.device)
     shape = shape_of(features, config.content)
     key = digest_of_json(
         {

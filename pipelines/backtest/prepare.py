@@ -70,7 +70,7 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         item_knn=config.item_knn,
         content=config.content_similarity,
         two_tower=config.two_tower,
-        two_tower_training=only_training(config.training),
+        two_tower_training=only_training(config.two_tower_training),
         sequence=settings_of(SEQUENCE, config),
         sequence_training=only_training(config.sequence_training),
         generative=settings_of(GENERATIVE, config),

@@ -67,7 +67,7 @@ def backtest(
             folder,
             order=ORDER,
             seed=config.seed,
-            device=config.sequence_training.device,
+            device=config.device,
         )
         for line in plan_lines(replay):
             say(line)

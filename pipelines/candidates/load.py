@@ -53,7 +53,7 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     Raises:
         ValueError: The generative model was trained for other semantic IDs than the run's.
     """
-    up_to, device = scored_up_to(context.config), device_named(context.config.training.device)
+    up_to, device = scored_up_to(context.config), device_named(context.config.device)
     artefact = context.inputs["build_semantic_ids"]
     data = Data(
         index=index_of_model,

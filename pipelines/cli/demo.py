@@ -277,7 +277,7 @@ def run_demo(
 
     def after(outcome: StageOutcome) -> None:
         finished(outcome)
-        looks = config.training.enabled and outcome.stage == FIRST_LOOK_AFTER
+        looks = config.two_tower_training.enabled and outcome.stage == FIRST_LOOK_AFTER
         if looks and not outcome.skipped:
             show_first_look(config, time.perf_counter() - begin)
 

@@ -72,7 +72,7 @@ class FirstModels(NamedTuple):
 def first_metrics(models: FirstModels, config: RunConfig) -> dict[str, Mapping[str, float]]:
     """Rank the full catalogue for (a sample of) the validation users; metrics by model."""
     queries = EvaluationQueries.of(models.inputs, "validation", retrieval_settings(config))
-    queries = queries.sample(config.training.validation_users, config.seed)
+    queries = queries.sample(config.two_tower_training.validation_users, config.seed)
     measured = RankingConfig(ks=(10, 50))
     return {
         name: measure(ScoredSource(score), queries, measured)

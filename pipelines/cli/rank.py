@@ -33,7 +33,6 @@ from pipelines.engine.launch import (
     ROWS,
     STEP,
     Job,
-    trains_on_cpu,
 )
 from pipelines.engine.ray_launch import end_with_the_parent
 from pipelines.engine.run_log import RunLog
@@ -118,7 +117,7 @@ def work(folder: Path, rank: int, size: int) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     stage = next(one for one in STAGES if one.name == job.stage)
-    device = local_device("cpu" if trains_on_cpu(context.config) else "auto")
+    device = local_device("cpu" if context.config.device == "cpu" else "auto")
     with process_group(device, context.config.torchrun.wait_seconds):
         rows = stage.function(context)
     if rank == 0:

@@ -101,8 +101,6 @@ class EnrichItemsConfig(EnrichmentConfig):
     endpoint: EndpointConfig | None = None
     batch_size: int = 16
     """Items a local model describes at once."""
-    device: str = "auto"
-    """Of a local model: ``auto`` takes a GPU where there is one."""
     gate: bool = False
     """Whether each attribute is measured first, and only those by which retrieval among the
     training events gains are read; false reads topics, summary and queries unmeasured."""

@@ -1,13 +1,20 @@
-"""Keys of a run's configuration that were removed, and what to do instead.
-
-A single value that was removed is listed as ``key = value``.
-"""
+"""Keys of a run's configuration that were renamed or removed, and what to do instead."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+RENAMED_KEYS: Mapping[str, str] = {
+    "training.device": "device",
+    "sequence_training.device": "device",
+    "generative_training.device": "device",
+    "ranker_training.device": "device",
+    "adapter.device": "device",
+    "enrichment.device": "device",
+    "training": "two_tower_training",
+}
+"""Old and new name of a key or a section, in the order in which they are renamed."""
 REMOVED_KEYS: Mapping[str, str] = {
     "sequence.block = gated_delta": "use sparse, which is better on long and short histories",
     "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
@@ -21,11 +28,15 @@ REMOVED_KEYS: Mapping[str, str] = {
     "tracking.live_seconds": "leave it out: a run is sent when it is done",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
 }
+"""What to do instead, by key; a single value that was removed is listed as ``key = value``."""
 
 
 def removal(key: str, value: object = None) -> str | None:
-    """Return the complaint about a removed key, or about a removed value of one, or None."""
+    """Return the complaint about a renamed or removed key or a removed value of one, or None."""
     key = re.sub(r"\[\d+\]", "", key)
+    if key in RENAMED_KEYS:
+        new = f"{key!r} was renamed; write {RENAMED_KEYS[key]!r}"
+        return f"{new} (recsys config upgrade FILE rewrites a whole file)"
     for removed in (key, f"{key} = {value}"):
         if removed in REMOVED_KEYS:
             return f"{removed!r} was removed; {REMOVED_KEYS[removed]}"

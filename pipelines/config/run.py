@@ -13,7 +13,7 @@ RunConfig, and a TOML file overrides a preset.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +248,9 @@ class RunConfig:
     """Folder of the run's artefacts, relative to the working directory."""
     seed: int = 0
     """Of all that is drawn at random."""
+    device: str = "auto"
+    """Device of trainings and local models: ``auto`` takes a GPU if there is one; or ``cpu``,
+    ``cuda``, ``cuda:1``."""
     engine: Engine = "local"
     """Where work is done: in this process; training stages on several (``torchrun``); preparation
     and batch scoring as tasks on a cluster (``ray``). No artefact depends on it."""
@@ -271,7 +274,7 @@ class RunConfig:
     models: Mapping[str, OutsideModelConfig] = field(default_factory=dict)
     """Models of other packages by name: ``[models.NAME]``."""
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
-    training: TwoTowerTrainingConfig = field(default_factory=TwoTowerTrainingConfig)
+    two_tower_training: TwoTowerTrainingConfig = field(default_factory=TwoTowerTrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     sequence_training: SequenceTrainingConfig = field(default_factory=SequenceTrainingConfig)
     generative: GenerativeConfig = field(default_factory=GenerativeConfig)
@@ -329,4 +332,19 @@ class RunConfig:
         return [*(f"data.{name}" for name in places), "data.watermark_days", "release.bundles"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedTraining:
+    """What a file says of all trainings at once."""
+
+    shared_training: TrainingConfig = field(default_factory=TrainingConfig)
+    """Keys of every training whose own section does not set them."""
+
+
+SHARED = "shared_training"
+TRAININGS = tuple(
+    one.name
+    for one in fields(RunConfig)
+    if isinstance(one.default_factory, type) and issubclass(one.default_factory, TrainingConfig)
+)
+"""Sections that configure a training."""
 OWN_DATA = "Your data"

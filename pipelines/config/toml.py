@@ -57,7 +57,7 @@ def parse_assignment(text: str) -> Table:
     if not equals or not all(keys):
         raise ValueError(
             f"--set {text!r} is not an assignment; write --set table.key=value, "
-            "for example --set training.max_epochs=5"
+            "for example --set two_tower_training.max_epochs=5"
         )
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
@@ -92,6 +92,19 @@ def set_value(table: Table, key: str) -> Any:
             return None
         found = found[part]
     return found
+
+
+def without_keys(table: Table, keys: Sequence[str]) -> Table:
+    """Leave dotted keys out of nested tables."""
+    kept = dict(table)
+    for key in keys:
+        name, _, rest = key.partition(".")
+        below = kept.get(name)
+        if not rest:
+            kept.pop(name, None)
+        elif isinstance(below, dict):
+            kept[name] = without_keys(below, [rest])
+    return kept
 
 
 def dataclasses_in(annotation: Any) -> Iterator[type]:

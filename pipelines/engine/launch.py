@@ -57,22 +57,11 @@ class Job:
     show_progress: bool
 
 
-def trains_on_cpu(config: RunConfig) -> bool:
-    """Say whether the settings keep every training off GPUs."""
-    trainings = (
-        config.training,
-        config.sequence_training,
-        config.generative_training,
-        config.ranker_training,
-    )
-    return all(one.device == "cpu" for one in trainings)
-
-
 def num_ranks(config: RunConfig) -> int:
     """Count the ranks of a machine for a run's training stages."""
     import torch
 
-    gpus = 0 if trains_on_cpu(config) else torch.cuda.device_count()
+    gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
     return config.torchrun.processes or gpus or 2
 
 

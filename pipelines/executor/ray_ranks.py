@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.errors import ClusterError
-from pipelines.engine.launch import JOB, LOG, SECONDS_BETWEEN_LOOKS, Job, trains_on_cpu
+from pipelines.engine.launch import JOB, LOG, SECONDS_BETWEEN_LOOKS, Job
 from pipelines.engine.ray_launch import ENDED, end_with_the_parent
 from pipelines.engine.torchrun import WORK, Failure
 from pipelines.executor.ray_cluster import RayRunner, ray_cluster
@@ -58,7 +58,7 @@ def bundle_of(config: RunConfig, resources: Mapping[str, float]) -> dict[str, fl
         ValueError: The cluster has too little of it.
     """
     ranks, needed = config.ray.ranks, {"CPU": float(config.ray.cpus_per_rank)}
-    if not trains_on_cpu(config) and resources.get("GPU", 0):
+    if config.device != "cpu" and resources.get("GPU", 0):
         needed["GPU"] = 1.0
     for name, each in needed.items():
         if resources.get(name, 0) < ranks * each:

@@ -55,7 +55,7 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
     return TransformerEncoder(path, pooling=config.pooling, max_tokens=config.max_tokens)
 
 
-def make_language_model(config: EnrichItemsConfig) -> LanguageModel | None:
+def make_language_model(config: EnrichItemsConfig, device: str = "auto") -> LanguageModel | None:
     """Build the configured language model; None where enrichment is off."""
     if config.model == "none":
         return None
@@ -63,7 +63,7 @@ def make_language_model(config: EnrichItemsConfig) -> LanguageModel | None:
         assert config.endpoint is not None
         return Endpoint(config.endpoint)
     path = packaged_smollm2() if config.model == "smollm2" else Path(config.model)
-    return LocalLanguageModel(path, batch_size=config.batch_size, device=config.device)
+    return LocalLanguageModel(path, batch_size=config.batch_size, device=device)
 
 
 def encoder_files(config: ContentConfig) -> Mapping[str, Path]:

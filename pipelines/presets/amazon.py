@@ -46,7 +46,7 @@ def amazon_beauty() -> RunConfig:
         two_tower=TwoTowerConfig(),
         # Two members of the width that one has by default.
         sequence=SequenceConfig(embedding_dim=256, num_members=2, calendar_days=140.0),
-        training=TwoTowerTrainingConfig(
+        two_tower_training=TwoTowerTrainingConfig(
             max_epochs=12.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
         sequence_training=SequenceTrainingConfig(enabled=True),

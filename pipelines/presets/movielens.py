@@ -44,7 +44,7 @@ def movielens_100k() -> RunConfig:
             temperature=0.1,
             num_uniform_negatives=512,
         ),
-        training=TwoTowerTrainingConfig(
+        two_tower_training=TwoTowerTrainingConfig(
             batch_size=512,
             max_epochs=3.0,
             epochs_per_evaluation=1.5,
@@ -120,7 +120,7 @@ def movielens_1m() -> RunConfig:
             target_power=0.3,
             history_power=1.0,
         ),
-        training=TwoTowerTrainingConfig(
+        two_tower_training=TwoTowerTrainingConfig(
             batch_size=1024, max_epochs=20.0, schedule=ScheduleConfig(learning_rate=2e-3)
         ),
         # Six networks of 256, attention and HSTU in turn; profile fast queries the first alone.

@@ -10,7 +10,7 @@ from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, cast
 
-from pipelines.config.run import RunConfig
+from pipelines.config.run import SHARED, TRAININGS, RunConfig, SharedTraining
 from pipelines.config.toml import (
     Table,
     merge,
@@ -19,7 +19,9 @@ from pipelines.config.toml import (
     read_toml,
     set_value,
     validate,
+    without_keys,
 )
+from pipelines.config.upgrade import upgraded
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
@@ -30,6 +32,8 @@ from pipelines.presets import PRESETS
 from serving.online.opening import SQLITE, is_store
 
 DEFAULT_PRESET = "auto"
+CONFIG = "config.toml"
+"""In a workspace: the settings of its last run."""
 PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
 FILE_KEYS = {"data": ("events", "partitions", "online_events", "items", "users", "forgotten")}
@@ -114,8 +118,12 @@ class ConfigSources:
 
     @cached_property
     def file(self) -> Table:
-        """The values of the file."""
-        return relative_to(read_toml(self.path), self.path.parent) if self.path else {}
+        """The values of the file; those of a workspace may be of an earlier version."""
+        if self.path is None:
+            return {}
+        table = read_toml(self.path)
+        table = upgraded(table)[0] if self.path.name == CONFIG else table
+        return relative_to(table, self.path.parent)
 
     @cached_property
     def below(self) -> Table:
@@ -126,10 +134,10 @@ class ConfigSources:
     @cached_property
     def own(self) -> Table:
         """The values of the file and, over them, of the command; over any preset."""
-        parts = [*map(parse_assignment, self.assignments), self.values]
-        if self.workspace:
-            parts.append({"workspace": str(self.workspace)})
-        return reduce(merge, parts, without_keys(self.file, ["preset"]))
+        place = {"workspace": str(self.workspace)} if self.workspace else {}
+        parts = [self.file, *map(parse_assignment, self.assignments), self.values, place]
+        spread = (with_shared(part, self.name) for part in parts)
+        return without_keys(reduce(merge, spread), ["preset"])
 
     def config(self, choices: Table | None = None, deferred: Sequence[str] = ()) -> RunConfig:
         """Build the configuration.
@@ -169,19 +177,6 @@ def resolve(
     ).latest()
 
 
-def without_keys(table: Table, keys: Sequence[str]) -> Table:
-    """Leave dotted keys out of nested tables."""
-    kept = dict(table)
-    for key in keys:
-        name, _, rest = key.partition(".")
-        below = kept.get(name)
-        if not rest:
-            kept.pop(name, None)
-        elif isinstance(below, dict):
-            kept[name] = without_keys(below, [rest])
-    return kept
-
-
 def saved_choices(workspace: Path) -> tuple[Table, Sequence[str]] | None:
     """Read what the plan of a workspace chose for its latest round, and what that round defers.
 
@@ -192,7 +187,20 @@ def saved_choices(workspace: Path) -> tuple[Table, Sequence[str]] | None:
         return None
     plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     # Plans of earlier versions defer nothing.
-    return plan["choices"], plan.get("deferred", ())
+    return upgraded(plan["choices"])[0], plan.get("deferred", ())
+
+
+def with_shared(table: Table, source: str) -> Table:
+    """Give every training what ``[shared_training]`` sets and its own section does not.
+
+    Raises:
+        ValueError: A key there is unknown, or of another type.
+    """
+    if SHARED not in table:
+        return table
+    validate(SharedTraining, {SHARED: table[SHARED]}, source)
+    each = {name: merge(table[SHARED], table.get(name, {})) for name in TRAININGS}
+    return without_keys(table | each, [SHARED])
 
 
 def check_places(config: RunConfig) -> None:

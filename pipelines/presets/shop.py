@@ -20,7 +20,7 @@ def shop() -> RunConfig:
         ease=EaseWeightsConfig(enabled=True),
         search=SearchConfig(enabled=True),
         two_tower=TwoTowerConfig(embedding_dim=64),
-        training=TwoTowerTrainingConfig(
+        two_tower_training=TwoTowerTrainingConfig(
             batch_size=256,
             max_epochs=20.0,
             max_steps=20_000,

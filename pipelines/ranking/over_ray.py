@@ -115,7 +115,7 @@ def lists_on_node(task: tuple[Models, HeldOut]) -> Lists:
 def loaded(models: Models) -> tuple[RunConfig, ModelInputs, dict[str, Source]]:
     """Read the models of a task once a process."""
     config = validate(RunConfig, json.loads(models.config), "the task's settings")
-    config = replace(config, training=replace(config.training, device="cpu"))
+    config = replace(config, device="cpu")
     folders = {name: Path(path) for name, path in models.folders}
     inputs = read_inputs(folders["build_features"], folders.get("embed_items"), models.order)
     fitted_on = inputs

@@ -61,7 +61,7 @@ def enrich_items(context: StageContext) -> StageRows:
     """Describe every item with text, within the budget; without a model, write empty tables."""
     config = context.config.enrichment
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
-    model = make_language_model(config)
+    model = make_language_model(config, context.config.device)
     if model is None:
         return write_enrichment(context.output, items.clear(), None, {"model": "none"})
     texts = [text_of(item, context.config.content) for item in items.iter_rows(named=True)]

@@ -32,7 +32,7 @@ EXCLUDED = "evaluation.exclude_history"
 
 def trains(config: RunConfig) -> bool:
     """Say whether a released model is trained whose batches several ranks can share."""
-    return config.training.enabled or config.sequence_training.enabled
+    return config.two_tower_training.enabled or config.sequence_training.enabled
 
 
 STAGES = [
@@ -74,11 +74,11 @@ STAGES = [
     Stage(
         name="train_two_tower",
         function=train_two_tower,
-        on_ranks=lambda config: config.training.enabled,
+        on_ranks=lambda config: config.two_tower_training.enabled,
         description="Train the two-tower where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="two_tower, training curve",
-        sections=(*TWO_TOWER.sections, EXCLUDED, "seed"),
+        sections=(*TWO_TOWER.sections, "device", EXCLUDED, "seed"),
     ),
     Stage(
         name="train_sequence",
@@ -87,7 +87,7 @@ STAGES = [
         description="Train the sequence model where it is enabled; validation picks its best step",
         reads=("build_features", "embed_items"),
         writes="sequence, ensemble, training curve",
-        sections=(*SEQUENCE.sections, EXCLUDED, "seed"),
+        sections=(*SEQUENCE.sections, "device", EXCLUDED, "seed"),
     ),
     Stage(
         name="build_semantic_ids",
@@ -106,7 +106,7 @@ STAGES = [
         reads=("build_features", "embed_items", "train_sequence", "build_semantic_ids"),
         reads_if={"train_sequence": RunConfig.generation_is_taught},
         writes="generative, training curve",
-        sections=(*GENERATIVE.sections, EXCLUDED, "seed"),
+        sections=(*GENERATIVE.sections, "device", EXCLUDED, "seed"),
     ),
     Stage(
         name="fit_blend",
@@ -130,6 +130,7 @@ STAGES = [
             *BASELINES,
             *TWO_TOWER.sections,
             *SEQUENCE.sections,
+            "device",
             "evaluation",
             "seed",
         ),
@@ -176,6 +177,7 @@ STAGES = [
         writes="the models of fit_baselines, two_tower, sequence, ensemble, generative",
         sections=(
             *dict.fromkeys(section for one in MODELS for section in one.sections),
+            "device",
             "models",
             EXCLUDED,
             "seed",
@@ -221,7 +223,7 @@ STAGES = [
         description="Train adapters of the released models for each configured domain",
         reads=("build_features", "embed_items", "train_two_tower", "train_sequence", "release"),
         writes="outcome of each adapter, and bundles/adapters/domain-<name> with its current",
-        sections=("adapter", EXCLUDED, "seed"),
+        sections=("adapter", "device", EXCLUDED, "seed"),
         outputs_exist=are_registered,
     ),
 ]

@@ -99,7 +99,6 @@ def trained(
         context,
         name,
         title=f"ranker ({order}, {trunk})",
-        device=config.ranker_training.device,
         checkpoint_dir=context.checkpoints / order / trunk,
         curve_file=curve_file,
     ) as (run, curve):

@@ -9,6 +9,6 @@ from recsys.fitting.two_tower import TWO_TOWER
 
 def train_two_tower(context: StageContext) -> StageRows:
     """Train once for each order of tied times, or write nothing where it is off."""
-    if not context.config.training.enabled:
+    if not context.config.two_tower_training.enabled:
         return StageRows(rows_in=0, rows_out=0)
     return train_each_order(context, TWO_TOWER)

@@ -50,7 +50,7 @@ def baselines_of(
         judge = EvaluationQueries.of(inputs, "validation", retrieval_settings(config))
         judge = judge.sample(CHOICE_USERS, config.seed)
     data = Data(inputs=inputs, settings=retrieval_settings(config))
-    run = TrainingRun(seed=config.seed, device=device_named(config.training.device))
+    run = TrainingRun(seed=config.seed, device=device_named(config.device))
     models = {}
     for spec in catalogue_of(config):
         if spec.names.training or not is_on(spec.names, config):

@@ -139,7 +139,6 @@ def training_run(
     name: str,
     *,
     title: str,
-    device: str,
     checkpoint_dir: Path,
     curve_file: Path | None = None,
 ) -> Iterator[tuple[TrainingRun, Curve]]:
@@ -149,7 +148,6 @@ def training_run(
         context: Of the stage.
         name: Of the training in the run's log.
         title: Of its progress bar.
-        device: As the configuration names it.
         checkpoint_dir: Where its state is kept.
         curve_file: Where its curve is kept meanwhile; None starts it anew after a kill.
 
@@ -158,6 +156,7 @@ def training_run(
     """
     ranks = present_ranks(context.config.torchrun)
     curve = Curve(context.run, name, None if ranks.rank else curve_file)
+    device = context.config.device
     place = device_named(device) if ranks.size == 1 else local_device(device)
     if place.type == "cuda" and ranks.rank == 0:
         log.print(f"[dim]{title}: {summary(place)}[/]")
@@ -211,7 +210,6 @@ def fit(
         context,
         name,
         title=f"{fitter.title} ({note})",
-        device=fitter.training.device,
         checkpoint_dir=context.checkpoints / name,
         curve_file=context.checkpoints / f"{name}.jsonl",
     ) as (run, curve):

@@ -187,7 +187,7 @@ class Study:
             row=self.row,
             metric=self.metric,
             seed=self.config.seed,
-            device=self.config.sequence_training.device,
+            device=self.config.device,
         )
 
     def run(self, tuning: Tuning) -> None:

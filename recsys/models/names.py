@@ -121,7 +121,7 @@ CONTENT = ModelName(
 )
 TWO_TOWER = ModelName(
     name="two_tower",
-    training="training",
+    training="two_tower_training",
     label="two-tower",
     meaning="a query tower for the history and an item tower, scored by dot product",
     reason="fits the history",

@@ -43,8 +43,6 @@ class TrainingConfig:
     """Norm that a gradient is scaled down to; None scales none."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the forward pass; ``auto`` is bfloat16 on a GPU that has it, float32 elsewhere."""
-    device: str = "auto"
-    """``auto`` takes a GPU where there is one; or ``cpu``, ``cuda``, ``cuda:1``."""
     refit_epochs: float | None = None
     """Passes over all events in which a refit continues the trained weights; None trains again
     from the start, for as many passes as validation chose."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 
-from pipelines.config.run import RunConfig
+from pipelines.config.run import RunConfig, SharedTraining
 from pipelines.config.toml import dataclasses_in, is_mapping
 from tests.docs.pages import DOCS, FENCE, ROOT
 
@@ -44,7 +44,7 @@ class Named(NamedTuple):
 def sections() -> dict[str, type]:
     return {
         name: found
-        for name, hint in get_type_hints(RunConfig).items()
+        for name, hint in {**get_type_hints(RunConfig), **get_type_hints(SharedTraining)}.items()
         for found in dataclasses_in(hint)
     }
 
@@ -52,6 +52,8 @@ def sections() -> dict[str, type]:
 def holds(kind: type, parts: list[str]) -> bool:
     """Whether a dataclass has a key, or a mapping that may hold it."""
     hints = get_type_hints(kind)
+    if kind is RunConfig:
+        hints |= get_type_hints(SharedTraining)
     if parts[0] not in hints:
         return False
     hint = hints[parts[0]]

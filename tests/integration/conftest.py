@@ -11,6 +11,7 @@ from tests.recsys.testing.synthetic import World, markov_world, write_csv
 SETTINGS = """
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 
 [data]
 events = "events.csv"
@@ -31,12 +32,11 @@ dropout = 0.1
 num_uniform_negatives = 1000
 backend = "torch"
 
-[training]
+[two_tower_training]
 batch_size = 64
 max_epochs = 15.0
-device = "cpu"
 
-[training.schedule]
+[two_tower_training.schedule]
 learning_rate = 0.01
 
 [sequence]
@@ -50,7 +50,6 @@ backend = "torch"
 enabled = true
 batch_size = 16
 max_epochs = 15.0
-device = "cpu"
 
 [sequence_training.schedule]
 learning_rate = 0.01
@@ -67,7 +66,6 @@ enabled = true
 batch_size = 16
 max_epochs = 12.0
 epochs_per_evaluation = 4.0
-device = "cpu"
 
 [generative_training.schedule]
 learning_rate = 0.01

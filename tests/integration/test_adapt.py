@@ -22,6 +22,7 @@ BOOKS, TOYS = list(DOMAINS)[:2]
 SETTINGS = """
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 
 [data]
 events = "events.csv"
@@ -47,12 +48,11 @@ max_history = 20
 dropout = 0.0
 backend = "torch"
 
-[training]
+[two_tower_training]
 batch_size = 64
 max_epochs = 2.0
-device = "cpu"
 
-[training.schedule]
+[two_tower_training.schedule]
 learning_rate = 0.003
 
 [sequence]
@@ -66,14 +66,12 @@ backend = "torch"
 enabled = true
 batch_size = 32
 max_epochs = 3.0
-device = "cpu"
 
 [sequence_training.schedule]
 learning_rate = 0.003
 
 [adapter]
 rank = 4
-device = "cpu"
 max_epochs = 6.0
 min_slice_users = 40
 max_share = 0.2

@@ -18,8 +18,8 @@ from serving.schemas import Request
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TINY = (
     "content.encoder=hash",
-    "training.max_epochs=1.0",
-    "training.device=cpu",
+    "two_tower_training.max_epochs=1.0",
+    "device=cpu",
     "tracking.enabled=false",
     "release.min_gain_over_popularity=-1",
 )

@@ -76,7 +76,10 @@ def test_unchanged_run_is_skipped_whole(recsys: Recsys, shop: Path) -> None:
     [
         ("[data]\nevnts = 'events.csv'", "unknown key 'data.evnts'; did you mean 'data.events'?"),
         ("[two_tower]\nembedding_dim = '8'", "two_tower.embedding_dim = '8': Input should be a"),
-        ("[training]\nbatch_size = 0", "training: batch_size must be > 0, got 0"),
+        (
+            "[two_tower_training]\nbatch_size = 0",
+            "two_tower_training: batch_size must be > 0, got 0",
+        ),
         ("preset = 'shp'", "no preset 'shp'; did you mean 'shop'?"),
         ("seed = 1", "no data: set data.events"),
         ("[data]\nevents = 'event.csv'", "there is no file"),

@@ -138,7 +138,7 @@ def test_movielens_from_raw_files_to_a_bundle(
     if not MIRROR:
         pytest.skip("needs real data sets: RECSYS_DATA_MIRROR=FOLDER make test")
     monkeypatch.setenv("RECSYS_DATA_MIRROR", MIRROR)
-    settings = ["training.max_steps=100", "content.encoder=hash"]
+    settings = ["two_tower_training.max_steps=100", "content.encoder=hash"]
     settings += ["sequence_training.max_steps=100", "generative_training.max_steps=50"]
     options = [part for one in settings for part in ("--set", one)]
     result = recsys("run", "--preset", "movielens_100k", "-w", tmp_path / "run", "-q", *options)

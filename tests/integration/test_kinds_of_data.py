@@ -20,7 +20,7 @@ def configured(shop: Path, folder: Path, changes: dict[str, object]) -> Path:
     for name in ("events.csv", "items.csv", "users.csv"):
         (folder / name).write_bytes((shop.parent / name).read_bytes())
     settings = read_toml(shop.parent / "shop.toml")
-    for section in ("training", "sequence_training", "generative_training"):
+    for section in ("two_tower_training", "sequence_training", "generative_training"):
         settings = merge(settings, {section: {"max_epochs": 1.0}})
     settings = merge(settings, {"release": {"min_gain_over_popularity": -1}})
     path = folder / "shop.toml"
@@ -57,7 +57,7 @@ def test_models_without_training_are_served_alone(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
     off = {"enabled": False}
-    names = ("training", "sequence_training", "generative_training", "ranker_training")
+    names = ("two_tower_training", "sequence_training", "generative_training", "ranker_training")
     changes = {**dict.fromkeys(names, off), "evaluation": {"exclude_history": False}}
     changes["semantic_ids"] = {"source": "content"}
     workspace = finished(recsys, configured(shop, tmp_path / "shop", changes))

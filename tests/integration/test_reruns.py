@@ -67,7 +67,7 @@ def run_in_child(config: Path, workspace: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command + OFTEN, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-OFTEN = ["--set", "training.checkpoint_seconds=0.05"]
+OFTEN = ["--set", "two_tower_training.checkpoint_seconds=0.05"]
 OFTEN += ["--set", "sequence_training.checkpoint_seconds=0.01"]
 OFTEN += ["--set", "generative_training.checkpoint_seconds=0.01"]
 SIGNS = [
@@ -283,8 +283,8 @@ def test_training_that_does_not_stay_finite_ends_with_70(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
     config = copy_of(shop, tmp_path / "files")
-    settings = ["--set", "training.schedule.learning_rate=1e38", "--set"]
-    settings.append("training.max_grad_norm=1e30")
+    settings = ["--set", "two_tower_training.schedule.learning_rate=1e38", "--set"]
+    settings.append("two_tower_training.max_grad_norm=1e30")
     result = recsys("run", "-c", config, "-w", tmp_path / "run", "-q", *settings)
     assert result.exit_code == 70, result.output
     assert "not finite" in " ".join(result.output.split())

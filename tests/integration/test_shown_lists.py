@@ -27,14 +27,15 @@ SETTINGS = {
         "embedding_dim": 16, "hidden_dim": 16, "max_history": 10, "num_uniform_negatives": 500,
         "backend": "torch",
     },
-    "training": {"batch_size": 128, "max_epochs": 1.0, "device": "cpu"},
+    "device": "cpu",
+    "two_tower_training": {"batch_size": 128, "max_epochs": 1.0},
     "ranker": {
         "embedding_dim": 8, "hidden_dim": 8, "head_dim": 8, "tile_rows": 32, "trunk": "dense",
         "backend": "torch",
     },
     "ranker_training": {
         "enabled": True, "num_candidates": 150, "num_hard": 10, "num_random": 10, "max_epochs": 1.0,
-        "max_held_back": 40, "share_held_back": 0.6, "device": "cpu",
+        "max_held_back": 40, "share_held_back": 0.6,
     },
     "release": {"min_gain_over_popularity": -1},
     "tracking": {"enabled": False},

@@ -12,7 +12,7 @@ from serving.settings import Settings
 from serving.web.app import create_app
 from tests.recsys.testing.synthetic import World, write_csv
 
-TINY = ("content.encoder=hash", "training.max_epochs=1.0", "training.device=cpu",
+TINY = ("content.encoder=hash", "two_tower_training.max_epochs=1.0", "device=cpu",
         "tracking.enabled=false", "release.min_gain_over_popularity=-1")  # fmt: skip
 
 

@@ -42,7 +42,7 @@ items = "items.parquet"
 users = "users.parquet"
 [two_tower]
 embedding_dim = 8
-[training]
+[two_tower_training]
 max_epochs = 1
 [content]
 encoder = "hash"

@@ -37,6 +37,7 @@ DIFFERS_BY_NATURE = {
 SETTINGS = f"""
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 tracking.enabled = false
 
 [data]
@@ -57,13 +58,12 @@ max_history = 10
 num_uniform_negatives = 200
 backend = "torch"
 
-[training]
+[two_tower_training]
 batch_size = 64
 max_epochs = 2.0
-device = "cpu"
 checkpoint_seconds = 0.02
 
-[training.schedule]
+[two_tower_training.schedule]
 learning_rate = 0.01
 
 [sequence]
@@ -76,7 +76,6 @@ backend = "torch"
 enabled = true
 batch_size = 16
 max_epochs = 4.0
-device = "cpu"
 checkpoint_seconds = 0.02
 
 [sequence_training.schedule]
@@ -93,7 +92,6 @@ enabled = true
 batch_size = 16
 max_epochs = 4.0
 epochs_per_evaluation = 2.0
-device = "cpu"
 checkpoint_seconds = 0.02
 
 [generative_training.schedule]
@@ -115,14 +113,12 @@ num_hard = 5
 num_random = 5
 batch_size = 16
 max_epochs = 2.0
-device = "cpu"
 checkpoint_seconds = 0.02
 
 [adapter]
 domains = ["{DOMAINS[0]}"]
 model = "two_tower"
 rank = 4
-device = "cpu"
 max_epochs = 8.0
 max_share = 0.5
 max_drop = 1.0

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = """
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 [data]
 partitions = "events"
 items = "items.parquet"
@@ -44,11 +45,10 @@ hidden_dim = 32
 max_history = 10
 num_uniform_negatives = 500
 backend = "torch"
-[training]
+[two_tower_training]
 batch_size = 512
 max_epochs = 4.0
-device = "cpu"
-[training.schedule]
+[two_tower_training.schedule]
 learning_rate = 0.01
 [evaluation]
 ks = [10]

@@ -92,7 +92,7 @@ def rule_of(layer: EmbeddingBags, config: AdamWConfig, sharding: ShardingConfig)
     if config.tables != "auto" and config.tables not in can:
         raise ValueError(
             f"tables = {config.tables!r} cannot be sharded on {device}, only {list(can)}; set "
-            "training.optimizer.tables to one of these, or torchrun.shard_from above "
+            "shared_training.optimizer.tables to one of these, or torchrun.shard_from above "
             f"{size} elements so that the tables stay whole on every rank"
         )
     rule: Rule = "adam" if config.tables == "auto" else config.tables

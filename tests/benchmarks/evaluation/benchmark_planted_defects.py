@@ -35,6 +35,7 @@ from tests.year.world import World, WorldConfig
 SETTINGS = """
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 [data]
 events = "events.csv"
 items = "items.csv"
@@ -49,10 +50,9 @@ hidden_dim = 32
 max_history = 20
 num_uniform_negatives = 300
 backend = "torch"
-[training]
+[two_tower_training]
 batch_size = 256
 max_epochs = 6.0
-device = "cpu"
 [sequence]
 embedding_dim = 16
 hidden_dim = 32
@@ -62,10 +62,8 @@ backend = "torch"
 enabled = true
 batch_size = 64
 max_epochs = 4.0
-device = "cpu"
 [ranker_training]
 enabled = true
-device = "cpu"
 [release]
 min_compared = 40
 [tracking]
@@ -364,7 +362,7 @@ CASES = [
     Case(name="one more item", defect=False, files=on_table("items.csv", one_more_item)),
     Case(name="a category renamed", defect=False, files=on_table("items.csv", renamed)),
     Case(name="titles corrected", defect=False, files=on_table("items.csv", corrected_titles)),
-    Case(name="another batch size", defect=False, settings=("training.batch_size=192",)),
+    Case(name="another batch size", defect=False, settings=("two_tower_training.batch_size=192",)),
     Case(name="one pass more", defect=False, settings=("sequence_training.max_epochs=5",)),
     Case(name="wider embeddings", defect=False, settings=("two_tower.embedding_dim=24",)),
     Case(

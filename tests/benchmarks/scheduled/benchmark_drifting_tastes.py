@@ -25,11 +25,12 @@ from tests.benchmarks.harness import Row, command_line, write_results
 SETTINGS = """
 preset = "shop"
 auto.enabled = false
+device = "cpu"
 [data]
 events = "events.csv"
 [content]
 encoder = "none"
-[training]
+[two_tower_training]
 enabled = false
 [sequence]
 embedding_dim = 16
@@ -40,7 +41,6 @@ backend = "torch"
 enabled = true
 batch_size = 64
 max_epochs = 10.0
-device = "cpu"
 [tracking]
 enabled = false
 [backtest]

@@ -30,7 +30,7 @@ settings = {{smoothing = 0.0}}
 encoder = "none"
 [ease]
 enabled = false
-[training]
+[two_tower_training]
 enabled = false
 [evaluation]
 ks = [5, 10]

@@ -29,7 +29,7 @@ encoder = "none"
 [semantic_ids]
 method = "none"
 
-[training]
+[two_tower_training]
 enabled = false
 
 [evaluation]

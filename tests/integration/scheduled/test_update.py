@@ -38,7 +38,6 @@ num_hard = 5
 num_random = 5
 batch_size = 16
 max_epochs = 2
-device = "cpu"
 
 [ranker]
 embedding_dim = 8

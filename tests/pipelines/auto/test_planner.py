@@ -38,7 +38,7 @@ def test_the_first_round_trains_nothing_and_is_short() -> None:
     first = plan_of().rounds[0]
     assert first.seconds < 60
     assert first.choices["ease"]["enabled"]
-    for section in ("training", "sequence_training", "generative_training"):
+    for section in ("two_tower_training", "sequence_training", "generative_training"):
         assert first.choices[section] == {"enabled": False}
 
 

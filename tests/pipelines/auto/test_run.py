@@ -22,7 +22,7 @@ MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=60e9)
 
 def round_of(name: str, epochs: float, seconds: float = 1.0) -> Round:
     part = Part(name="part", what="", why="", seconds=seconds)
-    return Round(name=name, choices={"training": {"max_epochs": epochs}}, parts=(part,))
+    return Round(name=name, choices={"two_tower_training": {"max_epochs": epochs}}, parts=(part,))
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ class Runs:
         self._refused = refused
 
     def __call__(self, config: RunConfig) -> list[StageOutcome]:
-        self.epochs.append(config.training.max_epochs)
-        if config.training.max_epochs == self._refused:
+        self.epochs.append(config.two_tower_training.max_epochs)
+        if config.two_tower_training.max_epochs == self._refused:
             raise RefusedError("worse than what is served")
         return []
 
@@ -70,7 +70,7 @@ def test_rounds_run_in_order_and_the_plan_is_kept(sources: ConfigSources) -> Non
     assert [line.split(":")[0] for line in said] == ["round 1 of 2", "a", "round 2 of 2", "b"]
     # Other commands on this run have the choices of its last round, below what the user sets.
     config = resolve(sources.path, workspace=sources.workspace)
-    assert (config.training.max_epochs, config.seed) == (2.0, 3)
+    assert (config.two_tower_training.max_epochs, config.seed) == (2.0, 3)
 
 
 def test_a_finished_run_goes_through_its_last_round_alone(sources: ConfigSources) -> None:
@@ -113,7 +113,9 @@ def test_a_refused_first_round_is_an_error(sources: ConfigSources) -> None:
 
 def test_what_the_user_sets_wins_over_the_plan(sources: ConfigSources) -> None:
     fixed = ConfigSources(
-        path=sources.path, workspace=sources.workspace, assignments=["training.max_epochs=9.0"]
+        path=sources.path,
+        workspace=sources.workspace,
+        assignments=["two_tower_training.max_epochs=9.0"],
     )
     runs = Runs()
     automatic(fixed, []).run(planned(round_of("a", 1.0)), prepared, runs)

@@ -18,7 +18,7 @@ auto.enabled = false
 workspace = "run"
 [data]
 events = "events.csv"
-[training]
+[two_tower_training]
 enabled = false
 [backtest]
 num_steps = 3

@@ -44,7 +44,7 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(
     trained = runs["train_two_tower"]
     history = client.get_metric_history(trained.info.run_id, "given/loss")
     assert [point.step for point in history] == [row["step"] for row in losses]
-    assert trained.data.params["training.batch_size"] == "64"
+    assert trained.data.params["two_tower_training.batch_size"] == "64"
     assert "data.build_features" in trained.data.tags
     champion = client.get_model_version_by_alias("shop", "champion")
     served = (workspace / "bundles" / "current").resolve()

@@ -13,7 +13,7 @@ from tests.conftest import TINY_SHOP, BuiltOnce
 from tests.recsys.testing.synthetic import World, markov_world, write_csv
 
 SETTINGS = """
-[training.schedule]
+[two_tower_training.schedule]
 learning_rate = 0.01
 [sequence]
 embedding_dim = 16
@@ -24,7 +24,6 @@ backend = "torch"
 enabled = true
 batch_size = 16
 max_epochs = 3.0
-device = "cpu"
 [generative]
 embedding_dim = 16
 hidden_dim = 32
@@ -34,7 +33,6 @@ backend = "torch"
 enabled = true
 batch_size = 16
 max_epochs = 1.0
-device = "cpu"
 [ranker]
 embedding_dim = 8
 num_experts = 2
@@ -50,7 +48,6 @@ num_hard = 5
 num_random = 5
 batch_size = 64
 max_epochs = 2
-device = "cpu"
 [semantic_ids]
 num_levels = 2
 codes_per_level = 8

@@ -36,18 +36,18 @@ def settings(folder: Path, engine: Engine) -> RunConfig:
     return RunConfig(
         workspace=folder / engine,
         engine=engine,
+        device="cpu",
         torchrun=TorchrunConfig(processes=2, wait_seconds=60),
         data=DataConfig(events=events),
         filters=FilterConfig(min_user_events=0, min_item_events=0),
         two_tower=TwoTowerConfig(
             embedding_dim=8, hidden_dim=8, dropout=0.0, id_dropout=0.0, backend="torch"
         ),
-        training=TwoTowerTrainingConfig(
+        two_tower_training=TwoTowerTrainingConfig(
             batch_size=64,
             max_epochs=8,
             epochs_per_evaluation=2,
             patience=50,
-            device="cpu",
             checkpoint_seconds=0.05,
         ),
         evaluation=EvaluationConfig(num_resamples=0),

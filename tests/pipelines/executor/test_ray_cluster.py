@@ -162,7 +162,7 @@ def test_texts_encoded_on_the_cluster_have_the_vectors_of_texts_encoded_here(
 def test_a_backtest_on_the_cluster_has_the_lists_of_one_here(
     cluster, shop: Path, tmp_path: Path
 ) -> None:
-    settings = ["backtest.num_steps=3", "training.enabled=false"]
+    settings = ["backtest.num_steps=3", "two_tower_training.enabled=false"]
     found = {}
     for engine in ("local", "ray"):
         folder = tmp_path / engine

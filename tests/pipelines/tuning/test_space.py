@@ -22,7 +22,7 @@ def test_ranges_and_lists_are_read(text, expected):
 def test_wide_ranges_are_log_uniform():
     wide, narrow, whole = parse_space(
         [
-            "training.schedule.learning_rate=1e-4..1e-2",
+            "two_tower_training.schedule.learning_rate=1e-4..1e-2",
             "ease.a=1.0..9.0",
             "item_knn.max_history=1..100",
         ]

@@ -22,7 +22,7 @@ auto.enabled = false
 workspace = "run"
 [data]
 events = "events.csv"
-[training]
+[two_tower_training]
 enabled = false
 [item_to_item]
 window = 1

@@ -41,7 +41,7 @@ def prepared_of(sequences: Sequences) -> Prepared:
     """Put a log into the form that a replay reads."""
     num_rows = 1 + NUM_CLUSTERS * CLUSTER_SIZE
     training = TrainingConfig(
-        batch_size=32, max_epochs=2.0, schedule=ScheduleConfig(learning_rate=1e-2), device="cpu"
+        batch_size=32, max_epochs=2.0, schedule=ScheduleConfig(learning_rate=1e-2)
     )
     recipe = Recipe(
         rows=(*MODELS, "blend_fast"),

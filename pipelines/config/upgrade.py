@@ -1,0 +1,162 @@
+"""Settings of an earlier version, as values and as the text of a TOML file.
+
+The text keeps its comments and its order. It is edited line by line and then read again: a file
+whose new text does not hold the upgraded values is refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS
+from pipelines.config.toml import Table, merge, nested, set_value, without_keys
+
+Path = tuple[str, ...]
+"""A dotted key in parts."""
+
+
+class Upgraded(NamedTuple):
+    """Settings under their present names."""
+
+    table: Table
+    changes: list[str]
+    """What was renamed or left out, a line each."""
+
+
+def upgraded(table: Mapping[str, Any]) -> Upgraded:
+    """Rename the keys of an earlier version and leave out those that were removed."""
+    found, changes = dict(table), []
+    for old, new in RENAMED_KEYS.items():
+        value, present = set_value(found, old), set_value(found, new)
+        if value is None:
+            continue
+        found = without_keys(found, [old])
+        if isinstance(value, Mapping) and isinstance(present, Mapping):
+            value = merge(value, present)
+        elif present is not None:
+            changes.append(f"{old} = {value!r} left out: {new} is {present!r}")
+            continue
+        found = merge(found, nested(new, value))
+        changes.append(f"{old} renamed: {new}")
+    for key, instead in REMOVED_KEYS.items():
+        if " = " not in key and set_value(found, key) is not None:
+            found = without_keys(found, [key])
+            changes.append(f"{key} removed: {instead}")
+    return Upgraded(found, changes)
+
+
+def upgrade_text(text: str, source: str) -> tuple[str, list[str]]:
+    """Upgrade the text of a TOML file.
+
+    Returns:
+        The new text, and what was renamed or left out, a line each.
+
+    Raises:
+        ValueError: The text is no TOML, or is written in a form that cannot be edited by lines.
+    """
+    try:
+        wanted, changes = upgraded(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{source} is not valid TOML: {error}; nothing was changed") from error
+    lines = text.splitlines()
+    for old, new in RENAMED_KEYS.items():
+        lines = _rename(lines, tuple(old.split(".")), tuple(new.split(".")))
+    for key in REMOVED_KEYS:
+        lines = _without(lines, tuple(key.split(".")))
+    after = "".join(f"{line}\n" for line in lines)
+    try:
+        agrees = _filled(tomllib.loads(after)) == _filled(wanted)
+    except tomllib.TOMLDecodeError:
+        agrees = False
+    if not agrees:
+        raise ValueError(
+            f"{source} is written in a way that cannot be rewritten line by line (an inline table, "
+            f"or a section twice); nothing was changed. Change it by hand: {'; '.join(changes)}"
+        )
+    return (after if changes else text), changes
+
+
+class _Statement(NamedTuple):
+    """A header, or a key with its value, over some lines."""
+
+    begin: int
+    end: int
+    path: Path
+    table: Path
+    """Of the header above; its own for a header."""
+
+    @property
+    def is_header(self) -> bool:
+        return self.path == self.table
+
+
+def _statements(lines: list[str]) -> Iterator[_Statement]:
+    table: Path = ()
+    begin = 0
+    while begin < len(lines):
+        end = begin + 1
+        while (read := _read("\n".join(lines[begin:end]))) is None and end < len(lines):
+            end += 1
+        if read:
+            is_header = lines[begin].lstrip().startswith("[")
+            key = read if is_header else _read(lines[begin].split("=", 1)[0] + "= 0")
+            path = _only_path(read if key is None else key)
+            table = path if is_header else table
+            yield _Statement(begin, end, path if is_header else table + path, table)
+        begin = end
+
+
+def _read(text: str) -> Table | None:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+
+
+def _only_path(table: Any) -> Path:
+    path: Path = ()
+    while isinstance(table, dict) and table:
+        name, table = next(iter(table.items()))
+        path += (name,)
+    return path
+
+
+def _filled(table: Any) -> Any:
+    """Leave out tables without keys."""
+    if not isinstance(table, Mapping):
+        return table
+    parts = {name: _filled(value) for name, value in table.items()}
+    return {name: value for name, value in parts.items() if value != {}}
+
+
+def _without(lines: list[str], key: Path) -> list[str]:
+    gone = [one for one in _statements(lines) if one.path[: len(key)] == key]
+    lost = {place for one in gone for place in range(one.begin, one.end)}
+    return [line for place, line in enumerate(lines) if place not in lost]
+
+
+def _rename(lines: list[str], old: Path, new: Path) -> list[str]:
+    known = list(_statements(lines))
+    is_set = any(one.path == new for one in known)
+    moved: list[str] = []
+    lines = list(lines)
+    for one in known:
+        if one.path[: len(old)] != old:
+            continue
+        shared = 0 if one.is_header else len(one.table)
+        if shared >= len(old):
+            continue
+        before, after = ".".join(old[shared:]), ".".join(new[shared:])
+        if one.is_header or (new[:shared] == one.table and not is_set):
+            lines[one.begin] = lines[one.begin].replace(before, after, 1)
+        else:
+            if not is_set:
+                moved = lines[one.begin : one.end]
+                moved[0] = moved[0].lstrip().replace(before, ".".join(new), 1)
+                is_set = True
+            lines[one.begin : one.end] = [None] * (one.end - one.begin)  # type: ignore[list-item]
+    kept = [line for line in lines if line is not None]
+    top = max((one.end for one in _statements(kept) if not one.table), default=0)
+    return [*kept[:top], *moved, *kept[top:]]
