@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
@@ -15,6 +16,7 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import Data, ModelSpec
 from recsys.fitting.training import device_named
 from recsys.models.names import MODELS
+from recsys.models.outside import spec_at
 from recsys.retrieval.sources import DeviceSource, Source
 from serving.surfaces import HOME
 
@@ -34,6 +36,21 @@ def catalogue_of(config: RunConfig) -> tuple[ModelSpec, ...]:
         ValueError: One of them cannot be imported, or its name is taken.
     """
     return catalogue_with(config.outside_models())
+
+
+def outside_files(config: RunConfig) -> dict[str, Path]:
+    """Locate the code of models of other packages: all modules beside that of each row.
+
+    Raises:
+        ValueError: One of them cannot be imported, or its name is taken.
+    """
+    found = {}
+    for name, address in config.outside_models().items():
+        spec_at(name, address)
+        module = sys.modules[address.partition(":")[0]]
+        for path in sorted(Path(str(module.__file__)).parent.glob("*.py")):
+            found[f"models.{name}: {path.name}"] = path
+    return found
 
 
 def scored_up_to(config: RunConfig) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipelines.candidates.load import READS as SOURCES
+from pipelines.candidates.load import outside_files
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import Stage
 from pipelines.stages.adapt_domains import adapt_domains, are_registered
@@ -66,6 +67,7 @@ STAGES = [
     Stage(
         name="fit_baselines",
         function=fit_baselines,
+        raw_files=outside_files,
         description="Fit the models that have no training: they count, compare or solve",
         reads=("build_features", "embed_items"),
         writes=", ".join(one.name for one in COUNTED),
@@ -111,6 +113,7 @@ STAGES = [
     Stage(
         name="fit_blend",
         function=fit_blend,
+        raw_files=outside_files,
         description="Learn on validation how to blend the lists of all models into the served one",
         reads=SOURCES,
         writes="weights of each profile, their validation metrics, what searches by text",
@@ -119,6 +122,7 @@ STAGES = [
     Stage(
         name="train_ranker",
         function=train_ranker,
+        raw_files=outside_files,
         on_ranks=lambda config: config.ranker_training.enabled,
         description="Train the ranker of blended candidates where it is enabled; validation judges",
         reads=(*SOURCES, "fit_blend"),
@@ -138,6 +142,7 @@ STAGES = [
     Stage(
         name="evaluate",
         function=evaluate,
+        raw_files=outside_files,
         description="Measure every model, the served blends and the ranker on validation and test",
         reads=(*SOURCES, "fit_blend", "train_ranker"),
         writes="metrics, their analysis, per-user ranks and lists",
@@ -163,6 +168,7 @@ STAGES = [
     Stage(
         name="refit",
         function=refit,
+        raw_files=outside_files,
         on_ranks=trains,
         description="Refit all models on all events, for release",
         reads=(

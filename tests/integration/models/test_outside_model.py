@@ -2,11 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 
+from pipelines.config.run import OutsideModelConfig, RunConfig
+from pipelines.stages.list import STAGES
 from recsys.models.outside import spec_at
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, BundleManifest, read_manifest
@@ -112,6 +115,18 @@ def test_a_run_says_which_key_is_wrong(
     result = recsys("run", "-c", write_world(tmp_path, cycle, settings), "-w", tmp_path / "run")
     assert result.exit_code == 2
     assert "models.ease: the name 'ease' is taken" in " ".join(result.output.split())
+
+
+def test_its_code_makes_the_stages_that_use_it_run_again() -> None:
+    outside = OutsideModelConfig(spec=ADDRESS)
+    config = RunConfig(workspace=Path("unused"), models={"successors": outside})
+    code = Path(__file__).with_name("successors.py")
+    names = ("fit_baselines", "fit_blend", "train_ranker", "evaluate", "refit")
+    stages = [stage for stage in STAGES if stage.name in names]
+    assert len(stages) == len(names)
+    assert all(code in stage.raw_files(config).values() for stage in stages)
+    off = replace(config, models={"successors": replace(outside, enabled=False)})
+    assert not any(stage.raw_files(off) for stage in stages)
 
 
 def test_a_bundle_without_its_package_or_of_an_unknown_model_is_refused(
