@@ -258,6 +258,7 @@ def write_delta(
             dimensions=dimensions,
             properties=properties.kinds,
             models=newest.manifest.models,
+            specs=newest.manifest.specs,
             content=newest.manifest.content,
             semantic_ids=ids.source if ids else None,
         )

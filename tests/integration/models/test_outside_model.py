@@ -1,18 +1,21 @@
 """A retriever of another package is added by its module and one line of a shop's file."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import Result
 
 from pipelines.config.run import OutsideModelConfig, RunConfig
 from pipelines.stages.list import STAGES
 from recsys.models.outside import spec_at
+from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
-from serving.bundle.manifest import MANIFEST, BundleManifest, read_manifest
+from serving.bundle.manifest import MANIFEST
 from serving.online.store import RequestRecord
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
@@ -30,7 +33,7 @@ items = "items.csv"
 spec = "{ADDRESS}"
 settings = {{smoothing = 0.0}}
 [content]
-encoder = "none"
+encoder = "hash"
 [ease]
 enabled = false
 [two_tower_training]
@@ -129,16 +132,33 @@ def test_its_code_makes_the_stages_that_use_it_run_again() -> None:
     assert not any(stage.raw_files(off) for stage in stages)
 
 
+def test_items_appended_to_its_bundle_have_no_score_of_it(shop: Path, cycle: World) -> None:
+    bundle = load_bundle(shop / "bundles/current")
+    content = np.zeros((1, bundle.items.content.shape[1]), np.float32)
+    new = [NewItem("new-1", "A new item")]
+    delta = write_delta(shop / "bundles", bundle.version, new, content=content, item_vectors=None)
+    recommender = Recommender(load_bundle(delta))
+    user = cycle.users[0]
+    made = recommender.make(Request(user_id=user, k=3))
+    scores, rows = made.candidates["successors"]
+    assert bundle.num_item_rows not in np.asarray(rows)[np.isfinite(np.asarray(scores))]
+    assert {made.reply.items[0].item_id} == cycle.answers[user]
+
+
 def test_a_bundle_without_its_package_or_of_an_unknown_model_is_refused(
-    shop: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Path, tmp_path: Path
 ) -> None:
-    manifest, _ = read_manifest(shop / "bundles/current")
-    document = manifest.model_dump(mode="json")
-    monkeypatch.setitem(document, "specs", {})
-    with pytest.raises(ValueError, match=r"does not know the model 'successors'.*serve the bundle"):
-        BundleManifest.model_validate(document)
-    path = shop / "bundles/current" / MANIFEST
+    directory = tmp_path / (shop / "bundles/current").resolve().name
+    shutil.copytree(shop / "bundles/current", directory)
+    path = directory / MANIFEST
     path.chmod(0o644)
-    path.write_text(path.read_text().replace(ADDRESS, "no_such_package.module:SPEC"))
+    text = path.read_text()
+    path.write_text(text.replace(ADDRESS, "no_such_package.module:SPEC"))
     with pytest.raises(ValueError, match=r"'successors' is no_such_package.* install its package"):
-        load_bundle(shop / "bundles/current")
+        load_bundle(directory)
+    document = json.loads(text) | {"specs": {}}
+    path.write_text(json.dumps(document))
+    with pytest.raises(
+        ValueError, match=r"does not know the model 'successors'.* serve the bundle"
+    ):
+        load_bundle(directory)
