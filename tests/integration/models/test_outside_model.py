@@ -135,7 +135,7 @@ def test_its_code_makes_the_stages_that_use_it_run_again() -> None:
 def test_items_appended_to_its_bundle_have_no_score_of_it(shop: Path, cycle: World) -> None:
     bundle = load_bundle(shop / "bundles/current")
     content = np.zeros((1, bundle.items.content.shape[1]), np.float32)
-    new = [NewItem("new-1", "A new item")]
+    new = [NewItem(item_id="new-1", display_text="A new item")]
     delta = write_delta(shop / "bundles", bundle.version, new, content=content, item_vectors=None)
     recommender = Recommender(load_bundle(delta))
     user = cycle.users[0]
@@ -158,7 +158,5 @@ def test_a_bundle_without_its_package_or_of_an_unknown_model_is_refused(
         load_bundle(directory)
     document = json.loads(text) | {"specs": {}}
     path.write_text(json.dumps(document))
-    with pytest.raises(
-        ValueError, match=r"does not know the model 'successors'.* serve the bundle"
-    ):
+    with pytest.raises(ValueError, match=r"not know the model 'successors'.* serve the bundle"):
         load_bundle(directory)
