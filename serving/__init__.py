@@ -5,18 +5,18 @@ A request, in order:
 1. `server/front.py` holds the connection, asks `security/` whose it is, and reads the body;
    `server/dispatch.py` gives it to a worker (`server/worker.py`), where `web/answer.py` checks it
    against `schemas.py`. Other routes are `web/app.py`'s.
-2. `loading.py` made the `Recommender` of the bundle that is published (`bundle/load.py`);
+2. `Recommender.load` read the bundle that is published (`bundle/load.py`);
    `server/fleet.py` has the next one made when another is published.
 3. `recommend.py` runs the stages:
    `live.py` reads what the visitor did since the release from the online store (`online/`);
    `query.py` looks up ids, history and context features (`context.py`);
-   `filters.py` compiles one mask of the items that may be shown;
+   `exclusions.py` decides which items may be shown, and why others may not;
    `sources.py` lists candidates from each source of the surface (`surfaces.py`);
    `ranking.py` merges the lists, and `bundle/ranker.py` reorders the first places;
    `arrangement/` applies rules, diversity, caps and exploration (`configuration/`);
-   `explain.py` gives reasons, if requested.
+   `reasons.py` gives reasons, if requested.
 4. The reply (`schemas.py`) names what served it and what was degraded; `log.py` logs one line, and
-   the front keeps the list's record (`online/records.py`), from which `why.py` explains it later.
+   the front keeps the list's record (`online/records.py`), from which `explanation/` explains it.
 
 `settings.py` holds the options of both; `configuration/` reads surfaces, rules and experiments;
 `web/pages.py` serves the try-it page. `server/` runs all this in several processes, and `security/`

@@ -23,30 +23,11 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
+from serving.routes import PATHS, template_of
 from serving.schemas import DegradedCode
 from serving.surfaces import RULES, SOURCES
 
 OTHER = "other"
-ROUTES = (
-    "/",
-    "/healthz",
-    "/readyz",
-    "/metrics",
-    "/openapi.json",
-    "/pages/{name}",
-    "/v1/recommend",
-    "/v1/recommend:batch",
-    "/v1/rank",
-    "/v1/events",
-    "/v1/explain/{request_id}",
-    "/v1/similar/{item_id}",
-    "/v1/catalogue",
-    "/v1/search",
-    "/v1/items",
-    "/v1/users",
-    "/v1/users/{user_id}",
-    "/v1/users/{user_id}/history",
-)
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select", "total")
 DEGRADED_CODES: tuple[str, ...] = get_args(DegradedCode)
 REFUSALS = (
@@ -84,21 +65,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 def route_of(path: str) -> str:
-    """Name the route of a request's path, ``other`` if there is none."""
-    if path in _EXACT:
-        return path
-    if path.startswith("/v1/similar/"):
-        return "/v1/similar/{item_id}"
-    if path.startswith("/v1/users/") and path.endswith("/history"):
-        return "/v1/users/{user_id}/history"
-    if path.startswith("/v1/users/"):
-        return "/v1/users/{user_id}"
-    if path.startswith("/v1/explain/"):
-        return "/v1/explain/{request_id}"
-    return "/pages/{name}" if path.startswith("/pages/") else OTHER
+    """Return the template of a request's path, ``other`` if no route has it."""
+    return template_of(path) or OTHER
 
 
-_EXACT = frozenset(route for route in ROUTES if "{" not in route)
 _STATUSES = {int(status): str(int(status)) for status in HTTPStatus}
 
 
@@ -133,7 +103,7 @@ class ServerMetrics:
             buckets=REQUEST_BUCKETS,
             registry=registry,
         )
-        self._request_seconds = _Children(request_seconds, ROUTES)
+        self._request_seconds = _Children(request_seconds, PATHS)
         stage_seconds = Histogram(
             "recsys_stage_seconds",
             "Time of one list by stage; total is all of them.",
@@ -208,7 +178,7 @@ class ServerMetrics:
         self._request_seconds[route].observe(seconds)
 
     def _counter_of(self, route: str, status: int) -> Counter:
-        known, code = route in ROUTES, _STATUSES.get(status)
+        known, code = route in PATHS, _STATUSES.get(status)
         counted = self._requests.labels(route if known else OTHER, code or OTHER)
         # Only what is in the fixed sets is kept: the rest has no bound.
         if known and code:

@@ -11,14 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from recsys.data.batch import JaggedBatch, one_example
+from recsys.retrieval.sources import SourceQuery
 from serving.bundle.load import Bundle
 from serving.context import context_rows, moment_of
 from serving.online.store import NOBODY, RecentEvent, Visitor
@@ -47,59 +44,31 @@ class UnknownItemError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Query:
-    """A request in the bundle's rows."""
+class Query(SourceQuery):
+    """A request in the bundle's rows; ``history`` has at most surface.max_history items."""
 
     request: Request
     surface: Surface
-    item_row: int
-    """The item of surface ``similar``, else 0."""
     seen: Rows
     """Every item of the history, oldest first."""
     sent: Rows
     """Items of the request itself; the rest of the history comes from the bundle and the store."""
     moment: int | None
     """Unix second as of which features are computed; None for surface ``similar``."""
-    history: Rows
-    """Item rows that models read, oldest first, at most surface.max_history, [H]."""
-    times: Rows | None
-    """Unix seconds of the history's events, where the bundle has times, [H]."""
-    categorical: Mapping[str, int]
-    """Row of each ``user.<name>`` and ``context.<name>``, and of the ``user`` itself."""
     degraded: tuple[Degraded, ...]
-    """What the request named and the bundle does not know."""
+    """Ids of the request that the bundle does not know, and the like."""
 
     @property
-    def has_history(self) -> bool:
-        return len(self.history) > 0
+    def domain(self) -> str | None:
+        return self.request.context.domain
 
     def without(self, item_rows: Rows) -> Query:
-        """Leave items out of what models read; lists still leave them out as seen."""
+        """Hide items from the models; lists still leave them out as seen."""
         if len(item_rows) == 0:
             return self
         kept = ~np.isin(self.history, item_rows)
         times = None if self.times is None else self.times[kept]
         return replace(self, history=self.history[kept], times=times)
-
-    @cached_property
-    def history_tensor(self) -> Tensor:
-        """The history for models, [H]."""
-        return torch.from_numpy(self.history)
-
-    @cached_property
-    def times_tensor(self) -> Tensor | None:
-        """The times for models, [H]."""
-        return None if self.times is None else torch.from_numpy(self.times)
-
-    @cached_property
-    def features(self) -> JaggedBatch:
-        """A batch of one, for models that know no single queries."""
-        found = {"history": one_example(self.history_tensor)}
-        if self.times_tensor is not None:
-            found["history.times"] = one_example(self.times_tensor)
-        for name, row in self.categorical.items():
-            found[name] = one_example(torch.tensor([row]))
-        return JaggedBatch(found)
 
 
 class RequestError(ValueError):

@@ -25,28 +25,28 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend
+from recsys.retrieval.sources import LateError
 from serving.arrangement.slate import Arranged, Arranger
 from serving.arrangement.snapshot import is_kept, snapshot_of
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
-from serving.bundle.published import served_adapters
+from serving.bundle.published import permitted, served_adapters
 from serving.bundle.ranker import PROFILE, CandidateRanker, LateRankerError
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
 from serving.cursor import read_cursor
-from serving.explain import reasons
-from serving.filters import SEEN_ITEMS_SHOWN, eligible_items
+from serving.exclusions import Eligible, Exclusions
 from serving.items.cards import ItemCards
 from serving.items.searched import ItemSearch, Searched
 from serving.items.title_search import TitleIndex
-from serving.limits import ListLimits
 from serving.live import LiveState, Opener
 from serving.log import is_logged, log
 from serving.online.records import new_request_id, record_document, seed_of, time_of
 from serving.online.store import Visitor
 from serving.query import NOTHING, Query, fitted, hydrate
 from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
+from serving.reasons import reasons
 from serving.schemas import (
     Assigned,
     Context,
@@ -58,7 +58,7 @@ from serving.schemas import (
     ServedBy,
 )
 from serving.settings import ServingOptions
-from serving.sources import LateError, sources_of
+from serving.sources import sources_of
 from serving.surfaces import SEARCH, Surface
 
 if TYPE_CHECKING:
@@ -91,15 +91,13 @@ class Made(NamedTuple):
     reply: Reply
     query: Query
     visitor: Visitor
-    eligible: ItemMask
+    eligible: Eligible
     candidates: Mapping[str, OneList]
     """Lists by source."""
     ranked: Ranked | None
     resolved: Resolved
     arranged: Arranged
     seed: int
-    shown: Sequence[str] = ()
-    """Items that were left out because the user was shown them lately."""
 
 
 class Recommender:
@@ -132,7 +130,8 @@ class Recommender:
             self.configuration, bundle.exclude_history if excluded is None else excluded
         )
         self.arranger = Arranger(bundle)
-        self._limits = ListLimits(bundle=bundle, arranger=self.arranger, live=self.live)
+        rule_rows = self.arranger.rule_rows
+        self._exclusions = Exclusions(bundle=bundle, rule_rows=rule_rows, live=self.live)
         self._blends = {
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
@@ -180,7 +179,7 @@ class Recommender:
         *,
         loaded: Bundle | None = None,
     ) -> Recommender:
-        """Verify and load ``bundle-<version>`` or ``current``, and the adapters beside it.
+        """Verify and load ``bundle-<version>`` or ``current``, and the adapters next to it.
 
         An adapter that does not fit is left out, see ``adapters.refused``.
 
@@ -188,14 +187,37 @@ class Recommender:
             loaded: A bundle to share with, see ``load_bundle``.
 
         Raises:
-            ValueError: If it is not a bundle, anything in it is not as it was released, or the
-                configuration that the options name cannot be read.
+            ValueError: If it is not a bundle, anything in it is not as it was released, a file may
+                not be read, or the configuration that the options name cannot be read.
         """
-        bundle = load_bundle(Path(path), loaded)
-        adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
+        with permitted():
+            bundle = load_bundle(Path(path), loaded)
+            adapters = load_adapters(served_adapters(Path(path).parent), models_of(bundle))
         file = None if options is None else options.config
         configuration = None if file is None else read_configuration(file)
         return cls(bundle, options, adapters=adapters, configuration=configuration)
+
+    def warm(self) -> Recommender:
+        """Index the titles and answer one request, so that the first real ones are fast."""
+        # Once, not in each forked worker during its first search.
+        _ = self.search
+        users = self.bundle.users
+        owner = users.user_ids[1] if users.num_user_rows > 1 else None
+        self.answer(Request(user_id=owner, k=1))
+        return self
+
+    def description(self) -> dict[str, object]:
+        """Describe the parts that are served, as ``/readyz`` does."""
+        bundle = self.bundle
+        return {
+            "bundle": bundle.version,
+            "digest": bundle.digest,
+            "profile": self.profile,
+            "num_items": bundle.num_item_rows - 1,
+            "semantic_ids": bundle.semantic_ids.version if bundle.semantic_ids else None,
+            "adapters": dict(self.adapters.versions),
+            "adapters_refused": dict(self.adapters.refused),
+        }
 
     def connect(self, opener: Opener, *, keeps_lists: bool = False) -> None:
         """Read visitors' events and hidden items from a store, which is opened on first use.
@@ -204,7 +226,7 @@ class Recommender:
             keeps_lists: Whether records of the lists are written.
         """
         self.live = LiveState(self.bundle, opener, keeps_lists=keeps_lists)
-        self._limits = replace(self._limits, live=self.live)
+        self._exclusions = replace(self._exclusions, live=self.live)
 
     def answer(
         self,
@@ -259,15 +281,16 @@ class Recommender:
             query = hydrate(request, self.bundle, surface, visitor, now_ms // 1_000, without)
             clock.lap("hydrate")
             searched = self.search.find(text) if (text := query.request.query) else None
-            limits = self._limits.of(query, resolved, searched, page, now_ms)
-            eligible, notes = eligible_items(query, self.bundle, limits)
+            eligible = self._exclusions.decide(
+                query, resolved.rules, searched, page, visitor=visitor, now_ms=now_ms
+            )
+            mask, relaxed = eligible.mask, eligible.shows_seen
             clock.lap("filter")
-            relaxed = SEEN_ITEMS_SHOWN in notes
             blend = self._blend if surface.learned and not relaxed else None
-            lengths = self._list_lengths(query, blend, relaxed) if eligible.count() else {}
-            candidates, missing = self._retrieve(lengths, query, eligible)
-            if searched is not None and eligible.count():
-                candidates = self._searched(searched, candidates, blend, query, eligible)
+            lengths = self._list_lengths(query, blend, relaxed) if mask.count() else {}
+            candidates, missing = self._retrieve(lengths, query, mask)
+            if searched is not None and mask.count():
+                candidates = self._searched(searched, candidates, blend, query, mask)
             clock.lap("retrieve")
             if missing:
                 # The weights that were learned without the slow source.
@@ -275,13 +298,13 @@ class Recommender:
             length = max(depth, self.arranger.length(resolved, request))
             ranked, ranker, not_ranked = self._rank(candidates, blend, query, length)
             clock.lap("rank")
-            arranged = self.arranger.arrange(ranked, resolved, query, eligible, seed)
+            arranged = self.arranger.arrange(ranked, resolved, query, mask, seed)
             items = self._select(arranged.ranked, query, names_history)
             clock.lap("select")
-        corrected, short = () if searched is None else searched.notes, []
+        short = []
         if len(items) < request.k and (lengths or candidates):
             short.append(Degraded("short_list", f"{len(items)} of {request.k}"))
-        parts = (*query.degraded, *unreadable, *limits.notes, *corrected, *notes)
+        parts = (*query.degraded, *unreadable, *eligible.notes)
         arm = None if resolved.arm is None else Assigned(resolved.experiment or "", resolved.arm)
         reply = Reply(
             request_id=request_id,
@@ -293,8 +316,7 @@ class Recommender:
             experiment=arm,
             cursor=None if page is None else page.after([item.item_id for item in items]),
         )
-        found = (reply, query, visitor, eligible, candidates, ranked, resolved, arranged, seed)
-        return Made(*found, limits.shown)
+        return Made(reply, query, visitor, eligible, candidates, ranked, resolved, arranged, seed)
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:
         """Find the surface, the rules and the arm of a request.
@@ -321,7 +343,7 @@ class Recommender:
             "exclude_history": self._options.exclude_history,
             "hidden": self.live.hidden_items,
             "items_version": self.live.items_version if self.live.hidden_items is None else None,
-            "shown": list(made.shown),
+            "shown": list(made.eligible.shown),
         }
         if is_kept(made.reply.request_id, self._options.log_features_share):
             made_of["features"] = snapshot_of(made.query, arranged.ranked)
@@ -381,7 +403,7 @@ class Recommender:
             if (source := self._sources.get(name)) is None:
                 continue
             try:
-                found = source.candidates(query, eligible, min(length, longest))
+                found = source.one(query, eligible, min(length, longest))
                 if found is not None and not _all_finite(found.scores):
                     raise ValueError(f"scores of source {name} are not finite")
             except LateError:

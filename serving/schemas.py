@@ -26,6 +26,9 @@ MAX_CATEGORIES = 100
 MAX_BATCH = 1_000
 MAX_BATCH_ITEMS = 20_000
 """Items that all lists of a batch together may have places for: what a reply costs."""
+MAX_ITEMS = 1_000
+"""Items that one request may change."""
+MAX_PROPERTIES = 100
 MAX_EXPLAINED = 100
 """Longest list that is explained."""
 
@@ -48,6 +51,9 @@ DegradedCode = Literal[
     "corrected_query",
     "no_word_found",
 ]
+Scope = Literal["read", "events", "users", "metrics", "admin"]
+"""What a key may do."""
+Scalar = str | int | float | bool | None | list[str]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
 
@@ -192,6 +198,63 @@ class SimilarParameters(Parameters):
     """Of ``/v1/similar/{item_id}``."""
 
     k: int = Field(default=20, ge=1, le=MAX_K)
+
+
+class ItemChange(_Strict):
+    """What changes of one item, at once and on every surface."""
+
+    item_id: Id
+    hidden: bool = False
+    """Whether no list may show it."""
+    properties: dict[Id, Scalar] = Field(default_factory=dict, max_length=MAX_PROPERTIES)
+    """Title, categories, price and so on of a new item, which `recsys append-items` takes over."""
+    reset: bool = False
+    """Whether it is as it was released again; no other field may then be given."""
+
+
+class ItemsRequest(_Strict):
+    """Changes of items; all of them are made, or none."""
+
+    items: Annotated[list[ItemChange], Field(min_length=1, max_length=MAX_ITEMS)]
+
+
+class SearchParameters(Parameters):
+    """Of ``/v1/search``."""
+
+    q: str = Field(default="", max_length=200)
+    """Words of a title, or their beginnings; empty lists the most popular items."""
+    k: int = Field(default=10, ge=1, le=50)
+
+
+class ItemsParameters(Parameters):
+    """Of ``/v1/items``."""
+
+    id: list[Id] = Field(min_length=1, max_length=100)
+    """Repeat it for more than one item."""
+
+
+class UsersParameters(Parameters):
+    """Of ``/v1/users``."""
+
+    prefix: str = Field(default="", max_length=512)
+    k: int = Field(default=10, ge=1, le=50)
+    random: bool = False
+    """Whether to draw users at random; ``prefix`` is then ignored."""
+
+
+class HistoryParameters(Parameters):
+    """Of ``/v1/users/{user_id}/history``."""
+
+    k: int = Field(default=50, ge=1, le=500)
+
+
+class ExplainParameters(Parameters):
+    """Of ``/v1/explain/{request_id}``."""
+
+    item_id: Id | None = None
+    """An item that may be missing from the list; the reply then says why."""
+    phrase: bool = False
+    """Whether the endpoint that the server is configured with rewords the sentences."""
 
 
 @dataclass(frozen=True, slots=True)

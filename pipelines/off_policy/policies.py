@@ -87,7 +87,7 @@ class BundlePolicy:
             return Refused(f"the policy refuses the request ({error})")
         rows = [catalogue.row_of(item_id) or 0 for item_id in served.item_ids]
         found = recommender.arranger.chances_of(
-            rows, made.ranked, made.resolved, made.query, made.eligible
+            rows, made.ranked, made.resolved, made.query, made.eligible.mask
         )
         ids = catalogue.item_ids
         return Answer(

@@ -23,7 +23,6 @@ from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.scoring.job import Job
 from pipelines.scoring.parts import Part, find_part, make_part
 from pipelines.scoring.request import ScoreRequest
-from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.settings import ServingOptions
 
@@ -107,4 +106,4 @@ def _part(request: ScoreRequest, job: Job, number: int, keys: Sequence[str]) -> 
 def loaded(bundle: str, config: str | None, profile: Any, job: str) -> Recommender:
     """Load a job's bundle once a process."""
     options = ServingOptions(profile=profile, config=None if config is None else Path(config))
-    return load_and_try(Path(bundle), options)
+    return Recommender.load(bundle, options).warm()

@@ -25,7 +25,6 @@ from pipelines.scoring.job import Job, key_of, keys_of, plan, write_manifest
 from pipelines.scoring.parts import Part, sweep
 from pipelines.scoring.request import ScoreRequest
 from pipelines.scoring.workers import Task, Workers
-from serving.loading import load_and_try
 from serving.query import fitted
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -47,7 +46,7 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
     begun = time.perf_counter()
     config = None if request.config is None else Path(request.config)
     options = ServingOptions(profile=request.profile, config=config)
-    recommender = load_and_try(Path(request.bundle), options)
+    recommender = Recommender.load(request.bundle, options).warm()
     keys = keys_of(request, key_of(request.surface, recommender), recommender.bundle)
     out = Path(request.out)
     job = plan(request, recommender, keys, installed_version("recsys-platform"))

@@ -40,7 +40,7 @@ class Generator(Protocol[ContextT_co]):
         ...
 
 
-class GeneratedSource(Generic[ContextT, StateT]):
+class GeneratedSource(Source, Generic[ContextT, StateT]):
     """Items whose semantic IDs a generative model finds most probable.
 
     On a GPU searches of a shape that comes often are captured, each as one CUDA graph. A graph

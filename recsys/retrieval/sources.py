@@ -8,6 +8,7 @@ Axes: B queries of a batch, N item rows, F width of item vectors, k list length.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK, best_of_one, no_items, select_top_k
+from recsys.data.top_k import NO_ROW, OneList, TopK, best_of_one, no_items, select_top_k
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE, source_name
 from recsys.retrieval.vector_index import VectorIndex
@@ -41,8 +42,55 @@ class Ranking(NamedTuple):
     """Of every item, shown or not, [B, N]; None where a source knows nothing beyond its lists."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourceQuery:
+    """One query as sources read it, on the host."""
+
+    history: Rows
+    """Item rows that models read, oldest first, [M]."""
+    times: Rows | None = None
+    """Unix seconds of these events, if the data has times, [M]."""
+    categorical: Mapping[str, int] = field(default_factory=dict)
+    """Row of each ``user.<name>`` and ``context.<name>``, and of the ``user`` itself."""
+    item_row: int = 0
+    """Item to find similar items for; it is then the whole history. 0 for none."""
+
+    @property
+    def domain(self) -> str | None:
+        """Domain whose adapters are used, or None."""
+        return None
+
+    @property
+    def has_history(self) -> bool:
+        return len(self.history) > 0
+
+    @cached_property
+    def history_tensor(self) -> Tensor:
+        """The history for models, [M]."""
+        return torch.from_numpy(self.history)
+
+    @cached_property
+    def times_tensor(self) -> Tensor | None:
+        """The times for models, [M]."""
+        return None if self.times is None else torch.from_numpy(self.times)
+
+    @cached_property
+    def features(self) -> JaggedBatch:
+        """The query as a batch of one."""
+        found = {"history": one_example(self.history_tensor)}
+        if self.times_tensor is not None:
+            found["history.times"] = one_example(self.times_tensor)
+        for name, row in self.categorical.items():
+            found[name] = one_example(torch.tensor([row]))
+        return JaggedBatch(found)
+
+
 class Source(Protocol):
-    """Ranks items for a batch of queries."""
+    """Ranks items for queries: for a batch as in training and evaluation, for one as in serving.
+
+    Both forms give the same lists, up to rounding. A source that inherits from this class defines
+    the batch; it defines `one` only if that makes requests measurably faster.
+    """
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
         """Rank; lists are empty for queries that the source knows nothing of.
@@ -55,8 +103,26 @@ class Source(Protocol):
         """
         ...
 
+    def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
+        """Rank for one query on the host; None if the source knows nothing of it.
 
-class ScoredSource:
+        Raises:
+            LateError: The source did not finish in the time that it has.
+        """
+        if query.item_row or not query.has_history:
+            return None
+        return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
+
+    def item_vectors(self) -> Tensor | None:
+        """Return the model's vectors of all items on the host, [N, F]; None if it has none."""
+        return None
+
+
+class LateError(Exception):
+    """A source takes longer than a request can wait."""
+
+
+class ScoredSource(Source):
     """A model that scores the whole catalogue."""
 
     def __init__(
@@ -65,6 +131,7 @@ class ScoredSource:
         *,
         needs_history: bool = True,
         item_vectors: Callable[[], Tensor] | None = None,
+        score_one: Callable[[SourceQuery], Tensor] | None = None,
     ) -> None:
         """Take a model's ``score``: [B, N], -inf for what it knows nothing of.
 
@@ -72,14 +139,14 @@ class ScoredSource:
             needs_history: Whether lists are empty for queries without a history.
             item_vectors: Returns the model's vectors of all items, [N, F], where a ranker reads
                 them.
+            score_one: A faster ``score`` of one query, [N] float32, which may be written into.
         """
-        self._score = score
+        self._score, self._score_one = score, score_one
         self._needs_history = needs_history
         self._item_vectors = item_vectors
 
     @torch.no_grad()
     def item_vectors(self) -> Tensor | None:
-        """Return the model's vectors of all items, [N, F]; None where no ranker reads them."""
         return None if self._item_vectors is None else self._item_vectors().detach().cpu()
 
     @torch.no_grad()
@@ -105,8 +172,17 @@ class ScoredSource:
         lists = select_top_k(eligible_scores(scores, allowed), k)
         return Ranking(with_history(lists, queries) if self._needs_history else lists, scores)
 
+    def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
+        if self._needs_history and (query.item_row or not query.has_history):
+            return None
+        if self._score_one is None:
+            return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
+        scores = self._score_one(query)
+        mask.blank(scores.numpy())
+        return best_of_one(scores, k)
 
-class IndexedSource:
+
+class IndexedSource(Source):
     """Nearest items to the vector of a query: lists alone, without a score for every item."""
 
     def __init__(
@@ -115,6 +191,8 @@ class IndexedSource:
         index: Callable[[], VectorIndex],
         *,
         item_vectors: Callable[[], Tensor] | None = None,
+        encode_one: Callable[[SourceQuery], Tensor] | None = None,
+        item_vector: Callable[[int], Tensor] | None = None,
     ) -> None:
         """Take a model's query tower and what builds the index of its item vectors.
 
@@ -122,8 +200,11 @@ class IndexedSource:
             encode: Encodes queries, [B, D]; zeros where nothing is known of one.
             index: Called once, when the first list is made.
             item_vectors: As of ``ScoredSource``.
+            encode_one: A faster ``encode`` of one query, [D].
+            item_vector: Returns an item's vector, [D], if queries for an item are answered by it.
         """
         self._encode, self._build = encode, index
+        self._encode_one, self._item_vector = encode_one, item_vector
         self._item_vectors = item_vectors
 
     @cached_property
@@ -133,7 +214,6 @@ class IndexedSource:
 
     @torch.no_grad()
     def item_vectors(self) -> Tensor | None:
-        """Return the model's vectors of all items, [N, F]; None where no ranker reads them."""
         return None if self._item_vectors is None else self._item_vectors().detach().cpu()
 
     @torch.no_grad()
@@ -156,6 +236,22 @@ class IndexedSource:
             lists = joined_lists(parts)
         return Ranking(with_history(lists, queries), None)
 
+    def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
+        if query.item_row and self._item_vector is not None:
+            vector = self._item_vector(query.item_row)
+        elif query.item_row or not query.has_history:
+            return None
+        elif self._encode_one is None:
+            vector = self._encode(query.features)[0]
+        else:
+            vector = self._encode_one(query)
+        if not bool(vector.any()):
+            return None
+        found = self.index.search_one(vector, k, mask)
+        # An item without a vector has score 0, and is no more like the query than any other.
+        there = found.scores != 0
+        return found if there.all() else OneList(found.scores[there], found.item_rows[there])
+
     def _searched(
         self, vectors: Tensor, allowed: Tensor, k: int, shared: ItemMask, counts: Rows
     ) -> TopK:
@@ -171,7 +267,7 @@ class IndexedSource:
         return first_shown(TopK(scores, rows), shown, k)
 
 
-class WeightsSource:
+class WeightsSource(Source):
     """Items by their weights from those of the history: work by its length, not by the catalogue's.
 
     The lists are those of a `ScoredSource`; no item has a score beyond them.
@@ -181,52 +277,68 @@ class WeightsSource:
         self._model = model
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
-        histories = queries["history"].to("cpu")
-        lengths = histories.lengths().tolist()
-        lists = no_items(len(allowed), k)
-        for place, history in enumerate(torch.split(histories.values, lengths)):
-            rows, scores = self._model.scores_of_one(history.numpy())
-            own = torch.from_numpy(rows)
-            kept = allowed[place, own.to(allowed.device)].cpu()
-            best = best_of_one(torch.from_numpy(scores)[kept], k, own[kept].numpy())
-            lists.scores[place, : len(best.scores)] = torch.from_numpy(best.scores)
-            lists.item_rows[place, : len(best.scores)] = torch.from_numpy(best.item_rows)
-        return Ranking(TopK(*(part.to(allowed.device) for part in lists)), None)
+        return one_by_one(self, queries, allowed, k)
+
+    def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
+        if not query.has_history:
+            return None
+        scores, some = self._model.laid_out_scores(query.history)
+        if some is None and len(scores) == mask.num_item_rows:
+            scores[scores == 0] = -np.inf
+            mask.blank(scores)
+            return best_of_one(torch.from_numpy(scores), k)
+        some = np.arange(len(scores)) if some is None else some
+        rows = some[scores[some] != 0]
+        rows = rows[mask.allows(rows)]
+        return best_of_one(torch.from_numpy(scores[rows]), k, rows)
 
 
-class PopularSource:
+class PopularSource(Source):
     """The same items for every query, best first, less those that it may not be shown."""
 
     def __init__(self, item_scores: Tensor) -> None:
         """Take the score of each item row, [N]; row 0 is no item."""
-        self._scores, self._rows = item_scores.sort(descending=True, stable=True)
-        self._num_item_rows = len(item_scores)
+        scores, rows = item_scores.sort(descending=True, stable=True)
+        self._scores, self._rows = scores.numpy(), rows.numpy()
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
-        _, counts = shared_mask(allowed[:, : self._num_item_rows])
-        hidden = self._num_item_rows - int(counts.min()) if len(counts) else 0
-        width = min(k + hidden, self._num_item_rows)
-        scores, rows = (part[:width].to(allowed.device) for part in (self._scores, self._rows))
-        found = TopK(scores.expand(len(allowed), -1), rows.expand(len(allowed), -1))
-        shown = allowed[:, rows] & (rows > 0)
-        return Ranking(first_shown(found, shown, k), None)
+        return one_by_one(self, queries, allowed, k)
+
+    def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList:
+        looked_at = 2 * k + len(query.history)
+        while True:
+            places = np.flatnonzero(mask.allows(self._rows[:looked_at]))[:k]
+            if len(places) == k or looked_at >= len(self._scores):
+                return OneList(self._scores[places], self._rows[places])
+            looked_at *= 4
 
 
-class DeviceSource:
+class DeviceSource(Source):
     """A source whose model is on a device, for callers on the host."""
 
     def __init__(self, source: Source, device: torch.device) -> None:
         self._source, self._device = source, device
 
     def item_vectors(self) -> Tensor | None:
-        """Return the model's vectors of all items, [N, F]; None where no ranker reads them."""
-        own = self._source
-        return own.item_vectors() if isinstance(own, ScoredSource | IndexedSource) else None
+        return self._source.item_vectors()
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
         lists, scores = self._source(queries.to(self._device), allowed.to(self._device), k)
         on_host = TopK(*(part.cpu() for part in lists))
         return Ranking(on_host, None if scores is None else scores.cpu())
+
+
+def one_by_one(source: Source, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
+    """Rank a batch by a source's form for one query; the source has to read histories alone."""
+    histories = queries["history"].to("cpu")
+    lists = no_items(len(allowed), k)
+    parts = torch.split(histories.values, histories.lengths().tolist())
+    for place, (history, own) in enumerate(zip(parts, allowed.cpu(), strict=True)):
+        query = SourceQuery(history=history.numpy())
+        if (found := source.one(query, ItemMask(own.numpy()), k)) is not None:
+            lists.scores[place, : len(found.scores)] = torch.from_numpy(found.scores)
+            lists.item_rows[place, : len(found.scores)] = torch.from_numpy(found.item_rows)
+    return Ranking(TopK(*(part.to(allowed.device) for part in lists)), None)
 
 
 def rank_by_all(
@@ -244,9 +356,7 @@ def lists_of(rankings: Mapping[str, Ranking]) -> dict[str, TopK]:
 def behaviour_vectors(sources: Mapping[str, Source]) -> Tensor | None:
     """Return the sequence model's vectors of all items, [N, F]; None without one."""
     source = sources.get(SEQUENCE.name)
-    if isinstance(source, ScoredSource | IndexedSource | DeviceSource):
-        return source.item_vectors()
-    return None
+    return None if source is None else source.item_vectors()
 
 
 def allowed_items(

@@ -5,8 +5,6 @@ Axes: N item rows, n ranked items.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,7 +23,7 @@ class RuleRows:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._listed: dict[str, Rows] = {}
-        self._hidden: dict[tuple[str, ...], Rows] = {}
+        self._hidden: dict[str, Rows] = {}
 
     def listed(self, rule: Rule) -> Rows:
         """Rows of the items that a rule names, in its order; unknown ones are left out."""
@@ -43,14 +41,9 @@ class RuleRows:
             found &= matching_rows(rows, rule.expression, self._bundle)
         return found
 
-    def hidden(self, rules: Sequence[Rule]) -> Rows:
-        """Rows that rules hide."""
-        hiding = [rule for rule in rules if rule.kind == "hide"]
-        if not hiding:
-            return NO_ROWS
-        key = tuple(rule.name for rule in hiding)
-        if key not in self._hidden:
+    def hidden(self, rule: Rule) -> Rows:
+        """Rows that a rule of kind ``hide`` hides."""
+        if rule.name not in self._hidden:
             every = np.arange(1, self._bundle.num_item_rows)
-            masks = [self.holds_for(rule, every) for rule in hiding]
-            self._hidden[key] = every[np.logical_or.reduce(masks)]
-        return self._hidden[key]
+            self._hidden[rule.name] = every[self.holds_for(rule, every)]
+        return self._hidden[rule.name]

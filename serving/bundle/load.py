@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -45,6 +47,7 @@ from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocab
 from serving.bundle.masks import PackedMasks
 from serving.bundle.model_files import check_rows
 from serving.bundle.properties import NO_PROPERTIES, Properties, load_properties
+from serving.bundle.published import permitted
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
@@ -124,9 +127,15 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
             this one, which stays as it is; only new rows are read.
 
     Raises:
-        ValueError: Names the file or the two numbers that do not fit, and what to do.
+        ValueError: Names the file or the two numbers that do not fit, or a file that may not be
+            read, and what to do.
     """
-    chain = chain_of(path.resolve())
+    target = path.resolve()
+    with permitted():
+        # A folder that may not be listed would look empty, its files missing.
+        for _ in os.walk(target, onerror=_raise):
+            pass
+        chain = chain_of(target)
     held = Held(link.directory for link in chain)
     for link in chain:
         verify_files(link.directory, link.manifest)
@@ -141,6 +150,10 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
         with filled_later():
             released = replace(_load_released(chain[0]), held=held)
     return replace(_grown(released, chain), held=held) if len(chain) > 1 else released
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _demand_of(

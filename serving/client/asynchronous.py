@@ -13,8 +13,8 @@ from serving.client import calls
 from serving.client.calls import Attempts, Call, Result, UnreachableError
 from serving.client.frames import lists_of, users_of
 from serving.online.events import EventType
+from serving.replies import EventsReply, ForgottenReply, ItemsReply
 from serving.schemas import Explanation, Reply
-from serving.web.replies import EventsReply, ForgottenReply, ItemsReply
 
 if TYPE_CHECKING:
     import polars as pl

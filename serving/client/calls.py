@@ -20,8 +20,9 @@ import orjson
 from pydantic import TypeAdapter
 
 from serving.online.events import MAX_EVENTS, EventType
+from serving.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply
+from serving.routes import BY_NAME
 from serving.schemas import Explanation, Reply
-from serving.web.replies import EventsReply, ForgottenReply, ItemsChanged, ItemsReply
 
 Result = TypeVar("Result")
 TRY_LATER = frozenset((429, 502, 503, 504))
@@ -119,35 +120,48 @@ class Attempts:
         return max(0.001, self._end - time.monotonic())
 
 
+def _call(
+    name: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    of: str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+) -> Call[Any]:
+    """Call a route by its name; ``of`` is the id in its path."""
+    route = BY_NAME[name]
+    begin, _, _ = route.path.partition("{")
+    path = route.path if of is None else begin + quote(of, safe="")
+    return Call(route.method, path, route.reply or object, body, parameters)
+
+
 def recommend(user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
     """Ask for one list."""
-    return Call("POST", "/v1/recommend", Reply, _given(user_id=user_id, **options))
+    return _call("recommend", _given(user_id=user_id, **options))
 
 
 def rank(items: Sequence[str], user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
     """Ask for an order."""
-    return Call("POST", "/v1/rank", Reply, _given(items=list(items), user_id=user_id, **options))
+    return _call("rank", _given(items=list(items), user_id=user_id, **options))
 
 
 def search_list(query: str, user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
     """Ask for what a text finds."""
-    return Call("POST", "/v1/search", Reply, _given(query=query, user_id=user_id, **options))
+    return _call("search_list", _given(query=query, user_id=user_id, **options))
 
 
 def similar(item_id: str, k: int) -> Call[Reply]:
     """Ask for items like one."""
-    return Call("GET", f"/v1/similar/{quote(item_id, safe='')}", Reply, parameters={"k": k})
+    return _call("similar", of=item_id, parameters={"k": k})
 
 
 def search(query: str, k: int) -> Call[ItemsReply]:
     """Ask for items by title."""
-    return Call("GET", "/v1/search", ItemsReply, parameters={"q": query, "k": k})
+    return _call("search", parameters={"q": query, "k": k})
 
 
 def explain(request_id: str, item_id: str | None) -> Call[Explanation]:
     """Ask why a list is as it is."""
-    path = f"/v1/explain/{quote(request_id, safe='')}"
-    return Call("GET", path, Explanation, parameters=_given(item_id=item_id))
+    return _call("explain", of=request_id, parameters=_given(item_id=item_id))
 
 
 def event(
@@ -162,19 +176,19 @@ def events(found: Sequence[Mapping[str, Any]]) -> list[Call[EventsReply]]:
     """Send events, in as many requests as they need."""
     whole = [{"event_id": uuid.uuid4().hex, **one} for one in found]
     return [
-        Call("POST", "/v1/events", EventsReply, {"events": whole[first : first + MAX_EVENTS]})
+        _call("events", {"events": whole[first : first + MAX_EVENTS]})
         for first in range(0, len(whole), MAX_EVENTS)
     ]
 
 
 def change_items(changes: Sequence[Mapping[str, Any]]) -> Call[ItemsChanged]:
     """Hide, show or describe items."""
-    return Call("POST", "/v1/items", ItemsChanged, {"items": [dict(one) for one in changes]})
+    return _call("change_items", {"items": [dict(one) for one in changes]})
 
 
 def forget(user_id: str) -> Call[ForgottenReply]:
     """Forget a user."""
-    return Call("DELETE", f"/v1/users/{quote(user_id, safe='')}", ForgottenReply)
+    return _call("forget", of=user_id)
 
 
 def _given(**values: Any) -> dict[str, Any]:

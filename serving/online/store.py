@@ -37,6 +37,8 @@ class Visitor:
     """When the user was forgotten: what a bundle released before knows of them does not count."""
     items_version: int = 0
     """Grows with every change of items; the worker then reads `items` again."""
+    shown: Sequence[str] | None = None
+    """Items that the user was shown lately, of a list that is made again; None to ask the store."""
 
 
 NOBODY = Visitor()

@@ -18,14 +18,14 @@ import orjson
 
 from serving.log import log
 from serving.metrics import route_of
-from serving.schemas import error_body
+from serving.routes import find
+from serving.schemas import Scope, error_body
 from serving.security import USERS_NOT_SHOWN
-from serving.security.keys import Key, KeyRing, Scope, read_keys
+from serving.security.keys import Key, KeyRing, read_keys
 from serving.settings import Settings
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, as ASGI has them."""
-OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/openapi.json"))
 WITHOUT_KEYS: frozenset[Scope] = frozenset(("read", "events", "metrics"))
 """What anyone may do where there are no keys."""
 AUDITED: frozenset[Scope] = frozenset(("admin", "users"))
@@ -158,7 +158,7 @@ class Access:
             peer: Address of the other end of the connection.
             now: Seconds of a clock that never goes back, by default the monotonic one.
         """
-        if method in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith("/pages/")):
+        if (known := find(method, path)) is not None and known.scope is None:
             return ANONYMOUS
         now = time.monotonic() if now is None else now
         scope = scope_of(path, method)
@@ -226,16 +226,13 @@ class Access:
 
 
 def scope_of(path: str, method: str = "GET") -> Scope:
-    """Name the scope that a route demands."""
-    if (path == "/v1/items" and method == "POST") or method == "DELETE":
+    """Return the scope that a route demands, or that a path without a route would."""
+    if find(method, path) is None and (method == "DELETE" or path.startswith("/v1/admin/")):
         return "admin"
-    if path == "/v1/users" or path.startswith("/v1/users/"):
-        return "users"
-    if path == "/v1/events":
-        return "events"
-    if path == "/metrics":
-        return "metrics"
-    return "admin" if path.startswith("/v1/admin/") else "read"
+    for one in (method, "GET", "POST"):
+        if (known := find(one, path)) is not None:
+            return known.scope or "read"
+    return "users" if path.startswith("/v1/users/") else "read"
 
 
 @lru_cache(maxsize=1_000)

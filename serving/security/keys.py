@@ -20,11 +20,12 @@ import secrets
 import tomllib
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-Scope = Literal["read", "events", "users", "metrics", "admin"]
+from serving.schemas import Scope
+
 KEY_PREFIX = "rk_"
 MAX_KEYS = 10_000
 _NO_DIGEST = "0" * 64

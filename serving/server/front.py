@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-import serving.web.http as web
 from serving.log import log
 from serving.metrics import ServerMetrics, route_of
 from serving.online.records import ID_LENGTH, ID_START, new_request_id, time_of
 from serving.online.writer import EventWriter
-from serving.schemas import error_body
+from serving.routes import ROUTES, find
 from serving.security.access import Access, Caller
 from serving.server.connections import Connections, leave, send_at_once
 from serving.server.dispatch import Job, OverloadedError, WorkerDiedError
@@ -29,7 +28,7 @@ from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
 from serving.web.files import Files
-from serving.web.http import Answer
+from serving.web.http import Answer, RefusedError
 from serving.web.online import change_items, forget_user, take_events
 
 if TYPE_CHECKING:
@@ -46,36 +45,15 @@ JSON: Headers = [
     (b"x-content-type-options", b"nosniff"),
 ]
 CLOSE = (b"connection", b"close")
-LISTS = {
-    "/v1/recommend": "recommend",
-    "/v1/rank": "recommend",
-    "/v1/search": "recommend",
-    "/v1/recommend:batch": "batch",
-}
 USERS = "/v1/users/"
-PROBES = ("/healthz", "/readyz", "/metrics")
+WRITES = {"events": take_events, "change_items": change_items}
+PROBES = tuple(route.path for route in ROUTES if route.kind in ("health", "metrics"))
 READS = ("GET", "HEAD")
 RETRY_SECONDS = 1
+RETRY = (b"retry-after", str(RETRY_SECONDS).encode())
 TOO_MANY = 429
 CLIENT_GONE = 499
 """Logged where the client closed the connection before it had a reply."""
-
-
-class RefusedError(Exception):
-    """A request that is answered without a worker."""
-
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *headers: tuple[bytes, bytes],
-        reason: str | None = None,
-    ) -> None:
-        """Refuse a request; ``reason`` is how metrics count it, where they do."""
-        super().__init__(message)
-        self.status, self.headers, self.reason = status, list(headers), reason
-        self.body = orjson.dumps(error_body(code, message))
 
 
 class Front:
@@ -111,7 +89,7 @@ class Front:
             read = connection is None or connection.body_is_here
             # A body that has not arrived is not waited for.
             headers = [*JSON, *error.headers, *([] if read else [CLOSE])]
-            status, body = error.status, error.body
+            status, body = error.status, orjson.dumps(error.body)
         except ConnectionResetError:
             status, headers, body = CLIENT_GONE, [], b""
         if status != CLIENT_GONE:
@@ -168,33 +146,37 @@ class Front:
             ConnectionResetError: The client is gone.
         """
         method, path = scope["method"], scope["path"]
-        if method in READS and path in ("/healthz", "/readyz"):
+        route = find(method, path)
+        name, kind = ("", "worker") if route is None else (route.name, route.kind)
+        if kind == "health":
             return self._health(path)
         caller = self._caller(scope)
-        if method in READS and path == "/metrics":
+        if kind == "metrics":
             return self._measured()
         headers = dict(scope["headers"])
-        if method in READS and (file := self._file(path, headers)) is not None:
+        if kind == "file" and (file := self._file(path, headers)) is not None:
             return file
         body = b"" if method in READS else await self._read(scope, headers, receive)
         head = {
             "type": headers.get(b"content-type", b"").decode("latin-1"),
             "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
             "shown": caller.shows_users,
-            "ranks": path == "/v1/rank",
-            "searches": path == "/v1/search",
+            "route": name,
         }
-        if (writing := self._writing(method, path, head, body)) is not None:
+        if kind == "write":
+            forgets = name == "forget"
+            user_id = path.removeprefix(USERS)
+            writing = self._forget(user_id) if forgets else WRITES[name](self._writer, head, body)
             return await self._written(writing, fields)
-        kind = LISTS.get(path) if method == "POST" else None
-        if kind is None:
+        if kind not in ("list", "batch"):
             passed = await self._passed_on(scope, caller, headers, body, fields)
             self._charge(caller, fields)
             return passed
         # A list that was begun before a write was acknowledged is not given to who asks after it.
         writes = str(self._num_writes).encode()
-        key = body + orjson.dumps(head) + writes if kind == "recommend" else None
-        frame = await self._worked(scope, kind, head, body, key, fields)
+        key = body + orjson.dumps(head) + writes if kind == "list" else None
+        work = "recommend" if kind == "list" else "batch"
+        frame = await self._worked(scope, work, head, body, key, fields)
         self._charge(caller, fields)
         return frame.head["status"], JSON, frame.body
 
@@ -210,24 +192,12 @@ class Front:
         answer = self._files.answer(path, accept, etag, self._fleet.info.get("bundle", ""))
         return None if answer is None else (answer.status, _as_sent(answer.headers), answer.body)
 
-    def _writing(
-        self, method: str, path: str, head: Mapping[str, Any], body: bytes
-    ) -> Awaitable[Answer] | None:
-        """Write to the store; None where the route writes nothing."""
-        if method == "POST" and path == "/v1/events":
-            return take_events(self._writer, head, body)
-        if method == "POST" and path == "/v1/items":
-            return change_items(self._writer, head, body)
-        if method == "DELETE" and path.startswith(USERS):
-            return self._forget(path.removeprefix(USERS))
-        return None
-
     async def _forget(self, user_id: str) -> Answer:
         """Forget a user, once no list of theirs is on its way to the store."""
         request_log = self._fleet.request_log
         if request_log is not None and not await request_log.flushed():
             message = "lists are still being written; nothing was removed, send it again in 1 s"
-            raise web.RefusedError(503, "store_busy", message)
+            raise RefusedError(503, "store_busy", message)
         return await forget_user(self._writer, user_id)
 
     async def _written(
@@ -235,9 +205,10 @@ class Front:
     ) -> tuple[int, Headers, bytes]:
         try:
             answer = await writing
-        except web.RefusedError as error:
-            retry = [(b"retry-after", str(RETRY_SECONDS).encode())] if error.status == 503 else []
-            return error.status, [*JSON, *retry], orjson.dumps(error.body)
+        except RefusedError as error:
+            if error.status == 503:
+                error.headers.append(RETRY)
+            raise
         self._num_writes += 1
         fields |= answer.fields
         return answer.status, JSON, answer.body
@@ -263,7 +234,9 @@ class Front:
         if isinstance(found, Caller):
             return found
         reason = "limit" if found.status == TOO_MANY else "key"
-        raise RefusedError(found.status, found.code, found.message, *found.headers, reason=reason)
+        raise RefusedError(
+            found.status, found.code, found.message, headers=found.headers, reason=reason
+        )
 
     async def _passed_on(
         self,
@@ -312,9 +285,8 @@ class Front:
         except OverloadedError:
             code = "overloaded" if self._dispatcher.workers else "no_worker"
             message = f"the server is busy; try again in {RETRY_SECONDS} s"
-            retry = (b"retry-after", str(RETRY_SECONDS).encode())
             reason = "queue_full" if self._dispatcher.workers else "not_ready"
-            raise RefusedError(503, code, message, retry, reason=reason) from None
+            raise RefusedError(503, code, message, headers=(RETRY,), reason=reason) from None
         except WorkerDiedError:
             log("request_killed_workers", {"path": route_of(scope["path"])}, level=ERROR)
             raise RefusedError(

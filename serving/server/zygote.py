@@ -21,7 +21,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -95,8 +94,8 @@ def run_loader(
     Args:
         loaded: What the process holds of the same release.
     """
-    from serving.loading import describe, load_and_try
     from serving.online.opening import import_store
+    from serving.recommend import Recommender
     from serving.server.worker import run_worker
     from serving.settings import Settings
     from serving.web.app import create_app
@@ -104,7 +103,7 @@ def run_loader(
     send_message(control, {"pid": os.getpid()})
     settings = Settings.from_json(message["settings"])
     try:
-        recommender = load_and_try(Path(message["target"]), settings, loaded)
+        recommender = Recommender.load(message["target"], settings, loaded=loaded).warm()
     except Exception as error:
         # Whatever is wrong with a bundle, the front has to hear of it.
         known = isinstance(error, ValueError)
@@ -115,7 +114,7 @@ def run_loader(
     gc.collect()
     gc.freeze()
     _reap(lambda pid, status: send_message(control, {"ended": pid, "status": status}))
-    send_message(control, {"loaded": describe(recommender)})
+    send_message(control, {"loaded": recommender.description()})
     while (received := receive_message(control)) is not None:
         message, descriptor = received
         assert descriptor is not None

@@ -18,6 +18,11 @@ from serving.recommend import Made, Recommender
 from serving.schemas import BatchRequest, RankRequest, Request, SearchRequest, error_body, to_json
 from serving.web.http import Answer, RefusedError, parsed_json, validated
 
+BODIES: Mapping[str, type[Request | RankRequest]] = {
+    "recommend": Request,
+    "rank": RankRequest,
+    "search_list": SearchRequest,
+}
 REFUSED = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
 """What may be wrong with a valid request."""
 
@@ -37,15 +42,12 @@ def answer_body(recommender: Recommender, head: Mapping[str, Any], body: bytes) 
 
     Args:
         head: ``type`` and ``encoding`` of the body; ``shown``: whether reasons may name items of
-            the user's stored history; ``ranks``: whether the body is a `RankRequest`,
-            ``searches``: a `SearchRequest`.
+            the user's stored history; ``route``: name of the route, whose schema the body has.
     """
     try:
         content = parsed_json(head["type"], head["encoding"], body)
-        if head.get("ranks"):
-            request = validated(RankRequest, content).request()
-        else:
-            request = validated(SearchRequest if head.get("searches") else Request, content)
+        sent = validated(BODIES[head["route"]], content)
+        request = sent.request() if isinstance(sent, RankRequest) else sent
         return answered(recommender, recommender.make(request, names_history=head["shown"]))
     except RefusedError as error:
         return Answer(error.status, orjson.dumps(error.body), {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Awaitable, Callable
 from functools import cache
 
 from fastapi import FastAPI
@@ -18,20 +19,21 @@ from starlette.exceptions import HTTPException
 
 from serving.bundle.published import check_published
 from serving.explanation.phrasing import Phraser, PhrasingOptions
-from serving.loading import describe, load_and_try
+from serving.explanation.served_list import explain_list
 from serving.log import LOG_FIELDS, log
 from serving.online.of_settings import open_writer, store_opener
 from serving.online.records import record_of
 from serving.online.store import RequestRecord, StoreError
 from serving.recommend import Recommender
-from serving.schemas import Request, SimilarParameters, error_body
+from serving.schemas import ExplainParameters, Request, SimilarParameters, error_body
 from serving.settings import Settings
-from serving.web.answer import REFUSED, answer_batch, answer_body, answered, refusal_of
+from serving.web.answer import BODIES, REFUSED, answer_batch, answer_body, answered, refusal_of
 from serving.web.http import (
     RECORDS,
     Answer,
     JsonResponse,
     RefusedError,
+    at,
     read_body,
     read_parameters,
     shows_users,
@@ -39,8 +41,6 @@ from serving.web.http import (
 )
 from serving.web.online import NO_STORE, change_items, forget_user, take_events
 from serving.web.pages import add_pages
-from serving.web.parameters import ExplainParameters
-from serving.why import explain_list
 
 REQUEST_ID = re.compile("[0-9a-f]{32}")
 
@@ -57,7 +57,7 @@ def create_app(settings: Settings, recommender: Recommender | None = None) -> Fa
     writer = None
     if recommender is None:
         check_published(settings.followed)
-        recommender = load_and_try(settings.followed, settings)
+        recommender = Recommender.load(settings.followed, settings).warm()
         settings, writer = open_writer(settings)
         recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
     app = FastAPI(title="recsys", openapi_url=None, docs_url=None, redoc_url=None)
@@ -72,25 +72,17 @@ def create_app(settings: Settings, recommender: Recommender | None = None) -> Fa
 
 
 def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
-    @app.post("/v1/recommend")
-    async def recommend(http: HttpRequest) -> Response:
-        """Make one list."""
-        head, body = await read_body(http, settings)
-        return _replied(http, answer_body(recommender, head, body))
+    def make_list(name: str) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def handler(http: HttpRequest) -> Response:
+            head, body = await read_body(http, settings)
+            return _replied(http, answer_body(recommender, {**head, "route": name}, body))
 
-    @app.post("/v1/rank")
-    async def rank(http: HttpRequest) -> Response:
-        """Order items that the client has chosen."""
-        head, body = await read_body(http, settings)
-        return _replied(http, answer_body(recommender, {**head, "ranks": True}, body))
+        return handler
 
-    @app.post("/v1/search")
-    async def search_list(http: HttpRequest) -> Response:
-        """List what a text finds."""
-        head, body = await read_body(http, settings)
-        return _replied(http, answer_body(recommender, {**head, "searches": True}, body))
+    for name in BODIES:
+        at(app, name)(make_list(name))
 
-    @app.post("/v1/recommend:batch")
+    @at(app, "recommend_batch")
     async def recommend_batch(http: HttpRequest) -> Response:
         """Make several lists, all from one bundle."""
         batch = answer_batch(recommender, *await read_body(http, settings))
@@ -102,7 +94,7 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
             # Let other requests run between those of a batch.
             await asyncio.sleep(0)
 
-    @app.get("/v1/similar/{item_id:path}")
+    @at(app, "similar")
     async def similar(http: HttpRequest, item_id: str) -> Response:
         """List items like one item."""
         k = read_parameters(SimilarParameters, http).k
@@ -113,19 +105,19 @@ def _add_recommendations(app: FastAPI, recommender: Recommender, settings: Setti
 def _add_writes(app: FastAPI, settings: Settings) -> None:
     """What a server's front does itself."""
 
-    @app.post("/v1/events")
+    @at(app, "events")
     async def events(http: HttpRequest) -> Response:
         """Store events."""
         return _replied(http, await take_events(app.state.writer, *await read_body(http, settings)))
 
-    @app.post("/v1/items")
+    @at(app, "change_items")
     async def items(http: HttpRequest) -> Response:
         """Hide, show and describe items."""
         _check_admin(settings)
         given = await read_body(http, settings)
         return _replied(http, await change_items(app.state.writer, *given))
 
-    @app.delete("/v1/users/{user_id:path}")
+    @at(app, "forget")
     async def forget(http: HttpRequest, user_id: str) -> Response:
         """Forget a user."""
         _check_admin(settings)
@@ -147,7 +139,7 @@ def _add_explanations(app: FastAPI, recommender: Recommender, settings: Settings
     phraser_of = cache(lambda: _phraser(settings))
 
     # Not async: a list is made again, beside other requests.
-    @app.get("/v1/explain/{request_id}")
+    @at(app, "explain")
     def explain(http: HttpRequest, request_id: str) -> Response:
         """Say why a served list is as it is, and why an item is not in it."""
         given = read_parameters(ExplainParameters, http)
@@ -210,15 +202,15 @@ def _record(recommender: Recommender, request_id: str) -> RequestRecord:
 def _add_health(app: FastAPI, recommender: Recommender) -> None:
     """What a server's front answers itself, with the state of its processes."""
 
-    @app.get("/healthz")
+    @at(app, "alive")
     async def healthz() -> Response:
         """Report that the process is alive."""
         return JsonResponse({"status": "alive"})
 
-    @app.get("/readyz")
+    @at(app, "ready")
     async def readyz() -> Response:
         """Report what is served, and whether a newer bundle was refused."""
-        return JsonResponse({"status": "ready", **describe(recommender)})
+        return JsonResponse({"status": "ready", **recommender.description()})
 
 
 def _replied(http: HttpRequest, answer: Answer) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from serving.routes import ROUTES
 from serving.schemas import error_body, to_json
 from serving.web.http import Answer
 
@@ -29,22 +30,14 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
+QUERIES = {"search": "?q=", "items": "?id=", "users": "?prefix="}
 LINKS = {
-    "recommend": "POST /v1/recommend",
-    "recommend_batch": "POST /v1/recommend:batch",
-    "rank": "POST /v1/rank",
-    "search_list": "POST /v1/search",
-    "events": "POST /v1/events",
-    "explain": "GET /v1/explain/{request_id}",
-    "change_items": "POST /v1/items",
-    "forget": "DELETE /v1/users/{user_id}",
-    "similar": "GET /v1/similar/{item_id}",
-    "search": "GET /v1/search?q=",
-    "items": "GET /v1/items?id=",
-    "catalogue": "GET /v1/catalogue",
-    "users": "GET /v1/users?prefix=",
-    "history": "GET /v1/users/{user_id}/history",
-    "health": ["/healthz", "/readyz"],
+    **{
+        route.name: f"{route.method} {route.path}{QUERIES.get(route.name, '')}"
+        for route in ROUTES
+        if route.path.startswith("/v1/")
+    },
+    "health": [route.path for route in ROUTES if route.kind == "health"],
     "schema": "/openapi.json",
     "page": "GET / with accept: text/html",
 }

@@ -7,15 +7,18 @@ and deep nesting. No response repeats what was sent, so it can always be encoded
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import orjson
+from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from serving.routes import BY_NAME
 from serving.schemas import error_body, to_json
 from serving.settings import Settings
 
@@ -23,6 +26,7 @@ MAX_FIELDS_NAMED = 10
 RECORDS = "recsys.records"
 """Where a request's scope holds the records of the lists that its handler made."""
 Schema = TypeVar("Schema", bound=BaseModel)
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class Answer(NamedTuple):
@@ -55,13 +59,34 @@ class RefusedError(Exception):
     """A request that gets an error: ``{"error": {code, message, fields?}}``."""
 
     def __init__(
-        self, status: int, code: str, message: str, fields: list[dict[str, str]] | None = None
+        self,
+        status: int,
+        code: str,
+        message: str,
+        fields: list[dict[str, str]] | None = None,
+        *,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        reason: str | None = None,
     ) -> None:
+        """Refuse a request.
+
+        Args:
+            headers: More headers of the reply.
+            reason: How metrics count it; None for one that they do not count.
+        """
         super().__init__(message)
-        self.status = status
+        self.status, self.headers, self.reason = status, list(headers), reason
         self.body: dict[str, object] = error_body(code, message)
         if fields:
             self.body = {"error": {"code": code, "message": message, "fields": fields}}
+
+
+def at(app: FastAPI, name: str) -> Callable[[Handler], Handler]:
+    """Register the handler of a route; of GET it answers HEAD too."""
+    route = BY_NAME[name]
+    # The router matches decoded paths, and ids may have a slash.
+    path = route.path.replace("{item_id}", "{item_id:path}").replace("{user_id}", "{user_id:path}")
+    return app.api_route(path, methods=["GET", "HEAD"] if route.method == "GET" else [route.method])
 
 
 async def read_body(http: HttpRequest, settings: Settings) -> tuple[dict[str, Any], bytes]:

@@ -1,15 +1,10 @@
-"""Look up what a page shows: items by title, users by prefix of their id, histories.
-
-The indexes are built on first use, for one bundle at a time.
-"""
+"""Look up what a page shows: items by title, users by prefix of their id, histories."""
 
 from __future__ import annotations
 
 import heapq
-import threading
-import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import islice
 from random import Random
 
@@ -18,7 +13,7 @@ import numpy as np
 from serving.bundle.load import Bundle
 from serving.items.title_search import END
 from serving.recommend import Recommender
-from serving.web.replies import Category, PastItem, UserCard
+from serving.replies import Category, PastItem, UserCard
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
@@ -73,26 +68,3 @@ class UserIndex:
         near = self._ids[first : min(last, first + MAX_PREFIX_USERS)]
         shortest = heapq.nsmallest(k, near, key=lambda pair: (len(pair[0]), pair))
         return [user_id for _, user_id in shortest]
-
-
-class Lookup:
-    """Indexes of the served bundle; safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bundle: Callable[[], Bundle | None] = lambda: None
-        self._users: UserIndex | None = None
-
-    def users(self, bundle: Bundle) -> UserIndex:
-        """Return the index of user ids; the first call for a bundle builds it."""
-        with self._lock:
-            self._follow(bundle)
-            if self._users is None:
-                self._users = UserIndex(bundle.users.user_ids)
-            return self._users
-
-    def _follow(self, bundle: Bundle) -> None:
-        if self._bundle() is not bundle:
-            # Weak, so that a bundle that is no longer served is freed.
-            self._bundle = weakref.ref(bundle)
-            self._users = None

@@ -8,45 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from serving.online.events import Event, EventsRequest
 from serving.online.store import ItemState, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
-from serving.schemas import Id, to_json
+from serving.replies import EventsReply, ForgottenReply, ItemsChanged, Removed
+from serving.schemas import ItemsRequest, to_json
 from serving.web.http import Answer, RefusedError, parsed_json, validated
-from serving.web.replies import EventsReply, ForgottenReply, ItemsChanged, Removed
 
-MAX_ITEMS = 1_000
-MAX_PROPERTIES = 100
 NO_STORE = "this server has no online store; start it with --store sqlite:FOLDER or a Redis URL"
-Scalar = str | int | float | bool | None | list[str]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
-
-
-class ItemChange(_Strict):
-    """What changes of one item, at once and on every surface."""
-
-    item_id: Id
-    hidden: bool = False
-    """Whether no list may show it."""
-    properties: dict[Id, Scalar] = Field(default_factory=dict, max_length=MAX_PROPERTIES)
-    """Title, categories, price and so on of a new item, which `recsys append-items` takes over."""
-    reset: bool = False
-    """Whether it is as it was released again; no other field may then be given."""
-
-
-class ItemsRequest(_Strict):
-    """Changes of items; all of them are made, or none."""
-
-    items: Annotated[list[ItemChange], Field(min_length=1, max_length=MAX_ITEMS)]
 
 
 async def take_events(writer: EventWriter | None, head: Mapping[str, Any], body: bytes) -> Answer:

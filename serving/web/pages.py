@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from random import Random
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 
 from serving.configuration.check import deed
 from serving.configuration.file import ServingConfiguration
@@ -22,30 +22,7 @@ from serving.configuration.periods import holds
 from serving.filtering.compile import known_properties
 from serving.online.store import StoreError
 from serving.recommend import Recommender
-from serving.security import USERS_NOT_SHOWN
-from serving.settings import Settings
-from serving.web.files import Files
-from serving.web.http import (
-    JsonResponse,
-    RefusedError,
-    read_parameters,
-    shows_users,
-)
-from serving.web.lookup import (
-    Lookup,
-    category_sizes,
-    past_items,
-    random_users,
-    user_card,
-)
-from serving.web.openapi import document
-from serving.web.parameters import (
-    HistoryParameters,
-    ItemsParameters,
-    SearchParameters,
-    UsersParameters,
-)
-from serving.web.replies import (
+from serving.replies import (
     CatalogueReply,
     HistoryReply,
     ItemsReply,
@@ -53,17 +30,37 @@ from serving.web.replies import (
     SurfaceCard,
     UsersReply,
 )
+from serving.schemas import (
+    HistoryParameters,
+    ItemsParameters,
+    SearchParameters,
+    UsersParameters,
+)
+from serving.security import USERS_NOT_SHOWN
+from serving.settings import Settings
+from serving.web.files import Files
+from serving.web.http import (
+    JsonResponse,
+    RefusedError,
+    at,
+    read_parameters,
+    shows_users,
+)
+from serving.web.lookup import (
+    UserIndex,
+    category_sizes,
+    past_items,
+    random_users,
+    user_card,
+)
+from serving.web.openapi import document
 
 
 def add_pages(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
     """Add every route of this file."""
-    lookup = Lookup()
     _add_files(app, recommender)
-    _add_items(app, recommender, settings, lookup)
-    _add_users(app, recommender, settings, lookup)
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
-            route.methods.add("HEAD")
+    _add_items(app, recommender, settings)
+    _add_users(app, recommender, settings)
 
 
 def _add_files(app: FastAPI, recommender: Recommender) -> None:
@@ -77,22 +74,22 @@ def _add_files(app: FastAPI, recommender: Recommender) -> None:
             return JsonResponse(answer.body, answer.status)
         return Response(answer.body, answer.status, dict(answer.headers))
 
-    @app.get("/")
+    @at(app, "page")
     async def page(http: HttpRequest) -> Response:
         """Send a browser the try-it page, and anything else the list of routes."""
         return sent(http)
 
-    @app.get("/openapi.json")
+    @at(app, "schema")
     async def schema() -> Response:
         return JsonResponse(document())
 
-    @app.get("/pages/{name}")
+    @at(app, "file")
     async def file(http: HttpRequest, name: str) -> Response:
         return sent(http)
 
 
-def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, lookup: Lookup) -> None:
-    @app.get("/v1/catalogue")
+def _add_items(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
+    @at(app, "catalogue")
     def catalogue(http: HttpRequest) -> Response:
         """Count items and users, list categories, and name the bundle and profile."""
         bundle = recommender.bundle
@@ -111,7 +108,7 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
         return JsonResponse(described)
 
     # Handlers that may make an index are not async: they run in a thread, beside other requests.
-    @app.get("/v1/search")
+    @at(app, "search")
     def search(http: HttpRequest) -> Response:
         """Find items by title."""
         given = read_parameters(SearchParameters, http)
@@ -120,7 +117,7 @@ def _add_items(app: FastAPI, recommender: Recommender, settings: Settings, looku
         corrected = [note.detail for note in found.notes if note.code == "corrected_query"]
         return _cards(recommender, rows, corrected[0] if rows and corrected else None)
 
-    @app.get("/v1/items")
+    @at(app, "items")
     def items(http: HttpRequest) -> Response:
         """Describe items; those that are not in the catalogue are left out."""
         given = read_parameters(ItemsParameters, http)
@@ -156,10 +153,11 @@ def _cards(recommender: Recommender, rows: Sequence[int], corrected: str | None 
     return JsonResponse(ItemsReply(recommender.bundle.version, items, corrected))
 
 
-def _add_users(app: FastAPI, recommender: Recommender, settings: Settings, lookup: Lookup) -> None:
+def _add_users(app: FastAPI, recommender: Recommender, settings: Settings) -> None:
     random = Random()
+    index = cache(lambda: UserIndex(recommender.bundle.users.user_ids))
 
-    @app.get("/v1/users")
+    @at(app, "users")
     def users(http: HttpRequest) -> Response:
         """List users by the beginning of their id, or some at random."""
         _check_shown(http, settings)
@@ -167,11 +165,11 @@ def _add_users(app: FastAPI, recommender: Recommender, settings: Settings, looku
         if given.random:
             found = random_users(bundle, given.k, random)
         else:
-            ids = lookup.users(bundle).beginning_with(given.prefix, given.k)
+            ids = index().beginning_with(given.prefix, given.k)
             found = [user_card(bundle, bundle.users.row_of(user_id) or 0) for user_id in ids]
         return JsonResponse(UsersReply(bundle.version, found))
 
-    @app.get("/v1/users/{user_id:path}/history")
+    @at(app, "history")
     def history(http: HttpRequest, user_id: str) -> Response:
         """List a user's history, newest first."""
         _check_shown(http, settings)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from serving.metrics import ROUTES
+from serving.routes import PATHS
 from serving.security.access import Access, is_loopback
 from serving.settings import PREFIX, Settings
 
@@ -191,12 +191,12 @@ def test_probes_are_routes_on_the_port_of_the_server() -> None:
     assert served["targetPort"] == port["name"]
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         get = CONTAINER[probe]["httpGet"]
-        assert get["path"] in ROUTES
+        assert get["path"] in PATHS
         assert get["port"] == port["name"]
     # A server that drains, or whose workers are busy, must not be killed for it.
     assert CONTAINER["livenessProbe"]["httpGet"]["path"] == "/healthz"
     notes = POD["metadata"]["annotations"]
-    assert notes["prometheus.io/path"] in ROUTES
+    assert notes["prometheus.io/path"] in PATHS
     assert notes["prometheus.io/port"] == POD_ENVIRONMENT["RECSYS_PORT"]
 
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import ROUTES, ServerMetrics
+from serving.metrics import ServerMetrics
+from serving.routes import PATHS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -47,7 +48,7 @@ def labels() -> dict[str, dict[str, set[str]]]:
     """Values of each label of each metric of a server that has answered requests."""
     metrics = ServerMetrics()
     metrics.bundle("v1", "aa", 1.0)
-    for route in ROUTES:
+    for route in PATHS:
         for status in (200, 500, 503):
             metrics.observe_request(route, status, 0.001)
     found: dict[str, dict[str, set[str]]] = {}

@@ -27,7 +27,7 @@ from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.sources import HistorySource, generative_source
+from serving.sources import generative_source
 from serving.surfaces import HOME
 
 Recsys = Callable[..., Result]
@@ -125,12 +125,12 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     assert torch.equal(codes[: len(before)], before)
     assert int(codes[row, 0]) in before[1:, 0].tolist()
     assert bundle.generative is not None
-    source = HistorySource(generative_source(bundle.generative, 25, None))
+    source = generative_source(bundle.generative, 25, None)
     mask = ItemMask.all(bundle.num_item_rows)
     for session in (["item-0"], ["item-4", "item-5"]):
         with torch.inference_mode():
             query = hydrate(Request(session=session), bundle, HOME)
-            found = source.candidates(query, mask, 25)
+            found = source.one(query, mask, 25)
         assert found is not None
         assert row in found.item_rows.tolist()
 

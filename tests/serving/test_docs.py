@@ -8,10 +8,10 @@ from typing import get_args
 import orjson
 
 from serving.online.events import EventsRequest
+from serving.replies import ErrorCode
+from serving.routes import ERRORS
 from serving.schemas import DegradedCode, Request
 from serving.security.keys import Key, Scope
-from serving.web.openapi import ERRORS
-from serving.web.replies import ErrorCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 

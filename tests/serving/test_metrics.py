@@ -6,7 +6,8 @@ import pytest
 from fastapi.routing import APIRoute
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import DEGRADED_CODES, ROUTES, ServerMetrics, route_of
+from serving.metrics import DEGRADED_CODES, ServerMetrics, route_of
+from serving.routes import PATHS
 from serving.settings import Settings
 from serving.web.app import create_app
 
@@ -136,7 +137,7 @@ def test_every_route_of_the_server_is_counted_by_its_name(released: Path) -> Non
     app = create_app(Settings(bundles=released))
     routes = {one.path.replace(":path", "") for one in app.routes if isinstance(one, APIRoute)}
     assert len(routes) > 10
-    assert routes <= set(ROUTES)
+    assert routes <= set(PATHS)
     assert {
         route_of(route.format(item_id=1, user_id=2, name="x", request_id=3)) for route in routes
     } == routes

@@ -17,7 +17,6 @@ from serving.bundle.items import grown_text_search
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle
-from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
 from serving.settings import ServingOptions, Settings
@@ -71,7 +70,7 @@ def test_some_words_in_any_order_find_the_item(recommender):
 
 
 def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles, monkeypatch):
-    loaded = load_and_try(bundles / "current", ServingOptions())
+    loaded = Recommender.load(bundles / "current", ServingOptions()).warm()
 
     def build(*_):
         raise AssertionError("built inside a request")

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from serving.explanation.removal import LOST, MAX_LATEST
+from serving.explanation.served_list import explain_list
 from serving.recommend import Made, Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.why import explain_list
 from tests.benchmarks.harness import Row, command_line, write_results
 
 K = 10

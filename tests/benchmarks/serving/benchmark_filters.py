@@ -1,7 +1,7 @@
 """Time filters over a million items, and count what a search under them still finds.
 
 A filter's first request scans the catalogue, all others look its mask up; both are timed as
-`eligible_items` makes the mask of a request. The vectors are those of benchmark_faiss_index.py
+`Exclusions.decide` makes the mask of a request. The vectors are those of benchmark_faiss_index.py
 (clustered), its index tuned to recall 0.99 without a mask; a filter keeps random items or whole
 clusters. Recall is of the best 100 against exact search over 32-bit vectors. One thread.
 """
@@ -24,10 +24,12 @@ from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index_recall import tune_effort
+from serving.arrangement.rules import RuleRows
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.masks import PackedMasks
 from serving.bundle.properties import NumberColumn, Properties, TextColumn
-from serving.filters import eligible_items
+from serving.exclusions import Exclusions
+from serving.live import LiveState
 from serving.schemas import Request
 from serving.surfaces import HOME
 from tests.benchmarks.harness import Row, command_line, write_results
@@ -46,7 +48,7 @@ FILTERS = {
 
 
 def made_up(num_rows: int) -> Any:
-    """Give what `eligible_items` reads of a bundle: a price, a brand and two categories an item."""
+    """Items with a price, a brand and two categories each, as a bundle's parts."""
     rng = np.random.default_rng(0)
     num_items = num_rows - 1
     catalogue = Catalogue.from_lists(
@@ -82,14 +84,15 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def costs_of_masks(num_rows: int) -> list[Row]:
-    """Time `eligible_items` with each filter, and without one."""
+    """Time `Exclusions.decide` with each filter, and without one."""
     bundle = made_up(num_rows)
     seen = np.arange(1, 51)
+    step = Exclusions(bundle=bundle, rule_rows=RuleRows(bundle), live=LiveState(bundle))
 
     def mask_of(filter_: dict[str, Any]) -> Callable[[], object]:
         request = Request.model_validate({"filter": filter_})
         query: Any = SimpleNamespace(request=request, item_row=0, seen=seen, surface=HOME)
-        return lambda: eligible_items(query, bundle)[0].count()
+        return lambda: step.decide(query).mask.count()
 
     bundle.catalogue.categories.with_any(["c1"])
     plain = milliseconds(mask_of({}), 50)

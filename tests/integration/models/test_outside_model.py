@@ -16,10 +16,10 @@ from recsys.models.outside import spec_at
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST
+from serving.explanation.served_list import explain_list
 from serving.online.store import RequestRecord
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
-from serving.why import explain_list
 from tests.recsys.testing.synthetic import World, markov_world
 
 ADDRESS = "tests.integration.models.successors:SPEC"

@@ -5,10 +5,13 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.top_k import NO_ROW, TopK
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import NO_ROW, TopK, no_items
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.retrieval import sources
@@ -19,11 +22,12 @@ from recsys.retrieval.sources import (
     PopularSource,
     ScoredSource,
     Source,
+    SourceQuery,
     WeightsSource,
     allowed_items,
     behaviour_vectors,
 )
-from tests.recsys.testing.tensors import assert_same_lists, rounding
+from tests.recsys.testing.tensors import as_lists, assert_same_lists, rounding
 
 NUM_ROWS, DIM = 400, 8
 
@@ -109,6 +113,49 @@ def test_lists_are_those_of_every_items_score(
         if name == "popular":
             # Counts are exact, so equal ones are in the order of rows.
             assert torch.equal(found.lists.item_rows, truth.lists.item_rows)
+
+
+def sources_of_one() -> dict[str, Source]:
+    """Every source, and each of those with a form of its own for one query once more with it."""
+    listed = {name: one for name, (_, one) in pairs().items()}
+    scored = {f"scored {name}": one for name, (one, _) in pairs().items()}
+    return {
+        **listed,
+        **scored,
+        "index by its own form": IndexedSource(
+            mean_vectors,
+            lambda: ExactIndex(ITEMS),
+            encode_one=lambda query: ITEMS[query.history_tensor].sum(0),
+        ),
+        "scores by their own form": ScoredSource(
+            score, score_one=lambda query: score(query.features)[0]
+        ),
+        "on a device": DeviceSource(ScoredSource(score), torch.device("cpu")),
+    }
+
+
+SOURCES = sources_of_one()
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SOURCES)),
+    lists=st.lists(st.lists(st.integers(1, NUM_ROWS - 1), max_size=25), min_size=1, max_size=6),
+    share=st.sampled_from([0.01, 0.5, 1.0]),
+    k=st.integers(1, 60),
+)
+def test_one_query_has_the_list_that_it_has_in_a_batch(
+    name: str, lists: list[list[int]], share: float, k: int
+) -> None:
+    queries = JaggedBatch({"history": Jagged.from_lists(lists)})
+    allowed = allowed_items(queries["history"], len(lists), NUM_ROWS)
+    allowed &= torch.rand(NUM_ROWS, generator=torch.Generator().manual_seed(k)) < share
+    batch = SOURCES[name](queries, allowed, k).lists
+    for place, history in enumerate(lists):
+        query = SourceQuery(history=np.array(history, np.int64))
+        found = SOURCES[name].one(query, ItemMask(allowed[place].numpy()), k)
+        own = no_items(1, k) if found is None else as_lists(found, k)
+        check_alike(own, TopK(*(part[place : place + 1] for part in batch)))
 
 
 def test_a_catalogue_that_grew_is_searched_by_what_the_index_knows() -> None:

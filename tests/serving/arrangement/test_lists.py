@@ -238,8 +238,8 @@ def test_a_request_brings_what_its_surface_needs(of, body, message):
 
 
 def test_why_not_names_the_rule_the_cap_and_the_surface(of, plain):
+    from serving.explanation.served_list import explain_list
     from serving.online.records import record_of
-    from serving.why import explain_list
 
     table = {
         "rules": [rule("gone", "hide", items=[plain[0]])],
@@ -279,7 +279,7 @@ def test_chances_of_a_list_that_was_drawn_are_its_propensities(of, name):
         made = recommender.make(Request(user_id="user-2", k=6), seed=seed)
         rows = [recommender.bundle.catalogue.row_of(one) for one in listed(made.reply)]
         found = recommender.arranger.chances_of(
-            rows, made.ranked, made.resolved, made.query, made.eligible
+            rows, made.ranked, made.resolved, made.query, made.eligible.mask
         )
         assert [one.chance for one in found] == list(made.arranged.propensities)
         for row, one in zip(rows, found, strict=True):
@@ -294,7 +294,7 @@ def test_a_surface_that_draws_nothing_shows_its_own_list_for_certain(of, surface
     rows = [recommender.bundle.catalogue.row_of(one) for one in listed(made.reply)]
 
     def chances(of_list):
-        parts = (made.ranked, made.resolved, made.query, made.eligible)
+        parts = (made.ranked, made.resolved, made.query, made.eligible.mask)
         return [one.chance for one in recommender.arranger.chances_of(of_list, *parts)]
 
     assert chances(rows) == [1, 1, 1, 1, 1]
@@ -311,7 +311,7 @@ def test_the_chances_of_another_policy_for_a_drawn_list_are_known(of):
     rows = [drawn.bundle.catalogue.row_of(one) for one in listed(made.reply)]
     other = calmer.make(Request(user_id="user-2", k=3), seed=4)
     found = calmer.arranger.chances_of(
-        rows, other.ranked, other.resolved, other.query, other.eligible
+        rows, other.ranked, other.resolved, other.query, other.eligible.mask
     )
     for slot, (logged, one) in enumerate(zip(made.arranged.propensities, found, strict=True)):
         number = len(other.ranked.item_rows) - slot

@@ -22,7 +22,6 @@ from serving.bundle.adapters import (
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import publish
 from serving.bundle.published import ADAPTER_MANIFEST
-from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from serving.settings import ServingOptions
@@ -50,7 +49,7 @@ def register(bundles_dir, domain, seed=1, *, base="two_tower", reading_only=Fals
 
 
 def loaded(bundles_dir):
-    return load_and_try(bundles_dir / "current", ServingOptions())
+    return Recommender.load(bundles_dir / "current", ServingOptions()).warm()
 
 
 def answers(recommender, domain):

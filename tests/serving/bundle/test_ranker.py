@@ -16,7 +16,6 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.ranker import CandidateRanker, reranked
 from serving.bundle.write import write_bundle
-from serving.filters import eligible_items
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -55,7 +54,7 @@ def candidates(recommender, user_id):
     """A user's candidates and query, from the sources that a request asks."""
     bundle = recommender.bundle
     query = hydrate(Request(user_id=user_id), bundle, HOME.as_evaluated(True))
-    eligible, _ = eligible_items(query, bundle)
+    eligible = recommender._exclusions.decide(query).mask
     builder = bundle.ranker.builder
     blend = builder.blend
     lists, _ = recommender._retrieve(
@@ -71,7 +70,7 @@ def whole_lists(recommender, query):
     bundle = recommender.bundle
     everything = ItemMask(torch.ones(bundle.num_item_rows, dtype=torch.bool).numpy())
     return {
-        name: source.candidates(query, everything, 20)
+        name: source.one(query, everything, 20)
         for name, source in recommender._sources.items()
         if name in bundle.blends["fast"].sources
     }

@@ -16,7 +16,6 @@ from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest
 from serving.bundle.semantic_ids import NewIds, SemanticIdParts
 from serving.bundle.write import write_bundle
-from serving.loading import load_and_try
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
@@ -402,9 +401,9 @@ def test_refused_ids_are_named_and_the_released_ones_load(bundles_dir, reseal):
     directory, _ = add_fresh(bundles_dir)
     rewritten(directory, reseal, version="f" * 64)
     with pytest.raises(ValueError, match="leads to semantic IDs with version"):
-        load_and_try(directory, ServingOptions())
+        Recommender.load(directory, ServingOptions()).warm()
     shutil.rmtree(directory)
     add_fresh(bundles_dir)
     publish(bundles_dir, "v1+1")
-    loaded = load_and_try(bundles_dir / "current", ServingOptions())
+    loaded = Recommender.load(bundles_dir / "current", ServingOptions()).warm()
     assert loaded.bundle.version == "v1+1"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from serving.configuration.file import configuration_of
 from serving.explanation.removal import LOST, MAX_JOINT, MAX_LATEST, MAX_STRONGEST
+from serving.explanation.served_list import explain_list
 from serving.explanation.words import BY_SOURCE, shared_of
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.why import explain_list
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SIZES = {

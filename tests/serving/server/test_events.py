@@ -85,7 +85,7 @@ def test_half_a_body_stores_nothing(client, trial):
 
 def _raw(body):
     from serving.client.calls import Call
-    from serving.web.replies import EventsReply
+    from serving.replies import EventsReply
 
     class Raw(Call):
         def request(self, client):

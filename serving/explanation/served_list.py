@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.cursor import read_cursor
 from serving.explanation.phrasing import Phraser
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
 from serving.explanation.words import SlotFacts, sentence_of, why_not_sentence
-from serving.filters import allowed_on
 from serving.online.store import RecentEvent, RequestRecord, Visitor
 from serving.query import NOTHING, Rows
 from serving.recommend import Made, Recommender
@@ -115,9 +113,9 @@ def _phrased(
 
 
 def visitor_of(logged: Mapping[str, Any]) -> Visitor:
-    """Give what was known of the visitor of a record."""
+    """Return the visitor of a record, as known when the list was made."""
     live = [RecentEvent(*event) for event in logged.get("live", ())]
-    return Visitor(live, logged.get("forgotten_ms"))
+    return Visitor(live, logged.get("forgotten_ms"), shown=logged.get("shown", ()))
 
 
 class _Replay:
@@ -171,9 +169,8 @@ class _Replay:
             detail = f"it was shown in slot {shown.index(item_id) + 1}"
             return WhyNot(item_id, "shown", detail, title)
         made = self.made(depth=MAX_K)
-        if not made.eligible.allows(np.array([row], np.int64))[0]:
-            code, detail = self._why_ineligible(made, row, item_id)
-            return WhyNot(item_id, code, detail, title)
+        if (excluded := made.eligible.why(row)) is not None:
+            return WhyNot(item_id, excluded.code, excluded.detail, title)
         places = {
             source: int(np.flatnonzero(found.item_rows == row)[0]) + 1
             for source, found in made.candidates.items()
@@ -181,43 +178,6 @@ class _Replay:
         }
         code, detail = self._why_behind(made, row, places)
         return WhyNot(item_id, code, detail, title, places or None)
-
-    def _why_ineligible(self, made: Made, row: int, item_id: str) -> tuple[WhyNotCode, str]:
-        request = made.query.request
-        if row in self.recommender.live.hidden:
-            return "hidden", "it is hidden on every surface"
-        if (rule := self._hiding(made, row)) is not None:
-            return "hidden", f"rule {rule!r} hides it on this surface"
-        if item_id in request.exclude or row == made.query.item_row:
-            return "excluded", "the request leaves it out"
-        if request.cursor is not None and item_id in read_cursor(request.cursor, 0).shown:
-            return "on_an_earlier_page", "a page before this one showed it"
-        if request.candidates is not None and item_id not in request.candidates:
-            return "not_a_candidate", "the request has other candidates"
-        if made.resolved.surface.exclude_seen and row in made.query.seen:
-            return "in_history", "the visitor has had it, and this surface shows what is new"
-        return self._why_filtered(made, row)
-
-    def _hiding(self, made: Made, row: int) -> str | None:
-        """Name a rule that hides an item."""
-        rule_rows, rows = self.recommender.arranger.rule_rows, np.array([row], np.int64)
-        for rule in made.resolved.rules:
-            if rule.kind == "hide" and rule_rows.holds_for(rule, rows)[0]:
-                return rule.name
-        return None
-
-    def _why_filtered(self, made: Made, row: int) -> tuple[WhyNotCode, str]:
-        request, surface = made.query.request, made.resolved.surface
-        if request.query is not None:
-            return "not_found", f"its title does not have the words {request.query!r}"
-        domain = request.context.domain if surface.domain == "restrict" else None
-        allowed = allowed_on(surface.filter, domain, self.recommender.bundle)
-        if allowed is not None and not allowed[row]:
-            limit = f"domain {domain!r}" if surface.filter is None else repr(surface.filter)
-            return "not_on_surface", f"surface {surface.name!r} shows only items of {limit}"
-        if surface.not_shown_within is not None:
-            return "filtered", "it was shown of late, or the request's filter leaves it out"
-        return "filtered", "the request's filter leaves it out"
 
     def _why_behind(
         self, made: Made, row: int, places: Mapping[str, int]
