@@ -7,7 +7,7 @@ from typing import get_args
 
 from recsys.models.ease import EaseConfig
 from recsys.models.ranker.config import Trunk
-from recsys.training.ranker_fit import RankerFitConfig
+from recsys.training.ranker_config import RankerFitConfig
 
 
 @dataclass(frozen=True, kw_only=True)

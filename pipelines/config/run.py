@@ -29,9 +29,8 @@ from pipelines.config.release import ReleaseConfig as ReleaseConfig
 from pipelines.config.tracking import TrackingConfig
 from pipelines.config.updates import UpdatesConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
-from recsys.fitting.blend import BlendConfig
 from recsys.models.content_similarity import ContentSimilarityConfig
-from recsys.models.generative.model import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
@@ -44,8 +43,8 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.text_search.tower import TextTowerConfig
 from recsys.models.two_tower import TwoTowerConfig
 from recsys.replay.steps import ReplayConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.training.code_distillation import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
 

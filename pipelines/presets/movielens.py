@@ -18,7 +18,7 @@ from pipelines.config.run import (
     TwoTowerTrainingConfig,
 )
 from pipelines.presets.shop import shop
-from recsys.models.generative.model import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,9 +27,10 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.choices import queries_found
+from recsys.retrieval.blend.config import BlendConfig, LearnedBlendConfig
 from recsys.retrieval.blend.demand import demand_before
 from recsys.retrieval.blend.filling import FILL
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists, fitted_blend
 from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_rows, rank_by_all
@@ -57,34 +58,6 @@ def known_demand(inputs: ModelInputs, split: FitSplit) -> Tensor | None:
     """
     ends = inputs.sequences.visible_end(split)
     return demand_before(inputs.sequences, ends, inputs.sizes.num_item_rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendConfig(LearnedBlendConfig):
-    """How the lists of all sources become the one that is served.
-
-    Each source gives as many items as for the surface ``home``; ``item_bounds`` group items by
-    their number of events.
-    """
-
-    enabled: bool = True
-    """Whether weights are learned on validation; else the surface's weights serve."""
-    recent_demand: bool = True
-    """Whether weights may also read how much each item was wanted, lately and ever, where events
-    have times; they do where that is better on validation by more than noise."""
-    min_found: int = 20
-    """Validation users with their item in any list, in each half, below which none are learned."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_found < 1:
-            raise ValueError(f"min_found must be >= 1, got {self.min_found}")
-
-    def learned(self) -> LearnedBlendConfig:
-        """Return what the weights are fitted with."""
-        return LearnedBlendConfig(
-            **{part.name: getattr(self, part.name) for part in fields(LearnedBlendConfig)}
-        )
 
 
 def fold_of_users(num_user_rows: int, seed: int) -> Tensor:

@@ -20,7 +20,7 @@ from recsys.fitting.sequence import num_windows
 from recsys.fitting.spec import Data, ModelSpec, Start
 from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
 from recsys.models import names
-from recsys.models.generative.config import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import FeatureSizes
 from recsys.models.outside import Over
@@ -28,7 +28,7 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.generated import generated_source
 from recsys.retrieval.sources import Source
 from recsys.semantic_ids.codes import ItemCodes
-from recsys.training.code_distillation import CodeTeacher, TeachingConfig, with_dropped_events
+from recsys.training.code_distillation import CodeTeacher, with_dropped_events
 from recsys.training.passes import TrainingConfig
 
 

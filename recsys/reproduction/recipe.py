@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
-from recsys.fitting.blend import BlendConfig
 from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarityConfig
-from recsys.models.generative.config import GenerativeConfig
+from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.item_to_item import ItemToItemConfig
 from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.item_weights.item_knn import ItemKnnConfig
@@ -26,7 +25,7 @@ from recsys.models.names import BY_NAME, ENSEMBLE, MODELS, SEQUENCE, SLOW_MODELS
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.two_tower import TwoTowerConfig
-from recsys.training.code_distillation import TeachingConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.passes import TrainingConfig
 
 Config = TypeVar("Config")

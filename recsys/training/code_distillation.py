@@ -13,44 +13,18 @@ most items behind a first code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.models.generative.config import TeachingConfig
 from recsys.models.generative.loss import Positions, TaughtCodes
 from recsys.models.sequence.model import SequenceModel, seen_before
 
 LEFT_OUT = -1e4
 """Score of an item that no list may hold. Finite, because 0 times the logarithm of 0 gives NaN."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeachingConfig:
-    """How much a generative model learns from a sequence model, and on what.
-
-    Raises:
-        ValueError: If a number is out of its range.
-    """
-
-    share: float = 0.0
-    """Share of a position's target that the teacher says, the rest is the label; 0 is no teacher.
-    The first event of a sequence, which follows on nothing, is all label."""
-    temperature: float = 1.0
-    """Divides the teacher's scores; above 1, unlikely items count more."""
-    dropped_events: float = 0.0
-    """Sequences lose events at random, each its own share of at most this, so that the teacher
-    speaks of histories that nobody has."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ValueError(f"share must be in [0, 1], got {self.share}")
-        if not 0 <= self.dropped_events < 1:
-            raise ValueError(f"dropped_events must be in [0, 1), got {self.dropped_events}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
 
 
 class CodeTeacher:

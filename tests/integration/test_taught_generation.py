@@ -14,9 +14,9 @@ from pipelines.config.run import GenerativeTrainingConfig, SequenceTrainingConfi
 from pipelines.inputs.tensors import load_catalogue
 from pipelines.presets.shop import shop as shop_preset
 from pipelines.semantic_ids.artefact import read_item_codes
-from recsys.models.generative.model import GenerativeConfig, GenerativeModel
+from recsys.models.generative.config import GenerativeConfig, TeachingConfig
+from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
-from recsys.training.code_distillation import TeachingConfig
 
 Recsys = Callable[..., Result]
 READ = (

@@ -41,9 +41,10 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower, TwoTowerConfig
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.history_features import HistoryFeatures
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES as LIST_FEATURES
 from recsys.retrieval.faiss_index import build_index
 from recsys.semantic_ids.codes import SemanticIds

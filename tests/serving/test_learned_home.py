@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.beam_search import BeamSearch
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.config import LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 from recsys.retrieval.blend.source_lists import blended_lists
 from recsys.retrieval.generated import GeneratedSource

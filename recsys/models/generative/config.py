@@ -152,3 +152,29 @@ class GenerativeInputs(ItemSizes):
                 f"item row {row} has codes {codes[row].tolist()}; each must be in "
                 f"[0, {self.level_sizes}), or all -1 where the item has no ID"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachingConfig:
+    """How much a generative model learns from a sequence model, and on what.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    share: float = 0.0
+    """Share of a position's target that the teacher says, the rest is the label; 0 is no teacher.
+    The first event of a sequence, which follows on nothing, is all label."""
+    temperature: float = 1.0
+    """Divides the teacher's scores; above 1, unlikely items count more."""
+    dropped_events: float = 0.0
+    """Sequences lose events at random, each its own share of at most this, so that the teacher
+    speaks of histories that nobody has."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share must be in [0, 1], got {self.share}")
+        if not 0 <= self.dropped_events < 1:
+            raise ValueError(f"dropped_events must be in [0, 1), got {self.dropped_events}")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")

@@ -37,6 +37,7 @@ from recsys.retrieval.blend.choices import (
     kinds_of_rows,
     queries_found,
 )
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import (
     DEMAND,
     DemandOfChoices,
@@ -52,49 +53,6 @@ from recsys.retrieval.blend.source_features import (
     lead_scales,
     merge_lists,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnedBlendConfig:
-    """How the weights are fitted."""
-
-    history_bounds: tuple[int, ...] = ()
-    """Kinds of users, by the length of their history: below the first bound, from it to below the
-    second, ..., from the last on. None: one kind."""
-    item_bounds: tuple[float, ...] = ()
-    """Items likewise, by one number each, such as their age in days or their popularity."""
-    shrinkage_queries: float = 1000.0
-    """Each kind's own weights count as if that many queries had spoken for the weights of all."""
-    l2: float = 1.0
-    """Pulls the weights of all towards 0; worth a few queries."""
-    non_negative: bool = True
-    """Whether being in one more list can never harm an item."""
-    max_queries: int = 20_000
-    """Queries fitted on, evenly spaced; fewer where there are kinds of items."""
-    max_candidates: int = 128
-    """Candidates fitted on per query: the best half by rank, and an even sample of the rest that
-    stands for all of it."""
-    new_item_odds: float = 1.0
-    """How many times as often as learned an item is taken to be chosen that the sources met no
-    event of: what a shop gives its new items, at the others' cost. Applied where lists are merged
-    with counts of events (source_lists.py), not where weights are fitted."""
-
-    def __post_init__(self) -> None:
-        for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):
-            if list(bounds) != sorted(set(bounds)):
-                raise ValueError(f"{name}_bounds must rise, got {bounds}")
-        if not (self.shrinkage_queries >= 0 and 0 < self.l2 < float("inf")):
-            raise ValueError(
-                f"shrinkage_queries must be >= 0 and l2 > 0 and finite, got "
-                f"{self.shrinkage_queries} and {self.l2}"
-            )
-        if not 0 < self.new_item_odds < float("inf"):
-            raise ValueError(f"new_item_odds must be > 0 and finite, got {self.new_item_odds}")
-        if self.max_queries < 1 or self.max_candidates < 2:
-            raise ValueError(
-                f"max_queries must be >= 1 and max_candidates >= 2, got {self.max_queries} and "
-                f"{self.max_candidates}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

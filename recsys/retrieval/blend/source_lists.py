@@ -15,8 +15,9 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.fusion import Blended
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 
 
 def fitted_blend(

@@ -26,7 +26,7 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.baselines import fit_item_to_item, fit_popularity
-from recsys.fitting.blend import BlendConfig, ProfileBlend, SourceLists, learned_blend
+from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.item_weights import fit_ease
 from recsys.fitting.queries import EvaluationQueries, Ranked, RetrievalSettings, rank_queries
@@ -38,6 +38,7 @@ from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.names import source_name
 from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.passes import TrainingConfig
 from tests.benchmarks.evaluation.rank_pairs import Rows, rank_table, write_pairs

@@ -39,7 +39,8 @@ from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.training.loop import train
 from recsys.training.optim import ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
-from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss
+from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.ranker_fit import fit_line, ranker_loss
 from recsys.training.ranking_examples import (
     Outcomes,
     RankingExamples,

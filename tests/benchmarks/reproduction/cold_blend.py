@@ -29,7 +29,7 @@ from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.queries import EvaluationQueries, Ranked
 from recsys.models.names import source_name
 from recsys.reproduction.fit import Experiment
-from recsys.retrieval.blend.learned import LearnedBlendConfig
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.sources import joined_lists
 
 Key = tuple[str, str]

@@ -27,7 +27,8 @@ from recsys.models.ranker.model import Ranker
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentTracker, Tracker
-from recsys.training.ranker_fit import RankerFitConfig, ranker_loss, scores_of
+from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.ranker_fit import ranker_loss, scores_of
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.benchmark_moe import (

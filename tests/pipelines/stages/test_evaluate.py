@@ -11,8 +11,9 @@ from recsys.data.dataset import Sequences
 from recsys.fitting.blend import ProfileBlend, known_demand
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 
 NOW = 1_700_000_000

@@ -17,7 +17,6 @@ from recsys.fitting import blend as fitting
 from recsys.fitting.blend import (
     FUSION,
     LEARNED,
-    BlendConfig,
     FittedBlend,
     ProfileBlend,
     SourceLists,
@@ -25,6 +24,7 @@ from recsys.fitting.blend import (
     fusion_of,
     single_of,
 )
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.surfaces import HOME

@@ -5,7 +5,6 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.fitting.blend import BlendConfig
 from recsys.fitting.queries import RetrievalSettings
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.ease import EaseWeightsConfig
@@ -13,6 +12,7 @@ from recsys.models.sequence.config import SequenceConfig
 from recsys.replay.steps import SECONDS_PER_DAY
 from recsys.reproduction.prepared import Prepared
 from recsys.reproduction.recipe import Recipe
+from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 

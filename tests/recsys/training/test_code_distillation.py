@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.loss import Positions, TaughtCodes
-from recsys.models.generative.model import GenerativeConfig, GenerativeInputs, GenerativeModel
+from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
@@ -18,7 +19,6 @@ from recsys.semantic_ids.trie import Trie
 from recsys.training.code_distillation import (
     LEFT_OUT,
     CodeTeacher,
-    TeachingConfig,
     scores_after_events,
     with_dropped_events,
 )

@@ -12,7 +12,8 @@ from recsys.models.ranker.model import Ranker
 from recsys.training import expert_balance
 from recsys.training.expert_balance import item_router, served_items, settling
 from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
+from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranking_examples import RankingExamples
 
 NUM_ITEMS, NUM_QUERIES, LENGTH = 200, 80, 60

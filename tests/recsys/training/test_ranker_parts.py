@@ -9,7 +9,8 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_fit import RankerFitConfig, ranker_loss
+from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 from recsys.training.ranks import ALONE, OneRank
 from recsys.training.shown_lists import shown_losses

@@ -14,7 +14,8 @@ from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.expert_balance import settling
-from recsys.training.ranker_fit import RankerFitConfig, StepLosses, fixed_loss, has_one_shape
+from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 
 NUM_ITEMS, NUM_QUERIES, LENGTH, MAX_HISTORY = 30, 40, 12, 5

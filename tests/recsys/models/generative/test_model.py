@@ -19,7 +19,8 @@ from recsys.data.order import BatchOrder
 from recsys.data.top_k import TopK, top_k_of_scores
 from recsys.data.windows import training_windows, window_batch
 from recsys.layers.codes.decode_step import Beams
-from recsys.models.generative.model import GenerativeConfig, GenerativeInputs, GenerativeModel
+from recsys.models.generative.config import GenerativeConfig
+from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie

@@ -14,7 +14,8 @@ from recsys.models.ranker.config import (
 )
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.ranker_fit import RankerFitConfig, fit_line, ranker_loss, scores_of
+from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.ranker_fit import fit_line, ranker_loss, scores_of
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 
 pytestmark = pytest.mark.numerics

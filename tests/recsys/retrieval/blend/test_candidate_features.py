@@ -12,8 +12,9 @@ from recsys.data.top_k import TopK
 from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 
 pytestmark = pytest.mark.numerics

@@ -11,8 +11,9 @@ from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
+from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.history_features import HistoryFeatures
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
 
 NUM_ITEM_ROWS = 120

@@ -13,7 +13,8 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
-from recsys.fitting.blend import BlendConfig, SourceLists, fit_blend
+from recsys.fitting.blend import SourceLists, fit_blend
+from recsys.retrieval.blend.config import BlendConfig, LearnedBlendConfig
 from recsys.retrieval.blend.demand import (
     DAY,
     DEMAND,
@@ -23,7 +24,7 @@ from recsys.retrieval.blend.demand import (
     history_parts,
     item_demand,
 )
-from recsys.retrieval.blend.learned import LearnedBlend, LearnedBlendConfig
+from recsys.retrieval.blend.learned import LearnedBlend
 
 NUM_ITEMS, NUM_QUERIES = 12, 400
 NOW = 1_700_000_000
