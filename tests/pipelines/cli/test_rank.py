@@ -48,20 +48,15 @@ class Kept(RunLog):
     def tags(self, values: object) -> None:
         self.found.append(values)
 
-    def artifact(self, path: Path, folder: str = "") -> None:
-        self.found.append((path, folder))
-
 
 def test_what_a_rank_logs_reaches_the_run(tmp_path: Path) -> None:
     log, kept = LogFile(tmp_path / "logged.jsonl"), Kept()
     log.log(7, loss=0.25)
     log.metrics({"test/ndcg@10": 0.1})
     log.tags({"served": "yes"})
-    log.artifact(tmp_path / "curve.jsonl", "curves")
     passed_on(tmp_path / "logged.jsonl", 0, kept)
     assert kept.found == [
         (7, {"loss": 0.25}),
         {"test/ndcg@10": 0.1},
         {"served": "yes"},
-        (tmp_path / "curve.jsonl", "curves"),
     ]
