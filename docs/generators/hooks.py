@@ -20,13 +20,7 @@ from docs.generators.http import http_page
 from docs.generators.navigation import filled
 from docs.generators.pictures import data_flow, request_path, stage_graph
 from docs.generators.python import python_page
-from docs.generators.results import (
-    accuracy_page,
-    commands_page,
-    missed_page,
-    results_index,
-    speed_page,
-)
+from docs.generators.results import commands_page, missed_page, results_index
 from docs.generators.stages import stage_facts, stages_page
 
 MAKERS = dict(
@@ -39,8 +33,6 @@ MAKERS = dict(
             http_page,
             python_page,
             missed_page,
-            accuracy_page,
-            speed_page,
             commands_page,
             stages_page,
             data_flow,
@@ -50,7 +42,6 @@ MAKERS = dict(
         strict=True,
     )
 )
-FROM_README = ("results/accuracy.md", "results/speed.md")
 RESULTS = {"results/index.md": results_index}
 BOOSTS = {
     "faq": 2.0,
@@ -80,11 +71,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     ORIGINS.clear()
     waiting = [repository.ROOT / "CHANGELOG.md", repository.ROOT / "CONTRIBUTING.md"]
     for uri, make in MAKERS.items():
-        text = make()
-        files.append(File.generated(config, uri, content=text))
-        if uri in FROM_README:
-            ORIGINS[uri] = repository.ROOT / "README.md"
-            waiting += repository.linked_paths(text, ORIGINS[uri])
+        files.append(File.generated(config, uri, content=make()))
     waiting += sorted(repository.RESULTS.rglob("*.md"))
     for file in files.documentation_pages():
         origin = repository.DOCS / file.src_uri

@@ -23,8 +23,6 @@ GENERATED = (
     "reference/http.md",
     "reference/python.md",
     "results/missed.md",
-    "results/accuracy.md",
-    "results/speed.md",
     "results/commands.md",
     "stages/index.md",
     "pictures/data-flow.svg",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from docs.generators.repository import RESULTS, ROOT
+from docs.generators.repository import RESULTS
 from docs.generators.text import prose, table
 
 MISSED_HEAD = """# Goals that were not reached
@@ -15,11 +15,6 @@ the [results](index.md); each links to its page, which says how it was measured.
 
 """
 
-
-SPEED_MORE = """
-Requests a second of a server: [sizing](docs/operations.md#sizing). Every measurement, with its peer
-and its goal: [results](tests/benchmarks/results/README.md).
-"""
 COMMANDS_HEAD = """# By command
 
 `python -m tests.benchmarks.reproduction` runs the tables of accuracy, `recsys backtest` the replay
@@ -36,27 +31,6 @@ def results_index() -> str:
     head, rest = text.split("\n## ", 1)
     missed = "[Goals that were not reached](missed.md) are listed on a page of their own."
     return f"{head}\n{missed}\n\n## {rest}"
-
-
-def readme_sections() -> dict[str, str]:
-    """Cut README at its headings; what stands before the first one has the name ""."""
-    text = "\n" + (ROOT / "README.md").read_text(encoding="utf-8")
-    parts = [part.partition("\n") for part in text.split("\n## ")]
-    return {"" if not place else title: body for place, (title, _, body) in enumerate(parts)}
-
-
-def accuracy_page() -> str:
-    """Show the tables of accuracy as README has them, behind its first paragraph."""
-    _, _, tables = readme_sections()[""].strip().partition("\n\n")[2].partition("\n\n")
-    return f"# Accuracy\n\n{tables}\n"
-
-
-def speed_page() -> str:
-    """Show the table of sizes and times as README has it."""
-    title = "Past one machine"
-    if title not in (found := readme_sections()):
-        raise ValueError(f"README.md has no section {title!r} to show as the page of speed")
-    return f"# Speed and size\n{found[title]}\n{SPEED_MORE}"
 
 
 def commands_page() -> str:
