@@ -131,11 +131,11 @@ def reaching(address: str) -> Iterator[None]:
         raise UnreachableError(f"{address} cannot be reached: {words}") from error
 
 
-def send(bundles: Path, version: str, address: str, beside: Sequence[str] = ()) -> None:
+def send(bundles: Path, version: str, address: str, more: Sequence[str] = ()) -> None:
     """Copy a bundle, and what it was appended to, to another folder of bundles.
 
     Args:
-        beside: Other files below the folder, which never change.
+        more: Other files below the folder, which never change.
 
     Raises:
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
@@ -147,7 +147,7 @@ def send(bundles: Path, version: str, address: str, beside: Sequence[str] = ()) 
         place = Place(address)
         for link in chain_of(bundle_directory(bundles, version)):
             _send_one(place, link.directory, link.manifest, link.digest)
-        for name in beside:
+        for name in more:
             folder, _, file = name.rpartition("/")
             if place.sizes(folder).get(file) != (bundles / name).stat().st_size:
                 place.copy_in(bundles / name, name)
