@@ -88,3 +88,17 @@ def check_distinct(path: Path, table: StringTable) -> None:
             f"{path} holds {table[row]!r} a second time at row {row}; ids must be distinct and not "
             "empty, build the vocabulary again"
         )
+
+
+def check_rows(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Hold the shape of a part against the rest of the bundle.
+
+    Raises:
+        ValueError: Names the part and both shapes.
+    """
+    if found != expected:
+        raise ValueError(
+            f"{path} is {' x '.join(map(str, found))}, the rest of the bundle needs "
+            f"{' x '.join(map(str, expected))}; its parts come from different runs, release the "
+            "bundle again"
+        )

@@ -17,14 +17,17 @@ Axes: N item rows, F width of content embeddings.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, Protocol, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from recsys.data.finite import all_finite
 from recsys.models import names
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
@@ -34,9 +37,8 @@ from recsys.models.outside import Over, spec_at
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.semantic_ids.trie import Trie
-from serving.bundle.arrays import reading
+from serving.bundle.arrays import check_rows, reading
 from serving.bundle.manifest import BundleManifest, Profile
-from serving.bundle.model_files import check_inputs, check_rows, encode_items
 from serving.bundle.semantic_ids import ItemSemanticIds
 
 CONTENT_SIMILARITY, SEQUENCE, ENSEMBLE, GENERATIVE = (
@@ -44,6 +46,47 @@ CONTENT_SIMILARITY, SEQUENCE, ENSEMBLE, GENERATIVE = (
 )
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
 """Folder of the blend of each profile."""
+
+
+class EncodesItems(Protocol):
+    """A model with item vectors that it computes once and keeps."""
+
+    def all_item_inputs(self) -> Tensor: ...
+
+
+def encode_items(model: EncodesItems) -> None:
+    """Compute a model's item vectors, so that requests in many threads only read them.
+
+    Raises:
+        ValueError: One is not finite.
+    """
+    if not all_finite(model.all_item_inputs()):
+        raise ValueError("its item vectors are not finite; train and release it again")
+
+
+def check_inputs(
+    path: Path, manifest: BundleManifest, content_dim: int, more: Mapping[str, object]
+) -> None:
+    """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
+
+    Raises:
+        ValueError: Names the input and both values.
+    """
+    with reading(path):
+        inputs = json.loads(path.read_text())["inputs"]
+        expected: dict[str, object] = {
+            "num_item_rows": manifest.dimensions.num_item_rows,
+            "content_dim": content_dim,
+            **more,
+        }
+        if inputs["num_categories"]:
+            expected["num_categories"] = manifest.dimensions.num_category_rows
+        for name, value in expected.items():
+            if inputs[name] != value:
+                raise ValueError(
+                    f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
+                    "its parts come from different runs, release the bundle again"
+                )
 
 
 def load_item_weights(

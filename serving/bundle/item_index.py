@@ -26,10 +26,9 @@ from recsys.models.sequence.one import OneHistory
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_recall import tuned_index
-from serving.bundle.arrays import reading
+from serving.bundle.arrays import check_rows, reading
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.manifest import BundleManifest
-from serving.bundle.model_files import check_rows
 from serving.bundle.users import Users
 
 FOLDER = "index"

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from recsys.data.batch import Jagged
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.text_search.search import TextSearch
-from serving.bundle.arrays import load_array, reading
+from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta
 from serving.bundle.manifest import BundleManifest
-from serving.bundle.model_files import check_rows
 
 Vectors = NDArray[np.float32]
 CONTENT = Path("content") / "content.npy"

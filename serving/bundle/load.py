@@ -27,7 +27,7 @@ from recsys.retrieval.blend.demand import item_demand
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.semantic_ids.trie import Trie
-from serving.bundle.arrays import reading
+from serving.bundle.arrays import check_rows, reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta, Link, chain_of, semantic_ids_of
 from serving.bundle.history_models import (
@@ -45,7 +45,6 @@ from serving.bundle.item_index import compared, grown_item_indexes, load_item_in
 from serving.bundle.items import grown_items, grown_text_search, load_items, load_text_search
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.masks import PackedMasks
-from serving.bundle.model_files import check_rows
 from serving.bundle.properties import NO_PROPERTIES, Properties, load_properties
 from serving.bundle.published import permitted
 from serving.bundle.ranker import LoadedRanker, load_ranker

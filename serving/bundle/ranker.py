@@ -38,9 +38,9 @@ from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne
 from recsys.retrieval.blend.source_lists import blended_lists
-from serving.bundle.arrays import reading
+from serving.bundle.arrays import check_rows, reading
+from serving.bundle.history_models import check_inputs, encode_items
 from serving.bundle.manifest import BundleManifest, Profile
-from serving.bundle.model_files import check_inputs, check_rows, encode_items
 
 RANKER = "ranker"
 PROFILE: Profile = "fast"

@@ -23,10 +23,10 @@ from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.index_file import meta_path
-from serving.bundle.arrays import load_array, reading
+from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.delta import Delta
+from serving.bundle.history_models import check_inputs, encode_items
 from serving.bundle.manifest import BundleManifest
-from serving.bundle.model_files import check_inputs, check_rows, encode_items
 
 Vectors = NDArray[np.float32]
 INDEX_FILE = Path("index") / "items.faiss"

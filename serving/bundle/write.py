@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,6 @@ from serving.bundle.manifest import (
     bundle_directory,
     seal,
 )
-from serving.bundle.model_files import copy_model
 from serving.bundle.properties import NO_PROPERTIES, Properties
 from serving.bundle.ranker import RANKER
 from serving.bundle.retriever import TwoTowerParts, write_two_tower
@@ -190,3 +190,13 @@ def _dimensions(parts: BundleParts) -> Dimensions:
         num_events=len(parts.users.item_rows),
         embedding_dim=0 if two_tower is None else two_tower.item_vectors.shape[1],
     )
+
+
+def copy_model(source: Path, target: Path) -> None:
+    """Copy the regular files of a model's directory."""
+    if not source.is_dir():
+        raise ValueError(f"{source} is not the directory of a saved model; run its stage first")
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_file():
+            shutil.copyfile(path, target / path.name)
