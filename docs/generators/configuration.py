@@ -8,15 +8,17 @@ import inspect
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from docs.generators.text import code, entries, prose
-from pipelines.config.run import RunConfig
+from pipelines.config.removed import REMOVED_KEYS
+from pipelines.config.run import SHARED, TRAININGS, RunConfig, SharedTraining
 from pipelines.config.toml import dataclasses_in, is_mapping
 from pipelines.presets import PRESETS
+from recsys.training.passes import TrainingConfig
 from serving.settings import PREFIX, Settings
 
 HEAD = """# Configuration of a run
@@ -28,6 +30,17 @@ its resolved configuration beside its output. A preset's own values win over the
 `recsys run --config shop.toml --dry-run` shows what would run.
 
 """
+FIRST = """preset workspace device auto.budget
+data.events data.items data.columns data.item_columns data.partitions data.online_events
+data.time_format data.time_zone
+filters.event_types filters.min_value filters.shown_types
+features.user_columns features.catalogue_only_items
+content.encoder content.columns content.endpoint.base_url
+evaluation.exclude_history blend.new_item_odds ranker_training.enabled ranker.task_values
+release.when_undecided release.max_loss release.compared_by release.promote
+updates.policy updates.full_every_days
+"""
+"""The keys that a shop meets first."""
 SETTINGS_HEAD = """# Settings of a server
 
 `recsys serve` reads these environment variables; its options, where it has one for a setting, win.
@@ -88,11 +101,33 @@ def default_of(field: dataclasses.Field[Any]) -> str:
     return code("{}" if value == {} else str(value))
 
 
+def is_shared(field: dataclasses.Field[Any], shared: Collection[str]) -> bool:
+    """Say whether a training's key is the shared one, with the shared default."""
+    known = {one.name: one for one in dataclasses.fields(TrainingConfig)}
+    return field.name in shared and default_of(field) == default_of(known[field.name])
+
+
+def first_keys() -> str:
+    """List the keys that a shop meets first."""
+    rows = []
+    for key in FIRST.split():
+        kind, text = RunConfig, "Whole configuration below yours."
+        for part in key.split("."):
+            text = docstrings_of(kind).get(part, text)
+            hint = typing.get_type_hints(kind).get(part, str)
+            kind = next(dataclasses_in(hint), kind)
+        rows.append((key, type_of(hint), "", prose(text)))
+    return "## Keys to know first\n\n" + entries(rows)
+
+
 def sections(kind: type, name: str) -> Iterator[str]:
     """List the keys of one dataclass, then those of the dataclasses in its fields."""
     hints = typing.get_type_hints(kind)
     rows, inner = [], []
+    shared = {one.name for one in dataclasses.fields(TrainingConfig)} if name in TRAININGS else ()
     for field in dataclasses.fields(kind):
+        if f"{name}.{field.name}" in REMOVED_KEYS or is_shared(field, shared):
+            continue
         within = list(dataclasses_in(hints[field.name]))
         if within:
             middle = ".NAME" if is_mapping(hints[field.name]) else ""
@@ -115,7 +150,8 @@ def sections(kind: type, name: str) -> Iterator[str]:
 
 def configuration_page() -> str:
     """Write every key of a run's TOML file."""
-    return HEAD + "\n".join(sections(RunConfig, ""))
+    shared = sections(typing.get_type_hints(SharedTraining)[SHARED], SHARED)
+    return HEAD + "\n".join([first_keys(), *sections(RunConfig, ""), *shared])
 
 
 def settings_page() -> str:

@@ -15,6 +15,67 @@ RENAMED_KEYS: Mapping[str, str] = {
     "training": "two_tower_training",
 }
 """Old and new name of a key or a section, in the order in which they are renamed."""
+FIXED_KEYS: Mapping[str, str] = {
+    "torchrun": "device_memory host_memory batch_size",
+    "filters": "earliest_year",
+    "enrichment": (
+        "max_reply_tokens max_attempts max_text_chars sample_temperature agreement "
+        "max_unreachable batch_size"
+    ),
+    "enrichment.endpoint": "first_wait_seconds temperature",
+    "content": "word_weight",
+    "content.endpoint": "first_wait_seconds temperature token_limit_field max_text_chars",
+    "semantic_ids": "contrastive_weight resolution balanced",
+    "ease": "num_weights choice_items max_events max_history",
+    "item_knn": "max_events",
+    "repeats": "max_history",
+    "next_basket": "max_basket max_history num_neighbours",
+    "content_similarity": "max_history whitening",
+    "two_tower": "id_init_scale num_heads",
+    "sequence": "position_buckets id_init_scale max_scores",
+    "generative": "position_buckets first_weight id_init_scale dense_label_smoothing max_scores",
+    "generative_training.teaching": "temperature",
+    "blend": "shrinkage_queries non_negative max_candidates",
+    "search": "num_buckets temperature batch_size learning_rate",
+    "ranker": (
+        "cross_rank bias_rate dense_steps router_loss_weight router_certainty "
+        "router_evenness id_init_scale task_weighting task_weights routed_by "
+        "num_shared_experts"
+    ),
+    "ranker_training": "task_share shown_share line_l2 line_queries",
+    "ranker_training.linear": "l2 max_items",
+    "adapter": "alpha centred targets",
+    "index": (
+        "hnsw_neighbors hnsw_build_effort ivf_lists_per_sqrt_row masked_exact_max_rows "
+        "build_threads seed"
+    ),
+    "evaluation": "max_scores category_slices listed",
+    "release": "max_queried max_compared",
+    "release.gate": (
+        "max_calibration_ratio min_code_use_of_champion max_norm_ratio min_expert_load "
+        "min_novelty min_category_spread max_moved_times max_copied_events list_length "
+        "min_index_agreement max_calibration_error min_code_use"
+    ),
+    "monitoring": "past_days min_past history_days",
+    "ray": "cpus_per_rank",
+}
+"""Parameters of the library that are no keys: no preset, example or record has another value."""
+FIXED_IN_TRAININGS = (
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.eps",
+    "optimizer.decay_embeddings",
+    "schedule.warmup_steps",
+    "schedule.decay_steps",
+)
+TRAININGS = (
+    "shared_training",
+    "two_tower_training",
+    "sequence_training",
+    "generative_training",
+    "ranker_training",
+    "adapter",
+)
 REMOVED_KEYS: Mapping[str, str] = {
     "sequence.block = gated_delta": "use sparse, which is better on long and short histories",
     "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
@@ -27,6 +88,13 @@ REMOVED_KEYS: Mapping[str, str] = {
     "tracking.fetch_seconds": "leave it out: a fetch that was cut off is continued",
     "tracking.live_seconds": "leave it out: a run is sent when it is done",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
+    **dict.fromkeys(
+        [
+            *(f"{name}.{key}" for name, keys in FIXED_KEYS.items() for key in keys.split()),
+            *(f"{name}.{key}" for name in TRAININGS for key in FIXED_IN_TRAININGS),
+        ],
+        "leave it out: its default holds for every run",
+    ),
 }
 """What to do instead, by key; a single value that was removed is listed as ``key = value``."""
 

@@ -24,7 +24,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
-from pipelines.config.removed import removal
+from pipelines.config.removed import REMOVED_KEYS, removal
 
 Table = dict[str, Any]
 Config = TypeVar("Config")
@@ -84,7 +84,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
     return merged
 
 
-def set_value(table: Table, key: str) -> Any:
+def set_value(table: Mapping[str, Any], key: str) -> Any:
     """Look a dotted key up; None where it is not set."""
     found: Any = table
     for part in key.split("."):
@@ -126,6 +126,8 @@ def is_mapping(annotation: Any) -> bool:
 def keys_of(kind: type, prefix: str = "") -> Iterator[str]:
     """List every dotted key that a dataclass and those inside it have."""
     for name, annotation in typing.get_type_hints(kind).items():
+        if prefix + name in REMOVED_KEYS:
+            continue
         yield prefix + name
         middle = "<name>." if is_mapping(annotation) else ""
         for inner in dataclasses_in(annotation):

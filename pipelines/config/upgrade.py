@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS
+from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS, removal
 from pipelines.config.toml import Table, merge, nested, set_value, without_keys
 
 Path = tuple[str, ...]
@@ -45,6 +45,17 @@ def upgraded(table: Mapping[str, Any]) -> Upgraded:
             found = without_keys(found, [key])
             changes.append(f"{key} removed: {instead}")
     return Upgraded(found, changes)
+
+
+def refuse_old_keys(table: Mapping[str, Any], source: str) -> None:
+    """Refuse settings under a name that was renamed or removed.
+
+    Raises:
+        ValueError: Names each such key and what to write instead.
+    """
+    old = (key for key in (*RENAMED_KEYS, *REMOVED_KEYS) if set_value(table, key) is not None)
+    if complaints := [f"{source}: {removal(key)}" for key in old]:
+        raise ValueError("\n".join(complaints))
 
 
 def upgrade_text(text: str, source: str) -> tuple[str, list[str]]:

@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain, to_toml
+from pipelines.config.toml import plain, to_toml, without_keys
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.engine.launch import called, engine_of
 from pipelines.engine.memory import returning_memory
@@ -270,7 +271,9 @@ def run_stages(
     workspace = Workspace(config.workspace)
     outcomes = []
     with workspace.shared_lock() if side_by_side else workspace.lock():
-        write_durably(workspace.path / "config.toml", to_toml(plain(config)))
+        write_durably(
+            workspace.path / "config.toml", to_toml(without_keys(plain(config), [*REMOVED_KEYS]))
+        )
         for stage in stages:
             started(stage)
             reads = stage.inputs_of(config)

@@ -21,7 +21,7 @@ from pipelines.config.toml import (
     validate,
     without_keys,
 )
-from pipelines.config.upgrade import upgraded
+from pipelines.config.upgrade import refuse_old_keys, upgraded
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.workspace import check_writable
@@ -136,6 +136,8 @@ class ConfigSources:
         """The values of the file and, over them, of the command; over any preset."""
         place = {"workspace": str(self.workspace)} if self.workspace else {}
         parts = [self.file, *map(parse_assignment, self.assignments), self.values, place]
+        for part in parts:
+            refuse_old_keys(part, self.name)
         spread = (with_shared(part, self.name) for part in parts)
         return without_keys(reduce(merge, spread), ["preset"])
 

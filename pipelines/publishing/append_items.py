@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from features.scan import read_whole, scan_file
 from features.schema import SourceConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig
-from pipelines.config.toml import validate
+from pipelines.config.toml import validate, without_keys
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
@@ -122,7 +122,9 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
     if made is None or made.kept == []:
         return texts
     before = f"the items of {directory} were described by {made.model} before they were encoded"
-    config = validate(EnrichItemsConfig, made.settings, f"{directory}/manifest.json enrichment")
+    # Bundles of earlier versions name a device.
+    settings = without_keys(made.settings, ["device"])
+    config = validate(EnrichItemsConfig, settings, f"{directory}/manifest.json enrichment")
     extraction = extraction_of(config.attributes)
     keep = extraction.keep if made.kept is None else made.kept
     try:

@@ -25,6 +25,7 @@ from pipelines.backtest.arrays import arrays_of
 from pipelines.backtest.prepare import recipe_of
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, to_toml, validate
+from pipelines.config.upgrade import refuse_old_keys
 from pipelines.engine.artifacts import to_json
 from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
@@ -147,6 +148,7 @@ class Study:
         return recipe_of(self._config(values), (self.row,), self.sources)
 
     def _config(self, values: dict[str, Any]) -> RunConfig:
+        refuse_old_keys(as_table(values), "--over")
         table = merge(plain(self.config), as_table(values))
         return validate(RunConfig, table, f"--over with {values}")
 

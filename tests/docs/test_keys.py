@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 
+from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig, SharedTraining
 from pipelines.config.toml import dataclasses_in, is_mapping
 from tests.docs.pages import DOCS, FENCE, ROOT
@@ -122,6 +123,7 @@ def as_value(text: str) -> Any:
 )
 def test_a_named_key_exists(named: Named) -> None:
     assert holds(RunConfig, named.key.split("."))
+    assert named.key not in REMOVED_KEYS
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command ``recsys config``: what a server's configuration says."""
+"""The command ``recsys config``: check a server's file, upgrade a run's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def config() -> None:
-    """Surfaces, rules and experiments of a server."""
+    """Check a server's file of surfaces, rules and experiments; upgrade a run's file."""
 
 
 @app.command()
@@ -54,3 +54,34 @@ def check(
     if faults:
         raise ValueError("\n".join(f"{file}: {fault}" for fault in faults))
     out.print(f"bundle {loaded.version} has all that it names", markup=False, soft_wrap=True)
+
+
+@app.command()
+def upgrade(
+    file: Annotated[Path, typer.Argument(help="A run's configuration, such as shop.toml.")],
+    write: Annotated[bool, typer.Option("--write", help="Replace the file.")] = False,
+) -> None:
+    """Write a run's file of an earlier version under the present names of its keys.
+
+    The new text is printed, or replaces the file with --write. Comments and order stay. What was
+    renamed or left out is said line by line; a file that needs no change stays as it is.
+
+    [bold]Examples[/]
+
+      recsys config upgrade shop.toml
+
+      recsys config upgrade shop.toml --write
+    """
+    from pipelines.config.toml import read_toml
+    from pipelines.config.upgrade import upgrade_text
+    from recsys.data.durable import write_durably
+
+    read_toml(file)
+    text, changes = upgrade_text(file.read_text(encoding="utf-8-sig"), str(file))
+    for change in changes:
+        log.print(change, markup=False, highlight=False, soft_wrap=True)
+    if not write:
+        typer.echo(text, nl=False)
+    elif changes:
+        write_durably(file, text)
+    log.print(f"{file}: {len(changes)} changes", markup=False, soft_wrap=True)

@@ -1,3 +1,4 @@
+import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pipelines.config.toml import (
     to_toml,
     validate,
 )
+from pipelines.presets.resolve import resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +106,13 @@ def test_faults_name_file_key_value_and_what_is_allowed(
 
 
 @pytest.mark.parametrize("removed", REMOVED_KEYS)
-def test_a_removed_key_is_refused_with_what_to_do(removed: str) -> None:
+def test_a_removed_key_is_refused_with_what_to_do(removed: str, tmp_path: Path) -> None:
     key, _, value = removed.partition(" = ")
     assert (key in set(keys_of(RunConfig))) == bool(value)
+    (tmp_path / "shop.toml").write_text(f"{key} = {json.dumps(value or 1)}\n")
     with pytest.raises(ValueError, match=r"shop\.toml") as caught:
-        validate(RunConfig, parse_assignment(f"{key}={value or 1}"), "shop.toml")
-    expected = f"shop.toml: {removed!r} was removed; {REMOVED_KEYS[removed]}"
+        resolve(tmp_path / "shop.toml")
+    expected = f"{tmp_path / 'shop.toml'}: {removed!r} was removed; {REMOVED_KEYS[removed]}"
     assert expected in str(caught.value).splitlines()
 
 

@@ -1,14 +1,20 @@
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
+from typer.testing import CliRunner
 
+from pipelines.cli.main import app
 from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS
-from pipelines.config.run import TRAININGS
-from pipelines.config.toml import merge, nested, plain
-from pipelines.config.upgrade import upgrade_text, upgraded
+from pipelines.config.run import TRAININGS, RunConfig
+from pipelines.config.toml import dataclasses_in, merge, nested, plain, set_value, to_toml
+from pipelines.config.upgrade import upgrade_text
+from pipelines.engine.runner import run_stages
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import PLAN, resolve
+from recsys.training.passes import TrainingConfig
 
 OLD = """# A shop.
 preset = "movielens_100k"  # small
@@ -72,17 +78,13 @@ def test_every_old_key_resolves_to_the_value_of_its_new_key(tmp_path: Path) -> N
             value = value[part]
         if not isinstance(value, dict):
             old = merge(old, nested(name, value))
-    section = values["two_tower_training"]
-    old = merge(old, {"training": section | {"max_epochs": 17.0}})
-    table, changes = upgraded(old)
-    (tmp_path / "config.toml").write_text("\n".join([upgrade_text(OLD, "")[0].split("[")[0], ""]))
-    assert {one.split(" ")[0] for one in changes} == set(RENAMED_KEYS)
-    assert table == {
-        "preset": "movielens_100k",
-        "device": "cpu",
-        **{name: {} for name in (*TRAININGS, "enrichment") if name in old},
-        "two_tower_training": section | {"max_epochs": 17.0},
-    }
+    old = merge(old, {"training": {**values["two_tower_training"], "max_epochs": 17.0}})
+    text, changes = upgrade_text(to_toml(old), "shop.toml")
+    assert {one.split(" ")[0] for one in changes} >= set(RENAMED_KEYS)
+    (tmp_path / "shop.toml").write_text(text)
+    training = replace(base.two_tower_training, max_epochs=17.0)
+    expected = replace(base, device="cpu", two_tower_training=training)
+    assert resolve(tmp_path / "shop.toml") == expected
 
 
 @pytest.mark.parametrize("text", ["training = {max_epochs = 2.0, device = 'cpu'}\n", "seed = \n"])
@@ -95,6 +97,55 @@ def test_a_file_that_cannot_be_edited_is_refused(text: str) -> None:
 def test_an_old_key_is_refused_with_what_to_do(key: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"'{key.split('.')[0]}.*was (renamed|removed)"):
         resolve(preset="shop", assignments=[f"{key}=1"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_preset_differs_in_a_key_that_is_fixed(name: str) -> None:
+    found, default = plain(PRESETS[name]()), plain(RunConfig(workspace=Path("any")))
+    for key in REMOVED_KEYS:
+        assert set_value(found, key) == set_value(default, key), key
+
+
+def test_no_more_than_320_keys_can_be_set() -> None:
+    def leaves(kind: type, prefix: str) -> Iterator[str]:
+        for name, hint in get_type_hints(kind).items():
+            within = list(dataclasses_in(hint))
+            if prefix + name not in REMOVED_KEYS:
+                yield from [] if within else [prefix + name]
+                for inner in within:
+                    yield from leaves(inner, f"{prefix}{name}.")
+
+    shared = set(leaves(TrainingConfig, "shared_training."))
+    own = {
+        key
+        for key in leaves(RunConfig, "")
+        if key.split(".")[0] not in TRAININGS
+        or f"shared_training.{key.partition('.')[2]}" not in shared
+    }
+    assert len(own - REMOVED_KEYS.keys()) + len(shared - REMOVED_KEYS.keys()) <= 320
+
+
+def test_a_resolved_file_of_a_workspace_can_be_run_again(tmp_path: Path) -> None:
+    config = resolve(preset="movielens_100k", workspace=tmp_path)
+    run_stages([], config)
+    copy = tmp_path / "copy.toml"
+    copy.write_bytes((tmp_path / "config.toml").read_bytes())
+    assert resolve(copy) == config
+
+
+def test_the_command_prints_or_replaces_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text(OLD)
+    runner = CliRunner()
+    printed = runner.invoke(app, ["config", "upgrade", str(path)])
+    assert printed.stdout == NEW
+    assert "training renamed: two_tower_training" in printed.stderr
+    assert path.read_text() == OLD
+    assert runner.invoke(app, ["config", "upgrade", str(path), "--write"]).exit_code == 0
+    assert path.read_text() == NEW
+    path.write_text("training = {max_epochs = 2.0, device = 'cpu'}\n")
+    assert runner.invoke(app, ["config", "upgrade", str(path), "--write"]).exit_code == 2
+    assert path.read_text().startswith("training = {")
 
 
 def test_a_workspace_of_the_version_before_is_read(tmp_path: Path) -> None:
