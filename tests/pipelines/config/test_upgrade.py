@@ -126,7 +126,7 @@ def test_no_more_than_320_keys_can_be_set() -> None:
 
 
 def test_a_resolved_file_of_a_workspace_can_be_run_again(tmp_path: Path) -> None:
-    config = resolve(preset="movielens_100k", workspace=tmp_path)
+    config = resolve(preset="shop", workspace=tmp_path)
     run_stages([], config)
     copy = tmp_path / "copy.toml"
     copy.write_bytes((tmp_path / "config.toml").read_bytes())
