@@ -1,7 +1,7 @@
 """One rank of a stage that runs on several; started by ``pipelines/engine/launch.py``.
 
-python -m pipelines.cli.rank [FOLDER_OF_THE_LAUNCH]; ranks that torchrun starts on another machine
-are told the folder by the first one's, through torch's store.
+python -m pipelines.cli.rank [FOLDER_OF_THE_LAUNCH]; ranks on another machine read the
+folder from torch's store, into which the first machine's write it.
 """
 
 from __future__ import annotations
