@@ -238,7 +238,7 @@ def plan_two_tower(planner: Planner) -> None:
         why="a further view, and vectors for FAISS",
         seconds=seconds,
     )
-    if planner.is_off(part, "training.enabled"):
+    if planner.is_off(part, f"{names.TWO_TOWER.training}.enabled"):
         return
     merging = planner.costs.measuring(1, EVALUATED_USERS, BLEND_USERS)
     if seconds + merging > planner.left / 2:

@@ -83,10 +83,11 @@ def test_items_without_texts_get_semantic_ids_of_behaviour() -> None:
     assert plan_of().rounds[1].choices["semantic_ids"]["source"] == "content"
 
 
-def test_what_is_set_off_is_left_out_and_said() -> None:
-    plan = plan_of(user={"sequence_training": {"enabled": False}})
-    assert all("sequence" not in one.choices for one in plan.rounds)
-    assert any("sequence_training.enabled = false is set" in part.why for part in plan.left_out)
+@pytest.mark.parametrize("name", ["sequence", "two_tower"])
+def test_what_is_set_off_is_left_out_and_said(name: str) -> None:
+    plan = plan_of(user={f"{name}_training": {"enabled": False}})
+    assert all(name not in one.choices for one in plan.rounds)
+    assert any(f"{name}_training.enabled = false is set" in part.why for part in plan.left_out)
 
 
 def test_a_few_events_train_nothing() -> None:
