@@ -64,7 +64,6 @@ from serving.surfaces import SEARCH, Surface
 if TYPE_CHECKING:
     import polars as pl
 
-
 Rows = NDArray[np.int64]
 
 
