@@ -44,7 +44,7 @@ FIXED_KEYS: Mapping[str, str] = {
     ),
     "ranker_training": "task_share shown_share line_l2 line_queries",
     "ranker_training.linear": "l2 max_items",
-    "adapter": "alpha centred targets",
+    "adapter": "alpha centred",
     "index": (
         "hnsw_neighbors hnsw_build_effort ivf_lists_per_sqrt_row masked_exact_max_rows "
         "build_threads seed"
@@ -54,7 +54,7 @@ FIXED_KEYS: Mapping[str, str] = {
     "release.gate": (
         "max_calibration_ratio min_code_use_of_champion max_norm_ratio min_expert_load "
         "min_novelty min_category_spread max_moved_times max_copied_events list_length "
-        "min_index_agreement max_calibration_error min_code_use"
+        "min_index_agreement max_calibration_error min_code_use max_parity_differences"
     ),
     "monitoring": "past_days min_past history_days",
     "ray": "cpus_per_rank",
