@@ -137,7 +137,7 @@ def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
     # Both rounds of the plan look at it.
     assert "looks at the test split: 2" in run_recsys(ledger[1:], tmp_path)
     assert_ids_commands_run(semantic_ids, tmp_path)
-    assert "if never retrained" in run_recsys(backtest[1:], tmp_path)
+    assert "never retrained" in run_recsys(backtest[1:], tmp_path)
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "recsys run --config shop.toml --engine": "tests/pipelines/engine and executor",
     "recsys run --config world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
     "recsys ids": "tests/test_readme.py",
+    "recsys compare runs/shop --models blend,successors": "tests/integration/models",
     "recsys backtest": "tests/test_readme.py",
     "python -m": "tests of its own, peers or a GPU",
 }

@@ -23,11 +23,11 @@ from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
+from recsys.retrieval.generated import generated_source
 from recsys.retrieval.sources import (
     ScoredSource,
     Source,
     allowed_items,
-    generated_source,
     lists_of,
     rank_by_all,
 )

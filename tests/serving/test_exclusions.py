@@ -47,7 +47,9 @@ def reason(shop, made, item_id):
     searched = request.query is not None and item_id not in shop_search(shop, request.query)
     history = {bundle.catalogue.item_ids[row] for row in made.query.seen.tolist()}
     shows_new = request.surface != "search" and request.candidates is None
-    seen_shown = "seen_items_shown" in {note.code for note in made.reply.degraded}
+    notes = {note.code for note in made.reply.degraded}
+    # The history gives way if nothing else is left, even if it is left out for another reason too.
+    seen_shown = bool(notes & {"seen_items_shown", "nothing_eligible"})
     lately = request.surface == "home" and request.user_id is not None
     reasons = {
         "hidden": item_id in ("item-7", "item-8") or item_id in store.changed,

@@ -80,7 +80,7 @@ def backtest(
 
 
 def _print(document: Mapping[str, Any]) -> None:
-    from pipelines.pages.backtest.replayed import PEER, SERVED
+    from pipelines.pages.backtest.replayed import PEER, POLICY_NAMES, SERVED
     from pipelines.pages.wording import metric_label, model_label
 
     metrics = list(document["summary"][0]["metrics"])
@@ -91,7 +91,7 @@ def _print(document: Mapping[str, Any]) -> None:
         if one["row"] == SERVED or one["policy"] in (PEER, "full"):
             values = [f"{one['metrics'][name]:.4f}" for name in metrics]
             table.add_row(
-                one["policy"],
+                POLICY_NAMES.get(one["policy"], one["policy"]),
                 escape(model_label(one["row"])),
                 *values,
                 f"{one['fit_seconds']:,.1f}",

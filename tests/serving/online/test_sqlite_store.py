@@ -363,7 +363,9 @@ def test_servers_that_start_at_once_share_one_file(tmp_path):
     assert sum(replies.get(timeout=60) for _ in servers) == 20
     for server in servers:
         server.join()
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"events.db", KEYS}
+    # SQLite leaves its log where the last two connections were closed at once.
+    left = {path.name for path in (tmp_path / "new").iterdir()}
+    assert left - {"events.db-wal", "events.db-shm"} == {"events.db", KEYS}
 
 
 def test_a_process_forks_while_its_threads_write(tmp_path):

@@ -191,19 +191,21 @@ def test_a_refusal_waits_for_no_worker_and_costs_none_of_the_lists_in_hand(stric
             await asyncio.sleep(0.01)
         assert set(answered) == {503}
         health = await asyncio.to_thread(strict.get, "/healthz")
+        # A worker may hold a request of a client that left before.
+        held = len(flooding) - len(answered)
         for worker in workers:
             worker.resume()
-        return await asyncio.gather(*flooding), health
+        return await asyncio.gather(*flooding), health, held
 
     for worker in workers:
         worker.suspend()
     try:
-        replies, health = asyncio.run(asyncio.wait_for(flood(), 30))
+        replies, health, held = asyncio.run(asyncio.wait_for(flood(), 30))
     finally:
         for worker in workers:
             worker.resume()
     assert health[0] == 200
-    assert answered.count(200) == IN_HAND * len(workers)
+    assert 0 < answered.count(200) == held <= IN_HAND * len(workers)
     refused = [(headers, body) for status, headers, body in replies if status == 503]
     assert {headers["retry-after"] for headers, _ in refused} == {"1"}
     assert {json.loads(body)["error"]["code"] for _, body in refused} == {"overloaded"}
