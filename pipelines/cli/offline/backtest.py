@@ -85,7 +85,11 @@ def _print(document: Mapping[str, Any]) -> None:
 
     metrics = list(document["summary"][0]["metrics"])
     names = (*map(metric_label, metrics), "training, s")
-    columns = (Column("policy"), Column("list"), *(Column(one, justify="right") for one in names))
+    columns = (
+        Column("policy", no_wrap=True),
+        Column("list"),
+        *(Column(one, justify="right") for one in names),
+    )
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for one in document["summary"]:
         if one["row"] == SERVED or one["policy"] in (PEER, "full"):
