@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.inventory.columns import link_to, time_text
 from pipelines.dashboard.inventory.record import StageRecord, raw_files_of, stages_of, versions_of
@@ -52,8 +53,7 @@ def changed(first: Mapping[str, str], second: Mapping[str, str]) -> list[Differe
 def settings_changed(first: Run, second: Run) -> list[Difference] | None:
     """List the settings that differ; None where those of one are not on record.
 
-    A bundle's are those of the stages that its models come from, so a setting that it lacks is
-    compared only where the other is a bundle with such settings as well.
+    A bundle has those of its models' stages: with a run, the bundle's settings are compared.
     """
     if not first.config or not second.config:
         return None
@@ -61,7 +61,7 @@ def settings_changed(first: Run, second: Run) -> list[Difference] | None:
     found = [
         one
         for one in changed(first.config, second.config)
-        if one[0].partition(".")[0] in sections[0] & sections[1]
+        if one[0].partition(".")[0] in sections[0] & sections[1] and one[0] not in REMOVED_KEYS
     ]
     if first.kind == second.kind:
         return found

@@ -71,11 +71,10 @@ def task():
         max_epochs=15.0,
         max_share=1.0,
         schedule=ScheduleConfig(learning_rate=2e-2),
-        device="cpu",
         patience=20,
     )
     return Task(
-        config=replace(shop, adapter=adapting),
+        config=replace(shop, adapter=adapting, device="cpu"),
         inputs=None,
         domains=Domains(names=NAMES, of_item=np.zeros(NUM_ITEMS + 1, np.int64)),
         domain=0,
