@@ -56,13 +56,13 @@ def reranked_places(scores: Tensor, length: int) -> Tensor:
 
     Args:
         scores: [B, k], -inf where the list is short; equal scores keep their order.
-        length: Of the whole lists, L >= k.
+        length: Of the whole lists, L; a small catalogue's have fewer than k places.
 
     Returns:
         Places in the lists as they were, [B, L].
     """
-    order = scores.sort(dim=1, descending=True, stable=True).indices
-    behind = torch.arange(scores.shape[1], length, device=scores.device)
+    order = scores[:, :length].sort(dim=1, descending=True, stable=True).indices
+    behind = torch.arange(order.shape[1], length, device=scores.device)
     return torch.cat([order, behind.expand(len(scores), -1)], dim=1)
 
 

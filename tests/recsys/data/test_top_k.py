@@ -98,6 +98,9 @@ def test_first_places_take_a_new_order_and_the_rest_follows():
     assert reranked_places(torch.tensor([[0.1, 0.9, 0.1]]), 4).tolist() == [[1, 0, 2, 3]]
     short = torch.tensor([[0.1, 0.9, -torch.inf]])
     assert reranked_places(short, 3).tolist() == [[1, 0, 2]]
+    # A catalogue with fewer items than a ranker reads.
+    padded = torch.tensor([[0.1, 0.9, -torch.inf, -torch.inf]])
+    assert reranked_places(padded, 3).tolist() == [[1, 0, 2]]
 
 
 @given(seed=st.integers(0, 10**6), num_items=st.integers(1, 60), k=st.integers(1, 70))
