@@ -228,11 +228,7 @@ class _Build:
         return ingested
 
     def _prepare(self) -> list[Prepared]:
-        """Prepare every partition of the files, then those collected online.
-
-        Raises:
-            ValueError: If a file cannot be used.
-        """
+        """Prepare every partition of the files, then those collected online."""
         config, now = self.config, self.config.now or datetime.now(UTC)
         files = open_events(config.events)
         online = config.online_events
@@ -268,11 +264,7 @@ class _Build:
         return parts
 
     def _check_room(self, parts: list[Prepared]) -> None:
-        """Stop before the long part where the disk cannot hold it.
-
-        Raises:
-            OSError: It is too small.
-        """
+        """Stop before the long part where the disk cannot hold it."""
         num = sum(part.num_records for part in parts)
         of_sequences = 16 + len(self.config.context_features)
         an_event = record_dtype(parts[0].fields).itemsize
@@ -303,11 +295,7 @@ class _Build:
         return self.forgotten.renamed(found, read_applied(self.config.previous))
 
     def order(self, ingested: Ingested) -> KeptEvents:
-        """Sort into histories, drop repetitions, caps and the k-core; give rows.
-
-        Raises:
-            ValueError: If nothing is left, or all that is left is of one user or one item.
-        """
+        """Sort into histories, drop repetitions, caps and the k-core; give rows."""
         parts, scratch = ingested.parts, self.scratch
         users, items = (
             merge_ids(parts, name, self._previous(f"{name}s"), scratch / f"{name}_ids.ipc")
@@ -548,16 +536,7 @@ def build_features(
     workers: int = 1,
     memory: int = 8 << 30,
 ) -> FeaturesReport:
-    """Build the whole artefact in ``out``, an empty folder.
-
-    Args:
-        run: Runs the tasks; each machine must see the files and ``out`` at the same paths.
-        workers: Processes or machines behind ``run``, 1 for threads.
-        memory: Bytes that each of its machines has free.
-
-    Raises:
-        ValueError: If a file or its rows cannot be used; names the file and what to do.
-    """
+    """Build the whole artefact in ``out``, an empty folder."""
     out.mkdir(parents=True, exist_ok=True)
     scratch = out / SCRATCH
     # What a killed build left.

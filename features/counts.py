@@ -26,11 +26,7 @@ def starts_of_runs(*columns: NDArray[Any]) -> Mask:
 
 
 def first_of_duplicates(records: Records, order_fields: Sequence[str]) -> Mask:
-    """Mark all but repetitions of the same user, item, time, sequence index and type, [E].
-
-    Args:
-        records: Sorted by user and ``order_fields`` (time, sequence).
-    """
+    """Mark all but repetitions of the same user, item, time, sequence index and type, [E]."""
     kept = np.ones(len(records), np.bool_)
     starts = starts_of_runs(*(records[name] for name in ("user", *order_fields)))
     # Only events at one and the same moment can repeat each other: mostly few.

@@ -114,13 +114,7 @@ def write_days(
     ranges: Sequence[UserRange], rows: RowFiles, day_counts: Sequence[Rows], first_day: int,
     texts: TextColumns, target: Path, directory: Path, run: Runner,
 ) -> None:  # fmt: skip
-    """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
-
-    Args:
-        day_counts: Of each range its kept events of each day from ``first_day``; without times one
-            for all.
-        target: Where they are sorted by day.
-    """
+    """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment."""
     fields = ranges[0].fields
     num_days = max(len(counts) for counts in day_counts)
     padded = [np.pad(counts, (0, num_days - len(counts))) for counts in day_counts]

@@ -124,11 +124,7 @@ def write_vocabulary(vocabulary: pl.Series, path: Path) -> None:
 
 
 def read_vocabulary(path: Path) -> pl.Series:
-    """Read the ids by row.
-
-    Raises:
-        ValueError: If rows are missing or out of order.
-    """
+    """Read the ids by row."""
     table = pl.read_parquet(path, columns=["row", "id"])
     if not table["row"].equals(pl.Series("row", range(1, table.height + 1), dtype=pl.Int64)):
         raise ValueError(

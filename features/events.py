@@ -47,11 +47,7 @@ LARGEST_SLOT = 2**31 - 1
 
 
 def check_types(path: Path, schema: pl.Schema) -> None:
-    """Refuse whole columns that cannot hold what they should.
-
-    Raises:
-        ValueError: Names file, column and type.
-    """
+    """Refuse whole columns that cannot hold what they should."""
     for name in TEXT_COLUMNS:
         dtype = schema.get(name)
         if dtype is None or dtype.is_integer() or dtype in (pl.String, pl.Categorical, pl.Enum):

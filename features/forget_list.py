@@ -23,11 +23,7 @@ MIN_KEY_BYTES = 16
 
 
 def secret(variable: str, file_variable: str, purpose: str) -> bytes | None:
-    """Read a secret from a variable of the environment, or from the file that another one names.
-
-    Raises:
-        ValueError: It is too short, or its file cannot be read.
-    """
+    """Read a secret from a variable of the environment, or from the file that another one names."""
     text = os.environ.get(variable, "")
     source = variable
     if not text and (path := os.environ.get(file_variable, "")):
@@ -57,11 +53,7 @@ class UserKeys:
 
     @classmethod
     def read(cls, folder: Path | None = None) -> UserKeys:
-        """Read the key of the environment and those of a folder; empty if there are none.
-
-        Raises:
-            ValueError: A key is too short, or a file cannot be read.
-        """
+        """Read the key of the environment and those of a folder; empty if there are none."""
         of_environment = secret(KEY, KEY_FILE, "key of users' ids")
         keys = [] if of_environment is None else [of_environment]
         if folder is not None and (folder / KEYS).exists():
@@ -101,11 +93,7 @@ class UserKeys:
         return [*keyed, hashlib.sha256(data).hexdigest()]
 
     def check(self, entries: Iterable[str], where: Path | str) -> None:
-        """Check that the key of every entry is there.
-
-        Raises:
-            ValueError: One is missing, so that its users would come back.
-        """
+        """Check that the key of every entry is there."""
         named = {entry.partition(":")[0] for entry in entries if ":" in entry}
         if missing := sorted(named - {key_name(key) for key in self.keys}):
             raise ValueError(

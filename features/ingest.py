@@ -115,11 +115,7 @@ class EventFile:
 
     @classmethod
     def open(cls, path: Path, source: SourceConfig) -> EventFile:
-        """Scan a file.
-
-        Raises:
-            ValueError: If it cannot be read, or a column is not there or of the wrong type.
-        """
+        """Scan a file."""
         frame = renamed(scan_file(path, source), path, source, (USER_ID, ITEM_ID))
         schema = frame.collect_schema()
         known = pl.Schema({n: t for n, t in schema.items() if n in EVENT_COLUMNS})
@@ -128,11 +124,7 @@ class EventFile:
 
 
 def open_events(source: SourceConfig) -> list[EventFile]:
-    """Open every file of a source.
-
-    Raises:
-        ValueError: One cannot be read, or they differ in what they have.
-    """
+    """Open every file of a source."""
     files = [EventFile.open(path, source) for path in source.paths]
     first = files[0]
     for file in files[1:]:

@@ -49,11 +49,7 @@ class PartitionReport:
 
 
 def columns_of(path: Path, source: SourceConfig) -> dict[str, str]:
-    """Read the types of our columns without reading rows.
-
-    Raises:
-        ValueError: The file cannot be read, or a column is not there or of the wrong type.
-    """
+    """Read the types of our columns without reading rows."""
     return {name: str(dtype) for name, dtype in EventFile.open(path, source).schema.items()}
 
 
@@ -69,16 +65,6 @@ def clean_partition(
 
     The others go to ``out``/quarantine with file, row and reason. Columns are ours, times
     microseconds in UTC; the order of rows is the files'.
-
-    Args:
-        source: The files and how they are written.
-        filters: What makes a row unusable: ``earliest_year``; too many of them ``max_bad_share``.
-        out: An empty folder.
-        now: Events more than a day later are in the future.
-        end: Events at or after it are not of this partition; None checks nothing.
-
-    Raises:
-        ValueError: A file cannot be read, or too large a share of its rows cannot be used.
     """
     report = PartitionReport()
     quarantine = Quarantine(out / QUARANTINE)

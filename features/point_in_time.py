@@ -36,11 +36,7 @@ class UserState:
     """The last time before ``latest_time``."""
 
     def update(self, event_time: int) -> None:
-        """Add an event; times must not fall.
-
-        Raises:
-            ValueError: If the event is older than one that was added.
-        """
+        """Add an event; times must not fall."""
         if self.latest_time is not None and event_time < self.latest_time:
             raise ValueError(
                 f"event at {event_time} after one at {self.latest_time}; add events oldest first"

@@ -54,11 +54,7 @@ class Quarantine:
             self.first.setdefault(reason, place)
 
     def check_share(self, table: str, num_bad: int, num_rows: int, max_share: float) -> None:
-        """Stop where too much of a table is bad.
-
-        Raises:
-            ValueError: Lists every reason with its count and first place.
-        """
+        """Stop where too much of a table is bad."""
         if num_bad <= max_share * num_rows:
             return
         reasons = "\n".join(

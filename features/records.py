@@ -60,11 +60,7 @@ class RecordFile:
 
     @classmethod
     def existing(cls, path: Path, dtype: np.dtype[Any]) -> RecordFile:
-        """Open a file that must be there.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Open a file that must be there."""
         if not path.exists():
             raise ValueError(
                 f"{path} is missing: a part of the events was deleted, or is on a disk that this "
@@ -118,7 +114,6 @@ def partition(
     """Write records by ascending key, those of one key in the order they come (counting sort).
 
     Args:
-        mapped: What becomes of the records before they are written.
         key: Range of each mapped record, in [0, K).
         counts: Mapped records of each range, [K].
         starts: Where those of each range go, [K]; one range behind another by default.

@@ -69,9 +69,6 @@ def scan_file(path: Path, source: SourceConfig) -> pl.LazyFrame:
     """Open one file lazily with its columns as they are.
 
     CSV columns come as text, so that one bad number costs a row and not the file.
-
-    Raises:
-        ValueError: If there is no such file, it is empty or corrupt, or its ending is unknown.
     """
     if not path.is_file():
         near = []
@@ -122,11 +119,7 @@ def no_column(path: Path, name: str, present: Sequence[str], ours: str) -> NoCol
 def renamed(
     frame: pl.LazyFrame, path: Path, source: SourceConfig, needed: Sequence[str]
 ) -> pl.LazyFrame:
-    """Give the columns our names.
-
-    Raises:
-        ValueError: If a mapped or a needed column is not in the file.
-    """
+    """Give the columns our names."""
     present = frame.collect_schema().names()
     for ours, theirs in source.columns.items():
         if theirs not in present and (theirs or ours in needed):
@@ -143,11 +136,7 @@ def renamed(
 def batches(
     frame: pl.LazyFrame, path: Path, batch_rows: int = BATCH_ROWS
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Read a scanned file front to back.
-
-    Yields:
-        The row number of the batch's first row (from 0, header not counted), and the batch.
-    """
+    """Read a scanned file front to back."""
     row = 0
     with naming(path, row):
         stream = iter(frame.collect_batches(chunk_size=batch_rows, maintain_order=True))
@@ -162,11 +151,7 @@ def batches(
 
 
 def read_whole(path: Path, source: SourceConfig, needed: Sequence[str]) -> pl.DataFrame:
-    """Read a small table (a catalogue) with our column names.
-
-    Raises:
-        ValueError: As ``scan_file`` and ``renamed``.
-    """
+    """Read a small table (a catalogue) with our column names."""
     frame = renamed(scan_file(path, source), path, source, needed)
     with naming(path):
         return frame.collect()

@@ -77,11 +77,7 @@ class FileFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(FileFormat):
-    """Files of one table and how their columns are named.
-
-    Raises:
-        ValueError: If no path is given.
-    """
+    """Files of one table and how their columns are named."""
 
     paths: tuple[Path, ...]
     columns: Mapping[str, str] = field(default_factory=dict)

@@ -46,14 +46,7 @@ def leave_one_out(counts: Rows) -> Ends:
 
 
 def midnights(events_per_day: Rows, first_day: int, split: SplitConfig) -> Cuts:
-    """Choose the midnights (UTC) nearest to the configured shares of events.
-
-    Args:
-        events_per_day: Events on each day from ``first_day`` (days since 1970).
-
-    Raises:
-        ValueError: If the events lie on too few days to leave three parts.
-    """
+    """Choose the midnights (UTC) nearest to the configured shares of events."""
     before = np.concatenate([[0], np.cumsum(events_per_day)])  # events before each day
     total = before[-1]
     targets = [1 - split.validation_share - split.test_share, 1 - split.test_share]
@@ -91,7 +84,6 @@ def why_not_by_time(counts: Rows, ends: Ends) -> str | None:
 
     Args:
         counts: Events of each user, [U].
-        ends: The split.
     """
     known = min(
         int(np.count_nonzero((begin > 0) & (end > begin)))
@@ -106,13 +98,7 @@ def why_not_by_time(counts: Rows, ends: Ends) -> str | None:
 
 
 def newest_of_some(times: Rows, offsets: Rows, split: NewestSplit) -> Ends:
-    """Hold out all events since a moment of users drawn among those who have some; no validation.
-
-    Args:
-        times: As ``global_time``.
-        offsets: Likewise.
-        split: The moment, and how many users.
-    """
+    """Hold out the events since a moment of a draw of users; there is no validation."""
     before = global_time(times, offsets, Cuts(split.since, split.since)).train
     counts = np.diff(offsets)
     num_new = int(np.count_nonzero(before < counts))

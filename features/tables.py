@@ -46,9 +46,6 @@ def read_table(
 
     Rows without a usable key, and all but the first of those with the same, go to the quarantine;
     those of forgotten users are left out.
-
-    Raises:
-        ValueError: If a file cannot be read, lacks the key column, or is largely unusable.
     """
     dictionary = Dictionary(key)
     seen = np.zeros(0, np.bool_)
@@ -102,9 +99,6 @@ def catalogue(
     """Lay out the catalogue by item row, categories as lists, with ``display_text``.
 
     ``display_text`` is the title, or the first text there is, or the id.
-
-    Raises:
-        ValueError: If ``categories`` is neither text nor a list of texts or integers.
     """
     items = aligned(table, vocabulary, "item_id", "item_row")
     if source is not None and "categories" in items.columns:
@@ -187,14 +181,7 @@ def edges_of(vocabulary: pl.Series) -> list[float]:
 
 
 def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Series | None:
-    """Turn a column into category names; numbers of many values fall into ten equal parts.
-
-    Args:
-        previous: The vocabulary of an earlier build, whose buckets are kept.
-
-    Returns:
-        None where the column cannot serve: lists, or more than ``MAX_CATEGORIES`` values.
-    """
+    """Turn a column into category names; numbers of many values fall into ten equal parts."""
     if column.dtype == pl.String:
         numbers = column.cast(pl.Float64, strict=False)
         if numbers.null_count() == column.null_count():
@@ -218,14 +205,7 @@ def can_be_feature(column: pl.Series) -> bool:
 def write_user_features(
     users: pl.DataFrame, columns: Sequence[str], out: Path, previous: Path | None = None
 ) -> tuple[dict[str, int], list[str]]:
-    """Write user_features/ for the columns that can serve.
-
-    Returns:
-        Cardinality by feature, and a warning for each column that cannot serve.
-
-    Raises:
-        ValueError: If a column does not exist.
-    """
+    """Write user_features/ for the columns that can serve."""
     cardinality, warnings = {}, []
     for name in columns:
         if name not in users.columns[2:]:
@@ -261,11 +241,7 @@ def can_be_encoded(column: pl.Series) -> bool:
 
 
 def kind_of_column(column: pl.Series) -> ColumnKind:
-    """Find out what a column holds.
-
-    Raises:
-        ValueError: If it holds long texts, ids or what is neither text, number, date nor list.
-    """
+    """Find out what a column holds."""
     dtype = column.dtype
     if isinstance(dtype, (pl.List, pl.Array)):
         inner = dtype.inner

@@ -57,17 +57,7 @@ class Assigned(NamedTuple):
 def assigned(
     settings: UserIdRows, users: UserActivity, previous: Rows | None = None
 ) -> Assigned | None:
-    """Give users rows; None where they have none of their own.
-
-    Args:
-        settings: How.
-        users: Row 0 of both arrays is nobody's.
-        previous: Owners of an earlier build.
-
-    Raises:
-        ValueError: The earlier build had another number of rows; or rows expire and events have no
-            times.
-    """
+    """Give users rows; None where they have none of their own."""
     if settings.rows == 0:
         return None
     if settings.kind == "admitted":
@@ -173,20 +163,7 @@ def read_owners(features: Path) -> Rows | None:
 def write_user_ids(
     config: FeaturesConfig, sequences: Path, out: Path, counted: dict[str, int]
 ) -> dict[str, int]:
-    """Write rows for users' ids, where they are to have any.
-
-    Args:
-        config: Of the build.
-        sequences: Folder of one order of tied times.
-        out: Of the artefact.
-        counted: Gets what the report says.
-
-    Returns:
-        Cardinality by feature.
-
-    Raises:
-        ValueError: A user column has the name of such a feature.
-    """
+    """Write rows for users' ids, where they are to have any."""
     settings = config.user_ids
     if settings.rows == 0:
         return {}

@@ -51,10 +51,7 @@ class ForgottenUsers:
         """Mark events of users that happened until they were forgotten, [E].
 
         Args:
-            dictionary: Of the ids; each is hashed once.
             users: Codes of the events' users, [E].
-            times: Microseconds, null where they cannot be read; None where events have none. Then
-                every event of a forgotten user counts as before.
         """
         known = len(self._by_code)
         if dictionary.size > known:
@@ -73,12 +70,7 @@ class ForgottenUsers:
         return gone
 
     def renamed(self, ids: pl.Series, applied: Mapping[str, int]) -> pl.Series:
-        """Take the ids of forgotten users out of a vocabulary whose rows stay.
-
-        Args:
-            ids: By row from 1.
-            applied: The moments when the vocabulary was made: whoever has come back since stays.
-        """
+        """Take the ids of forgotten users out of a vocabulary whose rows stay."""
         moments = self.until.moments.items()
         later = {user: at for user, at in moments if applied.get(user, NEVER) < at}
         since = ForgottenUsers(replace(self.until, moments=later))

@@ -24,14 +24,7 @@ LONGEST_FIELD = 1 << 27
 
 
 def count_rows(path: Path, source: SourceConfig, user_ids: Collection[str]) -> int:
-    """Count the rows of users in a file.
-
-    Args:
-        source: How the file is written and its columns are named.
-
-    Raises:
-        ValueError: The file cannot be read, or has no users.
-    """
+    """Count the rows of users in a file."""
     frame = renamed(scan_file(path, source), path, source, (USER_ID,))
     of_them = _is_of(frame, USER_ID, user_ids).sum().alias("found")
     columns = frame.select(pl.col(USER_ID))
@@ -41,11 +34,7 @@ def count_rows(path: Path, source: SourceConfig, user_ids: Collection[str]) -> i
 def write_without(
     path: Path, source: SourceConfig, user_ids: Collection[str], target: Path
 ) -> None:
-    """Write a file without the rows of users; arguments as of ``count_rows``.
-
-    Raises:
-        ValueError: The file cannot be read.
-    """
+    """Write a file without the rows of users; arguments as of ``count_rows``."""
     theirs = source.columns.get(USER_ID) or USER_ID
     frame = scan_file(path, source)
     ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix

@@ -118,11 +118,7 @@ class CodesOfAll:
 
 
 def merge_texts(parts: Sequence[Prepared]) -> tuple[TextColumns, list[CodesOfAll]]:
-    """Number event types once; line up the texts of the optional columns, which may repeat.
-
-    Raises:
-        ValueError: There are more texts of a column than codes.
-    """
+    """Number event types once; line up the texts of the optional columns, which may repeat."""
     numbers: dict[str, int] = {}
     of_parts, ends = [], dict.fromkeys(OPTIONAL_TEXTS, 0)
     for part in parts:

@@ -118,10 +118,6 @@ def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int
     """Choose how many partitions to make of a source.
 
     Threads share one, which needs no merging of ids, as long as its ids fit.
-
-    Args:
-        workers: Processes or machines that prepare partitions; 1 for threads.
-        memory: Bytes; the ids of the partitions that are prepared at a time get half of it.
     """
     size = sum(path.stat().st_size for path in source.paths)
     needed = 2 * size * MEMORY_PER_FILE_BYTE
@@ -144,11 +140,7 @@ def partitions_of(source: SourceConfig, number: int) -> list[SourceConfig]:
 
 
 def prepare_partition(task: PrepareTask) -> Prepared:
-    """Read the files of a partition.
-
-    Raises:
-        ValueError: A file cannot be read; names it and says what to do.
-    """
+    """Read the files of a partition."""
     # What a killed attempt left is made anew.
     shutil.rmtree(task.folder, ignore_errors=True)
     task.folder.mkdir(parents=True)

@@ -86,12 +86,7 @@ class UserRange:
     """Ranks are in [first_user, last_user)."""
 
     def read(self) -> Records:
-        """Read them.
-
-        Raises:
-            ValueError: The file is not there.
-            OSError: It is too short.
-        """
+        """Read them."""
         file = RecordFile.existing(self.path, record_dtype(self.fields))
         try:
             return file.read(self.start, self.end)
@@ -241,12 +236,7 @@ def order_events(
     given: Sequence[UserRange], num_users: int, num_items: int, cap: int | None, path: Path,
     run: Runner,
 ) -> OrderedEvents:  # fmt: skip
-    """Sort all events into histories, without their repetitions and beyond no user's cap.
-
-    Args:
-        cap: Events of a user at most, the latest; None keeps all.
-        path: Where they go.
-    """
+    """Sort all events into histories, without their repetitions and beyond no user's cap."""
     tasks = (
         OrderTask(range=one, target=path, num_items=num_items, max_user_events=cap) for one in given
     )

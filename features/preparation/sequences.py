@@ -105,11 +105,7 @@ def write_all_sequences(
     first_day: int,
     run: Runner,
 ) -> list[WrittenSequences]:
-    """Write all histories.
-
-    Args:
-        places: Of the first kept event of each range.
-    """
+    """Write all histories."""
     for by_name in files.files().values():
         for file in by_name.values():
             file.create()

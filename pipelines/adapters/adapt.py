@@ -36,12 +36,7 @@ class Adapted:
 def adapt(
     config: RunConfig, domain: str, *, publish: bool = True, show_progress: bool = False
 ) -> Adapted:
-    """Train an adapter for a domain, judge it by the harm gate, register it.
-
-    Raises:
-        ValueError: If the domain, the run or the released bundle does not exist.
-        RefusedError: If the gate refuses it; names what failed. Nothing is registered.
-    """
+    """Train an adapter for a domain, judge it by the harm gate, register it."""
     current = bundles_dir(config) / CURRENT
     with Workspace(config.workspace).lock():
         require_run(config)
@@ -95,11 +90,7 @@ def adapt_to(
 
 
 def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
-    """Find the bundle that deltas stand on, and which of its models is adapted.
-
-    Raises:
-        ValueError: If it lacks the model that ``adapter.model`` names.
-    """
+    """Find the bundle that deltas stand on, and which of its models is adapted."""
     base = chain_of(bundle)[0]
     known: tuple[BaseName, ...] = BASES
     present = [name for name in known if (base.directory / name).is_dir()]

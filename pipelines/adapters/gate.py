@@ -207,11 +207,7 @@ class RefusedAdapterError(RefusedError):
 
 
 def refuse_harm(config: RunConfig, domain: str, judgement: Judgement) -> None:
-    """Write the verdicts and stop if one of them failed.
-
-    Raises:
-        RefusedAdapterError: One failed; names each such check with its value and bound.
-    """
+    """Write the verdicts and stop if one of them failed."""
     verdicts = judgement.verdicts
     if all(verdict.passed for verdict in verdicts):
         return

@@ -42,11 +42,7 @@ class Domains:
         return own
 
     def place_of(self, domain: str) -> int:
-        """Find the index of a domain.
-
-        Raises:
-            ValueError: If no item is of it; lists the known domains.
-        """
+        """Find the index of a domain."""
         if domain not in self.names:
             raise ValueError(
                 f"no item is of domain {domain!r}; there are {', '.join(self.names[:20])}"
@@ -55,11 +51,7 @@ class Domains:
 
 
 def load_domains(features: Path, num_item_rows: int) -> Domains:
-    """Read each item's domain from the artefact of build_features.
-
-    Raises:
-        ValueError: If neither items nor events have one.
-    """
+    """Read each item's domain from the artefact of build_features."""
     items = pl.read_parquet(features / "items.parquet")
     if "domain" in items.columns and items["domain"].null_count() < len(items):
         known = items.select("item_row", "domain")
@@ -167,11 +159,7 @@ class DomainQueries:
 
 
 def require_run(config: RunConfig) -> None:
-    """Check that the workspace holds a run.
-
-    Raises:
-        ValueError: If not.
-    """
+    """Check that the workspace holds a run."""
     if not (config.workspace / "build_features" / "manifest.json").exists():
         raise ValueError(
             f"{config.workspace} holds no finished run; make one first: recsys run --config ..."

@@ -47,20 +47,12 @@ class RankerAdaptation:
     """An adapter of the released ranker."""
 
     def __init__(self, task: Task, released: Link) -> None:
-        """Load the workspace's ranker.
-
-        Raises:
-            ValueError: If there is none, or another one was released.
-        """
+        """Load the workspace's ranker."""
         self.task, self.ranker = task, workspace_ranker(task, released)
         self._trained: TrainedAdapter | None = None
 
     def judge(self) -> Judged:
-        """Train the adapter, and rank held-out queries with and without it.
-
-        Raises:
-            ValueError: If there are too few users to train or to select a step by.
-        """
+        """Train the adapter, and rank held-out queries with and without it."""
         learning, judging = self.task.halves()
         examples = domain_examples(self.task, self.ranker, learning, judging)
         self._trained = train_adapter(self.task, self.ranker.model, examples[0])
@@ -81,11 +73,7 @@ class RankerAdaptation:
 
 
 def workspace_ranker(task: Task, released: Link) -> LoadedRanker:
-    """Load the workspace's ranker if it is the released one.
-
-    Raises:
-        ValueError: If it is missing, or not the released one.
-    """
+    """Load the workspace's ranker if it is the released one."""
     workspace, catalogue = task.config.workspace, task.inputs.catalogue
     ranker = measured_ranker(workspace / "train_ranker" / task.order, catalogue)
     directory = released.directory / "ranker"
@@ -135,12 +123,7 @@ def domain_examples(
 
 
 def train_adapter(task: Task, model: Ranker, examples: RankingExamples) -> TrainedAdapter:
-    """Train an adapter over the frozen ranker.
-
-    Raises:
-        ValueError: If there are too few users to train or to select a step by.
-        UnstableTrainingError: If loss or gradients did not stay finite.
-    """
+    """Train an adapter over the frozen ranker."""
     config, device = task.config.adapter, task.device
     found = examples.found()
     selects = found % SELECT_ONE_IN == 0
@@ -194,10 +177,6 @@ def ranked_by_domain(
     """Rank each query's candidates as serving does, by the adapter of its domain.
 
     Args:
-        model: The base.
-        queries: Of every domain.
-        examples: Their candidates.
-        adapters: By domain.
         within: Items of the adapted domain, [N] bool, to rank its queries alone among those of
             their candidates; None ranks every query among all of its candidates.
     """

@@ -54,11 +54,7 @@ class RetrieverAdaptation:
         self._best_step = 0
 
     def judge(self) -> Judged:
-        """Train an adapter on train, and rank held-out queries with and without it.
-
-        Raises:
-            ValueError: If the domain has too few users.
-        """
+        """Train an adapter on train, and rank held-out queries with and without it."""
         task, config = self.task, self.task.config.adapter
         model = load_base(
             task, task.config.workspace / f"train_{task.base}" / task.order / task.base
@@ -117,11 +113,7 @@ def max_history(task: Task) -> int:
 
 
 def load_base(task: Task, directory: Path) -> Model:
-    """Read a model over the workspace's catalogue.
-
-    Raises:
-        ValueError: If it was built from other data than the workspace holds.
-    """
+    """Read a model over the workspace's catalogue."""
     model = MODELS[task.base].load(directory, task.inputs.catalogue)
     if model.inputs.num_item_rows != task.inputs.sizes.num_item_rows:
         raise ValueError(
@@ -159,15 +151,7 @@ def measure(
     *,
     within: bool = False,
 ) -> RankingResult:
-    """Rank the catalogue for held-out queries.
-
-    Args:
-        task: What is adapted.
-        score: Scores of every item for a batch.
-        queries: Of one or more domains.
-        within: Whether queries of the domain rank its items alone, as they always do with
-            ``softmax_over = "domain"``.
-    """
+    """Rank the catalogue for held-out queries."""
     within = within or task.config.adapter.softmax_over == "domain"
     held_out, elsewhere = queries.held_out, ~torch.from_numpy(task.domains.own_items(task.domain))
 
@@ -188,11 +172,7 @@ def measure(
 
 
 def losses(task: Task, model: Model, split: Split) -> tuple[Callable[[int], Tensor], int]:
-    """Return the loss of each step on a domain's labels of a split, and the number of examples.
-
-    Raises:
-        ValueError: If the domain has no label there.
-    """
+    """Return the loss of each step on a domain's labels of a split, and the number of examples."""
     own, sequences = task.domains.own_items(task.domain), task.inputs.sequences
     size, seed, device = task.config.adapter.batch_size, task.config.seed, task.device
     if isinstance(model, TwoTower):

@@ -88,11 +88,7 @@ class Task:
         steps: TrainConfig,
         evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
     ) -> TrainResult:
-        """Train an adapter over its frozen base.
-
-        Raises:
-            UnstableTrainingError: If loss or gradients did not stay finite.
-        """
+        """Train an adapter over its frozen base."""
         title = f"{self.name} ({self.base}, {'judged' if evaluate else 'everything'})"
         try:
             with ProgressBar(title, visible=self.show_progress) as progress:

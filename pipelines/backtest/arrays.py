@@ -26,11 +26,7 @@ ORDER: TieOrder = "given"
 
 
 def models_of(config: RunConfig) -> tuple[str, ...]:
-    """Name the models of profile ``fast`` that a run fits.
-
-    Raises:
-        ValueError: ``backtest.models`` names one that cannot be replayed.
-    """
+    """Name the models of profile ``fast`` that a run fits."""
     if wrong := set(config.backtest.models) - set(REPLAYED):
         raise ValueError(
             f"backtest.models has {', '.join(sorted(wrong))}, which cannot be replayed; it may "
@@ -42,11 +38,7 @@ def models_of(config: RunConfig) -> tuple[str, ...]:
 
 
 def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
-    """Take what a replay needs of a run's configuration, in a workspace of its own.
-
-    Raises:
-        ValueError: A model has members that are trained apart, which no step can continue.
-    """
+    """Take what a replay needs of a run's configuration, in a workspace of its own."""
     if config.sequence.trained_apart and "incremental" in config.backtest.policies:
         raise ValueError(
             "backtest.policies has incremental, and members of the sequence model that are "
@@ -66,13 +58,7 @@ def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepared:
-    """Prepare the arrays of a replay.
-
-    Args:
-        config: The run's.
-        folder: Of the backtest.
-        show_progress: Whether stages draw bars.
-    """
+    """Prepare the arrays of a replay."""
     config = with_online_events(replayed_config(config, folder))
     models = config.backtest.models
     recipe = recipe_of(config, (*models, "blend_fast"), models)

@@ -35,11 +35,7 @@ ORDER_COLUMNS = ("sequence_index", "event_time")
 
 
 def events_digest(path: Path) -> str:
-    """Name the raw events by user, item and order, whatever file they came in.
-
-    Args:
-        path: The table of events that a data set's parser wrote (Parquet).
-    """
+    """Name the raw events by user, item and order, whatever file they came in."""
     events = pl.read_parquet(path)
     order = [name for name in ORDER_COLUMNS if name in events.columns]
     kept = events.select("user_id", "item_id", *order).sort("user_id", *order, "item_id")
@@ -54,13 +50,7 @@ def files_digest(paths: Sequence[Path]) -> str:
 
 
 def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:
-    """Take what shapes the models out of a run's configuration.
-
-    Args:
-        config: The run's.
-        rows: What is shown.
-        sources: What a blend merges.
-    """
+    """Take what shapes the models out of a run's configuration."""
     return Recipe(
         rows=tuple(rows),
         sources=tuple(sources),
@@ -92,14 +82,7 @@ def only_training(training: TrainingConfig) -> TrainingConfig:
 
 
 def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool) -> Prepared:
-    """Run the preparing stages and gather what they made.
-
-    Args:
-        name: Of the data set, as numbers are labelled.
-        config: The card's; its workspace is where the stages write.
-        recipe: What will be trained and measured.
-        show_progress: Whether stages draw bars.
-    """
+    """Run the preparing stages and gather what they made."""
     # IDs of behaviour come from the sequence model that is trained on the arrays.
     settings = replace(config.semantic_ids, source="content")
     config = with_dataset(replace(config, semantic_ids=settings))

@@ -43,18 +43,7 @@ class Backtest:
 def backtest(
     config: RunConfig, folder: Path, say: Callable[[str], None], *, show_progress: bool
 ) -> Backtest:
-    """Replay what is not replayed yet, measure, and write the page.
-
-    Args:
-        config: The run's.
-        folder: Of the backtest.
-        say: Writes a line of the log.
-        show_progress: Whether stages draw bars.
-
-    Raises:
-        ValueError: There is no past to replay, or the folder holds another replay.
-        ClusterError: The Ray cluster cannot be joined, or lost a task too often.
-    """
+    """Replay what is not replayed yet, measure, and write the page."""
     if config.engine == "ray":
         # On other machines it is found by its whole path.
         folder = folder.absolute()

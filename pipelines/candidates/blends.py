@@ -85,16 +85,7 @@ def source_lists(
     config: RunConfig,
     make: MakeLists = lists_by_source,
 ) -> SourceLists:
-    """Query every source for held-out events, as serving would.
-
-    Args:
-        sources: By model.
-        inputs: What queries are built from.
-        held_out: The events.
-        fitted_on: Inputs whose train split the sources were fitted on.
-        config: The run's.
-        make: Queries the sources, here or elsewhere.
-    """
+    """Query every source for held-out events, as serving would."""
     queries = EvaluationQueries(
         inputs=inputs, held_out=held_out, settings=retrieval_settings(config)
     )

@@ -30,20 +30,12 @@ READS = (
 
 
 def catalogue_of(config: RunConfig) -> tuple[ModelSpec, ...]:
-    """List the rows of the catalogue with those that a run takes from other packages.
-
-    Raises:
-        ValueError: One of them cannot be imported, or its name is taken.
-    """
+    """List the rows of the catalogue with those that a run takes from other packages."""
     return catalogue_with(config.outside_models())
 
 
 def outside_files(config: RunConfig) -> dict[str, Path]:
-    """Locate the code of models of other packages: all modules beside that of each row.
-
-    Raises:
-        ValueError: One of them cannot be imported, or its name is taken.
-    """
+    """Locate the code of models of other packages: all modules beside that of each row."""
     found = {}
     for name, address in config.outside_models().items():
         spec_at(name, address)
@@ -66,9 +58,6 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
     """Load the models of a tie order, by model; those that are off are left out.
 
     Trained models rank on the device that they are trained on.
-
-    Raises:
-        ValueError: The generative model was trained for other semantic IDs than the run's.
     """
     up_to, device = scored_up_to(context.config), device_named(context.config.device)
     artefact = context.inputs["build_semantic_ids"]

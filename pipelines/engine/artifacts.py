@@ -45,11 +45,7 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: Path) -> Manifest | None:
-        """Read the manifest of a stage of this version; None where it is not complete.
-
-        Raises:
-            ValueError: If it was written by another version.
-        """
+        """Read the manifest of a stage of this version; None where it is not complete."""
         found = cls.read(directory)
         if found is not None:
             found.check_format(directory)
@@ -70,11 +66,7 @@ class Manifest:
             ) from error
 
     def check_format(self, directory: Path) -> None:
-        """Refuse a stage directory that another version wrote.
-
-        Raises:
-            ValueError: Names both formats and what to do.
-        """
+        """Refuse a stage directory that another version wrote."""
         if self.format != FORMAT:
             workspace = directory.absolute().parent
             raise ValueError(
@@ -135,15 +127,7 @@ def begin(final: Path) -> Path:
 
 
 def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, Any]) -> Manifest:
-    """Complete a written directory and rename it into place.
-
-    Args:
-        manifest: Its ``files`` are ignored and filled in from what lies in ``partial``.
-        run: What may differ between two equal runs.
-
-    Returns:
-        The manifest as written.
-    """
+    """Complete a written directory and rename it into place."""
     paths = list(files_under(partial))
     names = {str(path.relative_to(partial)): path for path in paths}
     if reserved := {MANIFEST, RUN} & names.keys():
@@ -178,12 +162,6 @@ def sweep(folder: Path, stage: str = "*") -> list[str]:
     """Clear what a killed run left in a folder of artefacts, and finish a half-done rename.
 
     Only the holder of the workspace's lock, or of the stage's, may call this.
-
-    Args:
-        stage: Whose leftovers; by default those of all.
-
-    Returns:
-        The names of what was removed or finished.
     """
     swept = []
     for leftover in sorted(folder.glob(f"{PARTIAL}{stage}")):
@@ -206,11 +184,7 @@ def sweep(folder: Path, stage: str = "*") -> list[str]:
 
 
 def check_files(directory: Path, manifest: Manifest, *, contents: bool = False) -> None:
-    """Check that an artefact's files are all there, and with ``contents`` that none was altered.
-
-    Raises:
-        ValueError: Names the first file that is missing or altered.
-    """
+    """Check that an artefact's files are all there, and with ``contents`` that none was altered."""
     for name, digest in manifest.files.items():
         path = directory / name
         if not path.is_file():

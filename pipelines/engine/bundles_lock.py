@@ -18,11 +18,7 @@ PATIENCE_SECONDS = 60.0
 
 @contextmanager
 def publishing(bundles: Path, patience_seconds: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Hold the folder of bundles.
-
-    Raises:
-        WorkspaceBusyError: Another publisher held it all the time; names its process.
-    """
+    """Hold the folder of bundles."""
     path = bundles / LOCK
     with locked(path, wait=patience_seconds) as held:
         if not held:

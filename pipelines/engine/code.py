@@ -126,12 +126,7 @@ class SourceTree:
     """The four packages below a folder, each file read once."""
 
     def __init__(self, root: Path, kept: Path | None = None) -> None:
-        """List the files.
-
-        Args:
-            root: Folder of the packages.
-            kept: File that keeps what was read of each file, for the next process.
-        """
+        """List the files."""
         self.root = root
         self.modules: dict[str, str] = {}
         """File of each module by dotted name, from the root; a package's is its ``__init__``."""

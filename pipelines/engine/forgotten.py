@@ -28,21 +28,12 @@ def list_path(config: RunConfig) -> Path:
 
 
 def forgotten_users(config: RunConfig) -> ForgetList:
-    """Read a run's list; nobody where there is none.
-
-    Raises:
-        ValueError: It is no such list.
-    """
+    """Read a run's list; nobody where there is none."""
     return read_list(list_path(config))
 
 
 def read_list(path: Path) -> ForgetList:
-    """Read a list; nobody where there is none.
-
-    Raises:
-        ValueError: It is damaged or something else, or a key of it is missing: nobody may come
-            back because of it.
-    """
+    """Read a list; nobody where there is none."""
     if not path.exists():
         return ForgetList()
     try:
@@ -61,11 +52,7 @@ def read_list(path: Path) -> ForgetList:
 
 
 def add_to_list(path: Path, found: ForgetList) -> int:
-    """Add users with the unix ms at which they were forgotten; returns how many are new or later.
-
-    Raises:
-        ValueError: The file is no such list.
-    """
+    """Add forgotten users and return how many are new or were forgotten later than before."""
     if not found:
         return 0
     path.parent.mkdir(parents=True, exist_ok=True)

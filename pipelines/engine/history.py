@@ -111,12 +111,6 @@ def recorded(workspace: Path | None, command: str) -> Iterator[Recording]:
 
     A command that ends before there is a workspace leaves no line. A line that cannot be written
     fails a command that went well; the error of one that failed stays what it was.
-
-    Args:
-        workspace: None where the command reads its configuration first; ``Recording.at`` then.
-
-    Raises:
-        OSError: The line could not be written.
     """
     recording = Recording(command)
     if workspace is not None:
@@ -136,11 +130,7 @@ def append(workspace: Path, run: CommandRun) -> None:
 
 
 def read_history(workspace: Path, since: datetime | None = None) -> list[CommandRun]:
-    """Read the history, oldest first; a line that a kill cut off is left out.
-
-    Args:
-        since: Only what began then or later.
-    """
+    """Read the history, oldest first; a line that a kill cut off is left out."""
     path = workspace / HISTORY
     if not path.exists():
         return []

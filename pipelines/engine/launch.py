@@ -71,11 +71,7 @@ def has_ranks(config: RunConfig) -> bool:
 
 
 def called(stage: Stage, context: StageContext) -> StageRows:
-    """Run a stage's function, here or on several ranks as the configuration says.
-
-    Raises:
-        RankLostError: A rank ended or fell behind; says which, and where its log is.
-    """
+    """Run a stage's function, here or on several ranks as the configuration says."""
     if stage.on_ranks(context.config) and has_ranks(context.config):
         return on_ranks(stage, context)
     return stage.function(context)
@@ -180,15 +176,7 @@ def explained(
     failures: Mapping[int, Failure],
     machines: int = 1,
 ) -> Exception:
-    """Say in one error what became of the ranks.
-
-    Args:
-        stage: Name of the stage.
-        folder: Of the launch.
-        size: Number of ranks.
-        failures: The ranks that failed first.
-        machines: Their number; ranks of the others are known by what they wrote.
-    """
+    """Say in one error what became of the ranks."""
     # The launcher ends the others by SIGTERM; a library that gives up waiting aborts.
     ended = (-signal.SIGTERM, -signal.SIGABRT)
     for rank, (code, process, host) in sorted(failures.items()):

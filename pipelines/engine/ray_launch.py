@@ -26,15 +26,7 @@ def end_with_the_parent() -> None:
 
 
 def start_on_ray(folder: Path) -> dict[int, Failure]:
-    """Run the ranks of a launch on the cluster that its configuration names.
-
-    Returns:
-        The ranks that failed first; empty when all are done.
-
-    Raises:
-        ValueError: The cluster cannot have so many ranks.
-        ClusterError: It is not there, is full, or was lost.
-    """
+    """Run the ranks of a launch on the cluster that its configuration names."""
     with subprocess.Popen([sys.executable, "-m", PLACES, str(folder)]) as process:
         try:
             code = process.wait()

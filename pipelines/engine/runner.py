@@ -58,11 +58,7 @@ class StageOutcome:
 
 
 def pick_stages(stages: Sequence[Stage], only: Sequence[str], until: str | None) -> list[Stage]:
-    """Choose the stages of a run by name; all of them without a choice.
-
-    Raises:
-        ValueError: If a name is none of theirs; offers the nearest.
-    """
+    """Choose the stages of a run by name; all of them without a choice."""
     names = [stage.name for stage in stages]
     for wanted in [*only, *([until] if until else [])]:
         if wanted not in names:
@@ -74,11 +70,7 @@ def pick_stages(stages: Sequence[Stage], only: Sequence[str], until: str | None)
 
 
 def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
-    """Say what the stage's artefact would be made from.
-
-    Raises:
-        ValueError: If an artefact that it reads is not there.
-    """
+    """Say what the stage's artefact would be made from."""
     inputs = {}
     for name, path in stage.raw_files(config).items():
         if not path.is_file():
@@ -178,11 +170,7 @@ def run_stage(
     recorder: Recorder | None = None,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StageOutcome:
-    """Bring one stage's artefact up to date; the caller holds what it reads.
-
-    Args:
-        alone: Holds the artefact while it is made.
-    """
+    """Bring one stage's artefact up to date; the caller holds what it reads."""
     planned = plan(stage, config, workspace)
     context = replace(context_of(stage, config, workspace, planned), show_progress=show_progress)
 
@@ -252,22 +240,7 @@ def run_stages(
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
     side_by_side: bool = False,
 ) -> list[StageOutcome]:
-    """Run stages in order, alone in the workspace or beside other single stages.
-
-    Args:
-        stages: In the order of pipelines/stages/list.py.
-        force: Names of stages to make again even if nothing changed.
-        recorder: Where the runs of stages are tracked; nowhere by default.
-        started: Called with each stage as it begins.
-        finished: Called with each stage's outcome.
-        side_by_side: Hold only what the stages make and read, each while it runs, so that other
-            processes can run stages that do not depend on them.
-
-    Raises:
-        WorkspaceBusyError: If another run holds the workspace, or makes what a stage reads.
-        ValueError: If the configuration, the data or an artefact is at fault.
-        RefusedError: If a release check did not pass.
-    """
+    """Run stages in order, alone in the workspace or beside other single stages."""
     workspace = Workspace(config.workspace)
     outcomes = []
     with workspace.shared_lock() if side_by_side else workspace.lock():

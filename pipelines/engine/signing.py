@@ -26,11 +26,7 @@ class TamperedError(ValueError):
 
 
 def signing_key() -> bytes | None:
-    """Read the key; None where none is set.
-
-    Raises:
-        ValueError: The key is too short, or its file cannot be read.
-    """
+    """Read the key; None where none is set."""
     return secret(KEY, KEY_FILE, "signing key")
 
 
@@ -44,14 +40,7 @@ def signed(document: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
 
 
 def check_signature(document: Mapping[str, Any], key: bytes | None, where: Path | str) -> str:
-    """Verify a document, and say what was verified.
-
-    Returns:
-        ``signed``; ``unsigned``; or ``not verified``, where it is signed and no key is set.
-
-    Raises:
-        TamperedError: It was altered, or signed with another key.
-    """
+    """Verify a document, and say what was verified."""
     found = document.get(SIGNATURE)
     if found is None:
         return "unsigned"

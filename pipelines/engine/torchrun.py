@@ -64,14 +64,7 @@ class Failure(NamedTuple):
 
 
 def start(launch: Launch) -> dict[int, Failure]:
-    """Start this machine's ranks and wait for them.
-
-    Returns:
-        The ranks that failed first; empty when all are done.
-
-    Raises:
-        RankLostError: Another machine did not come in time.
-    """
+    """Start this machine's ranks and wait for them."""
     from torch.distributed import DistStoreError
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -36,11 +36,7 @@ from recsys.data.durable import append_line, locked, shared
 
 
 def check_writable(folder: Path, what: str, setting: str) -> None:
-    """Make a folder and prove that a file can be made in it.
-
-    Raises:
-        ValueError: Names the folder, the reason, and the setting that chooses another.
-    """
+    """Make a folder and prove that a file can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
@@ -103,11 +99,7 @@ class Workspace:
         return manifest
 
     def check_format(self) -> None:
-        """Refuse a folder whose stages were written by another version.
-
-        Raises:
-            ValueError: Names both formats and what to do.
-        """
+        """Refuse a folder whose stages were written by another version."""
         for path in sorted(self.path.glob(f"*/{MANIFEST}")):
             found = None
             with suppress(ValueError):
@@ -116,11 +108,7 @@ class Workspace:
                 found.check_format(path.parent)
 
     def check_writable(self) -> None:
-        """Make the folder and prove that a file can be made in it.
-
-        Raises:
-            ValueError: Says which folder cannot be written and what to do.
-        """
+        """Make the folder and prove that a file can be made in it."""
         check_writable(self.path, "the workspace", "--workspace (in the TOML file: workspace)")
 
     @contextmanager
@@ -128,13 +116,6 @@ class Workspace:
         """Hold the workspace for one run; clears what a killed run left.
 
         The kernel drops the lock with the process, so a killed run never leaves it locked.
-
-        Yields:
-            The names of the leftovers that were swept.
-
-        Raises:
-            WorkspaceBusyError: If another run holds it; names its process.
-            ValueError: If it cannot be written, or was written by another version.
         """
         self.check_writable()
         self.check_format()
@@ -160,12 +141,7 @@ class Workspace:
 
     @contextmanager
     def shared_lock(self) -> Iterator[None]:
-        """Hold the workspace together with others that run single stages.
-
-        Raises:
-            WorkspaceBusyError: If a whole run holds it; names its process.
-            ValueError: If it cannot be written, or was written by another version.
-        """
+        """Hold the workspace together with others that run single stages."""
         self.check_writable()
         self.check_format()
         with shared(self.path / "lock") as held:
@@ -176,11 +152,7 @@ class Workspace:
 
     @contextmanager
     def reading(self, stages: Sequence[str], reader: str) -> Iterator[None]:
-        """Hold artefacts as they are while a stage reads them.
-
-        Raises:
-            WorkspaceBusyError: One of them is being made; names its process.
-        """
+        """Hold artefacts as they are while a stage reads them."""
         with ExitStack() as stack:
             for name in stages:
                 path = self.path / "locks" / name
@@ -194,11 +166,7 @@ class Workspace:
 
     @contextmanager
     def making(self, stage: str) -> Iterator[None]:
-        """Hold a stage's artefact alone while it is made; clears what a killed one left.
-
-        Raises:
-            WorkspaceBusyError: It is being made or read by another process; names it.
-        """
+        """Hold a stage's artefact alone while it is made; clears what a killed one left."""
         path = self.path / "locks" / stage
         with locked(path, wait=False) as held:
             if not held:

@@ -200,8 +200,6 @@ def analyse_split(
 
     Args:
         lengths: Events of each user before the split, [U].
-        baseline: Model that the others are tested against.
-        seed: Of the resamples.
     """
     resamples = BootstrapConfig(num_resamples=config.num_resamples, seed=seed)
     first = next(iter(results.values()))

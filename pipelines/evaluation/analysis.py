@@ -126,11 +126,7 @@ class Analysis:
 
     @classmethod
     def load(cls, artefact: Path) -> Analysis:
-        """Read analysis.json of an artefact of evaluate.
-
-        Raises:
-            ValueError: If it has none.
-        """
+        """Read analysis.json of an artefact of evaluate."""
         path = artefact / ANALYSIS
         if not path.exists():
             raise ValueError(

@@ -39,12 +39,7 @@ SECONDS_TO_ANSWER = 60.0
 
 @contextmanager
 def ray_cluster(config: RayConfig) -> Iterator[RayRunner]:
-    """Join the cluster at ``config.address``, or start one on this machine until the block ends.
-
-    Raises:
-        ValueError: Ray is not installed, or the nodes have different versions.
-        ClusterError: Nothing answers at the address.
-    """
+    """Join the cluster at ``config.address``, or start one on this machine until the block ends."""
     if find_spec("ray") is None:
         raise ValueError('engine = "ray" needs Ray, which is not installed: pip install ray')
     os.environ.update({name: os.environ.get(name, value) for name, value in SETTINGS.items()})
@@ -81,11 +76,7 @@ def _join(config: RayConfig) -> None:
 
 
 def _check_answers(address: str, seconds: float = 5.0) -> None:
-    """Find out soon that nobody is there: Ray itself waits for minutes.
-
-    Raises:
-        ClusterError: Nothing answers.
-    """
+    """Find out soon that nobody is there: Ray itself waits for minutes."""
     place = urlsplit(address if "//" in address else f"//{address}")
     if place.hostname is None or place.port is None:
         return
@@ -121,12 +112,7 @@ class RayRunner:
     def __call__(
         self, function: Callable[[Part], Result], tasks: Iterable[Part], /
     ) -> Iterator[Result]:
-        """Run tasks.
-
-        Raises:
-            ClusterError: A task was lost more often than is retried.
-            Exception: What the function raised; names the node in its notes.
-        """
+        """Run tasks."""
         # Ray counts a processor for each task, so none takes more.
         one = {"env_vars": {THREADS: "1", "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}}
         remote = self._ray.remote(num_cpus=1, max_retries=self._config.retries, runtime_env=one)(
@@ -212,11 +198,7 @@ def own_versions() -> dict[str, str]:
 
 
 def check_versions(everyone: Iterable[Mapping[str, str]]) -> None:
-    """Refuse nodes whose libraries differ: what they write would.
-
-    Raises:
-        ValueError: Names the nodes and the versions.
-    """
+    """Refuse nodes whose libraries differ: what they write would."""
     found = list(everyone)
     for name in found[0] if found else ():
         versions: dict[str, list[str]] = {}

@@ -48,15 +48,7 @@ class Place(NamedTuple):
 
 
 def bundle_of(config: RunConfig, resources: Mapping[str, float]) -> dict[str, float]:
-    """Say what a rank takes of a cluster.
-
-    Args:
-        config: The run's.
-        resources: Of the cluster, by Ray's names.
-
-    Raises:
-        ValueError: The cluster has too little of it.
-    """
+    """Say what a rank takes of a cluster."""
     ranks, needed = config.ray.ranks, {"CPU": float(config.ray.cpus_per_rank)}
     if config.device != "cpu" and resources.get("GPU", 0):
         needed["GPU"] = 1.0
@@ -82,12 +74,7 @@ def place_here() -> Place:
 
 
 def variables_of(places: Sequence[Place], cpus: int) -> list[dict[str, str]]:
-    """Set what torch's launcher sets for each rank; ranks of a node follow each other.
-
-    Args:
-        places: Of the ranks, in their order.
-        cpus: Of each rank.
-    """
+    """Set what torch's launcher sets for each rank; ranks of a node follow each other."""
     nodes = [place.node for place in places]
     # Ranks of one machine need no network.
     local = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
@@ -127,12 +114,7 @@ class Placed:
     """Ranks in the bundles of a placement group."""
 
     def __init__(self, run: RayRunner, folder: Path, config: RunConfig) -> None:
-        """Reserve the bundles.
-
-        Raises:
-            ValueError: The cluster has too little for so many ranks.
-            ClusterError: What it has was not free in time.
-        """
+        """Reserve the bundles."""
         import ray
 
         self._ray, self._folder, self._config = ray, folder, config

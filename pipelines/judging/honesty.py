@@ -22,13 +22,7 @@ LEFT_OUT = 0.2
 
 
 def honesty(recommender: Recommender, *, num_users: int, k: int, seed: int) -> dict[str, Any]:
-    """Hold the explanations of random users' lists against other histories.
-
-    Returns:
-        ``num_slots``, the share of them ``with_items`` named, how often these ``hold`` (a place is
-        worse without them), how often as many random items do, and how both are separated by the
-        places that are lost.
-    """
+    """Hold the explanations of random users' lists against other histories."""
     rng = np.random.default_rng(seed)
     ids = recommender.bundle.users.user_ids
     chosen = rng.permutation(np.arange(1, len(ids)))[:num_users]

@@ -66,11 +66,7 @@ class LanguageJudge:
     first_failure: str | None = None
 
     def __call__(self, lists: Tensor, users: Tensor) -> Tensor:
-        """Score lists [L, k] of user rows [L].
-
-        Raises:
-            ValueError: pydantic-evals is not installed, or the model answered nothing.
-        """
+        """Score lists [L, k] of user rows [L]."""
         try:
             from pydantic_evals import Case, Dataset
             from pydantic_evals.evaluators import Evaluator, EvaluatorContext
@@ -116,11 +112,7 @@ class LanguageJudge:
         return json.dumps(named, ensure_ascii=False)
 
     def score(self, text: str) -> float:
-        """Ask about one list.
-
-        Raises:
-            ValueError: There is no answer, or it holds no score.
-        """
+        """Ask about one list."""
         answer = _Answer(self.cost)
         self.model.complete_json([Prompt(RUBRIC, text)], SCHEMA, max_tokens=MAX_TOKENS, log=answer)
         if isinstance(answer.found, Exception):

@@ -75,11 +75,7 @@ class Judged:
 
 
 def read_lists(workspace: Path, *, k: int, num_users: int, seed: int) -> Judged:
-    """Read the lists that evaluate kept for validation.
-
-    Raises:
-        ValueError: The run has none; says what to run.
-    """
+    """Read the lists that evaluate kept for validation."""
     features = workspace / "build_features"
     if not features.is_dir():
         raise ValueError(f"{workspace} has no build_features; run recsys run there first")
@@ -179,12 +175,6 @@ def judge_lists(
     """Judge a run's lists by every rubric, and by a language model where one is given.
 
     Writes the document that a release gate reads.
-
-    Args:
-        num_by_model: Users whose lists the language model judges: those of the served model and
-            of popularity, reversed, halved and planted.
-        num_explained: Users whose lists' explanations are held against other histories, where the
-            run has a bundle.
     """
     judged = read_lists(workspace, k=k, num_users=num_users, seed=seed)
     if not len(judged.users):

@@ -39,15 +39,7 @@ def leave_out_forgotten(
     until: ForgetList,
     columns: Mapping[str, str],
 ) -> tuple[PartitionsManifest, int]:
-    """Rewrite the partitions that hold rows of forgotten users, and let them count.
-
-    Args:
-        until: The list of forgotten users.
-        columns: Our column -> the files', as quarantined rows have them.
-
-    Returns:
-        The manifest as it was written, and how many rows went.
-    """
+    """Rewrite the partitions that hold rows of forgotten users, and let them count."""
     if not until:
         return manifest, 0
     users, digest, removed = ForgottenUsers(until), digest_of_json(dict(until.moments)), 0
@@ -66,11 +58,7 @@ def leave_out_forgotten(
 
 
 def forget_in_partitions(workspace: Path, until: ForgetList, columns: Mapping[str, str]) -> int:
-    """Take forgotten users out of a workspace's partitions; returns how many rows went.
-
-    Raises:
-        WorkspaceBusyError: Another process reads partitions into the workspace.
-    """
+    """Take forgotten users out of a workspace's partitions; returns how many rows went."""
     folder = workspace / FOLDER
     if not (folder / MANIFEST).exists():
         return 0

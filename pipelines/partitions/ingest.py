@@ -111,19 +111,7 @@ def ingest(
     accepted: Collection[str] = (),
     until: str | None = None,
 ) -> IngestReport:
-    """Read what has changed since the last call.
-
-    Args:
-        config: The run's, with ``data.partitions``.
-        say: Writes a line of the log.
-        dry: Only list what would be read.
-        accepted: Keys of partitions whose columns may differ from those before.
-        until: Leave later days as they are, such as 2026-11-22.
-
-    Raises:
-        ValueError: The source cannot be listed, or paths have no dates.
-        WorkspaceBusyError: Another call reads into the workspace.
-    """
+    """Read what has changed since the last call."""
     data = config.data
     if data.partitions is None:
         raise ValueError(

@@ -81,11 +81,7 @@ class PartitionsManifest:
 
     @classmethod
     def read(cls, workspace: Path) -> PartitionsManifest | None:
-        """Read a workspace's manifest; None where no partition was read.
-
-        Raises:
-            ValueError: It is damaged, or of another version.
-        """
+        """Read a workspace's manifest; None where no partition was read."""
         path = workspace / FOLDER / MANIFEST
         if not path.exists():
             return None
@@ -155,11 +151,7 @@ class PartitionsManifest:
         return {key: one.digest for key, one in self.partitions.items()}
 
     def files(self, workspace: Path) -> list[Path]:
-        """List the clean files of all partitions, in the order of their keys.
-
-        Raises:
-            ValueError: A partition's folder is missing.
-        """
+        """List the clean files of all partitions, in the order of their keys."""
         paths: list[Path] = []
         for key, partition in sorted(self.partitions.items()):
             folder = folder_of(workspace, key, partition.revision)

@@ -112,12 +112,7 @@ class Reader:
             )
 
     def read(self, request: Request) -> Reply:
-        """Check and clean a partition's files.
-
-        Raises:
-            ReadingFailedError: They ended the process that reads, or it has too little memory.
-            OSError: The disk is full or failed.
-        """
+        """Check and clean a partition's files."""
         self.start()
         process = self._process
         assert process is not None
@@ -212,12 +207,7 @@ def _reply(document: Mapping[str, Any]) -> Reply:
 
 
 def read_partition(request: Request) -> Reply:
-    """Compare the columns before any row is read, then clean the rows.
-
-    Raises:
-        MemoryError: There is too little of it.
-        OSError: The disk is full or failed.
-    """
+    """Compare the columns before any row is read, then clean the rows."""
     if changes := _schema_changes(request):
         return Reply(changes=changes)
     try:

@@ -43,21 +43,13 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A place with partitions.
-
-    Raises:
-        ValueError: The store's driver is missing, or its address is wrong; says what to do.
-    """
+    """A place with partitions."""
 
     place: str
     """A folder, a glob, or a URL of either."""
 
     def partitions(self) -> dict[str, tuple[SourceFile, ...]]:
-        """List the files of each partition, by key (2026-11-22 or 2026-11-22T13), in order.
-
-        Raises:
-            ValueError: The place cannot be listed, or a file's path has no date.
-        """
+        """List the files of each partition, by key (2026-11-22 or 2026-11-22T13), in order."""
         filesystem, root = self._opened()
         try:
             # A listing that is kept from an earlier call would hide new partitions.
@@ -79,14 +71,7 @@ class Source:
         return {key: tuple(files[key]) for key in sorted(files)}
 
     def fetch(self, file: SourceFile, to: Path) -> str:
-        """Copy a file here.
-
-        Returns:
-            Its SHA-256 in hex.
-
-        Raises:
-            ValueError: It is gone, or cannot be read.
-        """
+        """Copy a file here."""
         filesystem, _ = self._opened()
         digest = hashlib.sha256()
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +131,7 @@ def _described(path: str, info: Mapping[str, Any]) -> SourceFile:
 
 
 def key_of(relative: str, place: str) -> str:
-    """Read a partition's key from a path.
-
-    Raises:
-        ValueError: It has no date; says what is allowed.
-    """
+    """Read a partition's key from a path."""
     for found in _DATE.finditer(relative):
         parts = [int(found[name]) for name in ("year", "month", "day")]
         try:

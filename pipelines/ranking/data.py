@@ -68,16 +68,7 @@ def ranking_data(
     reads_demand: bool,
     run: RayRunner | None = None,
 ) -> RankingData:
-    """Build the examples of a tie order.
-
-    Args:
-        sources: Of profile ``fast``, fitted on train.
-        reads_demand: Whether the profile's blend does, so that this one is like it.
-        run: Cluster that makes the lists of candidates; None makes them here.
-
-    Raises:
-        TooLittleDataError: If too few held-back events are among the candidates.
-    """
+    """Build the examples of a tie order."""
     config, features = context.config, context.inputs["build_features"]
     held_back = hold_back(inputs, config.ranker_training, config.seed)
     check_enough(len(held_back.held_out.positions), config)

@@ -109,9 +109,6 @@ def fit_ranker(
     """Train on nine users of ten; the others select the epoch and calibrate.
 
     The loss of impressions, where there are any, is added.
-
-    Raises:
-        ValueError: If a task has one class only among the queries that calibrate.
     """
     training = config.ranker_training
     device, metric = run.device, config.evaluation.primary_metric

@@ -96,12 +96,7 @@ def hold_back(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> H
 def refitted_sources(
     context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...], *, save: bool
 ) -> dict[str, Source]:
-    """Refit retrievers without the held-back events; a killed training resumes.
-
-    Args:
-        names: Models, as ``load_sources`` names them; no generative one.
-        save: Whether the models are written as well, into ``REFITTED``.
-    """
+    """Refit retrievers without the held-back events; a killed training resumes."""
     config = context.config
     # Profile fast, whose candidates are ranked, has only the first member of an ensemble.
     config = replace(config, sequence=of_first(config.sequence))

@@ -64,14 +64,7 @@ def cluster_of(context: StageContext) -> Iterator[RayRunner | None]:
 def maker(
     run: RayRunner | None, context: StageContext, order: str, *, held_back: bool
 ) -> Callable[[Mapping[str, Source], EvaluationQueries], Lists]:
-    """Choose what queries sources: a cluster, or this process.
-
-    Args:
-        run: The cluster, if there is one.
-        context: Of the stage.
-        order: Of tied times.
-        held_back: Whether the sources are those of ``saved_refits``, or those that the stage reads.
-    """
+    """Choose what queries sources: a cluster, or this process."""
     if run is None:
         return lists_by_source
     folders = {name: context.inputs[name] for name in READS if name in context.inputs}

@@ -51,10 +51,6 @@ def shown_lists(
 
     Args:
         ends: Where each user's events end that the retrievers were fitted on, [U].
-        tasks: ``next``, ``like`` or types of events, T names.
-
-    Returns:
-        None where nothing was shown or events have no times.
     """
     sequences, training = inputs.sequences, config.ranker_training
     if sequences.times is None or not (features / FOLDER).exists():

@@ -90,11 +90,7 @@ KEYS = {"home": "user_id", "related": "item_id"}
 
 
 def key_of(surface: str, recommender: Recommender) -> str:
-    """Say whether a surface makes lists for users or for items.
-
-    Raises:
-        ValueError: There is no such surface, or it is for what a request alone knows.
-    """
+    """Say whether a surface makes lists for users or for items."""
     bundle, named = recommender.bundle, recommender.configuration.surfaces
     surfaces = surfaces_of(bundle.exclude_history, named)
     usable = [name for name, one in surfaces.items() if one.kind in KEYS]
@@ -107,12 +103,7 @@ def key_of(surface: str, recommender: Recommender) -> str:
 
 
 def keys_of(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
-    """List whom to make lists for, each once.
-
-    Raises:
-        ValueError: There is nobody, the surface takes others, or the bundle has no times to tell
-            who was active.
-    """
+    """List whom to make lists for, each once."""
     users = bundle.users
     if request.keys_are not in (None, key):
         options = "--items" if key == "item_id" else "--users or --active-since"
@@ -145,11 +136,7 @@ def keys_of(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
 
 
 def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], version: str) -> Job:
-    """Settle a job; what its folder says of the time and the size of parts stays.
-
-    Raises:
-        ValueError: The folder holds lists of another job; names what differs.
-    """
+    """Settle a job; what its folder says of the time and the size of parts stays."""
     bundle, out = recommender.bundle, Path(request.out)
     found = read_manifest(out)
     earlier = found["job"] if found else {}
@@ -182,11 +169,7 @@ def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], v
 
 
 def check_same(out: Path, earlier: Mapping[str, Any], job: Mapping[str, Any]) -> None:
-    """Refuse to mix lists of two jobs.
-
-    Raises:
-        ValueError: Names what differs, with both values.
-    """
+    """Refuse to mix lists of two jobs."""
     names = [name for name in job if earlier.get(name) != job[name]]
     if names:
         differences = "; ".join(
@@ -199,11 +182,7 @@ def check_same(out: Path, earlier: Mapping[str, Any], job: Mapping[str, Any]) ->
 
 
 def read_manifest(out: Path) -> dict[str, Any] | None:
-    """Read what a folder holds; None where nothing was begun.
-
-    Raises:
-        ValueError: The folder has files of something else, or a manifest that cannot be read.
-    """
+    """Read what a folder holds; None where nothing was begun."""
     path = out / MANIFEST
     if not path.exists():
         if out.is_dir() and any(not one.name.startswith(".") for one in out.iterdir()):

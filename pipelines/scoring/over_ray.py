@@ -35,15 +35,7 @@ def make_parts(
     keys: Sequence[str],
     report: Callable[[dict[str, Any]], object],
 ) -> tuple[dict[int, Part], float]:
-    """Make all parts that are not there.
-
-    Returns:
-        The parts, and the seconds of CPUs that tasks took.
-
-    Raises:
-        ValueError: The cluster cannot be used, or a node lacks the bundle or the folder.
-        ClusterError: A part's process was lost too often.
-    """
+    """Make all parts that are not there."""
     parts: dict[int, Part] = {}
     request = replace(request, out=str(Path(request.out).absolute()))
     out, missing = Path(request.out), list[int]()
@@ -70,14 +62,7 @@ def make_parts(
 
 
 def part_on_node(task: tuple[ScoreRequest, Job, int, Sequence[str]]) -> tuple[Part, float]:
-    """Make a part where this runs.
-
-    Returns:
-        The part, and seconds of CPU.
-
-    Raises:
-        ValueError: Bundle, configuration or folder are not here, or not those of the job.
-    """
+    """Make a part where this runs."""
     request, job, number, keys = task
     try:
         return _part(request, job, number, keys)

@@ -74,12 +74,7 @@ def make_part(
     out: Path,
     progressed: Callable[[int], object] = lambda _: None,
 ) -> Part:
-    """Make the lists of a part and put its file in place.
-
-    Args:
-        keys: Of this part alone.
-        progressed: Called now and then with the number of lists made since.
-    """
+    """Make the lists of a part and put its file in place."""
     lists = Lists(recommender, job, number)
     unreported = 0
     for key in keys:

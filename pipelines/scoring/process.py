@@ -34,14 +34,7 @@ from serving.surfaces import surfaces_of
 
 
 def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
-    """Make every list that is missing.
-
-    Returns:
-        Numbers for the log line.
-
-    Raises:
-        ValueError: What is wrong with the bundle, the folder or the options.
-    """
+    """Make every list that is missing."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
     config = None if request.config is None else Path(request.config)
@@ -108,11 +101,7 @@ def summed(job: Job, parts: list[Part]) -> dict[str, Any]:
 
 
 def check_request(job: Job, recommender: Recommender) -> None:
-    """Refuse options that every request would fail with.
-
-    Raises:
-        ValueError: Names the field, and what is allowed.
-    """
+    """Refuse options that every request would fail with."""
     surfaces = surfaces_of(recommender.bundle.exclude_history, recommender.configuration.surfaces)
     try:
         fitted(Request.model_validate(job.request("1")), surfaces[job.surface])

@@ -32,21 +32,7 @@ def score(
     *,
     keys: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Make the lists of a job that are missing.
-
-    Args:
-        keys: User ids (for ``similar`` item ids); None takes all that the bundle has.
-        report: Each message of the process: ``lists_in_all``, then ``lists`` made since the last
-            one, each ``part`` that is there, and a part that was ``lost`` with its worker.
-
-    Returns:
-        Numbers of the job and of this run (`pipelines.scoring.process.score`).
-
-    Raises:
-        ValueError: What is wrong with the bundle, the folder, the options, or too many lists.
-        ClusterError: Nodes of the Ray cluster were lost too often.
-        WorkspaceBusyError: Another run works in the folder.
-    """
+    """Make the lists of a job that are missing."""
     out = Path(request.out)
     check_writable(out, "the folder of lists", "--out")
     with locked(out / LOCK, wait=False) as held:

@@ -59,11 +59,7 @@ class Workers:
         self.parts: dict[int, Part] = {}
 
     def run(self, parts: Iterable[int], num_workers: int) -> dict[int, Part]:
-        """Make all parts that are not there.
-
-        Raises:
-            ValueError: Workers died of the same part twice; names it and how they died.
-        """
+        """Make all parts that are not there."""
         self._waiting.extend(parts)
         gc.collect()
         gc.freeze()

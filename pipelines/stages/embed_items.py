@@ -120,11 +120,6 @@ def embed_items(
 
     An item's text gains the attributes that enrichment found for it, with ``enrichment.gate`` only
     those by which retrieval gains; its columns stand behind the text's vector.
-
-    Args:
-        context: The run's.
-        columns: How columns were encoded before; None looks at the catalogue.
-        keep: The attributes that were read before; None chooses.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")

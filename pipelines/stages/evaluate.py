@@ -105,17 +105,7 @@ class Blending(NamedTuple):
 
 
 def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
-    """Lay out one row for each user and held-out item.
-
-    Args:
-        results: By model.
-        listed: Items of each list to keep.
-        run: Digest of what the results were made from.
-
-    Returns:
-        user_row, item_row (the held-out one), ``rank_<model>`` from 1 (null where the model
-        cannot recommend it), ``top_k_<model>`` item rows best first, run.
-    """
+    """Lay out one row for each user and held-out item."""
     first = next(iter(results.values()))
     queries = first.targets.segments().numpy()
     columns: dict[str, pl.Series] = {

@@ -46,8 +46,6 @@ def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any
 
     Args:
         values: Metric of the ranker's order, [U]; NaN without a target.
-        blend_values: Of the blend's, each half of the users by weights fitted on the other.
-        metric: Its name.
     """
     differences = values - blend_values
     differences = differences[~differences.isnan()]
@@ -79,20 +77,7 @@ def trained(
     name: str,
     curve_file: Path | None = None,
 ) -> tuple[Ranker, TrainResult, Curve]:
-    """Train the ranker that a config describes; a killed training resumes.
-
-    Args:
-        context: Of the stage.
-        order: Of tied times.
-        inputs: Of that order.
-        data: What it learns from.
-        config: What describes it.
-        name: Of its curve.
-        curve_file: Where that is kept meanwhile.
-
-    Raises:
-        TooLittleDataError: If it cannot be calibrated.
-    """
+    """Train the ranker that a config describes; a killed training resumes."""
     trunk, sources = config.ranker.trunk, data.builder.blend.sources
     model = make_ranker(inputs, data.item_counts, config, data.tasks, sources, data.num_slots)
     with training_run(

@@ -70,20 +70,7 @@ def tune(
     *,
     show_progress: bool = False,
 ) -> dict[str, Any]:
-    """Run trials until there are enough, and return the document of ``tune.json``.
-
-    Args:
-        config: The run's; its settings are trial 0.
-        space: What trials vary.
-        tuning: How many, how long, how many at a time.
-        folder: Of the trials.
-        say: Writes a line of the log.
-        show_progress: Whether stages draw bars.
-
-    Raises:
-        ValueError: The model is off, the metric unknown, or the folder holds other trials.
-        ClusterError: The Ray cluster cannot be joined, or lost a task too often.
-    """
+    """Run trials until there are enough, and return the document of ``tune.json``."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK):
@@ -140,11 +127,7 @@ class Study:
         self.outcomes = self._journal()
 
     def recipe(self, values: dict[str, Any]) -> Recipe:
-        """Resolve the settings of a trial.
-
-        Raises:
-            ValueError: Values that a model refuses.
-        """
+        """Resolve the settings of a trial."""
         return recipe_of(self._config(values), (self.row,), self.sources)
 
     def _config(self, values: dict[str, Any]) -> RunConfig:
@@ -153,11 +136,7 @@ class Study:
         return validate(RunConfig, table, f"--over with {values}")
 
     def _journal(self) -> list[Outcome]:
-        """Read the trials of earlier calls.
-
-        Raises:
-            ValueError: They are of other data, settings or another metric.
-        """
+        """Read the trials of earlier calls."""
         path = self.folder / JOURNAL
         if not path.exists():
             path.write_text(json.dumps(self.about) + "\n")
@@ -176,11 +155,7 @@ class Study:
         return [Outcome(**json.loads(line)) for line in whole]
 
     def trial(self, number: int, values: dict[str, Any]) -> Trial:
-        """Describe a trial.
-
-        Raises:
-            ValueError: Values that a model refuses.
-        """
+        """Describe a trial."""
         return Trial(
             number=number,
             arrays=str(self.folder / "arrays"),
@@ -269,11 +244,7 @@ class Study:
         return found
 
     def document(self) -> dict[str, Any]:
-        """Compare the best trial with the present settings, and write what was found.
-
-        Raises:
-            ValueError: No trial succeeded.
-        """
+        """Compare the best trial with the present settings, and write what was found."""
         done = [one for one in self.outcomes if one.metric is not None]
         present = next((one for one in done if one.number == 0), None)
         if present is None:

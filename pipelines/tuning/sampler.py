@@ -16,11 +16,7 @@ class Sampler:
     """Proposes values and learns from what they gave; trials may run at a time."""
 
     def __init__(self, space: Sequence[Setting], seed: int) -> None:
-        """Begin.
-
-        Raises:
-            ValueError: Optuna is not installed.
-        """
+        """Begin."""
         if find_spec("optuna") is None:
             raise ValueError("recsys tune needs Optuna, which is not installed: pip install optuna")
         import optuna

@@ -55,11 +55,7 @@ class Setting:
 
 
 def parse_setting(text: str) -> Setting:
-    """Read one ``--over``.
-
-    Raises:
-        ValueError: It is no range and no list, or its section shapes no model.
-    """
+    """Read one ``--over``."""
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not key or not values:
         raise ValueError(f"--over {text!r}: {FORM}")
@@ -93,11 +89,7 @@ def _value(text: str, whole: str) -> Any:
 
 
 def parse_space(texts: Sequence[str]) -> tuple[Setting, ...]:
-    """Read every ``--over``.
-
-    Raises:
-        ValueError: One cannot be read, or a key is named twice.
-    """
+    """Read every ``--over``."""
     space = tuple(parse_setting(text) for text in texts)
     if not space:
         raise ValueError(f"name at least one setting to vary: --over ...; {FORM}")

@@ -84,11 +84,7 @@ class Outcome:
 
 
 def run_trial(trial: Trial) -> tuple[int, float | None, float, str | None]:
-    """Fit and measure.
-
-    Returns:
-        The trial's number, the metric, the seconds, and why there is no metric.
-    """
+    """Fit and measure."""
     begin = time.perf_counter()
     try:
         result = run_once(arrays(trial.arrays, trial.recipe), trial.folder, trial.settings())
