@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from pipelines.config.release import ReleaseConfig
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Sequences
+from recsys.data.dataset import Sequences, Split
 from recsys.data.durable import replace_file
 from recsys.data.held_out import HeldOut, ragged
 from serving.bundle.manifest import CURRENT
@@ -101,20 +101,23 @@ def answers_file(bundles: Path, version: str) -> Path:
     return bundles / f"answers-{version}.parquet"
 
 
-def answers_of(table: pl.DataFrame, row: str, run: RunEvents) -> pl.DataFrame:
-    """Lay out a run's answers to its test queries, by ids that outlive it.
+def answers_of(
+    table: pl.DataFrame, row: str, run: RunEvents, split: Split = "test"
+) -> pl.DataFrame:
+    """Lay out a run's answers to its held-out queries, by ids that outlive it.
 
     Args:
         table: Of the stage evaluate, a row for each user and held-out item.
         row: Which list is served, such as ``blend``.
         run: Its events.
+        split: Of the table.
 
     Returns:
         user_id, item_id, place (events of the user before the query), rank (null where the item is
         not listed), and of this run: user_row, item_row, position.
     """
     sequences = run.sequences
-    positions = HeldOut.of(sequences, "test").positions
+    positions = HeldOut.of(sequences, split).positions
     users = sequences.users_of(positions)
     places = positions - np.asarray(sequences.offsets)[users]
     queries = pl.DataFrame({"user_row": users, "position": positions, "place": places})
@@ -167,11 +170,10 @@ def same_queries(
         config: How many, and by how long lists.
         seed: Draws them.
     """
-    stored = _stored(answers, answers_file(bundles, champion))
-    users = stored["user_row"].unique().to_numpy()
-    if len(users) >= config.min_compared:
-        kept = _of_users(stored, _drawn(users, config.max_compared, seed))
-        return _paired(kept, run)
+    before = read_answers(bundles, champion)
+    stored = same_stored_queries(answers, before, run, config=config, seed=seed)
+    if len(stored) >= config.min_compared:
+        return stored
     recommender = Recommender.load(bundles / CURRENT)
     known = recommender.bundle.users
     queried = answers.unique("user_row", keep="first", maintain_order=True)
@@ -201,11 +203,17 @@ def _ahead(run: RunEvents, users: Users) -> float:
     return 1 - float(both.sum()) / max(1, int(theirs.sum()))
 
 
-def _stored(answers: pl.DataFrame, path: Path) -> pl.DataFrame:
+def read_answers(bundles: Path, version: str) -> pl.DataFrame | None:
+    """Read what a release's evaluated models answered; None if that was not kept."""
+    path = answers_file(bundles, version)
+    return pl.read_parquet(path) if path.exists() else None
+
+
+def same_answers(answers: pl.DataFrame, champion: pl.DataFrame | None) -> pl.DataFrame:
     """Join the champion's evaluation; a user counts if all held-out items are the same."""
-    if not path.exists():
+    if champion is None:
         return answers.clear().with_columns(pl.lit(None, pl.Int64).alias("champion"))
-    before = pl.read_parquet(path).rename({"rank": "champion"})
+    before = champion.select(*KEY, pl.col("rank").alias("champion"))
     joined = answers.join(before, on=KEY)
     both, ours, theirs = (
         frame.group_by("user_id").len(name)
@@ -215,6 +223,20 @@ def _stored(answers: pl.DataFrame, path: Path) -> pl.DataFrame:
     same = counts.filter(pl.col("both") == pl.col("ours"), pl.col("both") == pl.col("theirs"))
     kept = joined.join(same, on="user_id", how="semi")
     return kept.select(*answers.columns, pl.col("champion").cast(pl.Int64))
+
+
+def same_stored_queries(
+    answers: pl.DataFrame,
+    champion: pl.DataFrame | None,
+    run: RunEvents,
+    *,
+    config: ReleaseConfig,
+    seed: int,
+) -> SameQueries:
+    """Pair two evaluations' answers to the same queries, at most ``max_compared`` of them."""
+    stored = same_answers(answers, champion)
+    users = stored["user_row"].unique().to_numpy()
+    return _paired(_of_users(stored, _drawn(users, config.max_compared, seed)), run)
 
 
 def _drawn(user_rows: Rows, limit: int, seed: int) -> Rows:

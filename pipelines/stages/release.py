@@ -35,6 +35,7 @@ from pipelines.publishing.explain import lines_of, power_of, words_of
 from pipelines.publishing.gate.gate import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
 from pipelines.publishing.item_properties import item_properties
+from pipelines.publishing.pair import item_domains
 from pipelines.publishing.promotion import note_release, served_base
 from pipelines.publishing.released import (
     bounds_of,
@@ -128,10 +129,7 @@ def compared_with(
         config=config.release,
         seed=config.seed,
     )
-    items = pl.read_parquet(features / "items.parquet").sort("item_row")
-    domains: list[str] = []
-    if "domain" in items.columns:
-        domains = ["", *items["domain"].cast(pl.String).fill_null("")]
+    domains = item_domains(pl.read_parquet(features / "items.parquet"))
     found = compare(queries, inputs.item_counts("train"), config.release, domains)
     log.print(
         f"champion {champion.version} on the same {len(queries)} queries: {found.decision}",
