@@ -18,7 +18,6 @@ GROUPS = {
     "data": ("data", "Data sets: list, fetch, describe, configure."),
     "ids": ("semantic_ids", "Semantic IDs: train, append, compare."),
     "config": ("online.control", "A server's surfaces, rules and experiments: check."),
-    "kernels": ("kernels", "GPU kernels: tune, inspect."),
     "keys": ("online.keys", "Keys of a server's clients: add, list, remove."),
     "events": ("online.events", "What a server collected: export it for training."),
     "users": ("online.users", "People in a run and its server: forget them."),

@@ -244,7 +244,7 @@ def check_kernels(environment: Environment) -> CheckResult:
     tuned = bool(probe.values["tuned"])
     found += [] if tuned else ["untuned"]
     is_whole = len(running) == len(probe.values["uses"])
-    fix = "unset RECSYS_KERNELS_OFF" if not is_whole else None if tuned else "recsys kernels tune"
+    fix = "unset RECSYS_KERNELS_OFF" if not is_whole else None
     status: Status = "ok" if is_whole and tuned else "warn"
     return CheckResult("kernels", status, "; ".join(found), wanted, fix=fix)
 

@@ -1,9 +1,9 @@
 """Which configuration a kernel runs with: measured per device, kept on disk, shipped for some.
 
 A configuration is a few whole numbers (tile sizes, warps), looked up by kernel, shape class and
-type on the device at hand. First what ``recsys kernels tune`` found on this machine, in the user's
-cache folder; then what the package ships in ``tuned/``; else the kernel's own default. An entry
-counts only while the kernel's sources are those it was measured with.
+type on the device at hand. First what `tests/benchmarks/kernels/tune.py` found on this machine, in
+the cache folder of the user; then what the package ships in ``tuned/``; else the default of the
+kernel. An entry counts only while the sources of the kernel are those it was measured with.
 
 A kernel asks in two lines, in the file that launches it, where ``default`` is what it would use
 without tuning:
@@ -20,18 +20,15 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from recsys.data.durable import locked, write_durably
 
 logger = logging.getLogger(__name__)
 
@@ -54,16 +51,6 @@ class Question:
     def name(self) -> str:
         """Under which the answer is kept."""
         return f"{self.kernel}|{self.shapes}|{str(self.dtype).removeprefix('torch.')}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """The best configuration found for a question, with its time and the default's."""
-
-    question: Question
-    config: Config
-    ms: float
-    default_ms: float
 
 
 _answers: dict[tuple[str, str, torch.dtype, torch.device | str], Config | None] = {}
@@ -153,8 +140,8 @@ def entries(path: Path) -> Mapping[str, Any]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning(
-            "kernel_tuning_ignored path=%s reason=%r; kernels run with their defaults, "
-            "`recsys kernels tune` writes the file again",
+            "kernel_tuning_ignored path=%s reason=%r; kernels run with their defaults until the "
+            "file is measured again or removed",
             path,
             error,
         )
@@ -177,31 +164,6 @@ def checked_entries(document: Any) -> dict[str, Any]:
         if not whole or not isinstance(entry["source"], str):
             raise ValueError(f"entry {name!r} is not a configuration of whole numbers")
     return found
-
-
-def store(measured: Iterable[Measured], device_name: str, folder: Path | None = None) -> Path:
-    """Add measurements to a device's file, whole or not at all; processes take turns.
-
-    Raises:
-        OSError: If the folder cannot be written.
-    """
-    folder = cache_folder() if folder is None else folder
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(device_name)
-    with locked(path.with_suffix(".lock")):
-        entries.cache_clear()
-        found = dict(entries(path))
-        for one in measured:
-            found[one.question.name] = {
-                "source": source_digest(one.question.kernel),
-                "config": one.config,
-                "ms": round(one.ms, 6),
-                "default_ms": round(one.default_ms, 6),
-            }
-        document = {"format": FORMAT, "device": device_name, "entries": found}
-        write_durably(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
-    forget()
-    return path
 
 
 def forget() -> None:
@@ -229,51 +191,3 @@ def asking() -> Iterator[list[Question]]:
         yield questions
     finally:
         _listeners.pop()
-
-
-def neighbours(config: Config) -> Iterator[Config]:
-    """Change one number at a time: ``stages`` by one, all others to half and double."""
-    for name, number in config.items():
-        near = (number - 1, number + 1) if "stages" in name else (number // 2, number * 2)
-        most = {"num_warps": 16, "num_stages": 6}.get(name, 1 << 12)
-        for other in near:
-            if 1 <= other <= most:
-                yield {**config, name: other}
-
-
-def climb(
-    question: Question, time_ms: Callable[[], float], is_right: Callable[[], bool]
-) -> Measured:
-    """Move from the default to the fastest neighbour while that is over 1% faster.
-
-    A candidate that does not compile, does not fit the device or computes something else is passed
-    over.
-    """
-    best, times = question.default, {}
-
-    def time_of(config: Config) -> float:
-        key = tuple(sorted(config.items()))
-        if key not in times:
-            times[key] = timed(question.kernel, config, time_ms, is_right)
-        return times[key]
-
-    default_ms = time_of(best)
-    while True:
-        nearest = min(neighbours(best), key=time_of, default=best)
-        if not time_of(nearest) < 0.99 * time_of(best):
-            break
-        best = nearest
-    return Measured(question=question, config=best, ms=time_of(best), default_ms=default_ms)
-
-
-def timed(
-    kernel: str, config: Config, time_ms: Callable[[], float], is_right: Callable[[], bool]
-) -> float:
-    """Time a kernel with a configuration; infinite where it cannot be used."""
-    try:
-        with trying(kernel, config):
-            return time_ms() if is_right() else math.inf
-    except Exception as error:
-        # Triton has no one class for tiles that are too large.
-        logger.info("kernel_config_failed kernel=%s config=%s reason=%r", kernel, config, error)
-        return math.inf

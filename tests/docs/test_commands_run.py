@@ -30,7 +30,6 @@ from tests.docs.pages import ROOT, blocks, commands
 RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 ELSEWHERE = {
     "recsys demo": "make demo",
-    "recsys kernels": "tests/pipelines/cli/test_kernels.py; needs a GPU",
     "recsys promote --from-registry": "tests/pipelines/tracking; needs a registry",
     "recsys fetch-bundle": "tests/pipelines/tracking; needs a registry",
     "recsys serve --bundles /srv/bundles": "goes with fetch-bundle",

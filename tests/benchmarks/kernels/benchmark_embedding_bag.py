@@ -16,7 +16,6 @@ from torch import Tensor
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import EmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
-from recsys.kernels.measure import median_ms
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import (
     BagShape,
@@ -27,6 +26,7 @@ from tests.benchmarks.kernels.comparison import (
     peak_bytes,
     zipf_ids,
 )
+from tests.benchmarks.kernels.measure import median_ms
 
 INPUT_SETS = 4
 OTHER_STEPS = {

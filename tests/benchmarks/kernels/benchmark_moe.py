@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from recsys.kernels.choice import without
-from recsys.kernels.measure import median_ms
 from recsys.layers.moe import experts as moe_experts
 from recsys.layers.moe import routing as moe_routing
 from recsys.layers.moe.experts import Experts, loop_over_experts
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import error_row, largest_error
+from tests.benchmarks.kernels.measure import median_ms
 
 NUM_ROWS, DIM, NUM_EXPERTS, TOP_K = 16_384, 512, 32, 2
 TOLERANCE = 2e-2

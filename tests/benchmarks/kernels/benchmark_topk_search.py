@@ -12,11 +12,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from recsys.kernels.measure import median_ms
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import beside_peer, peak_bytes
+from tests.benchmarks.kernels.measure import median_ms
 
 QUERIES, DIM, K = 512, 64, 100
 CHECKED = 8

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.measure import median_ms
 from tests.benchmarks.harness import Row
+from tests.benchmarks.kernels.measure import median_ms
 
 
 class StepTimes(NamedTuple):

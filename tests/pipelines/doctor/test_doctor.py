@@ -128,7 +128,7 @@ ON, OFF = ["softmax_rows", True, ""], ["topk_search", False, "RECSYS_KERNELS_OFF
             Probe(values={"device": "cuda", "tuned": False, "uses": [ON]}),
             "warn",
             "untuned",
-            "recsys kernels tune",
+            None,
         ),
         (
             Probe(values={"device": "cuda", "tuned": True, "uses": [ON, OFF]}),

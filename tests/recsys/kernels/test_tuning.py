@@ -10,19 +10,16 @@ import torch
 
 from recsys.kernels import tuning
 from recsys.kernels.tuning import (
-    Measured,
     Question,
     asking,
     cache_folder,
-    climb,
     config_for,
     file_name,
     lookup,
-    neighbours,
     shape_class,
-    store,
     trying,
 )
+from tests.benchmarks.kernels.tune import Tuned, climb, neighbours, store
 
 DEVICE = "NVIDIA Example 9000 (test)"
 DEFAULT = {"block_b": 8, "num_warps": 4}
@@ -36,8 +33,8 @@ def question(shapes: str = SHAPES, default: dict[str, int] = DEFAULT) -> Questio
     )
 
 
-def measured(shapes: str = SHAPES) -> Measured:
-    return Measured(question=question(shapes), config=TUNED, ms=0.5, default_ms=0.75)
+def measured(shapes: str = SHAPES) -> Tuned:
+    return Tuned(question=question(shapes), config=TUNED, ms=0.5, default_ms=0.75)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +85,7 @@ def test_the_users_own_measurements_go_before_the_shipped_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
-    shipped = Measured(question=question(), config=DEFAULT, ms=1, default_ms=1)
+    shipped = Tuned(question=question(), config=DEFAULT, ms=1, default_ms=1)
     store([shipped], DEVICE, tmp_path / "shipped")
     assert lookup(question(), DEVICE) == DEFAULT
     store([measured()], DEVICE)
@@ -119,7 +116,7 @@ def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
         assert config_for("topk_search.x", SHAPES, torch.float32, DEFAULT) == DEFAULT
     assert len(caplog.records) == 1
     assert str(path) in caplog.text
-    assert "recsys kernels tune" in caplog.text
+    assert "measured again or removed" in caplog.text
     store([measured()], DEVICE)
     assert ask() == TUNED
 
