@@ -120,8 +120,8 @@ def pages(workspace: Path) -> dict[str, Any]:
     """Keys and titles of all blocks of the dashboard's pages about one run."""
     from pipelines.dashboard.context import Context
     from pipelines.dashboard.pages.list import PAGES
-    from pipelines.dashboard.runs.stores import Places, Stores
     from pipelines.dashboard.web.export import documents_of, find_runs
+    from pipelines.dashboard.workspaces.stores import Places, Stores
 
     stores = Stores(Places(roots=[workspace.parent]))
     context = Context(stores=stores, exported=True)

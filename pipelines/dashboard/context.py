@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pipelines.dashboard.cache import Cache
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.stores import Stores
+from pipelines.dashboard.workspaces.stores import Stores
 from pipelines.pages.document import Option, Page, Rows, Window
 
 

@@ -12,7 +12,7 @@ from pipelines.engine.console import log
 
 if TYPE_CHECKING:
     from pipelines.dashboard.context import Context
-    from pipelines.dashboard.runs.stores import Places
+    from pipelines.dashboard.workspaces.stores import Places
 
 ROOT = Path("runs")
 Roots = Annotated[
@@ -103,7 +103,7 @@ def _places(
     run: list[str] | None,
 ) -> Places:
     """Say where runs are looked for: a run that is exported by its folder needs no root."""
-    from pipelines.dashboard.runs.stores import Places
+    from pipelines.dashboard.workspaces.stores import Places
 
     for given in [*(root or ()), *(bundles or ())]:
         if not given.is_dir():
@@ -116,7 +116,7 @@ def _places(
 
 def _context(places: Places, server: str | None, key: str | None, *, exported: bool) -> Context:
     from pipelines.dashboard.context import Context
-    from pipelines.dashboard.runs.stores import Stores
+    from pipelines.dashboard.workspaces.stores import Stores
 
     stores = Stores(places, watch=not exported)
     return Context(stores=stores, server=server, key=key, exported=exported)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.dashboard.evidence.joined import Joined
-from pipelines.dashboard.evidence.measures import COSTS, Measures
-from pipelines.dashboard.evidence.paired import Moments, interval
-from pipelines.dashboard.evidence.per_user import Side
-from pipelines.dashboard.evidence.verdict import cost_words
+from pipelines.dashboard.data.answers import Joined, Side
+from pipelines.dashboard.data.measures import COSTS, Measures
+from pipelines.dashboard.data.paired import Moments, interval
+from pipelines.dashboard.data.verdict import cost_words
 from pipelines.pages.charts.shapes import Dot, interval_chart
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.columns import numbers, texts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.dashboard.evidence.per_user import Side
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.data.answers import Side
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Link, Section, Words
 from pipelines.publishing.decisions import Decision, decision_on
 from pipelines.publishing.explain import result_of

@@ -19,17 +19,9 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.evidence.choices import (
-    controls,
-    default_pair,
-    name_of,
-    sides_of,
-    split_control,
-)
-from pipelines.dashboard.evidence.joined import DEPTH
-from pipelines.dashboard.evidence.measures import measures_of
-from pipelines.dashboard.evidence.one_run import suggest_runs
-from pipelines.dashboard.evidence.paired import (
+from pipelines.dashboard.data.answers import DEPTH, SPLITS, Side, Split, side
+from pipelines.dashboard.data.measures import measures_of
+from pipelines.dashboard.data.paired import (
     Moments,
     Pairs,
     interval,
@@ -37,15 +29,22 @@ from pipelines.dashboard.evidence.paired import (
     p_values,
     pairs_of,
 )
-from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, side
-from pipelines.dashboard.evidence.slicings import (
+from pipelines.dashboard.data.sides import (
+    controls,
+    default_pair,
+    name_of,
+    sides_of,
+    split_control,
+    suggest_runs,
+)
+from pipelines.dashboard.data.slices import (
     CROSS,
     CROSSED,
     Slicing,
     everything,
     label_of_group,
 )
-from pipelines.dashboard.evidence.verdict import p_words
+from pipelines.dashboard.data.verdict import p_words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts.shapes import Band, Dot, Point, banded_lines, line_chart
 from pipelines.pages.columns import counts, numbers, texts

@@ -18,19 +18,19 @@ from pipelines.dashboard.compare.blocks import (
 from pipelines.dashboard.compare.gate import gate_answer, gate_section
 from pipelines.dashboard.compare.page import pair_parameters
 from pipelines.dashboard.context import Build, Context, PageEntry
-from pipelines.dashboard.evidence.choices import (
+from pipelines.dashboard.data.answers import SERVED, SPLITS, Side, Split, answers
+from pipelines.dashboard.data.measures import Measures, measures_of
+from pipelines.dashboard.data.paired import Pairs, pairs_of
+from pipelines.dashboard.data.search import Search
+from pipelines.dashboard.data.sides import (
     controls,
     default_pair,
     name_of,
     sides_of,
+    suggest_runs,
 )
-from pipelines.dashboard.evidence.measures import Measures, measures_of
-from pipelines.dashboard.evidence.one_run import suggest_runs
-from pipelines.dashboard.evidence.paired import Pairs, pairs_of
-from pipelines.dashboard.evidence.per_user import SERVED, SPLITS, Side, Split, answers
-from pipelines.dashboard.evidence.search import Search
-from pipelines.dashboard.evidence.slicings import label_of, label_of_group
-from pipelines.dashboard.evidence.verdict import (
+from pipelines.dashboard.data.slices import label_of, label_of_group
+from pipelines.dashboard.data.verdict import (
     Answer,
     Reason,
     Verdict,

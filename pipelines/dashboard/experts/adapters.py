@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts.mixture import places_of
-from pipelines.dashboard.runs.documents import UnreadableError, changed_at, names_in, read_table
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.workspaces.files import UnreadableError, changed_at, names_in, read_table
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts.shapes import Dot, interval_chart
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.columns import counts, numbers, shares, texts

@@ -10,8 +10,8 @@ import polars as pl
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.runs.find import RELEASED
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.workspaces.find import RELEASED
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Origin, Section, Words
 from pipelines.pages.figure import with_origins
 from pipelines.pages.ranker_figures import ranker_section, routing_section

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.evidence.one_run import one_run, run_control, suggest_runs
+from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.experts.adapters import NO_ADAPTERS, OUTCOMES, adapter_sections
 from pipelines.dashboard.experts.mixture import (
     NO_RANKER,
@@ -13,7 +13,7 @@ from pipelines.dashboard.experts.mixture import (
     mixture_sections,
 )
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Block, Page, Words
 from pipelines.pages.rankers import FILE, RankerReport
 

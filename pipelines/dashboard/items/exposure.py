@@ -14,9 +14,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.per_user import Answers
+from pipelines.dashboard.data.answers import Answers
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wins import RANK
 
 Rows = NDArray[np.int64]

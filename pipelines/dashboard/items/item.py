@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.histories import user_ids
+from pipelines.dashboard.data.items import user_ids
 from pipelines.dashboard.items.exposure import NAMES
 from pipelines.dashboard.items.neighbours import nearest
 from pipelines.dashboard.items.shown import Shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from pipelines.dashboard.evidence.catalogue import Catalogue
+from pipelines.dashboard.data.items import Catalogue
 from pipelines.pages.document import Entry, ItemList, Link
 from recsys.models.names import EASE, ITEM_KNN, ITEM_TO_ITEM
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.evidence.choices import split_control
-from pipelines.dashboard.evidence.one_run import run_control, suggest_runs
-from pipelines.dashboard.evidence.per_user import Side
+from pipelines.dashboard.data.answers import Side
+from pipelines.dashboard.data.sides import run_control, split_control, suggest_runs
 from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure
 from pipelines.dashboard.items.item import item_section
 from pipelines.dashboard.items.shown import Shown, shown_of

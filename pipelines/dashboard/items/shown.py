@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.catalogue import Catalogue, catalogue_of
-from pipelines.dashboard.evidence.one_run import one_run
-from pipelines.dashboard.evidence.per_user import SPLITS, Answers, Split, answers, served_model
+from pipelines.dashboard.data.answers import SPLITS, Answers, Split, answers, served_model
+from pipelines.dashboard.data.items import Catalogue, catalogue_of
+from pipelines.dashboard.data.sides import one_run
 from pipelines.dashboard.items.exposure import LISTED, Exposure, exposure_of
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.workspaces.run import Run
 
 MISSING = (
     "No run here keeps lists by user. Run one whole: recsys run --config shop.toml; then start the "

@@ -6,12 +6,12 @@ from pipelines.dashboard.compare.page import ENTRY as COMPARE
 from pipelines.dashboard.compare.summary import entry as summary
 from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.experts.page import ENTRY as EXPERTS
-from pipelines.dashboard.inventory.differences import ENTRY as DIFFERENCES
-from pipelines.dashboard.inventory.run import ENTRY as RUN
-from pipelines.dashboard.inventory.runs import ENTRY as RUNS
 from pipelines.dashboard.items.page import ENTRY as ITEMS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
 from pipelines.dashboard.replay.page import ENTRY as REPLAY
+from pipelines.dashboard.runs.differences import ENTRY as DIFFERENCES
+from pipelines.dashboard.runs.page import ENTRY as RUNS
+from pipelines.dashboard.runs.run import ENTRY as RUN
 from pipelines.dashboard.semantic_ids.page import ENTRY as SEMANTIC_IDS
 from pipelines.dashboard.service.page import ENTRY as SERVING
 from pipelines.dashboard.why.page import ENTRY as WHY

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.documents import key_of
-from pipelines.dashboard.runs.run import Run
+from pipelines.dashboard.workspaces.files import key_of
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Control, Option, Origin
 from pipelines.publishing.approval import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.releases.folders import Folder
-from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table, time_of
+from pipelines.dashboard.workspaces.files import UnreadableError, names_in, read_table, time_of
 from pipelines.engine.history import HISTORY as COMMANDS
 from pipelines.engine.history import CommandRun, read_history
 from pipelines.engine.signing import KEY, key_name, signing_key

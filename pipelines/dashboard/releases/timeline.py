@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from pipelines.dashboard.releases.record import Record
-from pipelines.dashboard.runs.documents import time_of
+from pipelines.dashboard.workspaces.files import time_of
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.charts.timelines import Mark, Span, spans_chart
 from pipelines.pages.document import Chart, Origin

@@ -10,14 +10,14 @@ from typing import Any
 from pipelines.backtest.run import DOCUMENT, FOLDER
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.replay.unfinished import measured_so_far
-from pipelines.dashboard.runs.documents import (
+from pipelines.dashboard.workspaces.files import (
     UnreadableError,
     changed_at,
     key_of,
     names_in,
     read_table,
 )
-from pipelines.dashboard.runs.find import is_workspace
+from pipelines.dashboard.workspaces.find import is_workspace
 from pipelines.pages.backtest.replayed import Backtest, Found
 from recsys.replay.run import DESCRIPTION
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.evidence.one_run import one_run, run_control, suggest_runs
+from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.semantic_ids.blocks import (
     collision_section,

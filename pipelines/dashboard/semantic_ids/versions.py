@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, QueryError
-from pipelines.dashboard.runs.documents import UnreadableError, read_table
-from pipelines.dashboard.runs.find import RELEASED
-from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.semantic_ids.catalogue import (
     Items,
     Rows,
     bundle_items,
     workspace_items,
 )
+from pipelines.dashboard.workspaces.files import UnreadableError, read_table
+from pipelines.dashboard.workspaces.find import RELEASED
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.publishing.released import shop_workspace
 from pipelines.semantic_ids.artefact import ID_ROWS, REPORT
 from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SHORT

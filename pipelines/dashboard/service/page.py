@@ -9,7 +9,6 @@ import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.service.latency import latency_section
 from pipelines.dashboard.service.live import live_section
 from pipelines.dashboard.service.request_log import Logged, request_log
@@ -22,6 +21,7 @@ from pipelines.dashboard.service.traffic import (
 from pipelines.dashboard.service.trials import experiments_section
 from pipelines.dashboard.service.view import clock, controls_of, select, view_of
 from pipelines.dashboard.service.watched import monitor_section, off_policy_section, parity_section
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Block, Control, Page, Words
 from pipelines.publishing.promotion import history, served_version
 from pipelines.publishing.released import shop_workspace

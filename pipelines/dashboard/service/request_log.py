@@ -19,8 +19,8 @@ import polars as pl
 
 from pipelines.dashboard.cache import Stamp, stamp_of
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.runs.documents import names_in
 from pipelines.dashboard.service.columns import EMPTY, Columns, columns_of, counts_of, joined
+from pipelines.dashboard.workspaces.files import names_in
 from pipelines.experiments.collected import EVENTS as CLICKS
 from pipelines.inputs.online_events import SETTLED_MS
 from pipelines.inputs.opened_store import opened

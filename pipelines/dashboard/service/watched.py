@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.runs.documents import UnreadableError, names_in, read_table
+from pipelines.dashboard.workspaces.files import UnreadableError, names_in, read_table
 from pipelines.monitoring.page import monitoring_blocks
 from pipelines.off_policy.page import estimate_blocks
 from pipelines.off_policy.words import words_of

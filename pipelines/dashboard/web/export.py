@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.runs.run import Run
-from pipelines.dashboard.runs.stores import Stores
 from pipelines.dashboard.web.app import built
 from pipelines.dashboard.web.shell import navigation
+from pipelines.dashboard.workspaces.run import Run
+from pipelines.dashboard.workspaces.stores import Stores
 from pipelines.pages.document import Block, Section, Table, Window
 from pipelines.pages.file import Document, html_of
 from recsys.data.durable import write_durably

@@ -7,7 +7,7 @@ from pathlib import Path
 from starlette.responses import FileResponse, Response
 
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.runs.stores import Stores
+from pipelines.dashboard.workspaces.stores import Stores
 
 TEXT = "text/plain; charset=utf-8"
 TYPES = {

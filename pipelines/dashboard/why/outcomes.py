@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.joined import DEPTH, Joined
-from pipelines.dashboard.evidence.per_user import SERVED, Side, Split, answers
-from pipelines.dashboard.evidence.slicings import Slicing, Slicings
+from pipelines.dashboard.data.answers import DEPTH, SERVED, Joined, Side, Split, answers
+from pipelines.dashboard.data.slices import Slicing, Slicings
 from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED
 from recsys.evaluation.significance import holm

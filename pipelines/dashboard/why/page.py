@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.evidence.catalogue import catalogue_of
-from pipelines.dashboard.evidence.choices import controls, split_control
-from pipelines.dashboard.evidence.histories import users_like
-from pipelines.dashboard.evidence.one_run import suggest_runs
-from pipelines.dashboard.evidence.slicings import label_of_group
-from pipelines.dashboard.evidence.verdict import p_words
+from pipelines.dashboard.data.items import catalogue_of, users_like
+from pipelines.dashboard.data.sides import controls, split_control, suggest_runs
+from pipelines.dashboard.data.slices import label_of_group
+from pipelines.dashboard.data.verdict import p_words
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.why.outcomes import OUTCOMES, lost_where, patterns
 from pipelines.dashboard.why.queries import ALL, columns_of, example_users, rows_of, window_rows

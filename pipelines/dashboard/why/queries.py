@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.catalogue import catalogue_of
-from pipelines.dashboard.evidence.histories import user_ids, users_matching
+from pipelines.dashboard.data.items import catalogue_of, user_ids, users_matching
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.why.outcomes import OUTCOMES, gain
 from pipelines.dashboard.why.shown import Shown

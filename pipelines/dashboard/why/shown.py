@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.choices import NO_PAIR, name_of, sides_of
-from pipelines.dashboard.evidence.one_run import one_run
-from pipelines.dashboard.evidence.paired import Pairs, pairs_of
-from pipelines.dashboard.evidence.per_user import SPLITS, Side, Split, answers
+from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers
+from pipelines.dashboard.data.paired import Pairs, pairs_of
+from pipelines.dashboard.data.sides import NO_PAIR, name_of, one_run, sides_of
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.why.outcomes import Codes, outcome_of
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts.style import NOBODY, SHARED, color_of
 from pipelines.pages.document import Origin, Parameters
 

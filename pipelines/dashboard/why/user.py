@@ -9,10 +9,8 @@ import polars as pl
 
 from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.catalogue import Catalogue, catalogue_of
-from pipelines.dashboard.evidence.histories import history, user_row
-from pipelines.dashboard.evidence.joined import DEPTH
-from pipelines.dashboard.evidence.per_user import Side, Split, answers
+from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
+from pipelines.dashboard.data.items import Catalogue, catalogue_of, history, user_row
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.why.outcomes import COMBINED
 from pipelines.dashboard.why.shown import Shown

@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.dashboard.runs.documents import key_of
+from pipelines.dashboard.workspaces.files import key_of
 from tests.benchmarks.dashboard.data import write_large, write_many
 from tests.benchmarks.dashboard.interactions import FIRST, Reader
 from tests.benchmarks.harness import ROOT, Row, command_line, write_results

@@ -21,9 +21,9 @@ import numpy as np
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.service.page import build
 from pipelines.dashboard.service.request_log import request_log
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from serving.metrics import STAGES
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord

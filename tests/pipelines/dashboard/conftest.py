@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.conftest import TINY_SHOP, BuiltOnce
 from tests.recsys.testing.synthetic import World, markov_world, write_csv
 

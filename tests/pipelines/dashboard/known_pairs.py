@@ -17,7 +17,7 @@ import numpy as np
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.pages_read import lines_of
 from tests.pipelines.dashboard.planted import (
     Floats,

@@ -8,8 +8,8 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages.list import PAGES
-from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.web import export
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages import file
 from tests.pipelines.dashboard.browser import WIDTHS, Window, served, windows
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.compare.gate import gate_answer
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.publishing.decisions import Decision, write_decision
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run
 

@@ -10,11 +10,11 @@ import torch
 
 from pipelines.dashboard.compare.page import ENTRY
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.choices import name_of
-from pipelines.dashboard.evidence.per_user import Side
+from pipelines.dashboard.data.answers import Side
+from pipelines.dashboard.data.sides import name_of
 from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Page
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric

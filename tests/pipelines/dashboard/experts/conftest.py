@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.synthetic_runs import write_json, write_run
 
 HOSTILE = "<img src=x onerror=alert(1)>"

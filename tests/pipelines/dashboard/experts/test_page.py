@@ -9,7 +9,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts.page import build
 from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, Page, Section, Table, Tiles
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker, write_registered

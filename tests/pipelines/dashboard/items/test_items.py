@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.per_user import Answers
+from pipelines.dashboard.data.answers import Answers
 from pipelines.dashboard.items.exposure import NAMES, exposure_of
 from pipelines.dashboard.items.neighbours import by_vectors, by_weights
 from pipelines.dashboard.items.page import ENTRY, build, wilson
 from pipelines.dashboard.items.shown import shown_of
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.runs.run import Run
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.run import Run
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Lists, Section, Window
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
 

@@ -13,7 +13,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.replay.page import build, exports
 from pipelines.dashboard.replay.read import backtests, read
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.backtest.freshness import ageing_of, falling, losses
 from pipelines.pages.backtest.replayed import ALL, mean_of
 from pipelines.pages.document import Chart, Table, Words

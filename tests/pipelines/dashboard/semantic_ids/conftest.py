@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.runs.stores import Places, Stores
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.engine.artifacts import to_json
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.semantic_ids.codes import SemanticIds

@@ -9,8 +9,8 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.semantic_ids.page import ENTRY, build, members, suggest_items
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import LinkedCell, Page, Section, Table, Tree, Window
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.semantic_ids.conftest import TITLES

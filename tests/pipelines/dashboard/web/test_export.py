@@ -8,8 +8,8 @@ import pytest
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.web import export
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages import file
 from pipelines.pages.assets import assets
 from pipelines.pages.document import Page, Section, Table, Words

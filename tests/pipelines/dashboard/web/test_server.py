@@ -7,10 +7,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.runs.run import Run
 from pipelines.dashboard.web import access as rules
 from pipelines.dashboard.web.access import Access
 from pipelines.dashboard.web.app import Site, create_app
+from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.assets import version
 from tests.pipelines.dashboard.web.pages import DONE, HOSTILE, PAGES
 

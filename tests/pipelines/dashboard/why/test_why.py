@@ -5,13 +5,13 @@ import polars as pl
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.evidence.catalogue import catalogue_of
+from pipelines.dashboard.data.items import catalogue_of
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.runs.stores import Places, Stores
 from pipelines.dashboard.why.outcomes import lost_where, patterns
 from pipelines.dashboard.why.page import ENTRY, build, exports
 from pipelines.dashboard.why.shown import shown_of
 from pipelines.dashboard.why.user import why_lines
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
 from tests.pipelines.dashboard.planted import Model, world, write_workspace

@@ -1,0 +1,186 @@
+"""Items in words: titles, categories and events of each item row of prepared data.
+
+Axes: N item rows (row 0 is padding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.query import NotFoundError
+from pipelines.inputs.tensors import released_order
+from recsys.data.dataset import Sequences
+
+Rows = NDArray[np.int64]
+MAX_TITLE = 200
+OFFERED = 20
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Catalogue:
+    """The items of a run."""
+
+    item_ids: pl.Series
+    """[N], "" for rows without an item."""
+    titles: pl.Series
+    """[N], cut where they are endless; the id where there is no text."""
+    categories: pl.Series
+    """[N], joined by a comma; "" where there are none."""
+    num_events: Rows
+    """Training events, [N]."""
+
+    def __len__(self) -> int:
+        return len(self.item_ids)
+
+    def title(self, row: int) -> str:
+        """Say an item; rows that the catalogue does not have are said as such."""
+        return str(self.titles[row]) if 0 < row < len(self) else f"unknown item {row}"
+
+    def item_id(self, row: int) -> str:
+        """Name an item, "" where the catalogue does not have it."""
+        return str(self.item_ids[row]) if 0 < row < len(self) else ""
+
+    def note(self, row: int) -> str:
+        """Say an item's categories and events."""
+        if not 0 < row < len(self):
+            return ""
+        events = f"{self.num_events[row]:,} training events"
+        return f"{self.categories[row]} \u00b7 {events}" if self.categories[row] else events
+
+    def row_of(self, item_id: str) -> int | None:
+        """Find an item by its id."""
+        found = self.item_ids.index_of(item_id) if item_id else None
+        return None if found is None else int(found)
+
+    def matching(self, text: str) -> NDArray[np.bool_]:
+        """Mark the rows whose title or id has a text in it, whatever the case, [N]."""
+        wanted = text.casefold()
+        if not wanted:
+            return np.arange(len(self)) > 0
+        found = self.titles.str.to_lowercase().str.contains(wanted, literal=True)
+        return (found | (self.item_ids == text)).to_numpy()
+
+    def find(self, text: str) -> Sequence[int]:
+        """List the rows that match best: the id itself, then the most frequent ones."""
+        rows = np.flatnonzero(self.matching(text)[1:]) + 1
+        order = np.argsort(-self.num_events[rows], kind="stable")[:OFFERED]
+        named = self.row_of(text)
+        first = [] if named is None else [named]
+        return [*first, *(int(row) for row in rows[order] if int(row) not in first)][:OFFERED]
+
+
+def catalogue_of(context: Context, features: Path) -> Catalogue:
+    """Read the items of prepared data; kept until they change.
+
+    Raises:
+        NotFoundError: They cannot be read; says what to do.
+    """
+    files = [features / "items.parquet", features / "manifest.json"]
+    return context.tables.get(("catalogue", str(features)), files, lambda: _read(features))
+
+
+def _read(features: Path) -> Catalogue:
+    try:
+        frame = pl.scan_parquet(features / "items.parquet")
+        schema = frame.collect_schema()
+        text = pl.col("display_text") if "display_text" in schema else pl.lit(None, pl.String)
+        kinds = pl.lit("")
+        if isinstance(schema.get("categories"), pl.List):
+            kinds = pl.col("categories").list.join(", ").fill_null("")
+        items = frame.select(
+            "item_row",
+            "item_id",
+            pl.coalesce(text.str.slice(0, MAX_TITLE), "item_id").alias("title"),
+            kinds.alias("categories"),
+        ).collect()
+        sequences = Sequences.load(features / "sequences" / released_order(features))
+    except (OSError, ValueError, IndexError, pl.exceptions.PolarsError) as error:
+        raise NotFoundError(
+            f"the items in {features} cannot be read: {error}. Run its stage build_features anew"
+        ) from error
+    num_rows = 1 + int(items["item_row"].to_numpy().max(initial=0))
+    by_row = pl.DataFrame({"item_row": np.arange(num_rows)}).join(
+        items, on="item_row", how="left", maintain_order="left"
+    )
+    counts = sequences.item_counts(sequences.train_end, num_rows).numpy()
+    return Catalogue(
+        item_ids=by_row["item_id"].fill_null(""),
+        titles=by_row["title"].fill_null(""),
+        categories=by_row["categories"].fill_null(""),
+        num_events=counts.astype(np.int64),
+    )
+
+
+class PastEvent(NamedTuple):
+    """One event of a history."""
+
+    item_row: int
+    time: str
+    """Such as 1997-11-04 20:13; "" where there are no times."""
+
+
+def user_row(features: Path, user_id: str) -> int:
+    """Find a user by id.
+
+    Raises:
+        NotFoundError: There is none.
+    """
+    found = _users(features).filter(pl.col("id") == user_id).select("row").collect()
+    if found.is_empty():
+        raise NotFoundError(f"no user {user_id!r} in this run; search for one by a part of the id")
+    return int(found.item())
+
+
+def user_ids(features: Path, rows: Sequence[int]) -> dict[int, str]:
+    """Name users by their rows."""
+    frame = _users(features).filter(pl.col("row").is_in(list(rows))).select("row", "id")
+    return dict(frame.collect().iter_rows())
+
+
+def users_like(features: Path, text: str, at_most: int = OFFERED) -> list[str]:
+    """Find ids that begin with a text, then those that have it in them."""
+    found = _users(features).filter(pl.col("id").str.contains(text, literal=True))
+    begins = pl.col("id").str.starts_with(text)
+    frame = found.select("id", begins.alias("begins")).sort(
+        "begins", pl.col("id").str.len_chars(), "id", descending=[True, False, False]
+    )
+    return list(frame.head(at_most).collect()["id"])
+
+
+def users_matching(features: Path, text: str) -> pl.Series:
+    """List the rows of users whose id has a text in it."""
+    found = _users(features).filter(pl.col("id").str.contains(text, literal=True))
+    return found.select("row").collect()["row"]
+
+
+def _users(features: Path) -> pl.LazyFrame:
+    return pl.scan_parquet(features / "vocabularies" / "users.parquet")
+
+
+def history(sequences: Sequences, row: int, num_before: int) -> list[PastEvent]:
+    """Read what a user did before a query, newest first.
+
+    Args:
+        sequences: Of the run, memory-mapped.
+        row: Of the user.
+        num_before: Events that come before the query.
+    """
+    begin = int(sequences.offsets[row])
+    part = slice(begin, begin + num_before)
+    items = np.asarray(sequences.item_rows[part])[::-1]
+    if sequences.times is None:
+        return [PastEvent(int(item), "") for item in items]
+    times = np.asarray(sequences.times[part])[::-1]
+    return [
+        PastEvent(int(item), f"{datetime.fromtimestamp(int(time), UTC):%Y-%m-%d %H:%M}")
+        for item, time in zip(items, times, strict=True)
+    ]

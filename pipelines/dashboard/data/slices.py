@@ -1,0 +1,339 @@
+"""Ways to cut queries into slices: by user, item, category, domain and time, and two of these.
+
+The buckets are those of `recsys.evaluation.slices`, over the queries that are compared. A query may
+be in several slices of one slicing (an item has several categories) or in none.
+
+Axes: M queries, R memberships, C slices of a slicing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+from numpy.typing import NDArray
+
+from pipelines.dashboard.data.answers import Joined, Rows
+from pipelines.evaluation.analyse import category_names, item_domains
+from pipelines.inputs.tensors import load_catalogue
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Sequences, concatenated_ranges
+from recsys.evaluation.paired import time_blocks
+from recsys.evaluation.slices import (
+    Slice,
+    history_length_slices,
+    item_popularity_slices,
+    user_activity_slices,
+)
+
+Codes = NDArray[np.int32]
+MAX_CATEGORIES = 20
+"""Categories that are slices, those with the most held-out items."""
+NUM_PERIODS = 5
+"""Blocks of time with equally many queries."""
+RECENCY = {"within a day": 86_400, "within a week": 7 * 86_400, "within a month": 30 * 86_400}
+CROSSED = (
+    ("user_activity", "item_popularity"),
+    ("category", "user_activity"),
+    ("category", "item_popularity"),
+    ("domain", "user_activity"),
+    ("domain", "item_popularity"),
+    ("domain", "category"),
+    ("recency", "user_activity"),
+    ("period", "user_activity"),
+    ("period", "category"),
+)
+"""Pairs whose slices are searched beside the single ones."""
+LABELS = {
+    "user_activity": "user activity",
+    "item_popularity": "item popularity",
+    "history_length": "history length",
+    "category": "category",
+    "domain": "domain",
+    "period": "time of the query",
+    "recency": "last event before the query",
+}
+CROSS = " x "
+BLOCKS = "blocks "
+USER = "user "
+"""Begins the name of a slicing by a feature of users."""
+
+
+class Slicing(NamedTuple):
+    """A way to cut the queries."""
+
+    group: str
+    """Such as ``category`` or ``category x user_activity``."""
+    names: tuple[str, ...]
+    """Of its slices, [C]."""
+    codes: Codes
+    """Slice of each membership, [R]."""
+    queries: Codes
+    """Query of each membership, ascending, [R]."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Name each slice as addresses do, ``<group>/<name>``."""
+        return [f"{self.group}/{name}" for name in self.names]
+
+
+def label_of_group(group: str) -> str:
+    """Say a slicing in words, such as "category and user activity"."""
+    return " and ".join(LABELS.get(one, one.replace("_", " ")) for one in group.split(CROSS))
+
+
+def label_of(key: str) -> str:
+    """Say a slice's key in words, such as "category books, user activity new"."""
+    group, _, name = key.partition("/")
+    groups, names = group.split(CROSS), name.split(CROSS)
+    return ", ".join(
+        f"{LABELS.get(one, one.replace('_', ' '))} {part}"
+        for one, part in zip(groups, names, strict=True)
+    )
+
+
+class Slicings:
+    """All slicings of joined queries, each made where it is first needed."""
+
+    def __init__(self, known: Joined) -> None:
+        self._known = known
+        self._made: dict[str, Slicing | None] = {}
+        self.problems: list[str] = []
+        """Slicings that are left out because a file cannot be read."""
+
+    @cached_property
+    def groups(self) -> list[str]:
+        """Name the single ones that there are."""
+        features = self._known.features
+        own = [] if features is None else sorted((features / "user_features").glob("*.npy"))
+        # Rows of users' ids have no names and are no groups.
+        named = "vocabularies/user_{}.parquet"
+        own = [path for path in own if features and (features / named.format(path.stem)).exists()]
+        names = [*LABELS, *(f"{USER}{path.stem}" for path in own)]
+        # Counting users by item takes longest, so that is left until it is needed.
+        counted = "" if features is None else "item_popularity"
+        return [name for name in names if name == counted or self.get(name) is not None]
+
+    @property
+    def searched(self) -> list[Slicing]:
+        """All single ones and the crossed pairs."""
+        crossed = [self.get(CROSS.join(pair)) for pair in CROSSED]
+        single = [self.get(name) for name in self.groups]
+        return [one for one in (*single, *crossed) if one is not None]
+
+    def get(self, group: str) -> Slicing | None:
+        """Return a slicing, such as ``category`` or ``category x user_activity``; None without."""
+        if group not in self._made:
+            try:
+                self._made[group] = self._make(group)
+            except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+                self.problems.append(f"Slices by {label_of_group(group)} are left out: {error}")
+                self._made[group] = None
+        return self._made[group]
+
+    def blocks(self, num_blocks: int) -> Slicing | None:
+        """Cut by time into blocks of equally many queries, named by their middle (Unix seconds)."""
+        return self.get(f"{BLOCKS}{num_blocks}")
+
+    def _blocks(self, group: str) -> Slicing | None:
+        times = self._known.times
+        blocks = None if times is None else time_blocks(times, int(group.removeprefix(BLOCKS)))
+        if times is None or blocks is None:
+            return None
+        sums, counts = np.bincount(blocks, weights=times), np.bincount(blocks)
+        names = tuple(str(int(total / count)) for total, count in zip(sums, counts, strict=True))
+        return Slicing(group, names, blocks.astype(np.int32), _every(len(times)))
+
+    def _make(self, group: str) -> Slicing | None:
+        first, _, second = group.partition(CROSS)
+        if second:
+            pair = (self.get(first), self.get(second))
+            return None if pair[0] is None or pair[1] is None else crossed(pair[0], pair[1])
+        makers: dict[str, Callable[[], Slicing | None]] = {
+            "user_activity": self._activity,
+            "item_popularity": self._popularity,
+            "history_length": self._history_length,
+            "category": self._category,
+            "domain": self._domain,
+            "period": self._period,
+            "recency": self._recency,
+        }
+        if not len(self._known):
+            return None
+        if group.startswith(USER):
+            return self._user_feature(group)
+        if group.startswith(BLOCKS):
+            return self._blocks(group)
+        return makers[group]() if group in makers else None
+
+    @cached_property
+    def _sequences(self) -> Sequences | None:
+        features, order = self._known.features, self._known.order
+        return None if features is None else Sequences.load(features / "sequences" / order)
+
+    @cached_property
+    def _users(self) -> tuple[Rows, Jagged]:
+        """Different users, and their held-out items."""
+        known = self._known
+        ends = torch.from_numpy(np.append(known.starts, len(known)))
+        return known.user_rows[known.starts], Jagged(torch.from_numpy(known.item_rows), ends)
+
+    def _activity(self) -> Slicing | None:
+        rows, targets = self._users
+        if self._sequences is None:
+            return None
+        starts, ends = np.asarray(self._sequences.offsets), np.asarray(self._sequences.train_end)
+        known = (rows > 0) & (rows < len(ends))
+        inside = np.where(known, rows, 0)
+        trained = np.where(known, ends[inside] - starts[inside], 0)
+        return of_masks(user_activity_slices(targets, torch.from_numpy(trained)))
+
+    def _user_feature(self, group: str) -> Slicing | None:
+        """Cut by a categorical feature of users, its most frequent values."""
+        features, name = self._known.features, group.removeprefix(USER)
+        if features is None or not (path := features / "user_features" / f"{name}.npy").exists():
+            return None
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        rows = self._known.user_rows
+        of_query = np.where((rows > 0) & (rows < len(values)), values[rows % len(values)], 0)
+        ids = pl.read_parquet(features / "vocabularies" / f"user_{name}.parquet")
+        names = [""] * (1 + int(ids["row"].to_numpy().max(initial=0)))
+        for row, label in ids.select("row", "id").iter_rows():
+            names[row] = label
+        return most_frequent(group, of_query, np.arange(len(rows)), names)
+
+    def _popularity(self) -> Slicing | None:
+        known = self._sequences
+        if known is None:
+            return None
+        num_items = 1 + int(known.item_rows.max()) if known.num_events else 1
+        histories = known.histories(known.train_end)
+        # As `item_popularity` counts: a repeat of a user counts once. Polars needs half its time.
+        pairs = pl.Series(histories.segments().numpy() * num_items + histories.values.numpy())
+        counts = np.bincount(pairs.unique().to_numpy() % num_items, minlength=num_items)
+        popularity = torch.from_numpy(counts)
+        return of_masks(item_popularity_slices(self._users[1], popularity))
+
+    def _history_length(self) -> Slicing | None:
+        _, targets = self._users
+        lengths = torch.from_numpy(self._known.places.astype(np.int64))[targets.offsets[:-1]]
+        return of_masks(history_length_slices(targets, lengths))
+
+    def _category(self) -> Slicing | None:
+        features = self._known.features
+        if features is None or not (features / "item_categories" / "values.npy").exists():
+            return None
+        categories = load_catalogue(features, None).categories
+        num_categories = 1 + int(categories.values.max()) if len(categories.values) else 1
+        names = category_names(features, num_categories)
+        return self._of_items("category", categories, names)
+
+    def _domain(self) -> Slicing | None:
+        features = self._known.features
+        if features is None:
+            return None
+        known = pl.scan_parquet(features / "items.parquet").select(pl.col("item_row").max())
+        domains, names = item_domains(features, 1 + int(known.collect().item() or 0))
+        return None if domains is None else self._of_items("domain", domains, names)
+
+    def _of_items(self, group: str, kinds: Jagged, names: Sequence[str]) -> Slicing | None:
+        """Cut by what each item has, the most frequent first; an item may have several."""
+        items = self._known.item_rows
+        inside = np.flatnonzero((items > 0) & (items < kinds.batch_size))
+        offsets = kinds.offsets.numpy()
+        starts, ends = offsets[items[inside]], offsets[items[inside] + 1]
+        found = kinds.values.numpy()[concatenated_ranges(starts, ends)]
+        owners = np.repeat(inside, ends - starts)
+        return most_frequent(group, found, owners, names)
+
+    def _period(self) -> Slicing | None:
+        times = self._known.times
+        blocks = None if times is None else time_blocks(times, NUM_PERIODS)
+        if times is None or blocks is None:
+            return None
+        names = []
+        for block in range(int(blocks.max()) + 1):
+            inside = times[blocks == block]
+            days = [_day(time) for time in (inside.min(), inside.max())] if len(inside) else ["-"]
+            names.append(" to ".join(dict.fromkeys(days)))
+        if len(set(names)) < len(names):
+            names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
+        return Slicing("period", tuple(names), blocks.astype(np.int32), _every(len(times)))
+
+    def _recency(self) -> Slicing | None:
+        times, sequences, rows = self._known.times, self._sequences, self._known.user_rows
+        if times is None or sequences is None or sequences.times is None:
+            return None
+        first = np.asarray(sequences.offsets)[rows]
+        before = np.asarray(sequences.times)[np.maximum(first, first + self._known.places - 1)]
+        codes = np.searchsorted(list(RECENCY.values()), times - before).astype(np.int32)
+        kept = np.flatnonzero(self._known.places > 0).astype(np.int32)
+        return Slicing("recency", (*RECENCY, "longer ago"), codes[kept], kept)
+
+
+def most_frequent(group: str, values: Rows, queries: Rows, names: Sequence[str]) -> Slicing | None:
+    """Cut by values, the most frequent ones; None with fewer than two.
+
+    Args:
+        group: Of the slicing.
+        values: Of each membership, [R]; 0 is none.
+        queries: Of each membership, ascending, [R].
+        names: Of each value.
+    """
+    counts = np.bincount(values, minlength=len(names))[: len(names)]
+    counts[0] = 0
+    order = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
+    order = order[counts[order] > 0]
+    if len(order) < 2:
+        return None
+    code_of = np.full(1 + int(values.max()), -1, np.int32)
+    code_of[order] = np.arange(len(order))
+    codes = code_of[values]
+    kept = codes >= 0
+    labels = tuple(names[row] for row in order)
+    return Slicing(group, labels, codes[kept], queries[kept].astype(np.int32))
+
+
+def of_masks(slices: Sequence[Slice]) -> Slicing | None:
+    """Take slices that do not overlap."""
+    codes = np.full(len(slices[0].targets), -1, np.int32)
+    for code, part in enumerate(slices):
+        codes[part.targets.numpy()] = code
+    kept = np.flatnonzero(codes >= 0).astype(np.int32)
+    return Slicing(slices[0].group, tuple(part.name for part in slices), codes[kept], kept)
+
+
+def crossed(first: Slicing, second: Slicing) -> Slicing:
+    """Cut by both; where both may have several slices of a query, each combination counts."""
+    num_queries = 1 + max([-1, *first.queries[-1:].tolist()])
+    lengths = np.bincount(second.queries, minlength=num_queries)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    starts, ends = offsets[first.queries], offsets[first.queries + 1]
+    repeats = ends - starts
+    others = second.codes[concatenated_ranges(starts, ends)]
+    codes = np.repeat(first.codes, repeats) * len(second.names) + others
+    names = tuple(f"{one}{CROSS}{other}" for one in first.names for other in second.names)
+    return Slicing(
+        f"{first.group}{CROSS}{second.group}",
+        names,
+        codes.astype(np.int32),
+        np.repeat(first.queries, repeats),
+    )
+
+
+def everything(num_queries: int) -> Slicing:
+    """All queries as one slice."""
+    return Slicing("all", ("all",), np.zeros(num_queries, np.int32), _every(num_queries))
+
+
+def _every(num_queries: int) -> Codes:
+    return np.arange(num_queries, dtype=np.int32)
+
+
+def _day(time: int) -> str:
+    return datetime.fromtimestamp(int(time), UTC).date().isoformat()

@@ -1,0 +1,74 @@
+"""A run as the dashboard knows it, wherever it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from pipelines.pages.document import Origin
+from pipelines.publishing.released import shop_workspace
+
+Kind = Literal["workspace", "bundle"]
+Status = Literal["complete", "unfinished", "unreadable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: the newest of a workspace, or a released bundle."""
+
+    key: str
+    """12 hexadecimal digits that name it in addresses; of its place, so that it stays."""
+    name: str
+    """For people: the workspace's name or the bundle's version."""
+    kind: Kind
+    status: Status
+    time: datetime | None
+    """When it ended, or last changed (UTC)."""
+    path: Path
+    """Workspace or bundle."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """By ``<split>/<model>/<metric>``, such as ``test/blend_fast/ndcg@10``; finite values only.
+    Models have the names of `pipelines.pages.wording`; the served list is `Run.served`."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """By dotted name of the setting."""
+    config_digest: str | None = None
+    data_digest: str | None = None
+    """Of the built features: what the raw files and the settings of data and splits make."""
+    dataset: str | None = None
+    seconds: float | None = None
+    """Of all stages together."""
+    peak_memory: int | None = None
+    """Bytes, of the largest stage."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    served: str | None = None
+    """Name of the model whose list is served, where the run says."""
+    bundles: Sequence[str] = ()
+    """Versions that the run released, the newest first."""
+    made_by: str | None = None
+    """Of a bundle: key of the workspace that released it, where that is there."""
+    evaluation: str | None = None
+    """Digest of what the evaluation was made from."""
+    problems: Sequence[str] = ()
+    """What is wrong with it, in words: a file that cannot be read, values that are no numbers."""
+
+    @property
+    def bundles_folder(self) -> Path:
+        """Folder of bundles that a run releases into, or that a bundle is in."""
+        above = self.path.parent
+        if self.kind == "bundle":
+            return above.parent if above.name == "refused" else above
+        named = self.config.get("release.bundles", "null")
+        return shop_workspace(self.path) / "bundles" if named == "null" else Path(named)
+
+    @property
+    def origin(self) -> Origin:
+        """What a block says of where its numbers are from."""
+        return Origin(
+            run=self.key,
+            name=self.name,
+            config_digest=self.config_digest,
+            data_digest=self.data_digest,
+        )

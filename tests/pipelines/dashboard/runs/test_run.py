@@ -1,0 +1,176 @@
+"""The page of one run, real and synthetic, whole and broken."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.runs.run import build, duration
+from pipelines.dashboard.workspaces.stores import Places, Stores
+from pipelines.pages.document import Chart, Section, Table, Tiles, Words
+from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, texts
+from tests.pipelines.dashboard.planted import Model, world, write_workspace
+from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_bundle, write_json, write_run
+
+
+def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Context) -> None:
+    page = build(context, Query())
+    (run,) = context.stores.workspaces()
+    assert page.title == run.name
+    assert page.notices == []
+    titles = [section.title for section in blocks_of(page.blocks, Section)]
+    assert titles == [
+        "Results",
+        "Statistical significance",
+        "Slices",
+        "Beyond accuracy",
+        "Blend",
+        "Ranker",
+        "Mixture of experts: sparse mixture of experts",
+        "Training",
+        "Bundles that it released",
+        "Cost",
+        "What it was made from",
+        "Test split",
+        "Files",
+    ]
+    table = block_of(page, Table, "intervals-test")
+    row = next(row for row in table.rows if row[0] == "blend (fast), ranked")
+    assert row[1] == pytest.approx(run.metrics["test/ranked/ndcg@10"], abs=1e-6)
+    low, _, high = str(row[2]).split()
+    assert float(low) <= float(str(row[1])) <= float(high)
+    assert table.origins == [run.origin]
+    settings = {row[0]: row[1] for row in block_of(page, Table, "settings").rows}
+    assert settings["two_tower.embedding_dim"] == "24"
+    assert ("configuration", "", run.config_digest) in block_of(page, Table, "digests").rows
+    ledger = block_of(page, Table, "ledger")
+    assert [row[3] for row in ledger.rows] == ["this evaluation", ""]
+    released = [texts(row)[0] for row in block_of(page, Table, "released").rows]
+    assert released == list(run.bundles)
+    cost = block_of(page, Chart, "cost")
+    assert sum(float(str(row[1])) for row in cost.rows) == pytest.approx(run.seconds)
+    files = [link.file for words in blocks_of(page.blocks, Words) for link in words.links]
+    assert f"{run.key}/report/report.html" in files
+    assert f"{run.key}/config.toml" in files
+
+
+def test_every_chart_has_words_units_and_a_table(context: Context) -> None:
+    page = build(context, Query())
+    charts = list(blocks_of(page.blocks, Chart))
+    assert len({chart.key for chart in charts}) == len(charts) >= 8
+    for chart in charts:
+        assert chart.title
+        assert chart.description
+        assert chart.rows
+        assert all(len(row) == len(chart.columns) for row in chart.rows)
+        assert chart.origins
+    assert "on validation" in block_of(page, Table, "intervals-validation").title
+
+
+def test_a_bundle_leads_to_its_run_and_to_what_differs(context: Context) -> None:
+    served, before = context.stores.bundles()
+    page = build(context, Query.of(run=served.key))
+    links = [(link.page, dict(link.parameters)) for link in block_of(page, Words).links]
+    assert ("run", {"run": served.made_by}) in links
+    assert ("differences", {"runs": (before.key, served.key)}) in links
+    assert block_of(page, Table, "metrics-test").rows
+
+
+def test_an_export_asks_for_nothing_and_is_small(context: Context) -> None:
+    from dataclasses import asdict
+
+    exported = Context(stores=context.stores, exported=True)
+    page = build(exported, Query())
+    assert page.controls == []
+    assert len(json.dumps(asdict(page), default=str)) < 250_000
+
+
+def made(tmp_path: Path) -> tuple[Context, Path]:
+    path = write_run(tmp_path / "run")
+    return Context(stores=Stores(Places(roots=[tmp_path]))), path
+
+
+def test_without_an_analysis_metrics_stand_without_intervals(tmp_path: Path) -> None:
+    context, _ = made(tmp_path)
+    page = build(context, Query())
+    rows = block_of(page, Table, "metrics-test").rows
+    assert rows[1] == ["blend (fast)", 0.12, 0.2]
+    tiles = {tile.label: tile.value for tile in block_of(page, Tiles).tiles}
+    assert tiles["NDCG@10 on test"] == "0.1200"
+    assert tiles["all stages"] == "30.0 s"
+    assert control_of(page, "run").value
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"given": {}}', '{"primary_metric": NaN}'])
+def test_a_damaged_analysis_is_said_and_the_rest_shown(tmp_path: Path, text: str) -> None:
+    context, path = made(tmp_path)
+    (path / "evaluate/analysis.json").write_text(text, encoding="utf-8")
+    page = build(context, Query())
+    assert "metrics are shown without intervals" in page.notices[0]
+    assert block_of(page, Table, "metrics-test").rows
+
+
+def test_a_run_measured_on_test_alone_has_its_figures(tmp_path: Path) -> None:
+    known = world(3, num_users=200, num_items=60)
+    models = {"popularity": Model(seed=1), "blend": Model(seed=2)}
+    write_workspace(tmp_path / "run", known, models)
+    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    page = build(context, Query())
+    keys = [chart.key for chart in blocks_of(page.blocks, Chart)]
+    assert "overview" not in keys
+    assert "slices-user_activity" in keys
+    assert block_of(page, Table, "intervals-test").rows
+
+
+def test_a_run_half_written_says_what_is_missing(tmp_path: Path) -> None:
+    context, path = made(tmp_path)
+    (path / "evaluate/metrics.json").unlink()
+    page = build(context, Query())
+    assert page.notices[0].startswith("not evaluated: 3 stages are made. Go on with: recsys run")
+    states = {one.label: one.value for one in block_of(page, Tiles).tiles}
+    assert states["status"] == "unfinished"
+
+
+def test_a_torn_ledger_and_manifests_of_others_are_no_error(tmp_path: Path) -> None:
+    context, path = made(tmp_path)
+    (path / "ledger.jsonl").write_text('{"time": "x"}\n[1]\n{"ti', encoding="utf-8")
+    write_json(path / "train_two_tower/manifest.json", {"stage": "x", "versions": 3, "rows": 1})
+    (path / "build_features/manifest.json").write_text("{", encoding="utf-8")
+    page = build(context, Query())
+    assert len(block_of(page, Table, "ledger").rows) == 2
+
+
+def test_a_run_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    context, _ = made(tmp_path)
+    with pytest.raises(NotFoundError, match="no run 'abc'"):
+        build(context, Query.of(run="abc"))
+
+
+def test_the_run_before_of_the_same_data_is_offered(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", dataset="ml")
+    write_run(tmp_path / "b", dataset="beauty", began=BEGAN + timedelta(days=1))
+    write_run(tmp_path / "c", dataset="ml", began=BEGAN + timedelta(days=2))
+    write_bundle(tmp_path / "c/bundles", "v1")
+    page = build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    assert page.title == "c"
+    assert "Compare with a" in [link.label for link in block_of(page, Words).links]
+
+
+def test_times_are_written_by_their_size() -> None:
+    assert [duration(one) for one in (5.64, 64, 3725)] == ["5.6 s", "1 min 4 s", "1 h 2 min"]
+
+
+def test_with_one_run_the_first_page_is_that_run(tmp_path: Path) -> None:
+    known = world(3, num_users=200, num_items=60)
+    models = {"popularity": Model(seed=1), "blend": Model(seed=2)}
+    write_workspace(tmp_path / "only", known, models)
+    page = PAGES[0].build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    assert page.title == "only"
+    assert page.lead.startswith("Served is the blend")
+    assert "no two measured runs" in page.notices[-1]
+    tiles = {tile.label for tile in block_of(page, Tiles).tiles}
+    assert {"NDCG@10 on test", "Over popularity", "Served worst"} <= tiles

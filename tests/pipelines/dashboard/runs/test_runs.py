@@ -1,0 +1,174 @@
+"""The page of all runs: its table, searches, choices, chart, and what it says without runs."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.query import Query, QueryError
+from pipelines.dashboard.runs.page import ENTRY, build, rows_of, suggested
+from pipelines.dashboard.workspaces.run import Run
+from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
+from pipelines.pages.document import Chart, LinkedCell, Table, Tiles, Window, Words
+from tests.pipelines.dashboard.documents import block_of, control_of, texts
+from tests.pipelines.dashboard.synthetic_runs import BEGAN, METRICS, write_bundle, write_run
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Context:
+    """Three runs on two data sets, the last one half written, and a refused bundle."""
+    for number, (dataset, width) in enumerate((("ml", 32), ("ml", 64), ("beauty", 64))):
+        value = {"ndcg@10": 0.1 + 0.01 * number, "recall@10": 0.2, "ndcg@5": 0.05}
+        metrics = {"test": {"blend_fast": value}, "validation": {"blend_fast": value}}
+        path = tmp_path / f"run-{number}"
+        began = BEGAN + timedelta(days=number)
+        write_run(path, metrics, dataset=dataset, width=width, began=began)
+    (tmp_path / "run-2/evaluate/metrics.json").unlink()
+    write_bundle(tmp_path / "run-0/bundles", "v1", METRICS["test"], outcome="refused")
+    return Context(stores=Stores(Places(roots=[tmp_path])))
+
+
+def shown(context: Context, search: str = "", order: int | None = None, **query: str) -> list[str]:
+    window = Window(search=search, order_by=order, descending=order is not None)
+    return [str(texts(row)[0]) for row in rows_of(context, Query.of(**query), window).rows]
+
+
+def test_the_table_has_every_run_newest_first(three: Context) -> None:
+    page = build(three, Query())
+    table = block_of(page, Table, "runs")
+    labels = [column.label for column in table.columns]
+    assert labels[:7] == ["Run", "Compare", "When", "Data", "NDCG@10", "Recall@10", "NDCG@5"]
+    rows = rows_of(three, Query(), Window())
+    assert (rows.total, rows.found) == (4, 4)
+    assert [texts(row)[0] for row in rows.rows] == ["run-2", "run-1", "run-0", "v1"]
+    assert texts(rows.rows[1])[2:6] == ["2026-11-02T12:00:30Z", "ml", 0.11, 0.2]
+    link = rows.rows[0][0]
+    assert isinstance(link, LinkedCell)
+    assert link.link.page == "run"
+
+
+@pytest.mark.parametrize(
+    ("search", "names"),
+    [
+        ("beauty", ["run-2"]),
+        ("RUN-1", ["run-1"]),
+        ("two_tower.embedding_dim=64", ["run-2", "run-1"]),
+        ("embedding_dim=32", ["run-0"]),
+        ("embedding_dim>=32 ml", ["run-1", "run-0"]),
+        ("ndcg@10>0.105", ["run-1", "v1"]),
+        ("ndcg@10<=0.1", ["run-0"]),
+        ("decision=refused", ["v1"]),
+        ("status=unfinished", ["run-2"]),
+        ("kind!=run", ["v1"]),
+        ("no.such=1", []),
+        ("two_tower.embedding_dim=", []),
+        ("=", ["v1"]),
+        ("<script>", []),
+    ],
+)
+def test_words_and_bounds_find_runs(three: Context, search: str, names: list[str]) -> None:
+    assert shown(three, search) == names
+
+
+def test_rows_are_ordered_by_a_column_those_without_a_value_last(three: Context) -> None:
+    assert shown(three, order=4) == ["v1", "run-1", "run-0", "run-2"]
+    assert shown(three, order=0) == ["v1", "run-2", "run-1", "run-0"]
+
+
+def test_metrics_split_model_kind_and_data_are_chosen(three: Context) -> None:
+    query = Query.of(metric=("ndcg@5",), split="validation", model="blend_fast", kind="workspace")
+    page = build(three, query)
+    table = block_of(page, Table, "runs")
+    assert [column.label for column in table.columns][4:6] == ["NDCG@5", "Time taken"]
+    assert shown(three, kind="workspace", data="ml") == ["run-1", "run-0"]
+    assert control_of(page, "metric").value == ("ndcg@5",)
+    with pytest.raises(QueryError, match="none of: ndcg@10, ndcg@5, recall@10"):
+        build(three, Query.of(metric="ndcg@99"))
+
+
+def test_two_chosen_runs_lead_to_their_comparison_and_differences(three: Context) -> None:
+    first, second = [run.key for run in three.stores.workspaces()[:2]]
+    page = build(three, Query.of(runs=(first, second)))
+    words = block_of(page, Words)
+    assert [link.page for link in words.links] == ["compare", "differences"]
+    assert words.links[0].parameters == {"runs": (first, second)}
+    row = rows_of(three, Query.of(runs=(first,), data="ml"), Window()).rows[0]
+    cell = row[1]
+    assert isinstance(cell, LinkedCell)
+    assert cell.text == "add"
+    assert cell.link.parameters["runs"] == (first, second)
+    assert cell.link.parameters["data"] == ("ml",)
+
+
+def test_the_chart_has_a_dot_a_run_and_says_what_it_shows(three: Context) -> None:
+    chart = block_of(build(three, Query()), Chart)
+    assert [(row[0], row[3]) for row in chart.rows] == [
+        ("run-1", 0.11),
+        ("run-0", 0.1),
+        ("v1", 0.12),
+    ]
+    assert chart.title == "NDCG@10 over time"
+    assert "on test" in chart.note
+
+
+def test_the_highest_of_the_newest_data_is_named(three: Context) -> None:
+    tiles = block_of(build(three, Query.of(data="ml")), Tiles).tiles
+    assert [tile.value for tile in tiles] == ["3", "0", "run-1", "0.1200"]
+
+
+def test_an_export_has_the_rows_and_nothing_to_query(three: Context) -> None:
+    exported = Context(stores=three.stores, exported=True)
+    page = build(exported, Query())
+    table = block_of(page, Table, "runs")
+    assert (table.source, page.controls, len(table.rows)) == (None, [], 4)
+    assert "Compare" not in [column.label for column in table.columns]
+
+
+def test_without_a_run_the_page_says_what_to_do(tmp_path: Path) -> None:
+    page = build(Context(stores=Stores(Places(roots=[tmp_path / "none"]))), Query())
+    words = block_of(page, Words)
+    assert "recsys demo" in words.lines[1]
+    assert str(tmp_path / "none") in words.lines[0]
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)> \u202e\U0001f3ac"
+    write_run(tmp_path / name, dataset='\\"<b>')
+    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    assert shown(context) == [name]
+    assert suggested(context, Query(), "onerror")[0].label.startswith(name)
+
+
+def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
+    runs = [
+        Run(
+            key=f"{number:012x}",
+            name=f"run-{number}",
+            kind="workspace",
+            status="complete",
+            time=BEGAN + timedelta(minutes=number),
+            path=Path("run"),
+            metrics={"test/blend/ndcg@10": number / 1e6},
+            config={"two_tower.embedding_dim": str(number % 7)},
+            served="blend",
+        )
+        for number in range(100_000)
+    ]
+    stores = Stores(Places(roots=[]))
+    snapshot = Snapshot.of(runs, ["4,000 of about 100,000 runs read; the rest follows"], 1)
+    stores.now = lambda: snapshot  # type: ignore[method-assign]
+    context = Context(stores=stores)
+    page = build(context, Query())
+    assert page.lead.startswith("100,000 runs")
+    assert len(block_of(page, Chart).rows) == 250
+    window = Window(start=10, length=5, order_by=4, search="embedding_dim=3")
+    rows = rows_of(context, Query(), window)
+    assert (rows.total, rows.found) == (100_000, 14_286)
+    assert [texts(row)[0] for row in rows.rows] == [f"run-{3 + 7 * n}" for n in range(10, 15)]
+
+
+def test_the_page_is_in_the_list() -> None:
+    from pipelines.dashboard.pages.list import PAGES
+
+    assert ENTRY in PAGES
