@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.runs import scan
+from pipelines.dashboard.workspaces import stores as scan
 from pipelines.dashboard.workspaces.find import find_below
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Stores
