@@ -3,8 +3,8 @@
 A request, in order:
 
 1. `server/front.py` holds the connection, asks `security/` whose it is, and reads the body;
-   `server/dispatch.py` gives it to a worker (`server/worker.py`), where `web/answer.py` checks it
-   against `schemas.py`. Other routes are `web/app.py`'s.
+   `server/dispatch.py` gives it to a worker (`server/worker.py`), where `web/handlers.py` answers
+   it. `routes.py` has every route with its schema, scope and example.
 2. `Recommender.load` read the bundle that is published (`bundle/load.py`);
    `server/fleet.py` has the next one made when another is published.
 3. `recommend.py` runs the stages:
@@ -19,6 +19,6 @@ A request, in order:
    the front keeps the list's record (`online/records.py`), from which `explanation/` explains it.
 
 `settings.py` holds the options of both; `configuration/` reads surfaces, rules and experiments;
-`web/pages.py` serves the try-it page. `server/` runs all this in several processes, and `security/`
+`web/files.py` serves the try-it page. `server/` runs all this in several processes, and `security/`
 decides who may call. docs/serving.md describes the API, docs/control.md the configuration.
 """

@@ -223,7 +223,7 @@ class Exclusions:
         return masks, notes
 
     def _only(self, item_rows: Sequence[int] | Rows) -> Mask:
-        """Let through some rows alone, [N]."""
+        """Build a mask of some rows alone, [N]."""
         allowed = np.zeros(self.bundle.num_item_rows, np.bool_)
         allowed[np.asarray(item_rows, np.int64)] = True
         return allowed

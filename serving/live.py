@@ -94,7 +94,7 @@ class LiveState:
     def shown_items(
         self, request: Request, since_ms: int
     ) -> tuple[list[str], tuple[Degraded, ...]]:
-        """Name what the visitor was shown since a moment, and say where the store failed."""
+        """List items that the visitor was shown since a moment, with a note if the store failed."""
         if request.user_id is None:
             return [], ()
         try:

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 import orjson
 
 LOGGER = logging.getLogger("recsys.serving")
-LOG_FIELDS = "recsys.log_fields"
-"""Where a request's scope holds what its handler adds to the line."""
 
 
 class JsonLines(logging.Formatter):
@@ -37,7 +35,7 @@ def log(
 
 
 def is_logged(times: int) -> bool:
-    """Whether a failure that repeats is logged: the first, then every 2nd, 4th, 8th."""
+    """True if a failure that repeats is logged: the first, then every 2nd, 4th, 8th."""
     return times & (times - 1) == 0
 
 

@@ -7,7 +7,7 @@ bundle can add time series, and no label holds the id of a user or item.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TypeVar, get_args
 
@@ -46,7 +46,7 @@ RESTARTS = ("exited", "killed", "stuck")
 """Why a worker was replaced: it ended, a signal ended it, or it did not answer."""
 
 LOGGED = ("kept", "dropped")
-"""Whether the record of a served list reached the online store."""
+"""True if the record of a served list reached the online store."""
 
 REQUEST_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02),
@@ -82,6 +82,38 @@ class _Children(dict[str, Child]):
         return self[OTHER]
 
 
+NAMES = (*SOURCES, RULES)
+LABELLED: Mapping[str, tuple[str, str, Sequence[str]]] = {
+    "sources": ("Lists with items from a source.", "source", NAMES),
+    "degraded": ("Lists that say they are degraded.", "code", DEGRADED_CODES),
+    "fallbacks": ("Lists made by a fallback alone.", "source", NAMES),
+    "refused": ("Requests refused before any model work.", "reason", REFUSALS),
+    "lists_logged": ("Served lists by what became of their records.", "result", LOGGED),
+    "worker_restarts": ("Workers that were replaced.", "reason", RESTARTS),
+}
+"""Counters by name: what they count, their label and its values."""
+TIMES: Mapping[str, tuple[str, Sequence[float], str | None, Sequence[str]]] = {
+    "request": (
+        "From the first byte of a request to the last byte of its response.",
+        REQUEST_BUCKETS,
+        "route",
+        PATHS,
+    ),
+    "stage": ("Time of one list by stage; total is all of them.", STAGE_BUCKETS, "stage", STAGES),
+    "queue": ("How long a request waited for a worker.", STAGE_BUCKETS, None, ()),
+    "swap": ("From a new bundle being seen to it being served.", SWAP_BUCKETS, None, ()),
+}
+"""Histograms of seconds by name: what they measure, buckets, their label and its values."""
+GAUGES: Mapping[str, str] = {
+    "queue_depth": "Requests that wait.",
+    "connections": "Open connections.",
+    "workers_ready": "Workers that answer.",
+    "workers_wanted": "Workers configured.",
+    "bundle_refused": "1 while the published bundle is refused and an older one is served.",
+    "bundle_age_seconds": "Time since the bundle was released.",
+}
+
+
 class ServerMetrics:
     """Counts what the server does; called from one thread."""
 
@@ -89,84 +121,35 @@ class ServerMetrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
 
-        def counter(name: str, what: str, label: str, values: Iterable[str]) -> _Children[Counter]:
-            return _Children(Counter(name, what, [label], registry=registry), values)
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"recsys_{name}", text, labels, registry=registry)
 
-        self._requests = Counter(
-            "recsys_requests", "Requests answered.", ["route", "status"], registry=registry
-        )
+        self._requests = counter("requests", "Requests answered.", "route", "status")
         self._by_route_and_status: dict[tuple[str, int], Counter] = {}
-        request_seconds = Histogram(
-            "recsys_request_seconds",
-            "From the first byte of a request to the last byte of its response.",
-            ["route"],
-            buckets=REQUEST_BUCKETS,
-            registry=registry,
-        )
-        self._request_seconds = _Children(request_seconds, PATHS)
-        stage_seconds = Histogram(
-            "recsys_stage_seconds",
-            "Time of one list by stage; total is all of them.",
-            ["stage"],
-            buckets=STAGE_BUCKETS,
-            registry=registry,
-        )
-        self._stage_seconds = _Children(stage_seconds, STAGES)
-        self._replies = Counter("recsys_replies", "Lists made.", registry=registry)
-        names = (*SOURCES, RULES)
-        self._sources = counter(
-            "recsys_sources", "Lists with items from a source.", "source", names
-        )
-        self._degraded = counter(
-            "recsys_degraded", "Lists that say they are degraded.", "code", DEGRADED_CODES
-        )
-        self._fallbacks = counter(
-            "recsys_fallbacks", "Lists made by a fallback alone.", "source", names
-        )
-        self._refused = counter(
-            "recsys_refused", "Requests refused before any model work.", "reason", REFUSALS
-        )
-        self._kept = counter(
-            "recsys_lists_logged", "Served lists by what became of their records.", "result", LOGGED
-        )
-        self._restarts = counter(
-            "recsys_worker_restarts", "Workers that were replaced.", "reason", RESTARTS
-        )
-        self._add_process_metrics(registry)
-        self._add_bundle_metrics(registry)
-
-    def _add_process_metrics(self, registry: CollectorRegistry) -> None:
-        self._queue_depth = Gauge("recsys_queue_depth", "Requests that wait.", registry=registry)
-        self._queue_seconds = Histogram(
-            "recsys_queue_seconds",
-            "How long a request waited for a worker.",
-            buckets=STAGE_BUCKETS,
-            registry=registry,
-        )
-        self._connections = Gauge("recsys_connections", "Open connections.", registry=registry)
-        self._workers = Gauge("recsys_workers_ready", "Workers that answer.", registry=registry)
-        self._wanted = Gauge("recsys_workers_wanted", "Workers configured.", registry=registry)
-
-    def _add_bundle_metrics(self, registry: CollectorRegistry) -> None:
-        self._swap_seconds = Histogram(
-            "recsys_swap_seconds",
-            "From a new bundle being seen to it being served.",
-            buckets=SWAP_BUCKETS,
-            registry=registry,
-        )
-        self._swaps_refused = Counter(
-            "recsys_swaps_refused", "Bundles that were refused.", registry=registry
-        )
-        self._refused_now = Gauge(
-            "recsys_bundle_refused",
-            "1 while the published bundle is refused and an older one is served.",
-            registry=registry,
-        )
+        self._replies = counter("replies", "Lists made.")
+        self._swaps_refused = counter("swaps_refused", "Bundles that were refused.")
+        self._counters = {
+            name: _Children(counter(name, text, label), values)
+            for name, (text, label, values) in LABELLED.items()
+        }
+        histograms = {
+            name: Histogram(
+                f"recsys_{name}_seconds",
+                text,
+                [label] if label else [],
+                buckets=buckets,
+                registry=registry,
+            )
+            for name, (text, buckets, label, _) in TIMES.items()
+        }
+        self._request_seconds = _Children(histograms["request"], PATHS)
+        self._stage_seconds = _Children(histograms["stage"], STAGES)
+        self._queue_seconds, self._swap_seconds = histograms["queue"], histograms["swap"]
+        self._gauges = {
+            name: Gauge(f"recsys_{name}", text, registry=registry) for name, text in GAUGES.items()
+        }
         self._bundle = Gauge(
             "recsys_bundle_info", "The served bundle.", ["version", "digest"], registry=registry
-        )
-        self._age = Gauge(
-            "recsys_bundle_age_seconds", "Time since the bundle was released.", registry=registry
         )
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
@@ -203,40 +186,40 @@ class ServerMetrics:
         for stage, ms in stage_ms.items():
             self._stage_seconds[stage].observe(ms / 1_000)
         for source in sources:
-            self._sources[source].inc()
+            self._counters["sources"][source].inc()
         for code in degraded_codes:
-            self._degraded[code].inc()
+            self._counters["degraded"][code].inc()
         if fallback is not None:
-            self._fallbacks[fallback].inc()
+            self._counters["fallbacks"][fallback].inc()
 
     def queue(self, depth: int, waited_seconds: float | None = None) -> None:
         """Note how many requests wait, and how long the one that a worker took had waited."""
-        self._queue_depth.set(depth)
+        self._gauges["queue_depth"].set(depth)
         if waited_seconds is not None:
             self._queue_seconds.observe(waited_seconds)
 
     def refused(self, reason: str) -> None:
         """Count a request that was refused before any model work, for one of ``REFUSALS``."""
-        self._refused[reason].inc()
+        self._counters["refused"][reason].inc()
 
     def lists_kept(self, num_kept: int, num_dropped: int) -> None:
         """Count served lists whose records reached the store, and those whose did not."""
-        self._kept["kept"].inc(num_kept)
-        self._kept["dropped"].inc(num_dropped)
+        self._counters["lists_logged"]["kept"].inc(num_kept)
+        self._counters["lists_logged"]["dropped"].inc(num_dropped)
 
     def connections(self, num_open: int) -> None:
         """Note how many connections are open."""
-        self._connections.set(num_open)
+        self._gauges["connections"].set(num_open)
 
     def worker_restarted(self, reason: str) -> None:
         """Count a worker that was replaced, for one of ``RESTARTS``."""
-        self._restarts[reason].inc()
+        self._counters["worker_restarts"][reason].inc()
 
     def workers(self, ready: int, wanted: int | None = None) -> None:
         """Note how many workers answer, and how many there should be."""
-        self._workers.set(ready)
+        self._gauges["workers_ready"].set(ready)
         if wanted is not None:
-            self._wanted.set(wanted)
+            self._gauges["workers_wanted"].set(wanted)
 
     def swap(self, seconds: float) -> None:
         """Count a swap to another bundle."""
@@ -245,20 +228,20 @@ class ServerMetrics:
     def swap_refused(self) -> None:
         """Count a published bundle that is not served."""
         self._swaps_refused.inc()
-        self._refused_now.set(1)
+        self._gauges["bundle_refused"].set(1)
 
     def published_serves(self) -> None:
         """Note that what is published is served."""
-        self._refused_now.set(0)
+        self._gauges["bundle_refused"].set(0)
 
     def bundle(self, version: str, digest: str, age_seconds: float) -> None:
         """Name the served bundle; its age grows from here."""
         self._bundle.clear()
         self._bundle.labels(version, digest).set(1)
-        self._refused_now.set(0)
+        self._gauges["bundle_refused"].set(0)
         # Not the wall clock, which may be set back while the bundle is served.
         released = time.monotonic() - age_seconds
-        self._age.set_function(lambda: time.monotonic() - released)
+        self._gauges["bundle_age_seconds"].set_function(lambda: time.monotonic() - released)
 
     def render(self) -> tuple[bytes, str]:
         """Return the page for Prometheus and its content type."""

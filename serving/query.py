@@ -246,7 +246,7 @@ def _with_live(
 
 
 def _times(times: Rows | None, num_sent: int, moment: int, limit: int) -> Rows | None:
-    """Give unix seconds of the history's events; the session's have just happened."""
+    """Return unix seconds of the history's events; the session's have just happened."""
     if times is None:
         return None
     if num_sent:

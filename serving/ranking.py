@@ -65,7 +65,7 @@ class Ranked(NamedTuple):
         )
 
     def leading(self) -> list[str]:
-        """Name the source that added most to each item; among equals the better rank."""
+        """Return the source that added most to each item; among equals the better rank."""
         if len(self.item_rows) == 0:
             return []
         present = self.ranks != ABSENT
@@ -79,7 +79,7 @@ class Ranked(NamedTuple):
         ]
 
     def shares(self) -> list[dict[str, float]]:
-        """Give the part of each item's score that each source added, largest first.
+        """Return the part of each item's score that each source added, largest first.
 
         Parts sum to 1; where weights are negative, the sizes do. Nothing where all added 0.
         """

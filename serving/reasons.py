@@ -32,7 +32,7 @@ def reasons(
     *,
     names_history: bool = True,
 ) -> list[str]:
-    """Say why each item is recommended.
+    """Explain why each item is recommended.
 
     Args:
         names_history: Whether a reason may name items of the user's stored history; without it,

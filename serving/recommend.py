@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
 from serving.cursor import read_cursor
 from serving.exclusions import Eligible, Exclusions
+from serving.frames import frame, user_ids
 from serving.items.cards import ItemCards
 from serving.items.searched import ItemSearch, Searched
 from serving.items.title_search import TitleIndex
@@ -184,10 +185,6 @@ class Recommender:
 
         Args:
             loaded: A bundle to share with, see ``load_bundle``.
-
-        Raises:
-            ValueError: If it is not a bundle, anything in it is not as it was released, a file may
-                not be read, or the configuration that the options name cannot be read.
         """
         with permitted():
             bundle = load_bundle(Path(path), loaded)
@@ -318,11 +315,7 @@ class Recommender:
         return Made(reply, query, visitor, eligible, candidates, ranked, resolved, arranged, seed)
 
     def _resolved(self, request: Request, now_ms: int) -> Resolved:
-        """Find the surface, the rules and the arm of a request.
-
-        Raises:
-            UnknownSurfaceError: There is no such surface.
-        """
+        """Find the surface, the rules and the arm of a request."""
         moment, domain = request.context.unix_time, request.context.domain
         seconds = now_ms / 1_000 if moment is None else float(moment)
         return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
@@ -360,32 +353,18 @@ class Recommender:
         Returns:
             Columns user_id, rank (from 1), item_id, display_text, score, source, semantic_id
             (null where the item has none).
-
-        Raises:
-            ValueError: If there is no such column, or k is out of range.
         """
-        import polars as pl
-
-        rows: list[tuple[str, int, str, str, float, str, str | None]] = []
+        rows = []
         context = Context(unix_time=unix_time)
         texts, row_of = self.bundle.catalogue.display_texts, self.bundle.catalogue.row_of
-        for user_id in _user_ids(users):
+        for user_id in user_ids(users):
             request = Request(user_id=user_id, k=k, context=context)
             for rank, item in enumerate(self.answer(request).items, start=1):
                 text = texts[row_of(item.item_id) or 0]
-                rows.append(
-                    (user_id, rank, item.item_id, text, item.score, item.source, item.semantic_id)
-                )
-        schema = {
-            "user_id": pl.String,
-            "rank": pl.Int64,
-            "item_id": pl.String,
-            "display_text": pl.String,
-            "score": pl.Float64,
-            "source": pl.String,
-            "semantic_id": pl.String,
-        }
-        return pl.DataFrame(rows, schema=schema, orient="row")
+                found = (item.item_id, text, item.score, item.source, item.semantic_id)
+                rows.append((user_id, rank, *found))
+        items = ("item_id", "display_text", "score", "source", "semantic_id")
+        return frame(rows, "user_id", "rank", *items)
 
     def _retrieve(
         self, lengths: Mapping[str, int], query: Query, eligible: ItemMask
@@ -525,7 +504,7 @@ class Recommender:
     def _parts_used(
         self, query: Query, candidates: Mapping[str, OneList], ranker: str | None
     ) -> ServedBy:
-        """Name the parts of the bundle that made the list."""
+        """Return the parts of the bundle that made the list."""
         queried = () if query.item_row else candidates
         domain = query.request.context.domain
         adapter = self.adapters.used(domain, queried, ranked=ranker is not None)
@@ -536,7 +515,7 @@ class Recommender:
     def _select(
         self, ranked: Ranked | None, query: Query, names_history: bool
     ) -> list[RecommendedItem]:
-        """Give each ranked item its id, source and, if requested, reasons."""
+        """Build the items of a reply, with reasons if requested."""
         if ranked is None:
             return []
         rows, sources = ranked.item_rows.tolist(), ranked.leading()
@@ -585,16 +564,3 @@ def _index_name(bundle: Bundle) -> str | None:
         return None
     index = bundle.retriever.index
     return f"{index.kind}-{index.num_item_rows - 1}x{index.dim}"
-
-
-def _user_ids(users: pl.DataFrame | Sequence[str]) -> list[str]:
-    columns = getattr(users, "columns", None)
-    if columns is None:
-        return list(cast(Sequence[str], users))
-    if "user_id" not in columns:
-        raise ValueError(f"users needs a column user_id, it has {list(columns)}; rename one")
-    user_ids = cast("pl.DataFrame", users)["user_id"]
-    if user_ids.null_count():
-        row = user_ids.is_null().arg_max()
-        raise ValueError(f"user_id of row {row} is null; drop such rows, or fill them with any id")
-    return [str(user_id) for user_id in user_ids.to_list()]

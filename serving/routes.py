@@ -1,7 +1,7 @@
 """The routes of a server: one table of their paths, schemas, scopes, refusals and examples.
 
 `find` gives the route of a request. The front answers it or passes it to a worker by its ``kind``,
-`security` demands its ``scope``, `metrics` counts it by its ``path``, `web/app.py` registers a
+`security` demands its ``scope``, `metrics` counts it by its ``path``, `web/handlers.py` has a
 handler under its ``name``, `web/openapi.py` describes it, and the clients call it by its name.
 """
 
@@ -180,6 +180,11 @@ class Route(NamedTuple):
     scope: Scope | None = "read"
     """Scope that a key needs; None for a route that is open to everyone."""
     kind: Kind = "worker"
+
+    def value(self, path: str) -> str:
+        """Read the path's parameter; empty without one."""
+        begin, _, rest = self.path.partition("{")
+        return path[len(begin) : len(path) - len(rest.partition("}")[2])] if rest else ""
 
 
 ROUTES: tuple[Route, ...] = (

@@ -87,11 +87,7 @@ class Traces:
 
 
 def open_traces(endpoint: str) -> Traces:
-    """Send traces to a collector's OTLP endpoint over HTTP, such as ``http://collector:4318``.
-
-    Raises:
-        ValueError: The exporter is not installed; says what to do.
-    """
+    """Send traces to a collector's OTLP endpoint over HTTP, such as ``http://collector:4318``."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:

@@ -14,7 +14,11 @@ OBJECTS = {
         "serving.schemas.Request",
         "serving.schemas.Reply",
     ],
-    "Call a server": ["serving.client.blocking.Client", "serving.client.asynchronous.AsyncClient"],
+    "Call a server": [
+        "serving.client.clients.Client",
+        "serving.client.clients.AsyncClient",
+        "serving.client.calls",
+    ],
     "Judge lists": [
         "recsys.evaluation.ranking",
         "recsys.evaluation.paired",

@@ -33,7 +33,7 @@ class RuleRows:
         return self._listed[rule.name]
 
     def holds_for(self, rule: Rule, rows: Rows) -> Mask:
-        """Tell for which of some rows a rule is, [n]."""
+        """Mask of the rows that a rule is for, [n]."""
         found = np.ones(len(rows), np.bool_)
         if rule.items:
             found &= np.isin(rows, self.listed(rule))

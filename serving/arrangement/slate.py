@@ -79,7 +79,7 @@ class Arranger:
         self._bundle, self.rule_rows = bundle, RuleRows(bundle)
 
     def length(self, resolved: Resolved, request: Request) -> int:
-        """How many ranked items are needed for the list of a request."""
+        """Number of ranked items that the list of a request needs."""
         if not _arranges(resolved, request):
             return request.k
         return max(request.k, resolved.surface.num_candidates)
@@ -173,7 +173,7 @@ class Arranger:
         exploration: Exploration,
         num_slots: int,
     ) -> Policy:
-        """Give the chances of each candidate that is left, as `_explored` draws."""
+        """Return the chances of each candidate that is left, as `_explored` draws."""
         if exploration.method == "epsilon":
             return epsilon_policy(exploration.epsilon or 0.0)
         if exploration.method == "plackett_luce":

@@ -30,13 +30,13 @@ def is_kept(request_id: str, share: float) -> bool:
 
 
 def digest_of_history(rows: Rows, times: Rows | None) -> str:
-    """Name a history by what models read of it."""
+    """Hash a history by what models read of it."""
     parts = [rows.astype("<i8").tobytes(), b"" if times is None else times.astype("<i8").tobytes()]
     return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
 
 
 def snapshot_of(query: Query, ranked: Ranked | None) -> Mapping[str, object]:
-    """Give what a list was computed from.
+    """Collect what a list was computed from.
 
     Args:
         ranked: The list as it is shown.

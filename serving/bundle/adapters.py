@@ -66,11 +66,7 @@ class AdapterManifest(BaseModel):
 
 
 def domain_directory(bundles_dir: Path, domain: str) -> Path:
-    """Name the folder of a domain's adapters.
-
-    Raises:
-        ValueError: If the name is empty or too long.
-    """
+    """Return the folder of a domain's adapters."""
     if not 1 <= len(domain) <= MAX_DOMAIN:
         raise ValueError(
             f"a domain's name has 1 to {MAX_DOMAIN} characters, got {len(domain)}: {domain[:90]!r}"
@@ -123,21 +119,13 @@ def _version_of(adapter: LoraAdapter) -> str:
 
 
 def publish_adapter(directory: Path) -> None:
-    """Serve an adapter for its domain, in one rename.
-
-    Raises:
-        ValueError: If it is damaged.
-    """
+    """Serve an adapter for its domain, in one rename."""
     read_registered(directory)
     replace_link(directory.parent / CURRENT, directory.name)
 
 
 def withdraw_adapter(bundles_dir: Path, domain: str) -> None:
-    """Serve a domain by the base again; its adapters stay registered.
-
-    Raises:
-        ValueError: If none is served for it.
-    """
+    """Serve a domain by the base again; its adapters stay registered."""
     link = domain_directory(bundles_dir, domain) / CURRENT
     if not link.is_symlink():
         raise ValueError(f"no adapter is served for domain {domain!r}; {link} does not exist")
@@ -145,11 +133,7 @@ def withdraw_adapter(bundles_dir: Path, domain: str) -> None:
 
 
 def read_registered(directory: Path) -> AdapterManifest:
-    """Read and verify a registered adapter's description and files.
-
-    Raises:
-        ValueError: Names the file that is missing, altered or not an adapter's.
-    """
+    """Read and verify a registered adapter's description and files."""
     path = directory / ADAPTER_MANIFEST
     try:
         manifest = AdapterManifest.model_validate_json(path.read_bytes())
@@ -189,7 +173,7 @@ class Adapters:
     def used(
         self, domain: str | None, sources: Collection[str], *, ranked: bool = False
     ) -> str | None:
-        """Name the adapter that answered; None for the base."""
+        """Return the adapter that answered; None for the base."""
         if domain is None:
             return None
         models = [self.retrievers[base] for base in self.retrievers if base in sources]

@@ -16,7 +16,7 @@ Rows = NDArray[np.int64]
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Name the file in whatever goes wrong while it is read."""
+    """Add the file's name to whatever goes wrong while it is read."""
     try:
         yield
     except Exception as error:
@@ -56,11 +56,7 @@ def load_strings(directory: Path, name: str) -> StringTable:
 
 
 def check_ragged(path: Path, values: Rows, offsets: Rows, num_owners: int, num_rows: int) -> None:
-    """Check that offsets cut values into one range per owner and values are rows of a table.
-
-    Raises:
-        ValueError: Names the file and what does not fit.
-    """
+    """Check that offsets cut values into one range per owner and values are rows of a table."""
     if len(offsets) != num_owners + 1:
         raise ValueError(
             f"{path} has offsets for {len(offsets) - 1} rows, the bundle has {num_owners}; its "
@@ -76,11 +72,7 @@ def check_ragged(path: Path, values: Rows, offsets: Rows, num_owners: int, num_r
 
 
 def check_distinct(path: Path, table: StringTable) -> None:
-    """Check that row 0 is empty and no text stands twice (an empty id would).
-
-    Raises:
-        ValueError: Names the table and the first repeated text.
-    """
+    """Check that row 0 is empty and no text stands twice (an empty id would)."""
     if len(table) == 0 or table[0] != "":
         raise ValueError(f"{path} must begin with the empty text of row 0 (padding)")
     if (row := table.first_repeated()) is not None:
@@ -91,11 +83,7 @@ def check_distinct(path: Path, table: StringTable) -> None:
 
 
 def check_rows(path: Path, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """Hold the shape of a part against the rest of the bundle.
-
-    Raises:
-        ValueError: Names the part and both shapes.
-    """
+    """Hold the shape of a part against the rest of the bundle."""
     if found != expected:
         raise ValueError(
             f"{path} is {' x '.join(map(str, found))}, the rest of the bundle needs "

@@ -92,11 +92,11 @@ class Catalogue:
         return self.item_ids.row_of(item_id) or None
 
     def title_of(self, item_row: int) -> str:
-        """Give an item's display text, cut to `MAX_TITLE`, or its id where it has none."""
+        """Return an item's display text, cut to `MAX_TITLE`, or its id where it has none."""
         return self.display_texts[item_row][:MAX_TITLE] or self.item_ids[item_row]
 
     def categories_of(self, item_row: int) -> list[str]:
-        """Name an item's categories, the first `MAX_SHOWN_CATEGORIES`."""
+        """List an item's categories, the first `MAX_SHOWN_CATEGORIES`."""
         first, last = self.category_offsets[item_row : item_row + 2].tolist()
         shown = self.category_values[first : min(last, first + MAX_SHOWN_CATEGORIES)]
         return [self.category_names[row] for row in shown.tolist() if row]
@@ -121,11 +121,7 @@ class Catalogue:
         )
 
     def check(self, directory: Path) -> None:
-        """Check that the parts fit each other.
-
-        Raises:
-            ValueError: Names what does not fit.
-        """
+        """Check that the parts fit each other."""
         if len(self.display_texts) != self.num_item_rows:
             raise ValueError(
                 f"{directory / FOLDER} has {self.num_item_rows} item_ids and "

@@ -305,7 +305,7 @@ def _complete(place: Place, part: _Part, found: Fetched) -> None:
 
 
 def _has(part: _Part, name: str, entry: FileEntry) -> bool:
-    """Whether an earlier fetch left a file whole; one that it did not is removed."""
+    """True if an earlier fetch left a file whole; one that it did not is removed."""
     path = part.partial / name
     if path.is_file() and digest_of_file(path) == entry.sha256:
         return True

@@ -63,11 +63,7 @@ class Link:
 
 
 def chain_of(directory: Path) -> list[Link]:
-    """Follow a delta's parents down to the bundle it stands on, oldest first.
-
-    Raises:
-        ValueError: A parent is missing or is not the one that the delta was made for.
-    """
+    """Follow a delta's parents down to the bundle it stands on, oldest first."""
     manifest, digest = read_manifest(directory)
     chain = [Link(directory, manifest, digest)]
     while (parent := chain[0].manifest.parent) is not None:
@@ -98,9 +94,6 @@ def semantic_ids_of(
 
     Args:
         released: Those of the first link, where they are loaded already.
-
-    Raises:
-        ValueError: Names the directory and the two versions or counts that differ.
     """
     found = released
     num_item_rows = 0
@@ -159,15 +152,11 @@ class Delta:
         return self.added.num_item_rows - 1
 
     def vectors(self) -> Mapping[str, Vectors]:
-        """Name the arrays of new rows by their files."""
+        """Return the arrays of new rows by their files."""
         return {CONTENT: self.content, ITEM_VECTORS: self.item_vectors}
 
     def extend(self, parent: Catalogue) -> Catalogue:
-        """Append the new items to the parent's.
-
-        Raises:
-            ValueError: An id is already there, or the counts are not what the manifest says.
-        """
+        """Append the new items to the parent's."""
         extended = parent.extended(self.added)
         found = (extended.num_item_rows, extended.num_category_rows)
         expected = (self.dimensions.num_item_rows, self.dimensions.num_category_rows)
@@ -180,11 +169,7 @@ class Delta:
         return extended
 
     def extend_properties(self, parent: Properties) -> Properties:
-        """Append the new items' properties to the parent's.
-
-        Raises:
-            ValueError: They are not those of the parent.
-        """
+        """Append the new items' properties to the parent's."""
         if self.properties.kinds != parent.kinds:
             raise ValueError(
                 f"{self.directory} has properties {self.properties.kinds}, its parent has "
@@ -215,9 +200,6 @@ def write_delta(
 
     Returns:
         The delta's directory, ``bundle-<v>+<n>`` with the next n that is free.
-
-    Raises:
-        ValueError: No items, an id the parent has, shapes that do not fit, or it exists already.
     """
     if not items:
         raise ValueError("a delta needs at least one new item")
@@ -267,7 +249,7 @@ def write_delta(
 
 
 def _next_version(bundles_dir: Path, released: str) -> str:
-    """Name the delta after all that a bundle has, whichever of them was rolled back."""
+    """Return the name after those of all deltas of a bundle, rolled back ones included."""
     stem = f"bundle-{released}+"
     counts = [path.name.removeprefix(stem) for path in bundles_dir.glob(f"{stem}*")]
     return f"{released}+{1 + max((int(count) for count in counts if count.isdigit()), default=0)}"
@@ -276,11 +258,7 @@ def _next_version(bundles_dir: Path, released: str) -> str:
 def _vectors_of(
     chain: Sequence[Link], num_new: int, content: Vectors, item_vectors: Vectors | None
 ) -> dict[str, Vectors]:
-    """Hold the new items' vectors against the bundle's, and name their files.
-
-    Raises:
-        ValueError: Shapes that do not fit, or nothing of the bundle would find new items.
-    """
+    """Hold the new items' vectors against the bundle's, and name their files."""
     base = chain[0]
     found = {CONTENT: content}
     if TWO_TOWER in base.manifest.models:
@@ -319,7 +297,7 @@ def _properties_of(items: Sequence[NewItem], manifest: BundleManifest) -> Proper
 
 
 def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:
-    """Lay out new items, their categories as rows of the parent's table grown by new names."""
+    """Build the table of new items; their categories are rows of the parent's and new ones."""
     rows: dict[str, int] = {}
     values: list[int] = []
     offsets = [0, 0]

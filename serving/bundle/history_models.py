@@ -55,11 +55,7 @@ class EncodesItems(Protocol):
 
 
 def encode_items(model: EncodesItems) -> None:
-    """Compute a model's item vectors, so that requests in many threads only read them.
-
-    Raises:
-        ValueError: One is not finite.
-    """
+    """Compute a model's item vectors, so that requests in many threads only read them."""
     if not all_finite(model.all_item_inputs()):
         raise ValueError("its item vectors are not finite; train and release it again")
 
@@ -67,11 +63,7 @@ def encode_items(model: EncodesItems) -> None:
 def check_inputs(
     path: Path, manifest: BundleManifest, content_dim: int, more: Mapping[str, object]
 ) -> None:
-    """Hold what a model was built to read, by its ``config.json``, against what the bundle has.
-
-    Raises:
-        ValueError: Names the input and both values.
-    """
+    """Hold what a model was built to read, by its ``config.json``, against what the bundle has."""
     with reading(path):
         inputs = json.loads(path.read_text())["inputs"]
         expected: dict[str, object] = {
@@ -92,11 +84,7 @@ def check_inputs(
 def load_item_weights(
     directory: Path, manifest: BundleManifest, num_item_rows: int
 ) -> dict[str, ItemWeights]:
-    """Load the tables of weights that there are, by source; rows that a delta adds have none.
-
-    Raises:
-        ValueError: Names the table and what is wrong with it.
-    """
+    """Load the tables of weights that there are, by source; rows that a delta adds have none."""
     found: dict[str, ItemWeights] = {}
     for name in names.ITEM_WEIGHTS:
         if name not in manifest.models:
@@ -125,11 +113,7 @@ def drop_item_vectors(directory: Path) -> None:
 def load_content_similarity(
     directory: Path, manifest: BundleManifest, items: ItemCatalogue
 ) -> ContentSimilarity | None:
-    """Load it over the content of a catalogue that may have grown; None without.
-
-    Raises:
-        ValueError: It is of another content.
-    """
+    """Load it over the content of a catalogue that may have grown; None without."""
     if CONTENT_SIMILARITY not in manifest.models:
         return None
     with reading(directory / CONTENT_SIMILARITY):
@@ -139,11 +123,7 @@ def load_content_similarity(
 def load_sequence(
     directory: Path, manifest: BundleManifest, items: ItemCatalogue, part: str = SEQUENCE
 ) -> SequenceModel | None:
-    """Load a sequence model over a catalogue that may have grown; None without.
-
-    Raises:
-        ValueError: Names the part and what does not fit.
-    """
+    """Load a sequence model over a catalogue that may have grown; None without."""
     if part not in manifest.models:
         return None
     path = directory / part
@@ -174,10 +154,6 @@ def load_generation(
 
     Args:
         manifest: Of the bundle as it was released, before any delta.
-
-    Raises:
-        ValueError: There are no semantic IDs, they are not those that the model speaks (both are
-            named), or another part does not fit.
     """
     if GENERATIVE not in manifest.models:
         return None
@@ -208,11 +184,7 @@ class OutsideModel(NamedTuple):
 def load_outside(
     directory: Path, manifest: BundleManifest, items: ItemCatalogue
 ) -> dict[str, OutsideModel]:
-    """Import and load the models of other packages, by name.
-
-    Raises:
-        ValueError: Names the model and its package, or what is wrong with the files.
-    """
+    """Import and load the models of other packages, by name."""
     found = {}
     for name, address in manifest.specs.items():
         spec = spec_at(name, address)
@@ -222,11 +194,7 @@ def load_outside(
 
 
 def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:
-    """Load the learned blend of each profile that the bundle has.
-
-    Raises:
-        ValueError: One is damaged, or weighs a source that the bundle has no part for.
-    """
+    """Load the learned blend of each profile that the bundle has."""
     there = {one for one in names.MODELS if one.part in manifest.models}
     blends: dict[Profile, LearnedBlend] = {}
     for profile, folder in BLENDS.items():

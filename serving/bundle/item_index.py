@@ -94,7 +94,7 @@ def compared(
     ensemble: SequenceModel | None,
     content: ContentSimilarity | None,
 ) -> dict[str, Callable[[], Tensor]]:
-    """Say where the item vectors of each part come from, [N, D]; those that there are."""
+    """Return the functions that give each part's item vectors, [N, D]."""
     found: dict[str, Callable[[], Tensor]] = {
         part: model.all_item_vectors
         for part, model in ((SEQUENCE, sequence), (ENSEMBLE, ensemble))
@@ -112,9 +112,6 @@ def load_item_indexes(
 
     Args:
         vectors: Of ``compared``.
-
-    Raises:
-        ValueError: Names the index and what does not fit.
     """
     found: dict[str, FaissIndex] = {}
     for part, vectors_of in vectors.items():

@@ -37,11 +37,7 @@ def write_content(content: Vectors | None, num_item_rows: int, directory: Path) 
 
 
 def load_items(directory: Path, manifest: BundleManifest, catalogue: Catalogue) -> ItemCatalogue:
-    """Load content and categories of all items.
-
-    Raises:
-        ValueError: Names the file and the two numbers that do not fit.
-    """
+    """Load content and categories of all items."""
     content = load_array(directory / CONTENT, np.float32, 2)
     num_rows = manifest.dimensions.num_item_rows
     check_rows(directory / CONTENT, content.shape, (num_rows, content.shape[1]))
@@ -57,9 +53,6 @@ def grown_items(
     Args:
         catalogue: With the deltas' items.
         num_category_rows: Of the bundle as it was released.
-
-    Raises:
-        ValueError: Names the delta whose content does not fit.
     """
     width = items.content.shape[1]
     for delta in deltas:
@@ -79,11 +72,7 @@ def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
 
 
 def load_text_search(directory: Path, manifest: BundleManifest) -> TextSearch | None:
-    """Load it; None without.
-
-    Raises:
-        ValueError: It is of another catalogue, or cannot be read.
-    """
+    """Load it; None without."""
     if TEXT_SEARCH not in manifest.models:
         return None
     path = directory / TEXT_SEARCH

@@ -85,7 +85,7 @@ class Bundle:
     """What else is known of items; what filters and rules read."""
     context_features: Mapping[str, int]
     exclude_history: bool
-    """Whether lists leave out the history where the deployment does not say otherwise."""
+    """True if lists leave out the history where the deployment does not say otherwise."""
     num_released_rows: int
     """Item rows that models were fitted with; those behind were appended by deltas."""
     directory: Path
@@ -124,10 +124,6 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
     Args:
         loaded: Where the path is a delta of the same release, arrays and models are shared with
             this one, which stays as it is; only new rows are read.
-
-    Raises:
-        ValueError: Names the file or the two numbers that do not fit, or a file that may not be
-            read, and what to do.
     """
     target = path.resolve()
     with permitted():
@@ -215,11 +211,7 @@ def _load_released(link: Link) -> Bundle:
 
 
 def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
-    """Apply the deltas of a chain to the bundle that it begins with; what does not grow is shared.
-
-    Raises:
-        ValueError: Names the delta and what does not fit.
-    """
+    """Apply the deltas of a chain to its first bundle; what does not grow is shared."""
     deltas = [Delta.load(link) for link in chain[1:]]
     catalogue = released.catalogue
     properties = released.properties
@@ -298,11 +290,7 @@ def _load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
 
 
 def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:
-    """Check that this version of the platform can compute what a bundle's model reads.
-
-    Raises:
-        ValueError: Names the feature.
-    """
+    """Check that this version of the platform can compute what a bundle's model reads."""
     for name, cardinality in cardinalities.items():
         known = FEATURES[name].cardinality if name in FEATURES else None
         if cardinality != known:

@@ -168,7 +168,7 @@ class BundleManifest(_Strict):
     semantic_ids: SemanticIdSource | None = None
     """None where items have no semantic IDs."""
     exclude_history: bool = True
-    """Whether lists were evaluated without what a user already interacted with, which is how they
+    """True if lists were evaluated without what a user already interacted with, which is how they
     are served unless the deployment says otherwise."""
     files: dict[str, FileEntry]
 
@@ -202,16 +202,12 @@ def vocabulary_digests(files: dict[str, FileEntry]) -> dict[str, str]:
 
 
 def bundle_directory(bundles_dir: Path, version: str) -> Path:
-    """Name the directory of a version."""
+    """Return the directory of a version."""
     return bundles_dir / f"bundle-{version}"
 
 
 def read_manifest(directory: Path) -> tuple[BundleManifest, str]:
-    """Read a bundle's manifest and the bundle's digest.
-
-    Raises:
-        ValueError: If there is none, or it is not a manifest of this schema.
-    """
+    """Read a bundle's manifest and the bundle's digest."""
     path = directory / MANIFEST
     if not path.is_file() or path.is_symlink():
         raise ValueError(
@@ -259,11 +255,7 @@ def _first_line(error: Exception) -> str:
 
 
 def verify_files(directory: Path, manifest: BundleManifest) -> None:
-    """Check that exactly the manifest's files are there, each as it was written.
-
-    Raises:
-        ValueError: Names the first file that is not allowed, missing, extra or altered.
-    """
+    """Check that exactly the manifest's files are there, each as it was written."""
     check_names(directory, manifest)
     present = {path.relative_to(directory).as_posix() for path in _everything_under(directory)}
     if extra := sorted(present - manifest.files.keys() - {MANIFEST}):
@@ -289,11 +281,7 @@ def verify_files(directory: Path, manifest: BundleManifest) -> None:
 
 
 def check_names(directory: Path, manifest: BundleManifest) -> None:
-    """Check that a manifest names only what a bundle may hold, inside of its directory.
-
-    Raises:
-        ValueError: Names the first file that is not allowed.
-    """
+    """Check that a manifest names only what a bundle may hold, inside of its directory."""
     for name in manifest.files:
         _check_name(directory, name, manifest.specs)
 
@@ -356,11 +344,7 @@ def make_read_only(directory: Path) -> None:
 
 
 def publish(bundles_dir: Path, version: str) -> Path:
-    """Point ``current`` at a bundle or delta, in one rename.
-
-    Raises:
-        ValueError: If that version is not there, or a file of it is missing or altered.
-    """
+    """Point ``current`` at a bundle or delta, in one rename."""
     directory = bundle_directory(bundles_dir, version)
     manifest, _ = read_manifest(directory)
     verify_files(directory, manifest)

@@ -34,7 +34,7 @@ class PackedMasks:
         return np.unpackbits(packed, count=self._num_rows).view(np.bool_)
 
     def at(self, rows: Rows, key: Hashable, make: Callable[[], Mask]) -> Mask:
-        """Tell for some rows what the mask says, [n], without unpacking all of it."""
+        """Read the mask of some rows, [n], without unpacking all of it."""
         packed = self._known(key, make)
         bits: Mask = (packed[rows >> 3] >> (7 - (rows & 7)).astype(np.uint8)) & 1 != 0
         return bits

@@ -68,7 +68,7 @@ class NumberColumn:
         return len(self.values)
 
     def known(self) -> Mask:
-        """Tell which items have a value, [N]."""
+        """Mask of the items that have a value, [N]."""
         return ~np.isnan(self.values)
 
     def extended(self, more: Column) -> NumberColumn:
@@ -88,7 +88,7 @@ class NumberColumn:
             raise ValueError(f"{path} is a date and holds seconds outside of years 1 to 9999")
 
     def value_of(self, item_row: int) -> Shown | None:
-        """Give an item's value, a date as ISO text; None where it is missing."""
+        """Return an item's value, a date as ISO text; None where it is missing."""
         value = float(self.values[item_row])
         if math.isnan(value):
             return None
@@ -121,12 +121,12 @@ class TextColumn:
         return len(self.codes)
 
     def known(self) -> Mask:
-        """Tell which items have a text, [N]."""
+        """Mask of the items that have a text, [N]."""
         known: Mask = self.codes != 0
         return known
 
     def with_any(self, texts: Sequence[str]) -> Mask:
-        """Tell which items have one of these texts, [N]."""
+        """Mask of the items that have one of these texts, [N]."""
         wanted = np.zeros(len(self.texts), np.bool_)
         wanted[_codes_of(self.texts, texts)] = True
         return wanted[self.codes]
@@ -144,7 +144,7 @@ class TextColumn:
             raise ValueError(f"{path} has a text for row 0 (padding); release the bundle again")
 
     def value_of(self, item_row: int) -> Shown | None:
-        """Give an item's text; None where it is missing."""
+        """Return an item's text; None where it is missing."""
         return self.texts[int(self.codes[item_row])] or None
 
 
@@ -178,11 +178,11 @@ class ListColumn:
         return len(self.offsets) - 1
 
     def known(self) -> Mask:
-        """Tell which items have at least one text, [N]."""
+        """Mask of the items that have at least one text, [N]."""
         return self.offsets[1:] > self.offsets[:-1]
 
     def with_any(self, texts: Sequence[str]) -> Mask:
-        """Tell which items have at least one of these texts, [N]."""
+        """Mask of the items that have at least one of these texts, [N]."""
         found = np.zeros(self.num_item_rows, np.bool_)
         owners, begins = self._owners
         for code in _codes_of(self.texts, texts):
@@ -218,7 +218,7 @@ class ListColumn:
             )
 
     def value_of(self, item_row: int) -> Shown | None:
-        """Give an item's texts; None where there are none."""
+        """Return an item's texts; None where there are none."""
         first, last = self.offsets[item_row : item_row + 2].tolist()
         return [self.texts[code] for code in self.codes[first:last].tolist()] or None
 
@@ -248,11 +248,7 @@ class Properties:
     def of_values(
         cls, kinds: Mapping[str, PropertyKind], values: Mapping[str, Sequence[object]]
     ) -> Properties:
-        """Take what items 1 .. N - 1 have, None where it is missing.
-
-        Raises:
-            ValueError: Names the property and a value that is not of its kind.
-        """
+        """Take what items 1 .. N - 1 have, None where it is missing."""
         return cls({name: column_of(name, kind, values[name]) for name, kind in kinds.items()})
 
     @classmethod
@@ -272,7 +268,7 @@ class Properties:
         return {name: column.kind for name, column in self.columns.items()}
 
     def of(self, item_row: int) -> dict[str, Shown]:
-        """Give an item's properties; what is missing is left out."""
+        """Return an item's properties; what is missing is left out."""
         found = {name: column.value_of(item_row) for name, column in self.columns.items()}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -281,11 +277,7 @@ class Properties:
         return Properties({n: old.extended(more.columns[n]) for n, old in self.columns.items()})
 
     def check(self, directory: Path, num_item_rows: int) -> None:
-        """Check that the columns hold what they may and cover the catalogue.
-
-        Raises:
-            ValueError: Names the property and what does not fit.
-        """
+        """Check that the columns hold what they may and cover the catalogue."""
         for name, column in self.columns.items():
             path = directory / FOLDER / name
             if column.num_item_rows != num_item_rows:
@@ -300,16 +292,13 @@ NO_PROPERTIES = Properties({})
 
 
 def column_of(name: str, kind: PropertyKind, values: Sequence[object]) -> Column:
-    """Lay out one property of items 1 .. N - 1.
+    """Build one property of items 1 .. N - 1.
 
     Args:
         values: None, or of ``number`` what float() takes, of ``date`` dates, times, ISO texts or
             unix seconds, of ``boolean`` booleans or the texts true and false, of ``text`` anything
             and of ``list`` lists of anything. Numbers that are not finite, and empty texts, are
             missing.
-
-    Raises:
-        ValueError: Names the property and a value that is not of its kind.
     """
     if kind == "text":
         texts = ["" if value is None else str(value).strip() for value in values]
@@ -335,11 +324,7 @@ def column_of(name: str, kind: PropertyKind, values: Sequence[object]) -> Column
 
 
 def seconds_of(value: object) -> float:
-    """Turn a date, a time, their ISO text or unix seconds into unix seconds; no zone is UTC.
-
-    Raises:
-        ValueError: If it is none of them.
-    """
+    """Turn a date, a time, their ISO text or unix seconds into unix seconds; no zone is UTC."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
     if isinstance(value, date) and not isinstance(value, datetime):
@@ -417,11 +402,7 @@ def _iso(seconds: float) -> str:
 
 
 def load_properties(directory: Path, manifest: BundleManifest) -> Properties:
-    """Load and check the properties of a bundle, or of a delta's new items.
-
-    Raises:
-        ValueError: Names the file or property and what does not fit.
-    """
+    """Load and check the properties of a bundle, or of a delta's new items."""
     found = Properties.load(directory, manifest.properties)
     files = {f"{FOLDER}/{n}{end}.npy" for n, kind in found.kinds.items() for end in _FILES[kind]}
     present = {name for name in manifest.files if name.startswith(f"{FOLDER}/")}

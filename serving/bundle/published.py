@@ -53,11 +53,7 @@ def served_adapters(bundles_dir: Path) -> dict[str, Path]:
 
 @contextmanager
 def permitted() -> Iterator[None]:
-    """Say which file this user may not read, and what to do.
-
-    Raises:
-        ValueError: In place of a PermissionError.
-    """
+    """Turn a PermissionError into a ValueError that names the file and the remedy."""
     try:
         yield
     except PermissionError as error:
@@ -69,11 +65,7 @@ def permitted() -> Iterator[None]:
 
 
 def check_published(bundle: Path) -> None:
-    """Check that there is a bundle to serve.
-
-    Raises:
-        ValueError: If there is none, or this user may not look; says what to do.
-    """
+    """Check that there is a bundle to serve."""
     try:
         with permitted():
             there = bundle.exists()

@@ -130,10 +130,6 @@ def load_ranker(
     Args:
         manifest: Of the bundle as it was released, before any delta.
         demand: Of items by all events of the bundle, [N, D]; what its blend reads, if it does.
-
-    Raises:
-        ValueError: There is no blend to rank for, it reads other features than the blend gives, or
-            another part does not fit.
     """
     if RANKER not in manifest.models:
         return None

@@ -64,11 +64,7 @@ def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
 def load_retriever(
     directory: Path, manifest: BundleManifest, items: ItemCatalogue
 ) -> Retriever | None:
-    """Load the two-tower and its index; None without.
-
-    Raises:
-        ValueError: Names the file or the two numbers that do not fit.
-    """
+    """Load the two-tower and its index; None without."""
     if TWO_TOWER.part not in manifest.models:
         return None
     num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
@@ -96,11 +92,7 @@ def load_retriever(
 def grown_retriever(
     retriever: Retriever, items: ItemCatalogue, deltas: Sequence[Delta]
 ) -> Retriever:
-    """Append what deltas add to a copy of the index; the model shares its weights.
-
-    Raises:
-        ValueError: Names the delta whose vectors do not fit.
-    """
+    """Append what deltas add to a copy of the index; the model shares its weights."""
     index = retriever.index.copy()
     for delta in deltas:
         check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))

@@ -50,11 +50,7 @@ class SemanticIdParts:
     """Holds ``semantic_ids.*``, ``id_rows.npy`` and ``quantizer/``, as in a bundle."""
 
     def copy_to(self, bundle: Path) -> None:
-        """Copy what serving needs into a bundle that is being written.
-
-        Raises:
-            ValueError: If there are no semantic IDs in the directory.
-        """
+        """Copy what serving needs into a bundle that is being written."""
         if not (self.directory / f"{FILE_NAME}.json").is_file():
             raise ValueError(
                 f"{self.directory} holds no semantic IDs; run its stage first, or leave them out"
@@ -121,11 +117,7 @@ class ItemSemanticIds:
 
     @classmethod
     def load(cls, bundle: Path, version: str | None = None) -> Self:
-        """Read the IDs of a bundle's directory.
-
-        Raises:
-            ValueError: Names the file and what does not fit.
-        """
+        """Read the IDs of a bundle's directory."""
         ids = SemanticIds.load(bundle / FOLDER, version)
         found = cls(
             ids=ids,
@@ -198,11 +190,7 @@ class ItemSemanticIds:
 
     @cached_property
     def quantizer(self) -> Quantizer:
-        """Encodes new items; read on first use.
-
-        Raises:
-            ValueError: It is not the one that made these IDs.
-        """
+        """Encodes new items; read on first use."""
         from recsys.semantic_ids.quantizers import load_quantizer
 
         quantizer = load_quantizer(self.quantizer_directory)
@@ -223,15 +211,11 @@ class ItemSemanticIds:
         return [None if one[0] == NO_CODE else "-".join(map(str, one)) for one in codes]
 
     def since(self, num_item_rows: int) -> NewIds:
-        """Give those of the item rows from one on, as one step of appending."""
+        """Return the IDs of the item rows from one on, as one step of appending."""
         return NewIds(self.codes[num_item_rows:], self.id_rows[num_item_rows:], self.ids.parent)
 
     def extended(self, new: NewIds) -> ItemSemanticIds:
-        """Append new items; one that comes back to the catalogue has its earlier ID.
-
-        Raises:
-            ValueError: Shapes or rows do not fit, an ID would move, or two items would share one.
-        """
+        """Append new items; one that comes back to the catalogue has its earlier ID."""
         codes, rows = new.codes, torch.from_numpy(new.id_rows)
         given = rows > 0
         if codes.shape != (len(rows), self.ids.num_levels) or bool((rows < 0).any()):
@@ -261,11 +245,7 @@ class ItemSemanticIds:
 
 
 def _load_content_codes(path: Path, ids: SemanticIds) -> Tensor | None:
-    """Read the codes by content alone; None where IDs are of content.
-
-    Raises:
-        ValueError: They are not codes of the IDs' levels.
-    """
+    """Read the codes by content alone; None where IDs are of content."""
     if not path.exists():
         return None
     codes = torch.from_numpy(np.array(load_array(path, np.int32, 2)))
@@ -286,9 +266,6 @@ def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
 
     Returns:
         The version that follows; ``ids`` itself where it has all of them.
-
-    Raises:
-        ValueError: An ID would move, or two id rows would share one.
     """
     before = ids.by_item_row(rows).codes
     published = before[:, 0] != NO_CODE
@@ -302,11 +279,7 @@ def with_codes(ids: SemanticIds, rows: Tensor, codes: Tensor) -> SemanticIds:
 def check_source(
     directory: Path, found: ItemSemanticIds | None, says: SemanticIdSource | None
 ) -> None:
-    """Compare the IDs that a directory leads to with its manifest.
-
-    Raises:
-        ValueError: Names the directory and the difference.
-    """
+    """Compare the IDs that a directory leads to with its manifest."""
     if says is None and (found is not None or (directory / FOLDER).exists()):
         raise ValueError(f"{directory}: its manifest names no semantic IDs; release it again")
     if found is None or says is None:

@@ -104,11 +104,7 @@ class Users:
         return self.times[self.offsets[user_row] : self.offsets[user_row + 1]]
 
     def check(self, directory: Path, num_item_rows: int, cardinalities: Mapping[str, int]) -> None:
-        """Check that the parts fit each other and the catalogue.
-
-        Raises:
-            ValueError: Names what does not fit.
-        """
+        """Check that the parts fit each other and the catalogue."""
         histories = directory / "histories"
         check_ragged(histories, self.item_rows, self.offsets, self.num_user_rows, num_item_rows)
         if self.times is not None and len(self.times) != len(self.item_rows):
@@ -137,6 +133,6 @@ class Users:
 
 
 def _ascending_within(times: Rows, offsets: Rows) -> bool:
-    """Whether times never fall from one event to the next of the same user."""
+    """True if times never fall from one event to the next of the same user."""
     falls = np.flatnonzero(np.diff(times) < 0) + 1
     return bool((offsets[np.searchsorted(offsets, falls)] == falls).all())

@@ -90,7 +90,7 @@ class BundleParts:
     """Cardinality of each of users.features."""
     context_features: Mapping[str, int] = field(default_factory=dict)
     exclude_history: bool = True
-    """Whether lists were evaluated without the history, and so are served."""
+    """True if lists were evaluated without the history, and so are served."""
 
 
 def write_bundle(
@@ -108,9 +108,6 @@ def write_bundle(
         bundles_dir: Holds all versions and ``current``; made where it is missing.
         version: Letters, digits, dot, dash, underscore; never reused.
         metrics: Test metrics by model name, finite.
-
-    Raises:
-        ValueError: The version exists or is not a name, or parts do not agree.
     """
     if "+" in version or not re.fullmatch(VERSION_PATTERN, version):
         raise ValueError(

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from serving.client import calls
 from serving.client.agent_tools import TOOLS, AgentTool, tool_named
-from serving.client.asynchronous import AsyncClient
 from serving.client.calls import Call, ServerError, UnreachableError
+from serving.client.clients import AsyncClient, Client
 from serving.schemas import to_json
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class DoorOptions:
     key: str | None = None
     """Of `recsys keys add`, for stdio; None for an API without keys."""
     allow_events: bool = False
-    """Whether there is a tool that stores events."""
+    """True if there is a tool that stores events."""
     timeout: float = 10.0
     """Seconds that a call of the API may take."""
 
@@ -73,11 +74,7 @@ class _Clients:
 
 
 def door(options: DoorOptions) -> Server[Any]:
-    """Make the server.
-
-    Raises:
-        ValueError: The package mcp is not installed.
-    """
+    """Make the server."""
     try:
         import mcp_types as types
         from mcp.server import Server
@@ -150,7 +147,7 @@ def _described(tool: AgentTool) -> types.Tool:
 
 
 def _key_of(request: Any, options: DoorOptions) -> str | None:
-    """Give the key to call with: the caller's over HTTP, one's own over stdio."""
+    """Return the key to call with: the caller's over HTTP, one's own over stdio."""
     if request is None:
         return options.key
     kind, _, key = request.headers.get("authorization", "").partition(" ")
@@ -158,7 +155,7 @@ def _key_of(request: Any, options: DoorOptions) -> str | None:
 
 
 def http_application(options: DoorOptions, host: str = "127.0.0.1") -> Starlette:
-    """Give the application; on a loopback host it refuses requests of other origins' pages."""
+    """Return the application; on a loopback host it refuses requests of other origins' pages."""
     return door(options).streamable_http_app(
         streamable_http_path=PATH,
         json_response=True,
@@ -181,11 +178,7 @@ def serve_stdio(options: DoorOptions) -> None:
 
 
 def serve_http(options: DoorOptions, host: str, port: int) -> None:
-    """Answer at ``http://host:port/mcp``.
-
-    Raises:
-        ValueError: Other machines could reach an API that wants no key.
-    """
+    """Answer at ``http://host:port/mcp``."""
     application = http_application(options, host)
     if not _is_loopback(host):
         _check_keys(options)
@@ -205,9 +198,6 @@ def _is_loopback(host: str) -> bool:
 
 def _check_keys(options: DoorOptions) -> None:
     """Refuse to open an API without keys to other machines."""
-    from serving.client import calls
-    from serving.client.blocking import Client
-
     with Client(options.url, timeout=options.timeout) as client:
         try:
             client.send(calls.search("a", 1))

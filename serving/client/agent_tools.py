@@ -84,13 +84,11 @@ class SendEvent(_Arguments):
 
 def _recommend(given: Recommend) -> Call[Any]:
     fields = given.model_dump(exclude_none=True, exclude={"user_id"})
-    return calls.recommend(given.user_id, fields)
+    return calls.recommend(given.user_id, **fields)
 
 
 def _send_event(given: SendEvent) -> Call[Any]:
-    options = given.model_dump(exclude_none=True, exclude={"user_id", "item_id", "event_type"})
-    event = calls.event(given.user_id, given.item_id, given.event_type, options)
-    return calls.events([event])[0]
+    return calls.event(**given.model_dump(exclude_none=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +144,7 @@ TOOLS = (
     AgentTool(
         name="explain",
         arguments=Explain,
-        call=lambda a: calls.explain(a.request_id, None),
+        call=lambda a: calls.explain(a.request_id),
         of_list=True,
     ),
     AgentTool(

@@ -1,4 +1,4 @@
-"""What a client sends and how it reads replies; the same for both clients.
+"""Calls of the HTTP API, which are the methods of both clients, and how replies are read.
 
 Every call may be sent again: lists and lookups change nothing, events are stored once by their id,
 and hiding, showing and forgetting end in the same state however often they arrive.
@@ -124,56 +124,56 @@ def _call(
     name: str,
     body: Mapping[str, Any] | None = None,
     *,
-    of: str | None = None,
+    value: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Call[Any]:
-    """Call a route by its name; ``of`` is the id in its path."""
+    """Call a route by its name, with the value of its path's parameter."""
     route = BY_NAME[name]
     begin, _, _ = route.path.partition("{")
-    path = route.path if of is None else begin + quote(of, safe="")
+    path = route.path if value is None else begin + quote(value, safe="")
     return Call(route.method, path, route.reply or object, body, parameters)
 
 
-def recommend(user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
-    """Ask for one list."""
+def recommend(user_id: str | None = None, **options: Any) -> Call[Reply]:
+    """Make a list; options are the fields of a request, such as ``k`` and ``session``."""
     return _call("recommend", _given(user_id=user_id, **options))
 
 
-def rank(items: Sequence[str], user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
-    """Ask for an order."""
+def rank(items: Sequence[str], user_id: str | None = None, **options: Any) -> Call[Reply]:
+    """Put items into the order that suits a user."""
     return _call("rank", _given(items=list(items), user_id=user_id, **options))
 
 
-def search_list(query: str, user_id: str | None, options: Mapping[str, Any]) -> Call[Reply]:
-    """Ask for what a text finds."""
+def search_list(query: str, user_id: str | None = None, **options: Any) -> Call[Reply]:
+    """List what a text finds, in the order that suits a user."""
     return _call("search_list", _given(query=query, user_id=user_id, **options))
 
 
-def similar(item_id: str, k: int) -> Call[Reply]:
-    """Ask for items like one."""
-    return _call("similar", of=item_id, parameters={"k": k})
+def similar(item_id: str, k: int = 20) -> Call[Reply]:
+    """List items like one item."""
+    return _call("similar", value=item_id, parameters={"k": k})
 
 
-def search(query: str, k: int) -> Call[ItemsReply]:
-    """Ask for items by title."""
+def search(query: str, k: int = 10) -> Call[ItemsReply]:
+    """Find items by title."""
     return _call("search", parameters={"q": query, "k": k})
 
 
-def explain(request_id: str, item_id: str | None) -> Call[Explanation]:
-    """Ask why a list is as it is."""
-    return _call("explain", of=request_id, parameters=_given(item_id=item_id))
+def explain(request_id: str, item_id: str | None = None) -> Call[Explanation]:
+    """Explain a served list, and why an item is not in it."""
+    return _call("explain", value=request_id, parameters=_given(item_id=item_id))
 
 
 def event(
-    user_id: str, item_id: str, event_type: EventType, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Describe an event; one without an id gets one, so that it can be sent again."""
+    user_id: str, item_id: str, event_type: EventType = "view", **options: Any
+) -> Call[EventsReply]:
+    """Store one event; options are its other fields, such as ``request_id`` and ``slot``."""
     named = {"user_id": user_id, "item_id": item_id, "event_type": event_type}
-    return _given(**{"event_id": uuid.uuid4().hex, **named, **options})
+    return events([_given(**named, **options)])[0]
 
 
 def events(found: Sequence[Mapping[str, Any]]) -> list[Call[EventsReply]]:
-    """Send events, in as many requests as they need."""
+    """Store events in as many requests as they need; those without an ``event_id`` get one."""
     whole = [{"event_id": uuid.uuid4().hex, **one} for one in found]
     return [
         _call("events", {"events": whole[first : first + MAX_EVENTS]})
@@ -181,14 +181,19 @@ def events(found: Sequence[Mapping[str, Any]]) -> list[Call[EventsReply]]:
     ]
 
 
-def change_items(changes: Sequence[Mapping[str, Any]]) -> Call[ItemsChanged]:
-    """Hide, show or describe items."""
-    return _call("change_items", {"items": [dict(one) for one in changes]})
+def hide(*item_ids: str) -> Call[ItemsChanged]:
+    """Show items on no surface, from now on."""
+    return _call("change_items", {"items": [{"item_id": one, "hidden": True} for one in item_ids]})
+
+
+def show(*item_ids: str) -> Call[ItemsChanged]:
+    """Undo `hide`."""
+    return _call("change_items", {"items": [{"item_id": one, "reset": True} for one in item_ids]})
 
 
 def forget(user_id: str) -> Call[ForgottenReply]:
     """Forget a user."""
-    return _call("forget", of=user_id)
+    return _call("forget", value=user_id)
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Say in plain sentences what a configuration does, and whether it fits a bundle."""
+"""Describe a configuration in plain sentences, and what does not fit a bundle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NAMED = 5
 
 
 def described(configuration: ServingConfiguration) -> Iterator[str]:
-    """Say what a configuration does."""
+    """Describe a configuration, a sentence for each surface, rule and experiment."""
     for name, surface in configuration.surfaces.items():
         if surface != BUILT_IN.get(name):
             yield f"surface {name} is of kind {surface.kind}: {_settings(surface)}"
@@ -69,7 +69,7 @@ def _settings(surface: Surface) -> str:
 
 
 def deed(rule: Rule) -> str:
-    """Say what a rule does, and to whose lists."""
+    """Describe what a rule does, and to whose lists."""
     items = []
     if rule.items:
         more = f" and {len(rule.items) - MAX_NAMED} more" if len(rule.items) > MAX_NAMED else ""
@@ -103,7 +103,7 @@ def _whose(rule: Rule) -> str:
 def unfit(
     configuration: ServingConfiguration, bundle: Bundle, sources: Collection[str]
 ) -> Iterator[str]:
-    """Say what of a configuration a bundle does not have: items, properties, sources.
+    """List items, properties and sources of a configuration that a bundle does not have.
 
     Args:
         sources: Those that the bundle's profile has.

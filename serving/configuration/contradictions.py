@@ -24,7 +24,7 @@ def contradictions(
     rules: Sequence[Rule],
     experiments: Sequence[Experiment],
 ) -> Iterator[str]:
-    """Say what cannot hold together."""
+    """List the settings that cannot hold together."""
     for one, other in combinations(experiments, 2):
         if one.meets(other):
             yield (
@@ -87,7 +87,7 @@ def _complaint(one: Rule, other: Rule) -> str | None:
 
 
 def doubts(rules: Sequence[Rule]) -> Iterator[str]:
-    """Say which rules contradict each other if an item is in both."""
+    """List which rules contradict each other if an item is in both."""
     unsure = [rule for rule in rules if rule.where is not None]
     names = {rule.name for rule in unsure}
     for one, other in combinations(rules, 2):
@@ -120,7 +120,7 @@ def too_many_pins(
     rules: Sequence[Rule],
     values_of: ValuesOf,
 ) -> Iterator[str]:
-    """Say where pins that hold together are more of one value than a cap allows."""
+    """List pins in force together that show more items of one value than a cap allows."""
     pins = [rule for rule in rules if rule.kind == "pin"]
     for words, surface, experiment in variants:
         for name, cap in surface.caps.items():

@@ -61,11 +61,7 @@ class ServingConfiguration:
 
 
 def read_configuration(path: Path) -> ServingConfiguration:
-    """Read and check a serving configuration.
-
-    Raises:
-        ValueError: One line a fault: file, table and key, value, what is allowed.
-    """
+    """Read and check a serving configuration."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
@@ -90,11 +86,7 @@ def read_configuration(path: Path) -> ServingConfiguration:
 def configuration_of(
     table: Table, source: str = "serving.toml", version: str = "unnamed"
 ) -> ServingConfiguration:
-    """Check a configuration that was read.
-
-    Raises:
-        ValueError: One line a fault: source, table and key, value, what is allowed.
-    """
+    """Check a configuration that was read."""
     faults = _Faults(source)
     for key in table.keys() - set(TABLES):
         faults.add(key, _unknown(key, TABLES))

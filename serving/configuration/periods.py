@@ -23,11 +23,7 @@ Moment = Annotated[datetime, AfterValidator(_with_offset)]
 
 
 def span_of(begin: datetime | None, end: datetime | None) -> Span:
-    """Give a span in unix seconds; without a begin or an end it has none.
-
-    Raises:
-        ValueError: It ends before it begins.
-    """
+    """Return a span in unix seconds; without a begin or an end it has none."""
     span = (
         ALWAYS[0] if begin is None else begin.timestamp(),
         ALWAYS[1] if end is None else end.timestamp(),
@@ -43,10 +39,10 @@ def span_of(begin: datetime | None, end: datetime | None) -> Span:
 
 
 def overlap(one: Span, other: Span) -> bool:
-    """Tell whether there is a moment that is in both."""
+    """True if there is a moment that is in both."""
     return one[0] < other[1] and other[0] < one[1]
 
 
 def holds(span: Span, moment: float) -> bool:
-    """Tell whether a moment is in a span."""
+    """True if a moment is in a span."""
     return span[0] <= moment < span[1]

@@ -60,7 +60,7 @@ class Resolver:
     def resolve(
         self, surface: str, user_id: str | None, unix_time: float, domain: str | None = None
     ) -> Resolved:
-        """Tell what counts for a request.
+        """Find what counts for a request.
 
         Raises:
             UnknownSurfaceError: Names the surfaces that there are.

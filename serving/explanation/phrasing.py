@@ -46,7 +46,7 @@ class PhrasingOptions:
 
 
 def words_of(text: str) -> list[str]:
-    """Give the words and numbers of a text, folded."""
+    """Return the words and numbers of a text, folded."""
     return re.findall(r"[^\W_]+", text.casefold())
 
 
@@ -67,7 +67,7 @@ why will with without would you your yours
 
 
 def is_faithful(answer: str, sentence: str) -> bool:
-    """Whether an answer names nothing that the sentence does not."""
+    """True if an answer names nothing that the sentence does not."""
     if not answer.strip() or len(answer) > MAX_LENGTH or not answer.isprintable():
         return False
     allowed = set(words_of(sentence)) | FREE
@@ -87,11 +87,7 @@ class Phraser:
 
     @classmethod
     def of(cls, options: PhrasingOptions) -> Phraser:
-        """Reach an endpoint; nothing is sent yet.
-
-        Raises:
-            ValueError: The SDK, or the key's variable, is missing.
-        """
+        """Reach an endpoint; nothing is sent yet."""
         config = EndpointConfig(
             base_url=options.url,
             model=options.model,

@@ -144,7 +144,7 @@ class _Removal:
         return Influence(place)
 
     def _place_without(self, row: int, rows: Sequence[int]) -> int | None:
-        """Give the place without several items; None for none, or where that is too much work."""
+        """Return the place without several items; None for none, or where that is too much work."""
         if len(rows) < 2:
             return self._without[rows[0]].place(row) if rows else None
         key = frozenset(rows)
@@ -165,13 +165,13 @@ class _Removal:
         return latest + [row for row in dict.fromkeys(seeds) if row in older][:MAX_STRONGEST]
 
     def _worst(self, row: int) -> list[int]:
-        """Name the items without which an item's place is worse, the worst first."""
+        """List the items without which an item's place is worse, the worst first."""
         places = {one: found.place(row) for one, found in self._without.items() if one != row}
         worse = [one for one, place in places.items() if place > self._whole.places[row]]
         return sorted(worse, key=lambda one: -places[one])[:MAX_NAMED]
 
     def _nearest(self, row: int, listed: Sequence[int]) -> list[int]:
-        """Name the items without which its lead over the list shrinks most; no place moves."""
+        """List the items without which its lead over the list shrinks most; no place moves."""
         others = [other for other in listed if other != row]
         lead = self._whole.lead(row, others)
         falls = {one: lead - found.lead(row, others) for one, found in self._without.items()}

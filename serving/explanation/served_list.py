@@ -216,7 +216,7 @@ class _Words:
         return influences(lambda w: remade(without=w), rows, self._bundle.item_weights)
 
     def explained(self, slot: SlotExplained, measured: Influences | None) -> SlotExplained:
-        """Give a place its reason, the parts of its score and its sentence."""
+        """Add the reason, the parts of the score and the sentence to a place."""
         item, row = self._items.get(slot.item_id), self._bundle.catalogue.row_of(slot.item_id)
         if item is None or row is None:
             return slot
@@ -255,7 +255,7 @@ class _Words:
 
 
 def _rearranging(made: Made) -> str:
-    """Name what puts other items before better ranked ones."""
+    """List what puts other items before better ranked ones."""
     surface, names = made.resolved.surface, [rule.name for rule in made.resolved.rules]
     steps = {
         f"rules ({', '.join(names)})": bool(names),

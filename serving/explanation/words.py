@@ -38,14 +38,14 @@ class SlotFacts:
     """Items of the history that mattered and may be named; None where all may."""
     rules: Sequence[str] = ()
     of_an_item: bool = False
-    """Whether the list is of one item, not of a history."""
+    """True if the list is of one item, not of a history."""
     ranked: bool = False
-    """Whether a ranker ordered what the sources found."""
+    """True if a ranker ordered what the sources found."""
     num_left_out: int = 0
 
 
 def sentence_of(item_row: int, facts: SlotFacts, bundle: Bundle) -> str:
-    """Say why an item is in its list."""
+    """Explain why an item is in its list."""
     if facts.rules:
         return f"It is put here by rule {', '.join(facts.rules)}."
     said = [_of_parts(facts, bundle)]
@@ -64,7 +64,7 @@ def sentence_of(item_row: int, facts: SlotFacts, bundle: Bundle) -> str:
 
 
 def why_not_sentence(code: WhyNotCode, title: str, detail: str) -> str:
-    """Say why an item is not in a list, or that it is."""
+    """Explain why an item is not in a list, or that it is."""
     if code == "shown":
         return f"{title}: {detail}."
     if code in ("outranked", "rearranged"):
@@ -105,7 +105,7 @@ def _of_history(influence: Influence, rows: Sequence[int], num_hidden: int, bund
 
 
 def shared_of(item_row: int, other_row: int, bundle: Bundle) -> list[str]:
-    """Name what two items share: categories, then texts of their properties."""
+    """List what two items share: categories, then texts of their properties."""
     catalogue = bundle.catalogue
     others = set(catalogue.categories_of(other_row))
     found = [name for name in catalogue.categories_of(item_row) if name in others]
@@ -117,7 +117,7 @@ def shared_of(item_row: int, other_row: int, bundle: Bundle) -> list[str]:
 
 
 def _of_shared(item_row: int, rows: Sequence[int], bundle: Bundle) -> list[str]:
-    """Say what an item shares with the first that mattered, if anything."""
+    """Describe what an item shares with the first that mattered, if anything."""
     for row in rows:
         if row != item_row and (found := shared_of(item_row, row, bundle)):
             return [f"It shares with {_title(row, bundle)}: {', '.join(found[:MAX_SHARED])}."]

@@ -55,7 +55,7 @@ _ORDERED: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def matching(expression: Expression, bundle: Bundle) -> Mask:
-    """Tell which items a filter lets through, [N]; row 0 never.
+    """Mask of the items that a filter lets through, [N]; row 0 never.
 
     Masks are kept by the filter's text, so only its first request scans the catalogue. The array is
     the caller's own.
@@ -67,7 +67,7 @@ def matching(expression: Expression, bundle: Bundle) -> Mask:
 
 
 def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
-    """Tell which of some items a filter lets through, [n]; as `matching`, whatever N is.
+    """Mask of some items that a filter lets through, [n]; as `matching`, whatever N is.
 
     Raises:
         FilterError: As of `matching`.
@@ -76,19 +76,19 @@ def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
 
 
 def known_properties(bundle: Bundle) -> dict[str, PropertyKind]:
-    """Name what a filter may name, with its kind."""
+    """List what a filter may name, with its kind."""
     return {**RESERVED, **dict(sorted(bundle.properties.kinds.items()))}
 
 
 def in_categories(names: Sequence[str], bundle: Bundle) -> Mask:
-    """Tell which items have at least one of these categories, [N]; unknown ones have none."""
+    """Mask of the items that have at least one of these categories, [N]; unknown ones have none."""
     wanted = sorted(set(names))
     column = bundle.catalogue.categories
     return bundle.masks.get((CATEGORY, *wanted), lambda: column.with_any(wanted))
 
 
 def in_domain(domain: str, bundle: Bundle) -> Mask:
-    """Tell which items are of a domain, [N]; none where items have no such property."""
+    """Mask of the items of a domain, [N]; none where items have no such property."""
     column = bundle.properties.columns.get(DOMAIN)
     if not isinstance(column, TextColumn | ListColumn):
         return np.zeros(bundle.num_item_rows, np.bool_)
@@ -102,7 +102,7 @@ def _compiled(expression: Expression, bundle: Bundle) -> Mask:
 
 
 def _holds(node: Node, wanted: bool, bundle: Bundle) -> Mask:
-    """Tell for which items a node is known to be what is wanted, true or false, [N]."""
+    """Mask of the items for which a node is known to be as wanted, true or false, [N]."""
     if isinstance(node, Not):
         return _holds(node.part, not wanted, bundle)
     if not isinstance(node, AllOf | AnyOf):

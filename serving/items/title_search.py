@@ -40,7 +40,6 @@ CREATE VIRTUAL TABLE words USING fts5(
     folded, tokenize = 'ascii', prefix = '1 2', content = '', columnsize = 0, detail = 'none'
 );
 """
-_TITLE = "SELECT title FROM titles WHERE item_row = ? LIMIT 1"
 _POPULAR = "SELECT item_row FROM titles ORDER BY place LIMIT ?"
 _EQUAL = "SELECT item_row FROM titles WHERE title = ? ORDER BY place LIMIT ?"
 _BEGINNING = "SELECT item_row FROM titles WHERE title >= ? AND title < ? ORDER BY place LIMIT ?"
@@ -67,7 +66,6 @@ class TitleIndex:
         words = ((place, text) for place, _, _, text in entries)
         insert("INSERT INTO words (rowid, folded) VALUES (?, ?)", words)
         self._database.execute("CREATE INDEX by_title ON titles (title, place)")
-        self._database.execute("CREATE INDEX by_row ON titles (item_row)")
         # In order of popularity, so that of two words that are equally near the better known wins.
         known = dict.fromkeys(word for *_, text in entries for word in text.split())
         self._places = {word: place for place, word in enumerate(known)}
@@ -104,12 +102,6 @@ class TitleIndex:
                     rows = self._database.execute(statement, (*values, k + len(found)))
                     found.update((row, None) for (row,) in rows)
         return list(found)[:k]
-
-    def title_of(self, item_row: int) -> str:
-        """Give the folded title of an item; empty where it has none here."""
-        with self._lock:
-            found = self._database.execute(_TITLE, (item_row,)).fetchone()
-        return str(found[0]) if found else ""
 
     def corrected(self, query: str) -> str | None:
         """Replace words that no title has, nor begins with, by the nearest ones that titles have.

@@ -1,13 +1,19 @@
-"""Open an online store by its address."""
+"""Open an online store, by its address or as a server's settings name it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
+from logging import WARNING
 from pathlib import Path
 
+from serving.log import log
 from serving.online.sqlite_store import SqliteStore
-from serving.online.store import OnlineStore
+from serving.online.store import OnlineStore, StoreError
+from serving.online.writer import EventWriter
+from serving.settings import Settings
 
 NO_STORE = "none"
 SQLITE = "sqlite:"
@@ -16,7 +22,7 @@ READ_TIMEOUT_MS = 50.0
 
 
 def is_store(text: str) -> bool:
-    """Tell whether a text is the address of a store, and not a path."""
+    """True if a text is the address of a store, and not a path."""
     return text.startswith((SQLITE, *REDIS))
 
 
@@ -57,3 +63,27 @@ def import_store(url: str) -> None:
         # Where it is not installed, opening says so.
         with suppress(ModuleNotFoundError):
             import_module("serving.online.redis_connection")
+
+
+def store_opener(settings: Settings) -> Callable[[], OnlineStore | None]:
+    """Return the opener of the store, in a process that only reads it."""
+    url, timeout_ms = settings.store_url, settings.store_timeout_ms
+    return lambda: open_store(url, timeout_ms=timeout_ms, readonly=True)
+
+
+def open_writer(settings: Settings) -> tuple[Settings, EventWriter | None]:
+    """Open the store for writing.
+
+    Returns:
+        The settings, without a store where the default one cannot be written, and its writer.
+    """
+    try:
+        store = open_store(settings.store_url, timeout_ms=settings.store_timeout_ms)
+    except StoreError as error:
+        if settings.store is not None:
+            raise ValueError(str(error)) from None
+        log("store_off", {"store": settings.store_url, "error": str(error)}, level=WARNING)
+        return replace(settings, store=NO_STORE), None
+    if store is None:
+        return settings, None
+    return settings, EventWriter(store, event_days=settings.event_days, log_days=settings.log_days)

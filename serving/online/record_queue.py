@@ -51,7 +51,7 @@ class RecordQueue:
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting records."""
         return len(self._records)
 
     def add(self, record: RequestRecord) -> None:

@@ -50,7 +50,7 @@ def time_of(request_id: str) -> int:
 
 
 def seed_of(request_id: str) -> int:
-    """Give the number that what is drawn for a list starts from."""
+    """Return the seed of what is drawn for a list."""
     return int(request_id[16:], 16)
 
 
@@ -92,15 +92,11 @@ def record_document(
 
 
 def record_of(document: bytes) -> RequestRecord:
-    """Read the columns of a record from its JSON.
-
-    Raises:
-        ValueError: It is no record.
-    """
+    """Read the columns of a record from its JSON."""
     fields = orjson.loads(document)
     return RequestRecord(fields["request_id"], fields["unix_ms"], fields.get("user_id"), document)
 
 
 def items_of(document: bytes) -> list[str]:
-    """Name the items of a record."""
+    """List the items of a record."""
     return [item["item_id"] for item in orjson.loads(document).get("items", ())]

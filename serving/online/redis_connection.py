@@ -58,7 +58,7 @@ class Breaker:
         self._lock = threading.Lock()
 
     def admit(self) -> None:
-        """Let a call pass.
+        """Admit a call.
 
         Raises:
             StoreUnreachableError: Another one has failed a short time ago.
@@ -83,11 +83,7 @@ class Breaker:
 
 
 def _settings_of(url: str) -> dict[str, Any]:
-    """Read a URL into the settings of a connection.
-
-    Raises:
-        ValueError: It is no URL of a Redis.
-    """
+    """Read a URL into the settings of a connection."""
     settings = parse_url(url)
     kind = settings.pop("connection_class", Connection)
     # Each step of a handshake costs a round trip: no HELLO, no names.
@@ -260,7 +256,7 @@ class RedisConnections:
                 return
 
     def _failure(self, error: Exception, limit_ms: float) -> StoreError:
-        """Say what went wrong and what helps."""
+        """Describe what went wrong and the remedy."""
         said = str(error)
         if isinstance(error, StoreError):
             return error

@@ -209,18 +209,6 @@ end
 return found
 """
 
-# ARGV: prefix, user, lowest id as ZRANGEBYLEX has it, most lists.
-REQUESTS_OF = """
-local found = {}
-local members = redis.call(
-  'ZREVRANGEBYLEX', prefix .. 'lists:' .. ARGV[2], '+', ARGV[3], 'LIMIT', 0, ARGV[4])
-for _, member in ipairs(members) do
-  local id = string.sub(member, 1, 32)
-  found[#found + 1] = {id, redis.call('GET', prefix .. 'request:' .. id)}
-end
-return found
-"""
-
 ITEMS = """
 return {
   redis.call('GET', prefix .. 'items_version'),
@@ -332,7 +320,6 @@ SCRIPTS = {
         "visitor": VISITOR,
         "shown": SHOWN,
         "requests_between": REQUESTS_BETWEEN,
-        "requests_of": REQUESTS_OF,
         "items": ITEMS,
         "hidden_items": HIDDEN_ITEMS,
         "change_items": CHANGE_ITEMS,

@@ -159,7 +159,7 @@ class RedisStore(OnlineStore):
             )
 
     def _log_losses(self) -> None:
-        """Say once, in the process that writes, how what was acknowledged may be lost."""
+        """Log once, in the process that writes, how what was acknowledged may be lost."""
         from serving.online.redis_connection import StoreUnreachableError
 
         if self._losses_logged:
@@ -250,10 +250,6 @@ class RedisStore(OnlineStore):
     def request(self, request_id: str) -> RequestRecord | None:
         (value,) = self._redis.run([(b"GET", f"{self._prefix}request:{request_id}")])
         return None if value is None else _request(request_id.encode(), value)
-
-    def requests_of(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
-        found = self._redis.script("requests_of", user_id, _first_id(since_ms), limit, slow=True)
-        return [_request(name, value) for name, value in found if value is not None]
 
     def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
         parts: list[bytes | str] = []
@@ -356,7 +352,7 @@ class RedisStore(OnlineStore):
 
 
 def _losses(config: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Name settings of a Redis by which acknowledged events may be lost, and when they are."""
+    """List settings of a Redis by which acknowledged events may be lost, and when they are."""
     if config.get("appendonly", "yes") == "no":
         yield "appendonly no", "all since the last snapshot, when Redis ends"
     elif (often := config.get("appendfsync", "always")) != "always":

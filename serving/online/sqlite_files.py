@@ -56,7 +56,7 @@ class SqliteFile:
         timeout_ms: float,
         pragmas: Sequence[str] = (),
     ) -> None:
-        """Name a file; `create` makes it, `rows` and `transaction` open it.
+        """Prepare a file; `create` makes it, `rows` and `transaction` open it.
 
         Args:
             version: Of its schema; a file of another one is refused.
@@ -183,7 +183,7 @@ class SqliteFile:
 
 
 def failure_of(path: Path, error: Exception) -> StoreError:
-    """Say what is wrong with a file, and what to do."""
+    """Describe what is wrong with a file, and the remedy."""
     if isinstance(error, UnicodeError):
         return StoreError(f"online store {path}: an id is no Unicode text: {error}")
     kind = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_").partition("_")[0]

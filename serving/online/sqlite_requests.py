@@ -180,18 +180,14 @@ def _name(day: str) -> str:
 
 
 def _day(time_ms: int) -> str:
-    """Name the day of a time in UTC; times before 1970 and after 9999 count as those days."""
+    """Return the day of a time in UTC; times before 1970 and after 9999 count as those days."""
     last = 253_402_300_799_999
     time = EPOCH + timedelta(milliseconds=min(max(time_ms, 0), last))
     return f"{time:%Y-%m-%d}"
 
 
 def _day_of_id(request_id: str) -> str:
-    """Name the day of a list.
-
-    Raises:
-        ValueError: The id does not begin with 12 hexadecimal digits.
-    """
+    """Return the day of a list."""
     return _day(int(request_id[:12], 16))
 
 

@@ -35,7 +35,7 @@ from serving.online.store import (
 
 VERSION = 1
 WRITE_TIMEOUT_MS = 5_000.0
-"""How long to wait for the commit of another server."""
+"""Longest wait for the commit of another server."""
 ROWS_A_STATEMENT = (256, 64, 16, 4, 1)
 """Python's lock is given away once a statement, so that a commit does not wait for it row by row;
 few lengths, so that statements are compiled once."""
@@ -200,9 +200,6 @@ class SqliteStore(OnlineStore):
     def request(self, request_id: str) -> RequestRecord | None:
         return self._requests.find(request_id)
 
-    def requests_of(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
-        return self._requests.of_user(user_id, since_ms, limit)
-
     def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
         changed = [
             (item_id, state.hidden, json.dumps(dict(state.properties)))
@@ -304,11 +301,7 @@ class SqliteStore(OnlineStore):
 
 
 def _insert(database: sqlite3.Connection, events: Sequence[Event]) -> None:
-    """Insert events in their order.
-
-    Raises:
-        IntegrityError: One of them is there already; those before it may be inserted.
-    """
+    """Insert events in their order."""
     begin = 0
     for size in ROWS_A_STATEMENT:
         while len(events) - begin >= size:

@@ -98,13 +98,10 @@ class OnlineStore(Protocol):
         """
 
     def shown_items(self, user_id: str, since_ms: int) -> list[str]:
-        """Name items that a user was shown since a moment: impressions, and served lists."""
+        """List items that a user was shown since a moment: impressions, and served lists."""
 
     def request(self, request_id: str) -> RequestRecord | None:
         """Find a served list."""
-
-    def requests_of(self, user_id: str, since_ms: int, limit: int) -> list[RequestRecord]:
-        """List a user's served lists, newest first."""
 
     def change_items(self, changes: Mapping[str, ItemState | None]) -> int:
         """Set or (None) reset what differs from the release for items by id; durable on return.

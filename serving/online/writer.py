@@ -2,10 +2,8 @@
 
 Events that arrive while a commit runs are in the next one, so that the more there are the more
 share a commit. While several senders send at once commits begin some milliseconds apart: on a fast
-disk each would otherwise hold one event, and cost what one of twenty does. Who sent them hears of
-it once they are durable. Records of served lists wait for a tenth of a second: no list waits for
-its record. A server gives its lists to a process of their own instead
-(serving/online/request_log.py).
+disk each would otherwise hold one event, and cost what one of twenty does. Senders hear of it once
+they are durable.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from itertools import islice
 from typing import Any
 
 from serving.online.events import Event
-from serving.online.record_queue import RecordQueue, Written
-from serving.online.store import Forgotten, ItemState, OnlineStore, RequestRecord, StoreError
+from serving.online.record_queue import Written
+from serving.online.store import Forgotten, ItemState, OnlineStore, StoreError
 
 MAX_WAITING_EVENTS = 20_000
 MAX_COMMIT = 5_000
@@ -31,7 +29,6 @@ GATHER_SECONDS = 0.004
 """From the begin of a commit to that of the next, while several senders send at once."""
 CROWDED_SECONDS = 0.1
 """For how long several count as sending at once after events had to wait for a commit."""
-RECORD_SECONDS = 0.1
 REMOVE_SECONDS = 600.0
 """Between removals of what is old."""
 CLOSE_SECONDS = 30.0
@@ -55,7 +52,7 @@ class _Task:
     error: StoreError | None = None
 
     def settle(self) -> None:
-        """Tell who waits, in their loop."""
+        """Settle the future, in its loop."""
         if self.done.done():
             return
         if self.error is None:
@@ -77,9 +74,8 @@ class EventWriter:
             log_days: How long served lists are kept.
         """
         self.written = Written()
-        self._store, self._days = store, (event_days, log_days)
+        self.store, self._days = store, (event_days, log_days)
         self._tasks: deque[_Task] = deque()
-        self._records = RecordQueue(store, self.written)
         self._num_waiting = 0
         self._changed = threading.Condition()
         self._closing = False
@@ -120,26 +116,17 @@ class EventWriter:
         Raises:
             StoreError: It could not be stored.
         """
-        version: int = await self._submitted(write=lambda: self._store.change_items(changes))
+        version: int = await self._submitted(write=lambda: self.store.change_items(changes))
         return version
 
     async def forget(self, user_id: str, now_ms: int) -> Forgotten:
-        """Forget a user, after all events and served lists that have arrived before.
+        """Forget a user, after all events that have arrived before.
 
         Raises:
             StoreError: It could not be stored.
         """
-
-        def write() -> Forgotten:
-            self._records.write()
-            return self._store.forget(user_id, now_ms)
-
-        removed: Forgotten = await self._submitted(write=write)
+        removed: Forgotten = await self._submitted(write=lambda: self.store.forget(user_id, now_ms))
         return removed
-
-    def log(self, record: RequestRecord) -> None:
-        """Keep a record, soon; the oldest are dropped where too many wait."""
-        self._records.add(record)
 
     def close(self) -> None:
         """Write what waits, end the threads and close the store."""
@@ -149,7 +136,7 @@ class EventWriter:
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=CLOSE_SECONDS)
-        self._store.close()
+        self.store.close()
 
     def _submitted(self, **what: Any) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -163,12 +150,11 @@ class EventWriter:
         return task.done
 
     def _run(self) -> None:
-        next_records = time.monotonic()
         crowded_until = 0.0
         while True:
             with self._changed:
                 if not self._tasks and not self._closing:
-                    self._changed.wait(max(0.001, next_records - time.monotonic()))
+                    self._changed.wait()
                 tasks, closing = self._taken(), self._closing
             began = time.monotonic()
             self._write(tasks)
@@ -181,11 +167,6 @@ class EventWriter:
                     time.sleep(max(0.0, began + GATHER_SECONDS - done))
             if closing and not self._tasks:
                 break
-            if time.monotonic() >= next_records:
-                self._records.write()
-                next_records = time.monotonic() + RECORD_SECONDS
-        self._records.write()
-        self._records.drop()
 
     def _taken(self) -> list[_Task]:
         """Take what fits into one commit: events together, anything else by itself."""
@@ -227,7 +208,7 @@ class EventWriter:
 
     def _add(self, tasks: Sequence[_Task]) -> None:
         events = [event for task in tasks for event in task.events]
-        is_new = self._store.add_events(events)
+        is_new = self.store.add_events(events)
         counted = self.written.num_events
         for event, new in zip(events, is_new, strict=True):
             if new:
@@ -243,7 +224,7 @@ class EventWriter:
             now_ms = int(1_000 * time.time())
             before_ms = (now_ms - int(days * DAY_MS) for days in self._days)
             try:
-                self._store.remove_old(*before_ms)
+                self.store.remove_old(*before_ms)
             except Exception as error:
                 self.written.failed(error)
             if self._ended.wait(REMOVE_SECONDS):

@@ -40,7 +40,7 @@ class Caller:
     name: str
     """Of the key; ``anonymous`` without one."""
     shows_users: bool
-    """Whether it may list users and read histories, those in reasons too."""
+    """True if it may list users and read histories, those in reasons too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +113,7 @@ class Access:
     """Decides on requests; one for a server, called from one thread, since it holds the limits."""
 
     def __init__(self, settings: Settings) -> None:
-        """Read the keys of the settings.
-
-        Raises:
-            ValueError: The file cannot be used, or the server would listen beyond this machine
-                without keys and without leave to do so; says what to do.
-        """
+        """Read the keys of the settings."""
         self._settings, self._audit = settings, Audit()
         self._buckets: dict[str, TokenBucket] = {}
         self._stamp = _stamp(settings)
@@ -211,7 +206,7 @@ class Access:
         return Caller(key.name, shows_users=shown)
 
     def _addressed_here(self, headers: Headers) -> bool:
-        """Whether a server on loopback was addressed so.
+        """True if a server on loopback was addressed so.
 
         A foreign site whose name resolves to 127.0.0.1 brings a browser that sends its own name.
         Only ever a reason to say no: a proxy on this machine may address it as it likes.
@@ -237,7 +232,7 @@ def scope_of(path: str, method: str = "GET") -> Scope:
 
 @lru_cache(maxsize=1_000)
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
+    """True if only this machine can reach an address."""
     if host == "localhost":
         return True
     try:

@@ -91,9 +91,6 @@ def read_keys(path: Path, *, named: Path | None = None) -> KeyRing:
 
     Args:
         named: What messages call it, by default its path.
-
-    Raises:
-        ValueError: Says what is wrong with the file, and what is allowed.
     """
     try:
         if path.stat().st_mode & 0o022:

@@ -95,7 +95,7 @@ class Connection(HttpToolsProtocol):
         self.waits_for: asyncio.Future[Any] | None = None
         self.gone = False
         self.idle = False
-        """Whether nothing has come since the last reply."""
+        """True if nothing has come since the last reply."""
         self._head_bytes = 0
         self._unread: tuple[int, float] | None = None
 
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def is_unread(self, now: float) -> bool:
-        """Whether the client has read nothing of what was written for too long."""
+        """True if the client has read nothing of what was written for too long."""
         size = self.transport.get_write_buffer_size()
         if size == 0:
             self._unread = None
@@ -180,12 +180,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def in_head(self) -> bool:
-        """Whether no request is being read or answered beyond its head."""
+        """True if no request is being read or answered beyond its head."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def body_is_here(self) -> bool:
-        """Whether the newest request has arrived whole."""
+        """True if the newest request has arrived whole."""
         return self.cycle is not None and not self.cycle.more_body
 
     def _refuse_head(self) -> None:

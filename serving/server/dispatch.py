@@ -20,14 +20,14 @@ from typing import Any, Literal, cast
 
 from serving.server.frames import Frame, FrameReader, packed
 
-Kind = Literal["recommend", "batch", "http"]
+JobKind = Literal["recommend", "batch", "other"]
 MAX_ATTEMPTS = 2
 """Workers that may die of a job before it is given up."""
 IN_HAND = 2
 """Jobs that a worker holds while others wait."""
 MAX_BATCHES = 64
 RESPAWN_SECONDS = 2.0
-"""How long jobs may wait where there is no worker, since one will soon be back."""
+"""Time that jobs may wait where there is no worker, since one will soon be back."""
 PAUSE_SECONDS = 0.05
 """Before a dead worker's jobs are sent to another one."""
 SMOOTHING = 0.05
@@ -47,7 +47,7 @@ class Job:
     """A request on its way."""
 
     number: int
-    kind: Kind
+    kind: JobKind
     message: bytes
     reply: asyncio.Future[Frame]
     created: float
@@ -121,7 +121,7 @@ class Dispatcher:
     """The queue, and the workers of the generation that serves."""
 
     queue_seconds: float
-    """How long a job may wait for a worker."""
+    """Time that a job may wait for a worker."""
     max_queue: int
     workers: set[WorkerLink] = field(default_factory=set)
     queue: deque[Job] = field(default_factory=deque)
@@ -134,7 +134,7 @@ class Dispatcher:
     _expiry: asyncio.TimerHandle | None = None
 
     def submit(
-        self, kind: Kind, head: Mapping[str, Any], body: bytes, *, key: bytes | None = None
+        self, kind: JobKind, head: Mapping[str, Any], body: bytes, *, key: bytes | None = None
     ) -> Job:
         """Send a job to a worker, or queue it.
 
@@ -179,7 +179,7 @@ class Dispatcher:
 
     @property
     def _patience(self) -> float:
-        """How long a job may wait now."""
+        """Time that a job may wait now."""
         return self.queue_seconds if self.workers else max(self.queue_seconds, RESPAWN_SECONDS)
 
     def _submit_batch(self, job: Job, now: float) -> None:
@@ -200,7 +200,7 @@ class Dispatcher:
         self._feed_batches(monotonic())
 
     def replied(self, worker: WorkerLink, job: Job, frame: Frame) -> None:
-        """Give a reply to whoever waits for it, and the worker its next job."""
+        """Deliver a reply, and send the worker its next job."""
         now = monotonic()
         if job.kind == "recommend":
             spent = now - max(job.sent, worker.last_reply)
@@ -213,7 +213,7 @@ class Dispatcher:
         self._feed_batches(now)
 
     def lost(self, worker: WorkerLink) -> None:
-        """Give a dead worker's jobs to the others."""
+        """Move a dead worker's jobs to the others."""
         self.workers.discard(worker)
         for job in reversed(worker.jobs.values()):
             job.attempts, job.created = job.attempts + 1, monotonic()
@@ -238,7 +238,7 @@ class Dispatcher:
         self.fill()
 
     def fill(self) -> None:
-        """Give waiting jobs to workers that are free."""
+        """Send waiting jobs to workers that are free."""
         self._feed(monotonic())
         self._feed_batches(monotonic())
 
@@ -269,7 +269,7 @@ class Dispatcher:
                 worker.send(job, now)
 
     def _feed_batches(self, now: float) -> None:
-        """Give each worker at most one batch."""
+        """Send each worker at most one batch."""
         while self._batches:
             free = [one for one in self.workers if len(one.jobs) == one.num_lists]
             if not free:

@@ -83,16 +83,12 @@ class Fleet:
 
     @property
     def watching(self) -> bool:
-        """Whether a newly published bundle would be noticed."""
+        """True if a newly published bundle would be noticed."""
         late = time.monotonic() - self.last_poll
         return late < 10 * self.settings.poll_seconds + LOAD_SECONDS
 
     async def start(self) -> None:
-        """Load what is published and start its workers.
-
-        Raises:
-            ValueError: If there is none, or it is refused; says what to do.
-        """
+        """Load what is published and start its workers."""
         check_published(self.settings.followed)
         self._tried = identity_of(self.settings.followed, self.settings.config)
         try:
@@ -157,11 +153,7 @@ class Fleet:
         zygote.send({"settings": self.settings.to_json()}, descriptor)
 
     async def _ready_zygote(self) -> Zygote:
-        """Return the zygote, or another one if it has ended.
-
-        Raises:
-            OSError: It cannot be started, or ends before it can fork.
-        """
+        """Return the zygote, or another one if it has ended."""
         zygote = self._zygote
         if zygote is None or zygote.gone.done():
             if zygote is not None:
@@ -178,10 +170,6 @@ class Fleet:
 
         Args:
             whole: Share nothing with what is in memory.
-
-        Raises:
-            ValueError: The bundle is refused.
-            OSError: A process cannot be started, ended, or took too long.
         """
         generation = Generation(target, identity, self._changed, self._worker_ended)
         message = {"settings": self.settings.to_json(), "target": str(target)}
@@ -206,12 +194,7 @@ class Fleet:
         return generation
 
     async def _serve(self, target: Path, identity: Identity, *, whole: bool = False) -> None:
-        """Load a bundle and let it serve, and the generation before finish.
-
-        Raises:
-            ValueError: The bundle is refused.
-            OSError: A process cannot be started, ended, or took too long.
-        """
+        """Load a bundle and let it serve, and the generation before finish."""
         generation = await self._loaded(target, identity, whole=whole)
         try:
             # One that ends meanwhile is replaced before it counts; a bundle whose workers all end

@@ -27,7 +27,7 @@ MIN_LIFE_SECONDS = 1.0
 FORK_SECONDS = 30.0
 """A loader that takes longer to fork a worker is killed."""
 RETIRE_SECONDS = 60.0
-"""How long workers of a replaced bundle may finish what they have in hand."""
+"""Time that workers of a replaced bundle may finish what they have in hand."""
 
 
 class Process:
@@ -48,7 +48,7 @@ class Process:
                 send_message(self._ours, message, descriptor)
 
     def close(self) -> None:
-        """Let the process end."""
+        """End the process."""
         self.theirs.close()
         if not self.gone.done():
             asyncio.get_running_loop().remove_reader(self._ours.fileno())
@@ -143,7 +143,7 @@ class Generation(Process):
 
     @property
     def broken(self) -> bool:
-        """Whether the loader or its memory is lost, so that it can fork no more workers."""
+        """True if the loader or its memory is lost, so that it can fork no more workers."""
         return self._faulty or self.gone.done()
 
     def on_message(self, message: dict[str, Any]) -> None:
@@ -206,13 +206,13 @@ class Generation(Process):
         self._changed()
 
     def is_release_of(self, target: Path) -> bool:
-        """Whether a bundle is this one, or a delta of it."""
+        """True if a bundle is this one, or a delta of it."""
         return target.parent == self.target.parent and (
             target.name.partition("+")[0] == self.target.name
         )
 
     async def retire(self, *, keep_loader: bool = False) -> None:
-        """Let workers finish, then end all processes, or all but the loader."""
+        """Wait for workers, then end all processes, or all but the loader."""
         self._retired = True
         links = self.links
         for link in links:

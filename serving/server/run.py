@@ -14,7 +14,7 @@ import uvicorn
 
 from serving.log import log, log_to_stderr
 from serving.metrics import ServerMetrics
-from serving.online.of_settings import open_writer
+from serving.online.opening import open_writer
 from serving.online.writer import EventWriter
 from serving.security.access import Access
 from serving.server.connections import Connection, Connections
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 4096
 GRACE_SECONDS = 2.0
-"""How long idle connections may send one more request once no further ones are accepted."""
+"""Time that idle connections may send one more request once no further ones are accepted."""
 
 
 class Server(uvicorn.Server):
@@ -81,11 +81,7 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, which let running requests finish; SIGHUP polls for a bundle.
-
-    Raises:
-        ValueError: If there is no bundle to serve, or it is refused; says what to do.
-    """
+    """Serve until SIGTERM or SIGINT, after running requests; SIGHUP polls for a bundle."""
     log_to_stderr()
     access, traces = Access(settings), _traces(settings)
     settings, writer = open_writer(settings)
@@ -97,11 +93,7 @@ def serve(settings: Settings) -> None:
 
 
 def _traces(settings: Settings) -> Traces | None:
-    """Open the traces where they have a collector.
-
-    Raises:
-        ValueError: The exporter is not installed.
-    """
+    """Open the traces where they have a collector."""
     if settings.otlp_endpoint is None:
         return None
     # Takes a tenth of a second to import.
@@ -165,11 +157,7 @@ def _spare_the_collector() -> None:
 
 
 def _listening(settings: Settings) -> socket.socket:
-    """Bind the address, so that a port that is taken is known before a bundle is loaded.
-
-    Raises:
-        ValueError: It cannot be bound.
-    """
+    """Bind the address, so that a port that is taken is known before a bundle is loaded."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         return socket.create_server(

@@ -61,7 +61,7 @@ def run_zygote(control: socket.socket) -> None:
 
     log_to_stderr()
     torch.set_num_threads(1)
-    _warm(serving.server.worker)
+    serving.server.worker.prepare()
     gc.collect()
     gc.freeze()
     send_message(control, {"imported": True})
@@ -98,7 +98,6 @@ def run_loader(
     from serving.recommend import Recommender
     from serving.server.worker import run_worker
     from serving.settings import Settings
-    from serving.web.app import create_app
 
     send_message(control, {"pid": os.getpid()})
     settings = Settings.from_json(message["settings"])
@@ -109,7 +108,6 @@ def run_loader(
         known = isinstance(error, ValueError)
         send_message(control, {"refused": str(error) if known else repr(error)})
         return
-    app = create_app(settings, recommender)
     import_store(settings.store_url)
     gc.collect()
     gc.freeze()
@@ -126,7 +124,7 @@ def run_loader(
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             jobs = socket.socket(fileno=descriptor)
-            _run(run_worker, jobs, recommender, app, settings)
+            _run(run_worker, jobs, recommender, settings)
         if "target" not in message:
             send_message(control, {"worker": pid})
         os.close(descriptor)
@@ -167,11 +165,6 @@ def _reap(ended: Any) -> None:
             ended(pid, status)
 
     signal.signal(signal.SIGCHLD, collect)
-
-
-def _warm(worker: Any) -> None:
-    """Build what is the same for every bundle."""
-    worker.prepare()
 
 
 def main() -> None:

@@ -7,11 +7,12 @@ files. A server's front answers them itself, so that a busy server still has its
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from serving.routes import ROUTES
-from serving.schemas import error_body, to_json
-from serving.web.http import Answer
+from serving.schemas import to_json
+from serving.web.http import JSON, Answer, RefusedError
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -53,31 +54,27 @@ class Files:
             name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in self._files.items()
         }
 
-    def answer(self, path: str, accept: str, etag: str | None, bundle: str) -> Answer | None:
-        """Answer a GET; None for any other route.
+    def answer(self, path: str, headers: Mapping[bytes, bytes], bundle: str) -> Answer:
+        """Answer a GET of ``/`` or of a file; links name the served ``bundle``.
 
-        Args:
-            accept: Of the request; a browser's names text/html.
-            etag: What the client has, from ``if-none-match``.
-            bundle: The version that is served.
+        Raises:
+            RefusedError: 404, there is no such file.
         """
-        if path == "/" and "text/html" in accept:
+        etag = headers.get(b"if-none-match", b"").decode("latin-1")
+        if path == "/" and b"text/html" in headers.get(b"accept", b""):
             return self._sent("index.html", etag)
         if path == "/":
-            headers = [("content-type", "application/json"), ("cache-control", "no-store")]
-            more = [("x-content-type-options", "nosniff"), ("vary", "accept")]
-            return Answer(200, to_json({"bundle": bundle, **LINKS}), {}, [*headers, *more])
-        if not path.startswith(PAGES):
-            return None
+            links = to_json({"bundle": bundle, **LINKS})
+            return Answer(200, links, {}, (*JSON, (b"vary", b"accept")))
         name = path.removeprefix(PAGES)
         if name not in self._files:
-            body = error_body("no_such_file", "no such file; GET / lists the routes")
-            return Answer(404, to_json(body), {})
+            raise RefusedError(404, "no_such_file", "no such file; GET / lists the routes")
         return self._sent(name, etag)
 
-    def _sent(self, name: str, etag: str | None) -> Answer:
-        headers = [*HEADERS.items(), ("etag", self._tags[name]), ("vary", "accept")]
+    def _sent(self, name: str, etag: str) -> Answer:
+        kind = MEDIA_TYPES[Path(name).suffix]
+        more = {"etag": self._tags[name], "vary": "accept", "content-type": kind}
+        headers = [(one.encode(), text.encode()) for one, text in {**HEADERS, **more}.items()]
         if etag == self._tags[name]:
-            return Answer(304, b"", {}, headers)
-        kind = ("content-type", MEDIA_TYPES[Path(name).suffix])
-        return Answer(200, self._files[name], {}, [*headers, kind])
+            return Answer(304, b"", {}, headers[:-1])
+        return Answer(200, self._files[name], {}, headers)

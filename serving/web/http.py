@@ -1,4 +1,4 @@
-"""The HTTP edge: JSON bodies and query parameters in, JSON and refusals out.
+"""The HTTP edge: what a request sends, checked by the table of routes, and what it gets.
 
 orjson parses, and refuses NaN, Infinity, numbers out of range, lone surrogates, a byte order mark
 and deep nesting. No response repeats what was sent, so it can always be encoded.
@@ -7,26 +7,35 @@ and deep nesting. No response repeats what was sent, so it can always be encoded
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
 
 import orjson
-from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
-from serving.routes import BY_NAME
-from serving.schemas import error_body, to_json
+from serving.routes import ROUTES, Route, template_of
+from serving.schemas import error_body
+from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
 
 MAX_FIELDS_NAMED = 10
-RECORDS = "recsys.records"
-"""Where a request's scope holds the records of the lists that its handler made."""
 Schema = TypeVar("Schema", bound=BaseModel)
-Handler = TypeVar("Handler", bound=Callable[..., Any])
+Head = Mapping[str, Any]
+"""Parts of a request but its body: ``route``, ``value`` of the path's parameter, ``query``, the
+body's ``type`` and ``encoding``, and ``shown``, whether the caller may see users."""
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+JSON: Headers = (
+    (b"content-type", b"application/json"),
+    # Bundles are swapped.
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
 
 
 class Answer(NamedTuple):
@@ -35,24 +44,9 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     fields: dict[str, Any]
-    headers: list[tuple[str, str]] | None = None
-    """None are those of JSON."""
+    headers: Headers = JSON
     records: tuple[bytes, ...] = ()
-    """Of the lists that were made, for the request log."""
-
-
-class JsonResponse(Response):
-    """JSON, as `to_json` writes it; no cache keeps it, since bundles are swapped."""
-
-    media_type = "application/json"
-
-    def init_headers(self, headers: Any = None) -> None:
-        super().init_headers(headers)
-        self.headers["cache-control"] = "no-store"
-        self.headers["x-content-type-options"] = "nosniff"
-
-    def render(self, content: object) -> bytes:
-        return content if isinstance(content, bytes) else to_json(content)
+    """Records of the lists that were made, for the request log."""
 
 
 class RefusedError(Exception):
@@ -68,49 +62,107 @@ class RefusedError(Exception):
         headers: Iterable[tuple[bytes, bytes]] = (),
         reason: str | None = None,
     ) -> None:
-        """Refuse a request.
-
-        Args:
-            headers: More headers of the reply.
-            reason: How metrics count it; None for one that they do not count.
-        """
+        """Refuse a request; metrics count it by ``reason``, without one they do not."""
         super().__init__(message)
         self.status, self.headers, self.reason = status, list(headers), reason
         self.body: dict[str, object] = error_body(code, message)
         if fields:
             self.body = {"error": {"code": code, "message": message, "fields": fields}}
 
-
-def at(app: FastAPI, name: str) -> Callable[[Handler], Handler]:
-    """Register the handler of a route; of GET it answers HEAD too."""
-    route = BY_NAME[name]
-    # The router matches decoded paths, and ids may have a slash.
-    path = route.path.replace("{item_id}", "{item_id:path}").replace("{user_id}", "{user_id:path}")
-    return app.api_route(path, methods=["GET", "HEAD"] if route.method == "GET" else [route.method])
+    def answer(self) -> Answer:
+        return Answer(self.status, orjson.dumps(self.body), {}, (*JSON, *self.headers))
 
 
-async def read_body(http: HttpRequest, settings: Settings) -> tuple[dict[str, Any], bytes]:
-    """Read a body, and what `answer_body` has to know about it.
+def failed() -> RefusedError:
+    """Build the refusal of a request that failed for a reason of the server's."""
+    return RefusedError(500, "internal", "the request failed; see the server's log")
+
+
+def unrouted(method: str, path: str) -> RefusedError:
+    """Build the refusal of a request without a route."""
+    template = template_of(path)
+    allowed = [route.method for route in ROUTES if route.path == template]
+    if not allowed:
+        return RefusedError(404, "no_such_route", "Not Found; GET / lists the routes")
+    allowed += ["HEAD"] if "GET" in allowed else []
+    allow = (b"allow", ", ".join(sorted(allowed)).encode())
+    message = "Method Not Allowed; GET / lists the routes"
+    return RefusedError(405, "method_not_allowed", message, headers=(allow,))
+
+
+def request_head(
+    route: Route, scope: Scope, headers: Mapping[bytes, bytes], *, shown: bool
+) -> dict[str, Any]:
+    """Collect what handlers read of a request besides its body."""
+    return {
+        "type": headers.get(b"content-type", b"").decode("latin-1"),
+        "encoding": headers.get(b"content-encoding", b"identity").decode("latin-1"),
+        "shown": shown,
+        "route": route.name,
+        "value": route.value(scope["path"]),
+        "query": scope["query_string"].decode("latin-1"),
+    }
+
+
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, settings: Settings, *, is_here: bool = False
+) -> bytes:
+    """Read a body within the limits of size and time; one that ``is_here`` needs no timer.
 
     Raises:
-        RefusedError: 400, 408, 413 or 415.
+        RefusedError: 408 or 413.
+        ConnectionResetError: The client is gone.
     """
-    kind = http.headers.get("content-type", "")
-    encoding = http.headers.get("content-encoding", "identity")
-    _check_kind(kind, encoding)
-    head = {"type": kind, "encoding": encoding, "shown": shows_users(http, settings)}
+    limit, seconds = settings.max_body_bytes, settings.body_timeout_seconds
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise _too_large(limit)
+    if is_here:
+        # Most bodies; a timer for each would cost more than reading it.
+        return await _whole(receive, limit)
     try:
-        async with asyncio.timeout(settings.body_timeout_seconds):
-            return head, await _read(http, settings.max_body_bytes)
+        async with asyncio.timeout(seconds):
+            return await _whole(receive, limit)
     except TimeoutError:
-        seconds = settings.body_timeout_seconds
-        raise RefusedError(
-            408, "too_slow", f"the body did not arrive within {seconds:g} s"
-        ) from None
-    except ClientDisconnect:
-        raise RefusedError(
-            400, "gone", "the connection closed before the whole body arrived"
-        ) from None
+        message = f"the body did not arrive within {seconds:g} s"
+        raise RefusedError(408, "too_slow", message, reason="deadline") from None
+
+
+async def _whole(receive: Receive, limit: int) -> bytes:
+    parts, size, more = [], 0, True
+    while more:
+        received = await receive()
+        if received["type"] == "http.disconnect":
+            raise ConnectionResetError
+        part, more = received.get("body", b""), received.get("more_body", False)
+        if (size := size + len(part)) > limit:
+            raise _too_large(limit)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _too_large(limit: int) -> RefusedError:
+    return RefusedError(413, "too_large", f"the body may have at most {limit} bytes", reason="body")
+
+
+def read_input(route: Route, head: Head, body: bytes) -> Any:
+    """Read what a request sends by the schema of its route; None if it takes nothing.
+
+    Raises:
+        RefusedError: 400, 404, 415 or 422.
+    """
+    if route.scope == "users" and not head["shown"]:
+        raise RefusedError(404, "users_not_shown", USERS_NOT_SHOWN)
+    if route.body is not None:
+        return validated(route.body, parsed_json(head["type"], head["encoding"], body))
+    if route.parameters is None:
+        return None
+    # A required parameter may be repeated.
+    lists = {name for name, field in route.parameters.model_fields.items() if field.is_required()}
+    values: dict[str, Any] = {}
+    for name, value in parse_qsl(head["query"], keep_blank_values=True):
+        values[name] = [*values.get(name, ()), value] if name in lists else value
+    return validated(route.parameters, values)
 
 
 def parsed_json(kind: str, encoding: str, body: bytes) -> object:
@@ -119,50 +171,20 @@ def parsed_json(kind: str, encoding: str, body: bytes) -> object:
     Raises:
         RefusedError: 400 or 415.
     """
-    _check_kind(kind, encoding)
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RefusedError(400, "bad_json", f"the body is not JSON: {error.msg}") from None
-
-
-def _check_kind(kind: str, encoding: str) -> None:
     if kind.partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(
             415, "not_json", "send the body with content-type application/json (curl: --json)"
         )
     if encoding.lower() != "identity":
         raise RefusedError(415, "compressed", "send the body without content-encoding")
-
-
-async def _read(http: HttpRequest, limit: int) -> bytes:
-    too_large = RefusedError(413, "too_large", f"the body may have at most {limit} bytes")
-    declared = http.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    parts, size = [], 0
-    async for chunk in http.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large
-        parts.append(chunk)
-    return b"".join(parts)
-
-
-def read_parameters(schema: type[Schema], http: HttpRequest) -> Schema:
-    """Read the parameters of a request's address; a required one may be repeated.
-
-    Raises:
-        RefusedError: 422, as of ``validated``.
-    """
-    lists = {name for name, field in schema.model_fields.items() if field.is_required()}
-    given = http.query_params
-    values = {name: given.getlist(name) if name in lists else given[name] for name in given}
-    return validated(schema, values)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RefusedError(400, "bad_json", f"the body is not JSON: {error.msg}") from None
 
 
 def validated(schema: type[Schema], value: object) -> Schema:
-    """Check a parsed body against a schema.
+    """Check a value against a schema.
 
     Raises:
         RefusedError: 422, naming each wrong field and what is allowed.
@@ -170,10 +192,10 @@ def validated(schema: type[Schema], value: object) -> Schema:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        raise _refusal_of(error) from None
+        raise _invalid(error) from None
 
 
-def _refusal_of(error: ValidationError) -> RefusedError:
+def _invalid(error: ValidationError) -> RefusedError:
     """Turn a failed validation into a 422 that names fields but not their values."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     fields = [
@@ -196,12 +218,3 @@ def _message(error: ErrorDetails) -> str:
 def _printable(name: str) -> str:
     """Cut a field's name, which the client may have made up, to something printable."""
     return name.encode("ascii", "backslashreplace").decode()[:80]
-
-
-def shows_users(http: HttpRequest, settings: Settings) -> bool:
-    """Whether this request may list users and read histories.
-
-    The server has decided that (`Access.authorize`) and put it into the request's state; an
-    application that runs alone asks its settings.
-    """
-    return bool(http.scope.get("state", {}).get("shown", settings.expose_users))

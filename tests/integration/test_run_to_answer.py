@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 import torch
 from click.testing import Result
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pipelines.candidates.blends import load_blends
 from pipelines.inputs.tensors import read_inputs
@@ -35,8 +35,8 @@ from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
 from serving.surfaces import HOME
-from serving.web.app import create_app
 from tests.recsys.testing.synthetic import World
+from tests.serving.application import create_app
 
 MEASURED = {
     "popularity",

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import polars as pl
 from click.testing import Result
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from serving.recommend import Recommender
 from serving.settings import Settings
-from serving.web.app import create_app
 from tests.recsys.testing.synthetic import World, write_csv
+from tests.serving.application import create_app
 
 TINY = ("content.encoder=hash", "two_tower_training.max_epochs=1.0", "device=cpu",
         "tracking.enabled=false", "release.min_gain_over_popularity=-1")  # fmt: skip

@@ -20,14 +20,14 @@ CHILD = """
 import os, sys
 from pathlib import Path
 from serving.settings import Settings
-from serving.web.app import create_app
+from tests.serving.application import create_app
 bundles = Path(sys.argv[1])
 if os.geteuid() == 0:
     create_app(Settings(bundles=bundles))
     os.setuid(65534)
 for line in sys.stdin:
     try:
-        served = create_app(Settings(bundles=bundles)).state.recommender
+        served = create_app(Settings(bundles=bundles)).recommender
         reported = f"{served.bundle.version} serves"
     except ValueError as error:
         reported = f"ValueError: {error}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from recsys.models.text_search.lexical import WordIndex
 from recsys.models.text_search.search import TextSearch
@@ -20,7 +20,7 @@ from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
 from serving.settings import ServingOptions, Settings
-from serving.web.app import create_app
+from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 
 WORDS = ("amber", "basil", "cedar", "lavender", "mandarin", "orange", "rosemary", "verbena")

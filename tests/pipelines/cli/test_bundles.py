@@ -6,7 +6,7 @@ import pytest
 from pipelines.cli.bundles import served_bundle
 from serving.bundle.manifest import publish
 from serving.settings import Settings
-from serving.web.app import create_app
+from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 
@@ -30,7 +30,7 @@ def test_a_bundle_that_is_named_is_served_whatever_is_published(workspace: Path)
     settings = Settings.from_environment({}, bundles=bundles, bundle=name)
     for published in ("v1", "v2"):
         publish(bundles, published)
-        assert create_app(settings).state.recommender.bundle.version == "v1"
+        assert create_app(settings).recommender.bundle.version == "v1"
 
 
 def test_a_pinned_bundle_that_is_gone_is_named(workspace: Path) -> None:

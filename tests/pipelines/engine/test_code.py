@@ -76,14 +76,14 @@ from recsys.models.ranker import (
 from recsys.data.dataset import Rows, Sequences
 
 if TYPE_CHECKING:
-    from serving.web.app import (
-        create_app,
+    from serving.server.run import (
+        serve,
     )
 
     import mlflow
 from polars import col
 
-def late(rows: Rows, app: create_app) -> list[Sequences]:
+def late(rows: Rows, app: serve) -> list[Sequences]:
     if True:
         from serving import bundle
     return Sequences()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from features.point_in_time import FEATURES
 from pipelines.inputs.opened_store import opened
@@ -17,7 +17,7 @@ from pipelines.parity.log import log_of_store
 from pipelines.parity.run import check_parity
 from serving.bundle.manifest import publish
 from serving.settings import Settings
-from serving.web.app import create_app
+from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 CONFIGURATION = """
@@ -161,7 +161,7 @@ def serve(folder, num_lists, *, size=SIZE, share=0.4, store=None):
             stop.set()
             others.join()
     # The last records are written behind the replies.
-    application.state.writer.close()
+    application.writer.close()
     return Served(bundles, settings.store, config, num_lists)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.scoring.job import plan
@@ -23,7 +23,7 @@ from pipelines.scoring.run import score
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender
 from serving.settings import Settings
-from serving.web.app import create_app
+from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}

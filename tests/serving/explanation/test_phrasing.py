@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from recsys.content.prompt import Completion, EndpointError
 from serving.explanation.phrasing import (
@@ -17,8 +17,8 @@ from serving.explanation.phrasing import (
     words_of,
 )
 from serving.settings import Settings
-from serving.web.app import create_app
 from tests.recsys.content.openai_server import chat_reply, openai_server
+from tests.serving.application import create_app
 from tests.serving.server.running import wait_for
 
 SENTENCE = (

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from serving.online.of_settings import open_writer, store_opener
-from serving.online.opening import is_store, open_store
+from serving.online.opening import is_store, open_store, open_writer, store_opener
 from serving.online.store import StoreError
 from serving.settings import Settings
 from tests.serving.online.test_contract import event

@@ -14,7 +14,7 @@ from serving.online.record_queue import RecordQueue, Written
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import Forgotten, ItemState, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
-from tests.serving.online.test_contract import DAY, T0, event, items_of, record
+from tests.serving.online.test_contract import DAY, T0, event, items_of, lists_of, record
 
 
 def in_a_loop(test):
@@ -161,7 +161,7 @@ async def test_what_is_asked_after_events_is_done_after_them(store, writer):
     await held(store)
     tasks = [asyncio.create_task(writer.add([event(0)]))]
     await begun(store)
-    writer.log(record(1))
+    store.add_requests([record(1)])
     tasks += [
         asyncio.create_task(each)
         for each in (
@@ -176,7 +176,7 @@ async def test_what_is_asked_after_events_is_done_after_them(store, writer):
     results = await asyncio.gather(*tasks)
     assert results == [[True], [True], Forgotten(2, 1), [True], 1]
     assert items_of(store.visitor("ann", 9)) == ["i20"]
-    assert store.requests_of("ann", 0, 9) == []
+    assert lists_of(store) == []
 
 
 @in_a_loop
@@ -190,38 +190,6 @@ async def test_someone_who_has_gone_leaves_the_others_their_answers(store, write
     store.go.set()
     assert await stays == [True]
     assert items_of(store.visitor("ann", 9)) == ["i0", "i1"]
-
-
-@in_a_loop
-async def test_records_are_written_soon_and_wait_while_the_store_fails(store, writer):
-    store.error = StoreError("away")
-    writer.log(record(1))
-    while writer.written.num_failures < 2:
-        await asyncio.sleep(0.01)
-    writer.log(record(2))
-    store.error = None
-    while writer.written.num_records < 2:
-        await asyncio.sleep(0.01)
-    assert store.requests_of("ann", 0, 9) == [record(2), record(1)]
-    assert writer.written.num_dropped == 0
-
-
-@in_a_loop
-async def test_the_oldest_records_are_dropped_where_the_store_cannot_follow(
-    store, writer, monkeypatch
-):
-    monkeypatch.setattr(record_queue, "MAX_WAITING_RECORDS", 3)
-    await held(store)
-    blocked = asyncio.create_task(writer.add([event(0)]))
-    await begun(store)
-    for number in range(5):
-        writer.log(record(number))
-    assert writer.written.num_dropped == 2
-    store.go.set()
-    await blocked
-    while writer.written.num_records < 3:
-        await asyncio.sleep(0.01)
-    assert store.requests_of("ann", 0, 9) == [record(4), record(3), record(2)]
 
 
 def test_a_batch_that_failed_leaves_no_more_waiting_than_may_wait(monkeypatch):
@@ -256,7 +224,6 @@ async def test_closing_writes_what_waits_and_takes_no_more(tmp_path):
     writer = EventWriter(store, event_days=10_000, log_days=10_000)
     await held(store)
     waiting = [asyncio.create_task(writer.add([event(n)])) for n in range(3)]
-    writer.log(record(1))
     await begun(store)
     closed = asyncio.create_task(asyncio.to_thread(writer.close))
     while not writer._closing:
@@ -268,7 +235,6 @@ async def test_closing_writes_what_waits_and_takes_no_more(tmp_path):
     await closed
     reader = SqliteStore(tmp_path, readonly=True)
     assert len(reader.visitor("ann", 9).events) == 3
-    assert reader.request(record(1).request_id) == record(1)
     reader.close()
 
 
@@ -290,10 +256,10 @@ async def test_events_and_lists_are_kept_for_the_days_of_each(tmp_path, days, ev
     store.add_events([event(1, received_ms=T0 + ago)])
     store.add_requests([record(1, at=ago)])
     writer = EventWriter(store, event_days=days[0], log_days=days[1])
-    while len(store.events_after(0, 9)) + len(store.requests_of("ann", 0, 9)) > 1:
+    while len(store.events_after(0, 9)) + len(lists_of(store)) > 1:
         await asyncio.sleep(0.01)
     await asyncio.to_thread(writer.close)
     reader = SqliteStore(tmp_path, readonly=True)
-    found = (len(reader.events_after(0, 9)), len(reader.requests_of("ann", 0, 9)))
+    found = (len(reader.events_after(0, 9)), len(lists_of(reader)))
     assert found == (events, lists)
     reader.close()

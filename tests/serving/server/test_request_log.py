@@ -18,7 +18,7 @@ from serving.online.store import StoreError
 from serving.server import request_log as front_end
 from serving.server.request_log import RequestLog
 from tests.serving.online import test_contract
-from tests.serving.online.test_contract import T0
+from tests.serving.online.test_contract import T0, lists_of
 from tests.serving.server.running import running, wait_for
 
 
@@ -103,7 +103,7 @@ async def test_lists_of_a_batch_are_kept_and_counted(tmp_path):
     async with Process(tmp_path) as process:
         process.send(1, 2, 3)
         await process.until(lambda: process.kept == 3)
-        assert process.store.requests_of("ann", 0, 9) == [record(3), record(2), record(1)]
+        assert lists_of(process.store) == [record(3), record(2), record(1)]
         process.send(4)
         await process.until(lambda: process.kept == 4)
     assert process.dropped == 0
@@ -115,7 +115,7 @@ async def test_closing_writes_what_waits(tmp_path):
         await process.until(lambda: process.num_starts)
         await asyncio.sleep(0.01)
         process.send(1)
-    assert process.store.requests_of("ann", 0, 9) == [record(1)]
+    assert lists_of(process.store) == [record(1)]
 
 
 @in_a_loop
@@ -128,7 +128,7 @@ async def test_the_newest_are_dropped_and_counted_where_too_much_waits(tmp_path,
         assert process.dropped == 3
         process.begins.set()
         await process.until(lambda: process.kept == 2)
-        assert process.store.requests_of("ann", 0, 9) == [record(2), record(1)]
+        assert lists_of(process.store) == [record(2), record(1)]
 
 
 @in_a_loop
@@ -136,7 +136,7 @@ async def test_a_flush_waits_until_the_store_has_everything_before_it(tmp_path, 
     async with Process(tmp_path) as process:
         process.send(1)
         assert await process.log.flushed()
-        assert process.store.requests_of("ann", 0, 9) == [record(1)]
+        assert lists_of(process.store) == [record(1)]
         monkeypatch.setattr(front_end, "FLUSH_SECONDS", 0.05)
         process.store.error = StoreError("away")
         process.send(2)
@@ -200,12 +200,12 @@ def test_a_list_of_a_user_who_is_forgotten_meanwhile_is_not_kept(tmp_path):
 
     writing._not_forgotten = forgotten_meanwhile
     writing.add_requests([record(2)])
-    assert forgetting.requests_of("ann", 0, 9) == [record(1)]
+    assert lists_of(forgetting) == [record(1)]
     # As one does where it has failed halfway.
     assert forgetting.forget("ann", T0 + 100).num_requests == 1
     writing._not_forgotten = kept_before
     writing.add_requests([record(3), record(101)])
-    assert forgetting.requests_of("ann", 0, 9) == [record(101)]
+    assert lists_of(forgetting) == [record(101)]
 
 
 def test_a_killed_request_log_is_replaced_and_costs_no_list(released, tmp_path):
@@ -219,7 +219,7 @@ def test_a_killed_request_log_is_replaced_and_costs_no_list(released, tmp_path):
         replies = [client.recommend("ann", k=3) for _ in range(5)]
         wait_for(lambda: (found := server.request_logs()) and found != first)
         replies.append(client.recommend("ann", k=3))
-    found = {found.request_id for found in SqliteStore(store).requests_of("ann", 0, 99)}
+    found = {found.request_id for found in lists_of(SqliteStore(store))}
     # The end of the server waits for what it has sent.
     assert replies[-1].request_id in found
     assert len(found) <= len(replies)

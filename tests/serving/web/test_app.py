@@ -3,16 +3,16 @@ import logging
 import time
 
 import pytest
-from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from serving.bundle.manifest import publish, read_manifest
 from serving.log import LOGGER
 from serving.recommend import Recommender
 from serving.schemas import Request, to_json
 from serving.settings import ServingOptions, Settings
-from serving.web.app import create_app
+from tests.serving.application import create_app
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 JSON = {"content-type": "application/json"}

@@ -2,12 +2,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from serving.bundle.load import load_bundle
 from serving.settings import Settings
-from serving.web.app import create_app
 from serving.web.files import STATIC
+from tests.serving.application import create_app
 
 HERE = "http://127.0.0.1:8000"
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -173,7 +173,7 @@ def test_users_are_listed_by_prefix_short_ids_first(client):
 
 
 def test_history_is_newest_first_and_whole(client):
-    bundle = client.app.state.recommender.bundle
+    bundle = client.app.recommender.bundle
     rows = bundle.users.history(bundle.users.row_of("user-3"))
     found = client.get("/v1/users/user-3/history").json()
     assert found["num_events"] == len(rows) == 8

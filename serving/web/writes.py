@@ -1,28 +1,43 @@
-"""Routes that write to the online store: events in, people forgotten, items changed.
+"""Routes that write to the online store: events in, users forgotten, items changed.
 
-The same for the server's front, which runs them itself, and for the application in one process.
-A write is acknowledged once it is durable.
+A server's front calls them, and so does the application in one process. A write is acknowledged
+once it is durable.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from serving.online.events import Event, EventsRequest
 from serving.online.store import ItemState, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
 from serving.replies import EventsReply, ForgottenReply, ItemsChanged, Removed
+from serving.routes import BY_NAME
 from serving.schemas import ItemsRequest, to_json
-from serving.web.http import Answer, RefusedError, parsed_json, validated
+from serving.web.http import Answer, Head, RefusedError, read_input
 
+Written = TypeVar("Written")
 NO_STORE = "this server has no online store; start it with --store sqlite:FOLDER or a Redis URL"
 
 
-async def take_events(writer: EventWriter | None, head: Mapping[str, Any], body: bytes) -> Answer:
-    """Store the events of a body; the reply counts those that were new."""
-    sent = _checked(EventsRequest, head, body)
+async def write(writer: EventWriter | None, head: Head, body: bytes) -> Answer:
+    """Answer a request to a route that writes.
+
+    Raises:
+        RefusedError: Nothing of it counts.
+    """
+    given = read_input(BY_NAME[head["route"]], head, body)
+    if isinstance(given, EventsRequest):
+        return await _take_events(writer, given)
+    if isinstance(given, ItemsRequest):
+        return await _change_items(writer, given)
+    return await _forget(writer, head["value"])
+
+
+async def _take_events(writer: EventWriter | None, sent: EventsRequest) -> Answer:
+    """Store events; the reply counts those that were new."""
     now_ms = int(1_000 * time.time())
     try:
         events = [Event.received(one, now_ms) for one in sent.events]
@@ -33,7 +48,7 @@ async def take_events(writer: EventWriter | None, head: Mapping[str, Any], body:
     return Answer(200, to_json(counted), {"num_events": len(new)})
 
 
-async def forget_user(writer: EventWriter | None, user_id: str) -> Answer:
+async def _forget(writer: EventWriter | None, user_id: str) -> Answer:
     """Remove a user's events and served lists, and forget what bundles know of them."""
     if not user_id:
         raise RefusedError(422, "invalid_request", "name the user: DELETE /v1/users/{user_id}")
@@ -42,9 +57,8 @@ async def forget_user(writer: EventWriter | None, user_id: str) -> Answer:
     return Answer(200, to_json(ForgottenReply(counted)), {})
 
 
-async def change_items(writer: EventWriter | None, head: Mapping[str, Any], body: bytes) -> Answer:
+async def _change_items(writer: EventWriter | None, sent: ItemsRequest) -> Answer:
     """Hide, show and describe items."""
-    sent = _checked(ItemsRequest, head, body)
     changes: dict[str, ItemState | None] = {}
     for item in sent.items:
         if item.reset and (item.hidden or item.properties):
@@ -55,22 +69,14 @@ async def change_items(writer: EventWriter | None, head: Mapping[str, Any], body
     return Answer(200, to_json(ItemsChanged(version)), {"num_items": len(changes)})
 
 
-def _checked(schema: Any, head: Mapping[str, Any], body: bytes) -> Any:
-    return validated(schema, parsed_json(head["type"], head["encoding"], body))
-
-
 def _required(writer: EventWriter | None) -> EventWriter:
     if writer is None:
         raise RefusedError(503, "no_store", NO_STORE)
     return writer
 
 
-async def _written(writing: Any) -> Any:
-    """Wait until something is durable.
-
-    Raises:
-        RefusedError: 503; nothing of it counts, send it again.
-    """
+async def _written(writing: Awaitable[Written]) -> Written:
+    """Wait until something is durable; a failure is a 503, and nothing of it counts."""
     try:
         return await writing
     except WriterBusyError:

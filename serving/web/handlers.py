@@ -1,0 +1,254 @@
+"""Answers of the routes that need a bundle: one method for each, under the route's name.
+
+`Handlers.answer` reads the input by the table of routes and turns what is wrong into a refusal. The
+same for the application in one process and for the server's workers.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Generator, Sequence
+from functools import cached_property
+from random import Random
+
+from serving.configuration.check import deed
+from serving.configuration.file import ServingConfiguration
+from serving.configuration.periods import holds
+from serving.configuration.resolve import UnknownSurfaceError
+from serving.cursor import CursorError
+from serving.explanation.phrasing import Phraser, PhrasingOptions
+from serving.explanation.served_list import explain_list
+from serving.filtering.compile import known_properties
+from serving.filtering.expression import FilterError
+from serving.online.store import RequestRecord, StoreError
+from serving.query import RequestError, UnknownItemError
+from serving.recommend import Made, Recommender
+from serving.replies import (
+    CatalogueReply,
+    HistoryReply,
+    ItemsReply,
+    RuleCard,
+    SurfaceCard,
+    UsersReply,
+)
+from serving.routes import BY_NAME
+from serving.schemas import (
+    ExplainParameters,
+    HistoryParameters,
+    ItemsParameters,
+    RankRequest,
+    Request,
+    SearchParameters,
+    SimilarParameters,
+    UsersParameters,
+    to_json,
+)
+from serving.settings import Settings
+from serving.web.http import Answer, Head, RefusedError, read_input, validated
+from serving.web.lookup import UserIndex, category_sizes, past_items, random_users, user_card
+from serving.web.openapi import document
+from serving.web.writes import NO_STORE
+
+REQUEST_ID = re.compile("[0-9a-f]{32}")
+FAULTS = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
+"""What may be wrong with a valid request."""
+
+
+def refusal(error: Exception) -> RefusedError:
+    """Build the refusal for one of `FAULTS`."""
+    if isinstance(error, UnknownItemError):
+        return RefusedError(404, "unknown_item", str(error))
+    if isinstance(error, FilterError):
+        fields = [{"field": "filter.where", "message": str(error)}]
+        return RefusedError(422, error.code, f"filter.where: {error}", fields)
+    return RefusedError(422, "invalid_request", str(error))
+
+
+class Handlers:
+    """Answers over one recommender; safe to share between threads."""
+
+    def __init__(self, recommender: Recommender, settings: Settings) -> None:
+        self._recommender, self._settings, self._random = recommender, settings, Random()
+
+    def answer(self, head: Head, body: bytes) -> Answer:
+        """Answer a request to any route but a batch."""
+        try:
+            given = read_input(BY_NAME[head["route"]], head, body)
+            found: Answer = getattr(self, head["route"])(given, head)
+        except RefusedError as error:
+            return error.answer()
+        except FAULTS as error:
+            return refusal(error).answer()
+        return found
+
+    def batch(self, head: Head, body: bytes) -> Generator[None, None, Answer]:
+        """Make several lists, all from one bundle; gives way after each."""
+        try:
+            given = read_input(BY_NAME["recommend_batch"], head, body)
+        except RefusedError as error:
+            return error.answer()
+        replies: list[bytes] = []
+        records: list[bytes] = []
+        for request in given.requests:
+            try:
+                made = self._recommender.make(request, names_history=head["shown"])
+                replies.append(to_json(made.reply))
+                records += self._records(made)
+            except FAULTS as error:
+                replies.append(refusal(error).answer().body)
+            yield
+        whole = b'{"replies":[' + b",".join(replies) + b"]}"
+        return Answer(200, whole, {"num_requests": len(replies)}, records=tuple(records))
+
+    def recommend(self, given: Request, head: Head) -> Answer:
+        made = self._recommender.make(given, names_history=head["shown"])
+        reply = made.reply
+        fields = {
+            "request_id": reply.request_id,
+            "bundle": reply.served_by.bundle,
+            "num_items": len(reply.items),
+            "degraded": [what.code for what in reply.degraded],
+            "fallback": reply.fallback,
+            "sources": sorted({item.source for item in reply.items}),
+            "timings_ms": reply.timings_ms,
+        }
+        return Answer(200, to_json(reply), fields, records=self._records(made))
+
+    search_list = recommend
+
+    def rank(self, given: RankRequest, head: Head) -> Answer:
+        return self.recommend(given.request(), head)
+
+    def similar(self, given: SimilarParameters, head: Head) -> Answer:
+        asked = {"surface": "similar", "item_id": head["value"], "k": given.k}
+        return self.recommend(validated(Request, asked), head)
+
+    def _records(self, made: Made) -> tuple[bytes, ...]:
+        """Write the record of a list; none if nothing keeps it or the request is a dry run."""
+        if not self._recommender.live.keeps_lists or made.query.request.dry_run:
+            return ()
+        return (self._recommender.record(made),)
+
+    def explain(self, given: ExplainParameters, head: Head) -> Answer:
+        record = self._record(head["value"])
+        phraser = self._phraser if given.phrase else None
+        found = explain_list(
+            self._recommender, record, given.item_id, names_history=head["shown"], phraser=phraser
+        )
+        # The caller's limit counts lists, and these were made.
+        return Answer(200, to_json(found), {"num_requests": 1 + (found.num_left_out or 0)})
+
+    @cached_property
+    def _phraser(self) -> Phraser:
+        """The endpoint that rewords sentences; refuses if the server has none."""
+        settings = self._settings
+        if settings.phrasing_url is None or settings.phrasing_model is None:
+            message = (
+                "this server rewords no sentences: phrasing_url and phrasing_model are not set"
+            )
+            raise RefusedError(422, "invalid_request", f"phrase: {message}")
+        options = PhrasingOptions(
+            url=settings.phrasing_url,
+            model=settings.phrasing_model,
+            key_variable=settings.phrasing_key_variable,
+            timeout_seconds=settings.phrasing_timeout_seconds,
+        )
+        try:
+            return Phraser.of(options)
+        except ValueError as error:
+            raise RefusedError(422, "invalid_request", f"phrase: {error}") from error
+
+    def _record(self, request_id: str) -> RequestRecord:
+        """Find a served list, or refuse with 404 or 503."""
+        if not REQUEST_ID.fullmatch(request_id):
+            raise RefusedError(404, "unknown_request", "a request_id has 32 digits of 0-9a-f")
+        try:
+            store = self._recommender.live.store()
+            if store is None:
+                raise RefusedError(503, "no_store", NO_STORE)
+            found = store.request(request_id)
+        except StoreError as error:
+            raise RefusedError(503, "store_failed", str(error)) from None
+        if found is None:
+            message = (
+                "no list with this request_id is kept; lists are kept within a tenth of a second, "
+                "for the days that --log-days says, and dry runs never"
+            )
+            raise RefusedError(404, "unknown_request", message)
+        return found
+
+    def schema(self, _: None, __: Head) -> Answer:
+        return Answer(200, to_json(document()), {})
+
+    def catalogue(self, _: None, head: Head) -> Answer:
+        bundle = self._recommender.bundle
+        try:
+            keeps_events = self._recommender.live.store() is not None
+        except StoreError:
+            keeps_events = True
+        described = CatalogueReply(
+            bundle=bundle.version,
+            profile=self._recommender.profile,
+            num_items=bundle.num_item_rows - 1,
+            shows_users=head["shown"],
+            categories=category_sizes(bundle),
+            properties=known_properties(bundle),
+            surfaces=_surfaces(self._recommender.configuration, time.time()),
+            keeps_events=keeps_events,
+            num_users=bundle.users.num_user_rows - 1 if head["shown"] else None,
+        )
+        return Answer(200, to_json(described), {})
+
+    def search(self, given: SearchParameters, _: Head) -> Answer:
+        found = self._recommender.search.find(given.q)
+        rows = list(found.item_rows[: given.k])
+        corrected = [note.detail for note in found.notes if note.code == "corrected_query"]
+        return self._cards(rows, corrected[0] if rows and corrected else None)
+
+    def items(self, given: ItemsParameters, _: Head) -> Answer:
+        rows = (self._recommender.bundle.catalogue.row_of(item_id) for item_id in given.id)
+        return self._cards([row for row in rows if row])
+
+    def _cards(self, rows: Sequence[int], corrected: str | None = None) -> Answer:
+        items = [self._recommender.cards.of(row) for row in rows]
+        reply = ItemsReply(self._recommender.bundle.version, items, corrected)
+        return Answer(200, to_json(reply), {})
+
+    @cached_property
+    def _user_index(self) -> UserIndex:
+        return UserIndex(self._recommender.bundle.users.user_ids)
+
+    def users(self, given: UsersParameters, _: Head) -> Answer:
+        bundle = self._recommender.bundle
+        if given.random:
+            found = random_users(bundle, given.k, self._random)
+        else:
+            ids = self._user_index.beginning_with(given.prefix, given.k)
+            found = [user_card(bundle, bundle.users.row_of(user_id) or 0) for user_id in ids]
+        return Answer(200, to_json(UsersReply(bundle.version, found)), {})
+
+    def history(self, given: HistoryParameters, head: Head) -> Answer:
+        bundle, user_id = self._recommender.bundle, head["value"]
+        row = bundle.users.row_of(user_id)
+        if row is None:
+            raise RefusedError(404, "unknown_user", "no user of the bundle has this id")
+        items = past_items(self._recommender, row, given.k)
+        reply = HistoryReply(bundle.version, user_id, len(bundle.users.history(row)), items)
+        return Answer(200, to_json(reply), {})
+
+
+def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCard]:
+    """Describe the surfaces with the rules and the experiment in force at a time."""
+    cards = []
+    for name, surface in configuration.surfaces.items():
+        rules = [
+            RuleCard(rule.name, deed(rule))
+            for rule in configuration.rules
+            if rule.on(name) and holds(rule.span, now)
+        ]
+        running = (
+            one.name for one in configuration.experiments if one.on(name) and holds(one.span, now)
+        )
+        cards.append(SurfaceCard(name, surface.kind, rules, next(running, None)))
+    return cards
