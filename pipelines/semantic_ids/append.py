@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from pipelines.engine.console import log
 from pipelines.semantic_ids.store import FOLDER, SemanticIdStore, SemanticIdVersion
-from recsys.semantic_ids.codes import NO_CODE
+from recsys.semantic_ids.codes import NO_CODE, Quantizer
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.lifecycle import append
+from recsys.semantic_ids.quantizers import load_quantizer
 from serving.bundle.load import Bundle
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, with_codes
 
@@ -84,6 +85,21 @@ def _same_rows(store: SemanticIdStore, bundle: Bundle) -> bool:
     return all(known[row - 1] == item_id for row, item_id in pairs if row)
 
 
+def load_bundle_quantizer(own: ItemSemanticIds) -> Quantizer:
+    """Load the quantiser that made a bundle's IDs.
+
+    Raises:
+        ValueError: It is another one.
+    """
+    quantizer = load_quantizer(own.quantizer_directory)
+    if quantizer.digest != own.ids.quantizer_digest:
+        raise ValueError(
+            f"{own.quantizer_directory} is quantiser {quantizer.digest}, semantic IDs "
+            f"{own.version} were made by {own.ids.quantizer_digest}; release the bundle again"
+        )
+    return quantizer
+
+
 def give_ids(
     own: ItemSemanticIds,
     item_ids: Sequence[str],
@@ -103,7 +119,8 @@ def give_ids(
     Raises:
         ValueError: No free ID is left, or the quantiser is not the one that made the IDs.
     """
-    vectors = torch.from_numpy(content)[:, : own.quantizer.dim]
+    quantizer = load_bundle_quantizer(own)
+    vectors = torch.from_numpy(content)[:, : quantizer.dim]
     can_have = rows_with_content(vectors)
     id_rows = np.zeros(len(item_ids), np.int64)
     num_given = own.ids.num_item_rows - 1
@@ -125,7 +142,7 @@ def give_ids(
     if bool(fresh.any()):
         child = append(
             own.ids,
-            own.quantizer,
+            quantizer,
             vectors[fresh],
             item_rows=rows[fresh],
             reserved=reserved,

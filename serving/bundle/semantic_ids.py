@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, Quantizer, SemanticIds
+from recsys.semantic_ids.codes import FILE_NAME, NO_CODE, ItemCodes, SemanticIds
 from recsys.semantic_ids.tensor_file import read_description
 from serving.bundle.arrays import load_array, load_rows, reading
 from serving.bundle.manifest import SemanticIdSource
@@ -187,19 +187,6 @@ class ItemSemanticIds:
             level_sizes=list(self.ids.level_sizes),
             num_with_id=int((self.codes[:, 0] != NO_CODE).sum()),
         )
-
-    @cached_property
-    def quantizer(self) -> Quantizer:
-        """Encodes new items; read on first use."""
-        from recsys.semantic_ids.quantizers import load_quantizer
-
-        quantizer = load_quantizer(self.quantizer_directory)
-        if quantizer.digest != self.ids.quantizer_digest:
-            raise ValueError(
-                f"{self.quantizer_directory} is quantiser {quantizer.digest}, semantic IDs "
-                f"{self.version} were made by {self.ids.quantizer_digest}; release the bundle again"
-            )
-        return quantizer
 
     def text(self, item_row: int) -> str:
         """Write an item's ID as ``12-250-3``; empty where it has none."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelines.semantic_ids.append import load_bundle_quantizer
 from recsys.data.item_mask import ItemMask
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.lifecycle import append
@@ -41,7 +42,7 @@ def bundle(released):
 
 def new_ids(own, content):
     """IDs as `append` gives them, on the id rows after the last."""
-    child = append(own.ids, own.quantizer, torch.from_numpy(content))
+    child = append(own.ids, load_bundle_quantizer(own), torch.from_numpy(content))
     rows = np.arange(own.ids.num_item_rows, child.num_item_rows)
     return NewIds(child.codes[torch.from_numpy(rows)], rows), child
 
@@ -125,7 +126,7 @@ def test_quantizer_is_read_only_when_it_is_needed(bundles_dir):
     shutil.rmtree(bundles_dir / "bundle-v1" / "quantizer")
     assert Recommender(bundle).answer(Request(user_id="user-1")).items[0].semantic_id
     with pytest.raises(ValueError, match="quantizer"):
-        _ = bundle.semantic_ids.quantizer
+        load_bundle_quantizer(bundle.semantic_ids)
 
 
 # ---- content neighbours
@@ -291,7 +292,7 @@ def test_altered_files_are_refused(bundles_dir, reseal, name):
         load_bundle(bundles_dir / "bundle-v1")
     reseal(bundles_dir / "bundle-v1")
     with pytest.raises(ValueError, match=r"refused .*safetensors: its sha256 is"):
-        _ = load_bundle(bundles_dir / "bundle-v1").semantic_ids.quantizer
+        load_bundle_quantizer(load_bundle(bundles_dir / "bundle-v1").semantic_ids)
 
 
 def test_other_version_than_the_manifests_is_refused_naming_both(bundles_dir, bundle, reseal):
