@@ -11,9 +11,19 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from serving.bundle.manifest import CURRENT, Profile
-from serving.cpus import usable_cpus
 
 PREFIX = "RECSYS_"
+
+
+def usable_cpus() -> int:
+    """Count the CPUs that this process may keep busy: its affinity, and a container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    count = count or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, -(-int(quota) // int(period))))
+    except (OSError, ValueError):
+        return count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 
 from pipelines.engine.memory import GIB, free_memory
 from recsys.fitting.training import device_named
-from serving.cpus import usable_cpus
+from serving.settings import usable_cpus
 
 SIZE = 1_024
 """Rows and columns of the matrices that are multiplied."""

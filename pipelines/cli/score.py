@@ -102,7 +102,7 @@ def score(
     """
     from pipelines.scoring.request import ScoreRequest
     from pipelines.scoring.run import score as make_lists
-    from serving.cpus import usable_cpus
+    from serving.settings import usable_cpus
 
     if sum(one is not None for one in (users, items, active_since)) > 1:
         raise ValueError(

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pipelines.doctor.check import CheckResult, Status
 from pipelines.doctor.environment import Environment
 from pipelines.engine.memory import GIB, read_number
-from serving.cpus import usable_cpus
+from serving.settings import usable_cpus
 
 MIN_PYTHON = (3, 11)
 SERVICE_SECONDS = 3.0

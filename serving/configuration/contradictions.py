@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import combinations
 
 from serving.configuration.experiments import Experiment
+from serving.configuration.periods import overlap
 from serving.configuration.rules import Rule
 from serving.filtering.expression import Comparison, Membership
 from serving.surfaces import Surface
@@ -126,21 +127,18 @@ def too_many_pins(
         for name, cap in surface.caps.items():
             by_value: dict[object, list[Rule]] = defaultdict(list)
             for rule in pins:
-                if rule.on(surface.name) and (experiment is None or _meets(rule, experiment)):
+                together = experiment is None or overlap(rule.span, experiment.span)
+                if rule.on(surface.name) and together:
                     for value in values_of(rule, name):
                         by_value[value].append(rule)
             for value, sharing in by_value.items():
-                together = _together(sharing, cap)
-                if together:
-                    named = " and ".join(repr(rule.name) for rule in together)
+                found = _together(sharing, cap)
+                if found:
+                    named = " and ".join(repr(rule.name) for rule in found)
                     yield (
-                        f"rules {named} pin {len(together)} items of {name} {value!r}, and "
+                        f"rules {named} pin {len(found)} items of {name} {value!r}, and "
                         f"{words} has a cap of {cap}; raise the cap or pin fewer"
                     )
-
-
-def _meets(rule: Rule, experiment: Experiment) -> bool:
-    return rule.span[0] < experiment.span[1] and experiment.span[0] < rule.span[1]
 
 
 def _together(pins: Sequence[Rule], cap: int) -> list[Rule]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from serving.configuration.periods import Moment, Span, overlap, span_of
-from serving.configuration.rules import Names, share
+from serving.configuration.periods import Period
 from serving.surfaces import (
     STRICT,
     Calibration,
@@ -62,36 +60,16 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Experiment:
+class Experiment(Period):
     """Arms on some surfaces. A user stays in one arm; nobody without a user id is in any."""
 
-    name: Text
     arms: Annotated[tuple[Arm, ...], Field(min_length=2, max_length=20)]
-    surfaces: Names | None = None
-    """None is all of them."""
     salt: Text | None = None
     """Another salt shuffles the users anew; the name, where there is none."""
-    since: Annotated[Moment | None, Field(alias="from")] = None
-    """When it begins; ``from`` in a file."""
-    until: Moment | None = None
-    """When it has ended."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
         twice = [name for place, name in enumerate(names) if name in names[:place]]
         if twice:
             raise ValueError(f"two arms are called {twice[0]!r}; give each a name of its own")
-        span_of(self.since, self.until)
-
-    @cached_property
-    def span(self) -> Span:
-        """When it runs."""
-        return span_of(self.since, self.until)
-
-    def on(self, surface: str) -> bool:
-        """Tell whether it is on a surface."""
-        return self.surfaces is None or surface in self.surfaces
-
-    def meets(self, other: Experiment) -> bool:
-        """Tell whether both run on one surface at one time."""
-        return share(self.surfaces, other.surfaces) and overlap(self.span, other.span)
+        super().__post_init__()

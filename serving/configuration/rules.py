@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from serving.configuration.periods import Moment, Span, overlap, span_of
+from serving.configuration.periods import Names, Period, distinct, share
 from serving.filtering.expression import Expression, parse
 from serving.surfaces import MAX_K, STRICT, Text
 
@@ -26,22 +26,7 @@ def _parsed(text: str) -> str:
     return text
 
 
-def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    twice = [name for place, name in enumerate(names) if name in names[:place]]
-    if twice:
-        raise ValueError(f"{twice[0]!r} stands there twice; remove one")
-    return names
-
-
-def share(some: tuple[str, ...] | None, others: tuple[str, ...] | None) -> bool:
-    """Tell whether a name is in both; None has every name."""
-    return some is None or others is None or not set(some).isdisjoint(others)
-
-
 Where = Annotated[Text, AfterValidator(_parsed)]
-Names = Annotated[
-    tuple[Text, ...], Field(min_length=1, max_length=1_000), AfterValidator(_distinct)
-]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -70,14 +55,11 @@ EVERYONE = Audience()
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Rule:
+class Rule(Period):
     """One rule; where several would move an item, those of the highest priority do."""
 
-    name: Text
     kind: RuleKind
-    surfaces: Names | None = None
-    """None is all of them."""
-    items: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS), AfterValidator(_distinct)] = ()
+    items: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS), AfterValidator(distinct)] = ()
     """Item ids; of a pin the first of them that may be shown."""
     where: Where | None = None
     """An expression over the items' properties. With ``items``, both must hold. A pin shows the
@@ -86,10 +68,6 @@ class Rule:
     """Of a pin: its place in the list, from 1."""
     places: Annotated[int, Field(ge=1, le=10_000)] | None = None
     """Of a boost or bury: how many places the item is moved."""
-    since: Annotated[Moment | None, Field(alias="from")] = None
-    """When it begins to hold; ``from`` in a file."""
-    until: Moment | None = None
-    """When it no longer holds."""
     users: Audience = EVERYONE
     priority: Annotated[int, Field(ge=-1_000, le=1_000)] = 0
 
@@ -102,29 +80,17 @@ class Rule:
                 raise ValueError(f"{field} is for {' and '.join(kinds)}, not for {self.kind!r}")
             if not given and self.kind in kinds:
                 raise ValueError(f"a rule that {_DOES[self.kind]} needs {field}, such as 1")
-        span_of(self.since, self.until)
-
-    @cached_property
-    def span(self) -> Span:
-        """When it holds."""
-        return span_of(self.since, self.until)
+        super().__post_init__()
 
     @cached_property
     def expression(self) -> Expression | None:
         """Its ``where``, parsed."""
         return None if self.where is None else parse(self.where)
 
-    def on(self, surface: str) -> bool:
-        """Tell whether it is for a surface."""
-        return self.surfaces is None or surface in self.surfaces
-
-    def meets(self, other: Rule) -> bool:
-        """Tell whether both hold for some request to some surface."""
-        return (
-            share(self.surfaces, other.surfaces)
-            and overlap(self.span, other.span)
-            and self.users.meets(other.users)
-        )
+    def meets(self, other: Period) -> bool:
+        """True if both hold for some request to some surface."""
+        same = super().meets(other)
+        return same and (not isinstance(other, Rule) or self.users.meets(other.users))
 
 
 _DOES = {"pin": "pins", "boost": "boosts", "bury": "buries", "hide": "hides"}

@@ -14,13 +14,16 @@ import os
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
+from logging import ERROR, WARNING
 from typing import NamedTuple
 
-from serving.online.record_queue import RecordQueue, Written
+from serving.log import is_logged, log
 from serving.online.records import record_of
-from serving.online.store import OnlineStore
+from serving.online.store import OnlineStore, RequestRecord, StoreError
 
 LENGTH = struct.Struct("<I")
 FLUSH = LENGTH.pack(0)
@@ -31,6 +34,79 @@ RETRY_SECONDS = 0.5
 """Between attempts to write what a store refused."""
 NICENESS = 5
 """Lists go before their records where both want a core."""
+
+
+MAX_WAITING_RECORDS = 10_000
+MAX_RECORDS = 1_000
+"""Records of one commit."""
+
+
+@dataclass
+class Written:
+    """What a writer has done so far."""
+
+    num_events: dict[str, int] = field(default_factory=dict)
+    """New events by type."""
+    num_duplicates: int = 0
+    """Events that were there already, or were forgotten on their way."""
+    num_records: int = 0
+    num_dropped: int = 0
+    """Records that the store could not follow."""
+    num_commits: int = 0
+    num_failures: int = 0
+    commit_seconds: float = 0.0
+
+    def failed(self, error: Exception) -> None:
+        """Count a failure; the log has the first, then every 2nd, 4th, 8th."""
+        self.num_failures += 1
+        times = self.num_failures
+        if is_logged(times):
+            level = WARNING if isinstance(error, StoreError) else ERROR
+            log("store_write_failed", {"times": times, "error": str(error)}, level=level)
+
+
+class RecordQueue:
+    """Records that wait for the store; the oldest are dropped if too many wait."""
+
+    def __init__(self, store: OnlineStore, written: Written) -> None:
+        self._store, self._written = store, written
+        self._records: deque[RequestRecord] = deque()
+
+    def __len__(self) -> int:
+        """Number of waiting records."""
+        return len(self._records)
+
+    def add(self, record: RequestRecord) -> None:
+        """Keep a record, soon; the oldest are dropped where too many wait."""
+        if len(self._records) >= MAX_WAITING_RECORDS:
+            self._records.popleft()
+            self._written.num_dropped += 1
+        self._records.append(record)
+
+    def write(self) -> None:
+        """Write what waits; where the store fails it goes on waiting."""
+        while self._records:
+            count = min(MAX_RECORDS, len(self._records))
+            records = [self._records.popleft() for _ in range(count)]
+            try:
+                self._store.add_requests(records)
+            except StoreError as error:
+                self._written.failed(error)
+                room = max(0, MAX_WAITING_RECORDS - len(self._records))
+                kept = records[-room:] if room else []
+                self._records.extendleft(reversed(kept))
+                self._written.num_dropped += len(records) - len(kept)
+                return
+            except Exception as error:
+                self._written.failed(error)
+                self._written.num_dropped += len(records)
+            else:
+                self._written.num_records += len(records)
+
+    def drop(self) -> None:
+        """Count what waits as dropped: nobody will write it."""
+        self._written.num_dropped += len(self._records)
+        self._records.clear()
 
 
 class Counts(NamedTuple):

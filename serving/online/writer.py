@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from serving.online.events import Event
-from serving.online.record_queue import Written
+from serving.online.request_log import Written
 from serving.online.store import Forgotten, ItemState, OnlineStore, StoreError
 
 MAX_WAITING_EVENTS = 20_000

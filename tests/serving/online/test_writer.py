@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from serving.online import record_queue
+from serving.online import request_log
 from serving.online import writer as writer_module
-from serving.online.record_queue import RecordQueue, Written
+from serving.online.request_log import RecordQueue, Written
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import Forgotten, ItemState, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
@@ -194,7 +194,7 @@ async def test_someone_who_has_gone_leaves_the_others_their_answers(store, write
 
 def test_a_batch_that_failed_leaves_no_more_waiting_than_may_wait(monkeypatch):
     """While it is written others arrive; the oldest of all are dropped and counted."""
-    monkeypatch.setattr(record_queue, "MAX_WAITING_RECORDS", 4)
+    monkeypatch.setattr(request_log, "MAX_WAITING_RECORDS", 4)
     written, kept = Written(), []
 
     class Failing:
