@@ -1,7 +1,7 @@
 """Context features of a request: the same definitions as in training, as of the request's moment.
 
 The moment is the request's ``context.unix_time``, else the clock. Where the newest event of the
-bundle is old (or lies in the future), the moment is just after that event, since no model was
+bundle is old (or in the future), the moment is just after that event, since no model was
 trained on users who were all away for years; replies then say ``stale_data``.
 """
 

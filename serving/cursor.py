@@ -18,9 +18,9 @@ import orjson
 from serving.schemas import MAX_CURSOR
 
 START = "start"
-"""What a request for the first page sends."""
+"""Cursor of a request for the first page."""
 MAX_SHOWN = 1_000
-"""Items of all pages together; there is no cursor behind them."""
+"""Items of all pages together; there is no cursor after them."""
 MAX_BYTES = 1 << 20
 
 
@@ -29,15 +29,15 @@ class CursorError(ValueError):
 
 
 class Cursor(NamedTuple):
-    """Where a visitor is in a list."""
+    """Position of a visitor in a list."""
 
     now_ms: int
-    """The clock of the first page; those behind it are made as of the same moment."""
+    """The clock of the first page; later pages are made as of the same moment."""
     shown: tuple[str, ...]
     """Items of the pages so far."""
 
     def after(self, item_ids: Sequence[str]) -> str | None:
-        """Write the cursor behind a page; None where there is no further one."""
+        """Write the cursor after a page; None if it is the last."""
         shown = [*self.shown, *item_ids]
         if not item_ids or len(shown) >= MAX_SHOWN:
             return None

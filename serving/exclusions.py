@@ -71,7 +71,7 @@ class Eligible(NamedTuple):
     mask: ItemMask
     exclusions: Sequence[Exclusion]
     notes: tuple[Degraded, ...]
-    """What could not be known, or could not be held to."""
+    """Unknown names, and conditions that were relaxed."""
     shown: tuple[str, ...]
     """Items that are left out because the user was shown them lately."""
 
@@ -187,7 +187,7 @@ class Exclusions:
     def _masks(
         self, query: Query, searched: Searched | None
     ) -> tuple[list[Exclusion], list[Degraded]]:
-        """Compile what is let through: by the request, the surface, a search and candidates.
+        """Compile the masks of the request, the surface, a search and candidates.
 
         Returns:
             One exclusion for each that there is, and a note for each name that is unknown.

@@ -1,4 +1,4 @@
-"""What the online store adds to a request: the visitor's events, and items that are hidden.
+"""The online store's part of a request: the visitor's events, and hidden items.
 
 A store that fails or is late takes nothing from a list but what it would have added; the reply then
 says ``failed_store``.
@@ -52,7 +52,7 @@ class LiveState:
         self.num_failures = 0
 
     def store(self) -> OnlineStore | None:
-        """Open what is read; None where nothing is.
+        """Open the store; None without one.
 
         Raises:
             StoreError: It cannot be opened, or could not be a moment ago.

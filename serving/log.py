@@ -13,7 +13,7 @@ LOGGER = logging.getLogger("recsys.serving")
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record's message as ``event`` beside its fields."""
+    """Formats a record's message as ``event`` with its fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

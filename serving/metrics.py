@@ -231,11 +231,11 @@ class ServerMetrics:
         self._gauges["bundle_refused"].set(1)
 
     def published_serves(self) -> None:
-        """Note that what is published is served."""
+        """Note that the published bundle is served."""
         self._gauges["bundle_refused"].set(0)
 
     def bundle(self, version: str, digest: str, age_seconds: float) -> None:
-        """Name the served bundle; its age grows from here."""
+        """Set the served bundle; its age grows from here."""
         self._bundle.clear()
         self._bundle.labels(version, digest).set(1)
         self._gauges["bundle_refused"].set(0)

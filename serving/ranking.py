@@ -38,7 +38,7 @@ class Ranked(NamedTuple):
     contributions: NDArray[np.float32]
     """[n, S] what each source added to the score; 0 where it does not have the item."""
     scored: Scored | None = None
-    """What the ranker read, where one ordered the list."""
+    """The ranker's inputs, if one ordered the list."""
 
     @classmethod
     def of_merged(
@@ -53,7 +53,7 @@ class Ranked(NamedTuple):
 
         Args:
             item_rows: Of the new list.
-            places: Where each stands in this list; -1 where it does not, by a rule.
+            places: Place of each in this list; -1 for an item of a rule.
         """
         known = places >= 0
         spread = known[:, None]
@@ -107,12 +107,7 @@ def with_new_items(ranked: Ranked, seen: Rows, k: int, share: float) -> Ranked:
     first = np.flatnonzero(~others)[:k]
     more = np.flatnonzero(others)[: k - len(first)]
     places = np.sort(np.concatenate([first, more]))
-    return ranked._replace(
-        item_rows=ranked.item_rows[places],
-        scores=ranked.scores[places],
-        ranks=ranked.ranks[places],
-        contributions=ranked.contributions[places],
-    )
+    return ranked.at(ranked.item_rows[places], places)
 
 
 def by_reciprocal_rank(

@@ -21,7 +21,7 @@ BY_SOURCE = {
     RULES: "is put here by a rule",
     SEARCH: "is what was searched for",
 }
-"""What each source says of an item that no other one explains better."""
+"""Reason of each source, unless another one explains an item better."""
 
 
 def reasons(

@@ -164,7 +164,7 @@ class Recommender:
 
     @cached_property
     def search(self) -> ItemSearch:
-        """What finds items by a text; built on first use."""
+        """Search of items by a text; built on first use."""
         logs = torch.log1p(self.bundle.item_counts)
         popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
         return ItemSearch(
@@ -260,9 +260,9 @@ class Recommender:
         """Make one list, as `answer` does, with what its record is written from.
 
         Args:
-            seed: Of what is drawn, by default from the list's own id.
+            seed: Seed of draws, by default from the list's own id.
             without: Items of the history that models do not get to read.
-            depth: Ranked items that are kept at least, whatever ``k`` is.
+            depth: Least number of ranked items that are kept.
         """
         clock, request_id = _Stopwatch(), new_request_id(now_ms)
         now_ms, seed = time_of(request_id), seed_of(request_id) if seed is None else seed
@@ -468,7 +468,7 @@ class Recommender:
         query: Query,
         k: int,
     ) -> tuple[Ranked, str | None, list[Degraded]]:
-        """Merge lists whatever is in the history; at least one has an item."""
+        """Merge lists without a limit on seen items; at least one has an item."""
         length = query.surface.num_candidates
         blended = {
             name: OneList(candidates[name].scores[:length], candidates[name].item_rows[:length])
@@ -548,7 +548,7 @@ def _all_finite(scores: NDArray[np.float32]) -> bool:
 
 
 def _slots(made: Made) -> list[dict[str, object]]:
-    """What a record says of each slot beside its item, score and source."""
+    """Build a record's further fields of each slot: chance and rules."""
     arranged, number = made.arranged, len(made.reply.items)
     chances = arranged.propensities or (None,) * number
     rules = arranged.rules or ((),) * number

@@ -169,7 +169,7 @@ class Route(NamedTuple):
     reply: type | None = None
     """None for a route that the OpenAPI document leaves out."""
     example: object = None
-    """Of the reply."""
+    """Example of the reply."""
     errors: Sequence[int] = ()
     """Statuses of its refusals, of `ERRORS`."""
     parameters: type[BaseModel] | None = None

@@ -58,7 +58,9 @@ Id = Annotated[str, Field(min_length=1, max_length=512)]
 SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A part of a body; a field that it does not have is refused."""
+
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
     )
@@ -70,7 +72,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Filter(_Strict):
+class Filter(Strict):
     """Which items may be recommended."""
 
     categories: list[Id] | None = Field(default=None, min_length=1, max_length=MAX_CATEGORIES)
@@ -88,7 +90,7 @@ class Filter(_Strict):
         return where
 
 
-class Context(_Strict):
+class Context(Strict):
     """Context of a request."""
 
     unix_time: int | None = Field(default=None, ge=0, lt=1 << 40)
@@ -98,7 +100,7 @@ class Context(_Strict):
     served by the base model."""
 
 
-class Request(_Strict):
+class Request(Strict):
     """A request for one list.
 
     Surface ``home`` takes a user, a session, both (the session continues the user's history) or
@@ -142,7 +144,7 @@ class Request(_Strict):
         return self
 
 
-class RankRequest(_Strict):
+class RankRequest(Strict):
     """A request to order items that the client has chosen."""
 
     items: list[Id] = Field(min_length=1, max_length=MAX_CANDIDATES)
@@ -178,7 +180,7 @@ class SearchRequest(Request):
     """What is searched for: words of an item, their beginnings, with or without typos."""
 
 
-class BatchRequest(_Strict):
+class BatchRequest(Strict):
     """Several requests, answered in order by one bundle; their k may add up to 20,000."""
 
     requests: list[Request] = Field(min_length=1, max_length=MAX_BATCH)
@@ -200,7 +202,7 @@ class SimilarParameters(Parameters):
     k: int = Field(default=20, ge=1, le=MAX_K)
 
 
-class ItemChange(_Strict):
+class ItemChange(Strict):
     """What changes of one item, at once and on every surface."""
 
     item_id: Id
@@ -212,7 +214,7 @@ class ItemChange(_Strict):
     """Whether it is as it was released again; no other field may then be given."""
 
 
-class ItemsRequest(_Strict):
+class ItemsRequest(Strict):
     """Changes of items; all of them are made, or none."""
 
     items: Annotated[list[ItemChange], Field(min_length=1, max_length=MAX_ITEMS)]

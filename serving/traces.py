@@ -81,7 +81,7 @@ class Traces:
         worker.end(in_worker + int(timings_ms["worker"] * 1e6))
 
     def close(self) -> None:
-        """Send what is left, for at most two seconds."""
+        """Send the remaining spans, for at most two seconds."""
         self._provider.force_flush(FLUSH_MS)
         self._provider.shutdown()
 

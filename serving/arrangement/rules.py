@@ -1,4 +1,4 @@
-"""Which rows the rules of a request are for.
+"""Item rows that the rules of a request are for.
 
 Axes: N item rows, n ranked items.
 """

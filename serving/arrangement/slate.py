@@ -56,20 +56,20 @@ class Arranged(NamedTuple):
 
     ranked: Ranked | None
     propensities: tuple[float, ...] | None = None
-    """Of each slot, given those before it; None where nothing was drawn."""
+    """Chance of each slot's item, given those before it; None if nothing was drawn."""
     rules: tuple[tuple[str, ...], ...] | None = None
     """Names of the rules that put each item where it is; None where none did."""
 
 
 class ItemChances(NamedTuple):
-    """What a surface does in one slot of a given list."""
+    """Chances of the items in one slot of a given list."""
 
     chance: float
-    """Of the item that the list has there."""
+    """Chance of the item that the list has there."""
     item_rows: Rows
     """Items that it may show there, [m]."""
     chances: NDArray[np.float64]
-    """Of each of them, [m]."""
+    """Chance of each item, [m]."""
 
 
 class Arranger:
@@ -87,7 +87,7 @@ class Arranger:
     def arrange(
         self, ranked: Ranked | None, resolved: Resolved, query: Query, eligible: ItemMask, seed: int
     ) -> Arranged:
-        """Make the list of ``query.request.k`` from what was ranked."""
+        """Make the list of ``query.request.k`` from the ranked items."""
         k = query.request.k
         if ranked is None or not _arranges(resolved, query.request):
             return Arranged(ranked)
@@ -153,7 +153,7 @@ class Arranger:
     def _ordered(
         self, ranked: Ranked, resolved: Resolved, query: Query, eligible: ItemMask
     ) -> tuple[_Pins, _Moved, Rows, NDArray[np.float32]]:
-        """Find the pins, and order what is not pinned by rules, the user's mix and diversity."""
+        """Find the pins, and order the other items by rules, the user's mix and diversity."""
         k = query.request.k
         pins = self._pins(ranked, resolved.rules, eligible, k)
         moved = self._moved(ranked, resolved.rules)
@@ -232,7 +232,7 @@ class Arranger:
         query: Query,
         number: int,
     ) -> tuple[Rows, NDArray[np.float32]]:
-        """Choose by the user's own mix and by diversity; what was not chosen follows."""
+        """Choose by the user's own mix and by diversity; the other items follow."""
         strength = query.request.diversity
         method = surface.diversity.method
         if strength is None:
@@ -279,7 +279,7 @@ class Arranger:
         return Slate(order[slate.places], slate.propensities)
 
     def _caps(self, ranked: Ranked, pins: _Pins, surface: Surface) -> Caps | None:
-        """Start to count, with what is pinned."""
+        """Count the caps' values of the pinned items."""
         if not surface.caps:
             return None
         pinned = np.array(list(pins.slots.values()), np.int64)
@@ -378,7 +378,7 @@ def _first(order: Rows, places: Rows) -> tuple[Rows, NDArray[np.float32]]:
 
 
 def _pinned_slots(pins: _Pins, number: int) -> dict[int, int]:
-    """Find which pin stands in which slot of a list; one behind a short list's end moves up."""
+    """Find the pin of each slot of a list; one after a short list's end moves up."""
     waiting = sorted(pins.slots)
     found: dict[int, int] = {}
     for slot in range(1, number + 1):

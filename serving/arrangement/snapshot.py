@@ -1,4 +1,4 @@
-"""What a list was computed from, as its record keeps it: features, history, every source's part.
+"""Inputs of a list, as its record keeps them: features, history, every source's part.
 
 A parity check recomputes it and names the first value that differs. It is kept of a share of the
 lists (`ServingOptions.log_features_share`): it is several times as long as the rest of a record.
@@ -20,7 +20,7 @@ from serving.ranking import Ranked
 Rows = NDArray[np.int64]
 DIGITS = 16
 SHARE_DIGITS = 4
-"""Of a list's id, those before the ones that its draws start from: whether it is kept."""
+"""Digits of a list's id that decide whether it is kept; its draws start from later ones."""
 NUM_SHARES = 1 << 4 * SHARE_DIGITS
 
 
@@ -30,13 +30,13 @@ def is_kept(request_id: str, share: float) -> bool:
 
 
 def digest_of_history(rows: Rows, times: Rows | None) -> str:
-    """Hash a history by what models read of it."""
+    """Hash the part of a history that models read."""
     parts = [rows.astype("<i8").tobytes(), b"" if times is None else times.astype("<i8").tobytes()]
     return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
 
 
 def snapshot_of(query: Query, ranked: Ranked | None) -> Mapping[str, object]:
-    """Collect what a list was computed from.
+    """Collect the inputs of a list.
 
     Args:
         ranked: The list as it is shown.
@@ -44,7 +44,7 @@ def snapshot_of(query: Query, ranked: Ranked | None) -> Mapping[str, object]:
     Returns:
         ``query`` with the row of each categorical feature, ``history`` with its length and digest,
         and of each item ``ranks`` and ``parts`` [n, S] by ``sources``, and ``ranker`` [n, F], None
-        for an item behind those that were ranked.
+        for an item after the ranked ones.
     """
     found: dict[str, object] = {
         "query": dict(query.categorical),

@@ -21,5 +21,5 @@
     current             link to the one that is served
 
 Pipelines write bundles with `write.write_bundle` and `manifest.publish`; serving and batch scoring
-read them with `load.load_bundle`, which refuses whatever is not exactly what was written.
+read them with `load.load_bundle`, which refuses any file that is not exactly as it was written.
 """

@@ -53,7 +53,7 @@ class AdapterManifest(BaseModel):
     domain: Annotated[str, Field(min_length=1, max_length=MAX_DOMAIN)]
     base: BaseName
     base_digest: Sha256
-    """Of the base's weights (recsys.layers.lora.linear.digest_of_weights)."""
+    """Digest of the base's weights (recsys.layers.lora.linear.digest_of_weights)."""
     base_version: str
     """Bundle whose model the base is."""
     num_parameters: int
@@ -166,7 +166,7 @@ class Adapters:
     retrievers: Mapping[BaseName, AdaptedRetriever] = field(default_factory=dict)
     ranker: AdaptedRanker | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of each domain's adapter, as in ``served_by.adapter``."""
+    """Version of each domain's adapter, as in ``served_by.adapter``."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why an adapter is not served, by the folder's name."""
 

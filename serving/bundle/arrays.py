@@ -16,7 +16,7 @@ Rows = NDArray[np.int64]
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Add the file's name to whatever goes wrong while it is read."""
+    """Add the file's name to any error while it is read."""
     try:
         yield
     except Exception as error:
@@ -72,7 +72,7 @@ def check_ragged(path: Path, values: Rows, offsets: Rows, num_owners: int, num_r
 
 
 def check_distinct(path: Path, table: StringTable) -> None:
-    """Check that row 0 is empty and no text stands twice (an empty id would)."""
+    """Check that row 0 is empty and no text is repeated (an empty id would)."""
     if len(table) == 0 or table[0] != "":
         raise ValueError(f"{path} must begin with the empty text of row 0 (padding)")
     if (row := table.first_repeated()) is not None:

@@ -33,7 +33,7 @@ MAX_SHOWN_CATEGORIES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """What is known of every item row and every category row."""
+    """Ids, texts and categories by item row, names by category row."""
 
     item_ids: StringTable
     display_texts: StringTable

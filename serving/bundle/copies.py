@@ -90,14 +90,14 @@ class Place:
         return content
 
     def copy_in(self, source: Path, name: str) -> str:
-        """Copy a local file to the place; return the sha256 of what was copied."""
+        """Copy a local file to the place; return the sha256 of the copied bytes."""
         path = f"{self._root}/{name}"
         self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
         with source.open("rb") as file, self._files.open(path, "wb") as target:
             return _copy(file, target)
 
     def copy_out(self, name: str, target: Path) -> str:
-        """Copy a file of the place to a local one; return the sha256 of what was copied."""
+        """Copy a file of the place to a local one; return the sha256 of the copied bytes."""
         target.parent.mkdir(parents=True, exist_ok=True)
         with self._files.open(f"{self._root}/{name}", "rb") as file, target.open("wb") as to:
             return _copy(file, to)
@@ -113,7 +113,7 @@ def _copy(source: Any, target: Any) -> str:
 
 @contextmanager
 def reaching(address: str) -> Iterator[None]:
-    """Turn whatever a network or a driver of a store raises into one error.
+    """Turn any error of a network or a store's driver into one.
 
     Raises:
         UnreachableError: The place failed. A ValueError and a fault of this disk pass.
@@ -139,7 +139,7 @@ def send(bundles: Path, version: str, address: str, more: Sequence[str] = ()) ->
 
     Raises:
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
-        UnreachableError: The place failed; what was copied is kept for the next time.
+        UnreachableError: The place failed; copied files are kept for the next time.
     """
     from serving.bundle.delta import chain_of
 
@@ -218,7 +218,7 @@ def fetch(address: str, version: str, digest: str, bundles: Path) -> Fetched:
     Raises:
         ValueError: It is missing or altered, of another version of the platform, or another bundle
             has its name here. Nothing of it is used.
-        UnreachableError: The place failed; what was copied is kept for the next time.
+        UnreachableError: The place failed; copied files are kept for the next time.
         OSError: The disk is full or cannot be written.
     """
     bundles.mkdir(parents=True, exist_ok=True)

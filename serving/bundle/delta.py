@@ -63,7 +63,7 @@ class Link:
 
 
 def chain_of(directory: Path) -> list[Link]:
-    """Follow a delta's parents down to the bundle it stands on, oldest first."""
+    """Follow a delta's parents down to its bundle, oldest first."""
     manifest, digest = read_manifest(directory)
     chain = [Link(directory, manifest, digest)]
     while (parent := chain[0].manifest.parent) is not None:
@@ -125,7 +125,7 @@ class Delta:
     added: Catalogue
     """The new items; its categories are rows of the parent's table with the new names after."""
     properties: Properties
-    """Of the new items."""
+    """Properties of the new items."""
     content: Vectors
     """[R, F]."""
     item_vectors: Vectors

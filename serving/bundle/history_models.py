@@ -141,7 +141,7 @@ class Generation:
 
     model: GenerativeModel
     trie: Trie
-    """Of the semantic IDs of all item rows, appended ones included."""
+    """Trie of the semantic IDs of all item rows, appended ones included."""
 
 
 def load_generation(

@@ -4,7 +4,7 @@
 
 Up to `COMPARED_UP_TO` item rows a request compares every vector, which is exact and takes less time
 than a search. Beyond, a search looks into the fewest lists that find 99% of the best 100 for users'
-histories (``tuned_index``). The manifest's metrics say what is found.
+histories (``tuned_index``). The manifest's metrics have the recall.
 
 Axes: N item rows, D width of a model's item vectors, Q queries.
 """

@@ -1,4 +1,4 @@
-"""What a bundle knows of its items besides their events: content, categories, texts.
+"""Content, categories and texts of a bundle's items.
 
     content/        content.npy [N, F], F = 0 without
     text_search/    what finds items by a text, see recsys/models/text_search/search.py

@@ -76,22 +76,22 @@ class Bundle:
     outside: Mapping[str, OutsideModel]
     """Models of other packages, by name."""
     indexes: Mapping[str, FaissIndex]
-    """Of the item vectors of sequence models and content, by part; of large catalogues alone."""
+    """Indexes of sequence models and content, by part; large catalogues alone have them."""
     blends: Mapping[Profile, LearnedBlend]
     ranker: LoadedRanker | None
     text_search: TextSearch | None = None
     """Finds items by a text; None where titles alone are searched."""
     properties: Properties = NO_PROPERTIES
-    """What else is known of items; what filters and rules read."""
+    """Properties of items that filters and rules read."""
     context_features: Mapping[str, int]
     exclude_history: bool
     """True if lists leave out the history where the deployment does not say otherwise."""
     num_released_rows: int
-    """Item rows that models were fitted with; those behind were appended by deltas."""
+    """Item rows that models were fitted with; later ones were appended by deltas."""
     directory: Path
-    """Of the bundle as it was released."""
+    """Folder of the bundle as it was released."""
     released: Bundle | None = None
-    """What deltas were applied to; None where there are none."""
+    """The bundle before its deltas; None without deltas."""
     held: Held | None = field(default=None, repr=False, compare=False)
     """Keeps the folders that were read from being removed."""
 

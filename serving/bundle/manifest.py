@@ -41,7 +41,7 @@ FILES_ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys([TWO_TOWER.part, "semantic_ids", "text_search"], _TENSORS | {".npy"}),
     "index": frozenset([".json", ".faiss"]),
 }
-"""Kinds of file by folder. Nothing else may lie in a bundle, least of all a pickle."""
+"""Kinds of file by folder. A bundle has no other files, least of all a pickle."""
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
@@ -78,7 +78,7 @@ class Parent(_Strict):
 
 
 class Verdict(_Strict):
-    """What one release check found."""
+    """Result of one release check."""
 
     name: str
     value: float | None
@@ -111,11 +111,11 @@ class ContentSource(_Strict):
     name: str = ""
     """Identity of the vectors: the encoder that appends items must give the same."""
     columns: list[dict[str, Any]] = []
-    """How the columns of ``content.columns`` were encoded, whose parts stand behind the text's."""
+    """How the columns of ``content.columns`` were encoded, whose parts follow the text's."""
     images: str = ""
     """Identity of the vectors of images, one of the columns; empty where none are read."""
     enrichment: EnrichmentSource | None = None
-    """Who described the items before they were encoded; None where nobody did."""
+    """Model that described the items before they were encoded; None without."""
 
 
 class SemanticIdSource(_Strict):
@@ -140,7 +140,7 @@ class Dimensions(_Strict):
 
 
 class BundleManifest(_Strict):
-    """What is in a bundle or a delta."""
+    """Contents of a bundle or a delta."""
 
     schema_version: Literal[3] = SCHEMA_VERSION
     kind: Literal["bundle", "delta"]
@@ -155,7 +155,7 @@ class BundleManifest(_Strict):
     """Number of categorical rows by the feature's name, row 0 (unknown) included."""
     context_features: dict[FeatureName, Count] = {}
     properties: dict[PropertyName, PropertyKind] = {}
-    """What is known of items besides titles and categories; a delta has those of its parent."""
+    """Kinds of the items' properties; a delta has those of its parent."""
     models: list[str]
     specs: dict[str, str] = {}
     """Address of the row of each model of another package, whose package is needed to serve it."""
@@ -236,7 +236,7 @@ class OtherVersionError(ValueError):
 
 
 def check_schema_version(directory: Path, document: Any) -> None:
-    """Refuse a bundle of another version by its number, whatever else its manifest holds."""
+    """Refuse a bundle of another version by its number, before the rest of its manifest is read."""
     found = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(found, int) and found != SCHEMA_VERSION:
         raise OtherVersionError(
@@ -305,7 +305,7 @@ def _check_name(directory: Path, name: str, outside: Collection[str]) -> None:
 
 
 def _everything_under(directory: Path) -> Iterator[Path]:
-    """List what is not a folder; a link or a special file is refused."""
+    """List the files; a link or a special file is refused."""
     for path in sorted(directory.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ValueError(f"{path} is not a regular file; a bundle holds regular files only")

@@ -1,4 +1,4 @@
-"""What is known of items besides titles and categories: price, brand, release year and the like.
+"""Properties of items besides titles and categories: price, brand, release year and the like.
 
     properties/<name>            numbers by item row, NaN where missing, [N] float64
     properties/<name>.codes      rows of the texts by item row, 0 where missing, [N] int64; of
@@ -268,7 +268,7 @@ class Properties:
         return {name: column.kind for name, column in self.columns.items()}
 
     def of(self, item_row: int) -> dict[str, Shown]:
-        """Return an item's properties; what is missing is left out."""
+        """Return an item's properties; missing ones are left out."""
         found = {name: column.value_of(item_row) for name, column in self.columns.items()}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""What is published: the bundle that ``current`` points at, and the adapters beside the bundles.
+"""The published parts: the bundle that ``current`` points at, and the adapters next to it.
 
 Looked at without reading a model, so that a server can do it twice a second.
 """
@@ -20,10 +20,10 @@ one."""
 
 
 def identity_of(bundle: Path, config: Path | None = None) -> Identity:
-    """Identify a bundle (or ``current``) with the adapters beside it, without reading either.
+    """Identify a bundle (or ``current``) with the adapters next to it, without reading either.
 
     Args:
-        config: A file that is a part of what is served.
+        config: Serving configuration, another published part.
     """
     adapters = served_adapters(bundle.parent).values()
     return (

@@ -44,12 +44,12 @@ from serving.bundle.manifest import BundleManifest, Profile
 
 RANKER = "ranker"
 PROFILE: Profile = "fast"
-"""Whose candidates it learned to order."""
+"""Profile whose candidates it learned to order."""
 WEIGHTS = "ranker.safetensors"
 
 
 class Scored(NamedTuple):
-    """What a ranker read of its candidates."""
+    """Inputs of a ranker."""
 
     item_rows: NDArray[np.int64]
     """[C]."""
@@ -111,7 +111,7 @@ class LoadedRanker:
 def in_one_tile(model: Ranker, num_candidates: int) -> Ranker:
     """Score a request's candidates in one tile that is no longer than they are.
 
-    Bits are of a tile's size, so whoever serves or evaluates a ranker has to do this.
+    Bits depend on a tile's size, so serving and evaluation both do this.
     """
     rows = min(model.config.tile_rows, -(-num_candidates // 32) * 32)
     model.config = replace(model.config, tile_rows=rows)
@@ -206,7 +206,7 @@ class CandidateRanker:
 
         Returns:
             At most k items, with each source's contribution to the blend. Scores are the ranker's;
-            items behind the ranked places have the lowest of those. And what it read.
+            items after the ranked places have the lowest of those. Also the ranker's inputs.
 
         Raises:
             LateRankerError: It does not finish in time.
@@ -247,7 +247,7 @@ class CandidateRanker:
 def reranked(merged: MergedOne, scores: Tensor, k: int) -> MergedOne:
     """Reorder the first places of a list by new scores [C], and cut it to k items.
 
-    Items behind those places have the lowest of the new scores.
+    Items after those places have the lowest of the new scores.
     """
     length, found = len(merged.item_rows), scores.numpy()
     order = np.argsort(-found, kind="stable")

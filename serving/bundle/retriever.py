@@ -35,12 +35,12 @@ ITEM_VECTORS = Path(TWO_TOWER.part) / "item_vectors.npy"
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerParts:
-    """Where the trained two-tower and its index lie, and what they were built from."""
+    """Folders of the trained two-tower and its index, with their inputs."""
 
     model: Path
     """Directory that TwoTower.save wrote."""
     index: Path
-    """File that FaissIndex.save wrote, its JSON beside it."""
+    """File that FaissIndex.save wrote, with its JSON."""
     item_vectors: Vectors
     """[N, D]; row 0 is not read."""
 

@@ -27,7 +27,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
-    """Who is known, with what they did up to the release."""
+    """User table: ids, features and histories as of the release."""
 
     user_ids: StringTable
     features: Mapping[str, Rows]

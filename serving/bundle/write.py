@@ -63,12 +63,12 @@ class OutsideParts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BundleParts:
-    """What a bundle is made of; row counts must agree."""
+    """Parts of a bundle; row counts must agree."""
 
     catalogue: Catalogue
     users: Users
     properties: Properties = NO_PROPERTIES
-    """What filters and rules may read of the items, besides their categories."""
+    """Properties that filters and rules may read, besides categories."""
     popularity: Path
     """Directory that Popularity.save wrote."""
     item_weights: Mapping[str, Path] = field(default_factory=dict)

@@ -41,11 +41,11 @@ PAUSES_SECONDS = (0.1, 0.2, 0.4)
 
 @dataclass(frozen=True, kw_only=True)
 class DoorOptions:
-    """Which API is called, and how."""
+    """Address of the API, and limits of its calls."""
 
     url: str = "http://127.0.0.1:8000"
     key: str | None = None
-    """Of `recsys keys add`, for stdio; None for an API without keys."""
+    """Key of `recsys keys add`, for stdio; None for an API without keys."""
     allow_events: bool = False
     """True if there is a tool that stores events."""
     timeout: float = 10.0

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from serving.client import calls
 from serving.client.calls import Call
 from serving.online.events import EventType
-from serving.schemas import MAX_EXPLAINED, MAX_QUERY, Id, Request
+from serving.schemas import MAX_EXPLAINED, MAX_QUERY, Id, Request, Strict
 
 
 class Recommend(Request):
@@ -33,34 +33,28 @@ class Recommend(Request):
     then kept and counts as shown, and explain and why_not know its request_id."""
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
-
-
-class Search(_Arguments):
+class Search(Strict):
     """Find items by words of their titles; misspelt words are corrected."""
 
     query: str = Field(min_length=1, max_length=MAX_QUERY)
     k: int = Field(default=10, ge=1, le=MAX_EXPLAINED)
 
 
-class Similar(_Arguments):
+class Similar(Strict):
     """List items like one item."""
 
     item_id: Id
     k: int = Field(default=10, ge=1, le=MAX_EXPLAINED)
 
 
-class Explain(_Arguments):
+class Explain(Strict):
     """Say why a kept list is as it is: a reason for each item, and what the list was made from."""
 
     request_id: Id
     """Of a list that was not a dry run, up to a week old."""
 
 
-class WhyNot(_Arguments):
+class WhyNot(Strict):
     """Say why an item is not in a kept list: the first step at which it was lost."""
 
     request_id: Id
@@ -68,7 +62,7 @@ class WhyNot(_Arguments):
     item_id: Id
 
 
-class SendEvent(_Arguments):
+class SendEvent(Strict):
     """Store what a user did with an item; later lists of that user follow it."""
 
     user_id: Id

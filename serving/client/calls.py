@@ -43,7 +43,7 @@ class ServerError(Exception):
 
         Args:
             code: For programs, such as ``invalid_request``; docs/serving.md lists them.
-            message: For people: what is wrong, what is allowed, what to do.
+            message: For people: the fault and the remedy.
         """
         super().__init__(f"{status} {code}: {message}")
         self.status, self.code, self.message = status, code, message
@@ -197,5 +197,5 @@ def forget(user_id: str) -> Call[ForgottenReply]:
 
 
 def _given(**values: Any) -> dict[str, Any]:
-    """Leave out what was not given."""
+    """Leave out None."""
     return {name: value for name, value in values.items() if value is not None}

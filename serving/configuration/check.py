@@ -167,7 +167,7 @@ def _unfit_expression(words: str, text: str, bundle: Bundle) -> Iterator[str]:
 
 
 def _values_of(rule: Rule, name: str, bundle: Bundle) -> Collection[object]:
-    """Values of a property that whatever a pin shows has."""
+    """Values of a property that any item of a pin has."""
     demanded = demanded_values(rule, name)
     if not rule.items:
         return demanded

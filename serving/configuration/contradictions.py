@@ -1,7 +1,7 @@
-"""What cannot hold together in a serving configuration, found when it is read.
+"""Contradictions of a serving configuration, found when it is read.
 
-What certainly contradicts is refused with both names; what may, because nobody knows which items an
-expression has before a bundle is there, is a warning.
+A certain contradiction is refused with both names; a possible one is a warning, since only a bundle
+tells which items an expression has.
 """
 
 from __future__ import annotations

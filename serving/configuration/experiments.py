@@ -24,7 +24,7 @@ from serving.surfaces import (
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Overrides:
-    """What an arm changes of a surface; what is left out stays."""
+    """Settings of a surface that an arm changes; the others stay."""
 
     weights: Annotated[Weights | None, Field(alias="sources")] = None
     diversity: Diversity | None = None
@@ -61,11 +61,11 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Experiment(Period):
-    """Arms on some surfaces. A user stays in one arm; nobody without a user id is in any."""
+    """Arms on some surfaces. A user stays in one arm; requests without a user id are in none."""
 
     arms: Annotated[tuple[Arm, ...], Field(min_length=2, max_length=20)]
     salt: Text | None = None
-    """Another salt shuffles the users anew; the name, where there is none."""
+    """Another salt shuffles the users again; by default the name."""
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]

@@ -1,4 +1,4 @@
-"""Read the serving configuration, and say in one sentence each what is wrong with it.
+"""Read the serving configuration, and report each fault in one sentence.
 
     [surfaces.home]
     diversity = {method = "mmr", strength = 0.3}
@@ -53,11 +53,11 @@ class ServingConfiguration:
     rules: tuple[Rule, ...] = ()
     experiments: tuple[Experiment, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What may contradict itself, a sentence each."""
+    """Possible contradictions, a sentence each."""
     version: str = "built-in"
     """First hexadecimal digits of the file's SHA-256."""
     source: str = "built-in"
-    """Where it was read from, for messages."""
+    """Name of the file, for messages."""
 
 
 def read_configuration(path: Path) -> ServingConfiguration:
@@ -117,7 +117,7 @@ def configuration_of(
 
 
 class _Faults:
-    """What is wrong with a file."""
+    """Faults of a file."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -250,7 +250,7 @@ def _distinct(found: Sequence[Any]) -> list[Any]:
 
 
 def _sentence(kind: type, fault: Mapping[str, Any]) -> str:
-    """Write what pydantic found: key, value, what is allowed."""
+    """Format a fault that pydantic found: key, value, remedy."""
     location = fault["loc"]
     key = _dotted(location)
     if fault["type"] == "unexpected_keyword_argument":

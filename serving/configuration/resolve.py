@@ -1,4 +1,4 @@
-"""What of the configuration counts for one request: its surface, its rules, its arm.
+"""The surface, the rules and the arm of one request.
 
 Everything that a request need not decide is worked out once: for each surface the moments at which
 a rule begins or ends, the rules that hold between them, and the surface as each arm makes it.
@@ -37,7 +37,7 @@ class UnknownSurfaceError(ValueError):
 
 
 class Resolver:
-    """Answers for one configuration and bundle, whoever requests."""
+    """Resolves requests for one configuration and bundle."""
 
     def __init__(self, configuration: ServingConfiguration, exclude_history: bool) -> None:
         """Work out what requests share.

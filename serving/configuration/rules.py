@@ -31,7 +31,7 @@ Where = Annotated[Text, AfterValidator(_parsed)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Audience:
-    """Whose lists a rule is for; what is left out does not matter."""
+    """Requests that a rule is for; a field that is left out matches all."""
 
     domains: Names | None = None
     """Domains of the request's context."""

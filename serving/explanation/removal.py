@@ -1,4 +1,4 @@
-"""Which items of the history mattered: lists are made again without each, and places compared.
+"""Items of the history that mattered: lists are made again without each, and places compared.
 
 Leave-one-out on the history is a counterfactual of the whole way a list is made, the ranker
 included; no part of a model is interpreted. Items that are left out stay out of the list, so a
@@ -25,7 +25,7 @@ Make = Callable[[Rows], Made]
 DEPTH = 200
 """The longest list whose places are compared."""
 LOST = DEPTH + 1
-"""The place of an item behind them, or of one that is no candidate."""
+"""Place of an item after them, or of one that is no candidate."""
 MAX_LATEST = 20
 MAX_STRONGEST = 10
 """Older items that are left out too: those that similar-item models weigh most."""
@@ -47,7 +47,7 @@ class Mattered:
 
 @dataclass(frozen=True)
 class Influence:
-    """What of the history holds up one item of a list."""
+    """Items of the history that hold up one item of a list."""
 
     place: int
     """Its place by score."""
@@ -85,7 +85,7 @@ class _Ranking:
 
 @dataclass(frozen=True)
 class Influences:
-    """What of the history holds up each item of a list."""
+    """Items of the history that hold up each item of a list."""
 
     by_row: Mapping[int, Influence]
     num_history: int

@@ -21,7 +21,7 @@ BY_SOURCE = {
 }
 BY_THE_ITEM = "is like the item that it is shown beside"
 LEAST_SHARE = 0.1
-"""Of the score; smaller parts are left out."""
+"""Least share of the score that is named."""
 MAX_PARTS = 2
 MAX_SHARED = 3
 MAX_TITLE = 120
@@ -29,7 +29,7 @@ MAX_TITLE = 120
 
 @dataclass(frozen=True, kw_only=True)
 class SlotFacts:
-    """What is known of why one item is in a list."""
+    """Facts that a sentence about one item of a list is built from."""
 
     contributions: Mapping[str, float]
     """Share of the score by source."""

@@ -1,8 +1,8 @@
 """Compile a filter into a mask over item rows.
 
-Only what is known to be true passes: a test of a missing value is neither true nor false, and
-neither is its opposite, so a filter never lets through an item that it knows nothing of. ``not`` is
-pushed down to the tests, where "false" leaves out what is missing.
+Only items for which it is known to be true pass: a test of a missing value is neither true nor
+false, and neither is its opposite, so a filter never lets through an item that it knows nothing of. ``not`` is
+pushed down to the tests, where "false" leaves out missing values.
 
 Axes: N item rows (row 0 included), n of them.
 """
@@ -67,7 +67,7 @@ def matching(expression: Expression, bundle: Bundle) -> Mask:
 
 
 def matching_rows(rows: Rows, expression: Expression, bundle: Bundle) -> Mask:
-    """Mask of some items that a filter lets through, [n]; as `matching`, whatever N is.
+    """Mask of some items that a filter lets through, [n]; as `matching`, at a cost of n alone.
 
     Raises:
         FilterError: As of `matching`.

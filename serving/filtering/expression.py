@@ -30,7 +30,7 @@ MAX_NESTING = 32
 MAX_VALUES = 256
 """Values of all tests together; a test without a value counts as one."""
 KEYWORDS = frozenset(["and", "or", "not", "in", "is", "missing", "true", "false"])
-"""In any case; a property of such a name stands between backticks."""
+"""In any case; a property of such a name is written between backticks."""
 SHOWN = 40
 
 Value = float | str | bool
@@ -39,7 +39,7 @@ FilterCode = Literal["invalid_filter", "unknown_property"]
 
 
 class FilterError(ValueError):
-    """A filter that cannot be applied; the message says where and what is allowed instead."""
+    """A filter that cannot be applied; the message has the place and the remedy."""
 
     def __init__(self, code: FilterCode, message: str, position: int | None = None) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    """The opposite; what is unknown stays unknown."""
+    """The opposite; unknown stays unknown."""
 
     part: Node
 
@@ -114,7 +114,7 @@ class _Token(NamedTuple):
     kind: str
     """``name``, ``number``, ``text``, ``symbol``, ``end``, or a keyword itself."""
     text: str
-    """What it stands for: a text without its quotes."""
+    """Its value: a text without its quotes."""
     position: int
 
 
@@ -300,7 +300,7 @@ def parse(text: str) -> Expression:
     """Parse a filter.
 
     Raises:
-        FilterError: Names the character at fault and what could stand there.
+        FilterError: Names the character at fault and the remedy.
     """
     if len(text) > MAX_TEXT:
         raise FilterError(

@@ -22,14 +22,14 @@ LEAST_SHARED = 0.4
 
 @dataclass(frozen=True)
 class Searched:
-    """What was found, best first."""
+    """Items found by a text, best first."""
 
     item_rows: tuple[int, ...]
     notes: tuple[Degraded, ...] = ()
-    """Which words were searched for instead, or that no item has any of them."""
+    """Notes on a corrected query, or that no item has any of its words."""
     search: TextSearch | None = None
     candidates: Candidates | None = None
-    """What is known of each item; None where titles alone were searched."""
+    """Features of each item; None if titles alone were searched."""
 
     def listed(self, eligible: ItemMask, personal: NDArray[np.int64] | None = None) -> OneList:
         """List what may be shown; scores fall with the place.
@@ -51,7 +51,7 @@ class ItemSearch:
     titles: TitleIndex
     text_search: TextSearch | None
     popularity: NDArray[np.float32]
-    """Of each item row, 0 to 1, [N]."""
+    """Popularity by item row, 0 to 1, [N]."""
     title_of: Callable[[int], str]
     """Gives an item's title."""
 

@@ -17,11 +17,11 @@ from rapidfuzz.process import extractOne
 from recsys.data.words import APOSTROPHES, words_of
 
 MAX_TITLES = 500_000
-"""Of a larger catalogue only the most popular items are indexed."""
+"""Most items that are indexed, the most popular ones."""
 MIN_CORRECTED = 4
 """Characters of the shortest word that is corrected; in shorter ones a typo could be any word."""
 LONG_WORD = 8
-"""From so many characters on two typos are corrected."""
+"""Length of a word from which two typos are corrected."""
 END = "\U0010ffff"
 
 

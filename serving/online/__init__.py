@@ -1,1 +1,1 @@
-"""What happened since the release: events, shown lists, hidden and new items."""
+"""State since the release: events, shown lists, hidden and new items."""

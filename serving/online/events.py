@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from serving.schemas import Id
+from serving.schemas import Id, Strict
 
 EventType = Literal["view", "click", "cart", "purchase", "like", "impression"]
 HISTORY_TYPES: tuple[EventType, ...] = ("view", "click", "cart", "purchase", "like")
@@ -19,12 +19,8 @@ MAX_AHEAD_MS = 300_000
 """How far a client's clock may be ahead; such an event counts as happening when it arrives."""
 
 
-class SentEvent(BaseModel):
+class SentEvent(Strict):
     """One event of a visitor."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
 
     event_id: Annotated[str, Field(min_length=1, max_length=128)]
     """Chosen by the client, unique: an event that is sent again is stored once."""
@@ -44,12 +40,8 @@ class SentEvent(BaseModel):
     session_id: Id | None = None
 
 
-class EventsRequest(BaseModel):
+class EventsRequest(Strict):
     """Events of any visitors; all of them are stored, or none."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
-    )
 
     events: list[SentEvent] = Field(min_length=1, max_length=MAX_EVENTS)
 

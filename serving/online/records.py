@@ -1,4 +1,4 @@
-"""Records of served lists: what was requested, what was known, what was shown, why, how likely.
+"""Records of served lists: request, history, items with sources and chances.
 
 One schema for explanations, parity checks, off-policy evaluation and dashboards. A record is the
 JSON of
@@ -50,7 +50,7 @@ def time_of(request_id: str) -> int:
 
 
 def seed_of(request_id: str) -> int:
-    """Return the seed of what is drawn for a list."""
+    """Return the seed of a list's draws."""
     return int(request_id[16:], 16)
 
 
@@ -64,7 +64,7 @@ def record_document(
 
     Args:
         made_of: ``digest``, ``unix_time``, ``live`` and so on; None and empty values are left out.
-        slots: What is known of each item beside its score and source.
+        slots: More fields of each item.
     """
     served = reply.served_by
     document: dict[str, object] = {

@@ -23,7 +23,7 @@ from serving.online.store import StoreError
 
 SCHEMA = b"1"
 PAUSE_SECONDS = 1.0
-"""After a failure calls are refused for so long; then one tries again, and the rest if it works."""
+"""Pause after a failure; then one call tries again, and the rest if it works."""
 DEFAULT_PORT = 6379
 DEFAULT_PREFIX = "recsys:"
 
@@ -106,7 +106,7 @@ class RedisConnections:
         self._make = settings.pop("kind")
         self._settings = settings
         self.prefix: str = settings.pop("prefix", DEFAULT_PREFIX)
-        """Of all keys; ``?prefix=shop:`` in the URL."""
+        """Prefix of all keys; ``?prefix=shop:`` in the URL."""
         self._prefix = self.prefix.encode()
         self._timeout_ms = timeout_ms
         self._slow_timeout_ms = slow_timeout_ms

@@ -1,6 +1,6 @@
-"""What runs inside Redis: one script a step, so that each step happens whole or not at all.
+"""Scripts that run inside Redis: one a step, so that each step happens whole or not at all.
 
-Keys behind the prefix:
+Keys after the prefix:
 
     schema, place         version of this layout; the place of the newest event
     events                stream of all events, id ``<place>-0``, fields i, u, h, p
@@ -11,7 +11,7 @@ Keys behind the prefix:
     request:<id>          a served list
     requests              sorted set of all ids of served lists; all scores are 0, ids ascend
     lists:<user>          the same of a user's, each id followed by the JSON of the items shown
-    items, items_version  hash of what was changed of items; how often that was
+    items, items_version  hash of the changed items; number of changes
     hidden                set of the items that are hidden as of hidden_version
     forgotten             hash of a user's hashed id to when the user was forgotten
     last_forgotten        the latest of these moments
@@ -19,7 +19,7 @@ Keys behind the prefix:
     user_key_names        set of the names of the keys of forgotten
 
 Field h is ``time_ms event_type item_id``, p the JSON of [received_ms, value, request_id, slot,
-domain, session_id] less what is null at its end; an element of recent and impressions is h, a
+domain, session_id] less nulls at its end; an element of recent and impressions is h, a
 space and the place. Keys are made inside the scripts: a Redis Cluster is not supported.
 """
 

@@ -1,6 +1,6 @@
 """The online store in Redis 7 or Valkey: what several servers share, and 10,000 events a second.
 
-How it lies there is said in `serving.online.redis_scripts`. What was acknowledged is as durable as
+`serving.online.redis_scripts` has the layout. An acknowledged write is as durable as
 the settings ``appendonly`` and ``appendfsync`` make it; the process that writes logs where events
 could still be lost.
 """
@@ -110,7 +110,7 @@ def _request(request_id: bytes, value: bytes) -> RequestRecord:
 
 
 class RedisStore(OnlineStore):
-    """An online store in Redis; threads may share it, and it goes on in a forked process."""
+    """An online store in Redis; threads may share it, and it works in a forked process."""
 
     def __init__(self, connections: RedisConnections) -> None:
         self._redis = connections
@@ -159,7 +159,7 @@ class RedisStore(OnlineStore):
             )
 
     def _log_losses(self) -> None:
-        """Log once, in the process that writes, how what was acknowledged may be lost."""
+        """Log once, in the process that writes, how acknowledged events may be lost."""
         from serving.online.redis_connection import StoreUnreachableError
 
         if self._losses_logged:

@@ -28,7 +28,7 @@ from serving.online.store import OnlineStore, RequestRecord, StoreError
 LENGTH = struct.Struct("<I")
 FLUSH = LENGTH.pack(0)
 COUNTS = struct.Struct("<QQQ")
-"""Of `Counts`."""
+"""Bytes of `Counts`."""
 READ_BYTES = 1 << 20
 RETRY_SECONDS = 0.5
 """Between attempts to write what a store refused."""
@@ -43,7 +43,7 @@ MAX_RECORDS = 1_000
 
 @dataclass
 class Written:
-    """What a writer has done so far."""
+    """Counts of a writer so far."""
 
     num_events: dict[str, int] = field(default_factory=dict)
     """New events by type."""
@@ -84,7 +84,7 @@ class RecordQueue:
         self._records.append(record)
 
     def write(self) -> None:
-        """Write what waits; where the store fails it goes on waiting."""
+        """Write the waiting records; they stay if the store fails."""
         while self._records:
             count = min(MAX_RECORDS, len(self._records))
             records = [self._records.popleft() for _ in range(count)]
@@ -104,13 +104,13 @@ class RecordQueue:
                 self._written.num_records += len(records)
 
     def drop(self) -> None:
-        """Count what waits as dropped: nobody will write it."""
+        """Count the waiting records as dropped."""
         self._written.num_dropped += len(self._records)
         self._records.clear()
 
 
 class Counts(NamedTuple):
-    """What the process has done so far."""
+    """Counts of the process so far."""
 
     num_kept: int = 0
     num_dropped: int = 0

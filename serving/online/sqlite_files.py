@@ -44,7 +44,7 @@ class SqliteFile:
     """A connection to one file, opened when it is needed; threads take turns.
 
     It is closed before a fork and opened again in both processes: SQLite's locks belong to a
-    process, and a child that goes on with its parent's damages the file.
+    process, and a child that uses its parent's damages the file.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class SqliteFile:
 
 
 def failure_of(path: Path, error: Exception) -> StoreError:
-    """Describe what is wrong with a file, and the remedy."""
+    """Describe the fault of a file, and the remedy."""
     if isinstance(error, UnicodeError):
         return StoreError(f"online store {path}: an id is no Unicode text: {error}")
     kind = getattr(error, "sqlite_errorname", "").removeprefix("SQLITE_").partition("_")[0]

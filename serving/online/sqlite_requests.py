@@ -1,4 +1,4 @@
-"""Served lists in SQLite, a file a day, so that what is too old is a file to unlink.
+"""Served lists in SQLite, a file a day, so that old lists are a file to unlink.
 
 The day is read from the id of a list, whose first 12 hexadecimal digits are unix milliseconds.
 Documents are compressed: at 250 lists a second they are what fills a disk.
@@ -43,7 +43,7 @@ class DailyRequests:
         """Keep lists whose ids are new.
 
         Args:
-            wanted: Chooses among them while nobody else can remove any: a user who is forgotten
+            wanted: Chooses among them while no process can remove any: a user who is forgotten
                 by another process meanwhile is known to it, or its removal comes after.
         """
         by_day: dict[str, list[RequestRecord]] = {}

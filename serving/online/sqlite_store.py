@@ -4,7 +4,7 @@
     user.keys                 keys that forgotten users' ids are hashed with
     requests-YYYY-MM-DD.db    served lists: the last ones may be lost with the power
 
-Any number of processes read; several may write, one at a time. The folder must lie on a disk of
+Any number of processes read; several may write, one at a time. The folder must be on a disk of
 the machine: WAL needs memory that its processes share.
 """
 
@@ -90,7 +90,7 @@ _HIDDEN = "CREATE INDEX IF NOT EXISTS hidden_items ON items (item_id) WHERE hidd
 
 
 class SqliteStore(OnlineStore):
-    """See `OnlineStore`; threads may share it, and it goes on in a forked process."""
+    """See `OnlineStore`; threads may share it, and it works in a forked process."""
 
     def __init__(
         self, folder: Path, *, readonly: bool = False, timeout_ms: float = WRITE_TIMEOUT_MS

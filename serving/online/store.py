@@ -1,4 +1,4 @@
-"""What an online store does; SQLite and Redis do the same, as one contract test says.
+"""Contract of an online store, which one test holds SQLite and Redis to.
 
 One process writes (the server's front, through `serving.online.writer`), many read (its workers, at
 every request). Several servers may share a store. A store keeps ids as clients sent them and knows
@@ -29,7 +29,7 @@ class RecentEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """What the store knows of a user when a list is made."""
+    """The store's data of a user when a list is made."""
 
     events: Sequence[RecentEvent] = ()
     """The newest, oldest first by (time_ms, order of arrival); impressions are not among them."""
@@ -57,16 +57,16 @@ class RequestRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ItemState:
-    """What was changed of one item since the release."""
+    """Changes of one item since the release."""
 
     hidden: bool = False
     properties: Mapping[str, object] = field(default_factory=dict)
-    """Of a new or changed item: title, categories, price and so on; empty where only hidden."""
+    """Properties of a new or changed item: title, categories, price and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """What was removed of a user."""
+    """Number of removed events and lists of a user."""
 
     num_events: int
     num_requests: int
@@ -126,7 +126,7 @@ class OnlineStore(Protocol):
         """Read when users were forgotten, with the keys that their ids are hashed with."""
 
     def events_after(self, place: int, limit: int) -> list[tuple[int, Event]]:
-        """Read events in the order of their arrival, with their places, behind one (0 first)."""
+        """Read events in the order of their arrival, with their places, after one (0 first)."""
 
     def requests_between(
         self, since_ms: int, before_ms: int, limit: int, after_id: str = ""
@@ -134,7 +134,7 @@ class OnlineStore(Protocol):
         """Read served lists in the order of their ids, for export, a page at a time."""
 
     def remove_old(self, events_before_ms: int, requests_before_ms: int) -> None:
-        """Remove what is older than the retention says, by the time of arrival."""
+        """Remove events and lists beyond their retention, by the time of arrival."""
 
     def close(self) -> None:
         """Close connections."""

@@ -30,7 +30,7 @@ GATHER_SECONDS = 0.004
 CROWDED_SECONDS = 0.1
 """For how long several count as sending at once after events had to wait for a commit."""
 REMOVE_SECONDS = 600.0
-"""Between removals of what is old."""
+"""Between removals of old events and lists."""
 CLOSE_SECONDS = 30.0
 DAY_MS = 86_400_000
 
@@ -67,7 +67,7 @@ class EventWriter:
     def __init__(
         self, store: OnlineStore, *, event_days: float = 365.0, log_days: float = 7.0
     ) -> None:
-        """Start the threads that write and that remove what is old.
+        """Start the threads that write and that remove old events and lists.
 
         Args:
             event_days: How long events are kept.

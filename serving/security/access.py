@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-import orjson
-
 from serving.log import log
 from serving.metrics import route_of
 from serving.routes import find
-from serving.schemas import Scope, error_body
+from serving.schemas import Scope
 from serving.security import USERS_NOT_SHOWN
 from serving.security.keys import Key, KeyRing, read_keys
 from serving.settings import Settings
@@ -27,7 +25,7 @@ from serving.settings import Settings
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, as ASGI has them."""
 WITHOUT_KEYS: frozenset[Scope] = frozenset(("read", "events", "metrics"))
-"""What anyone may do where there are no keys."""
+"""Scopes of every caller of a server without keys."""
 AUDITED: frozenset[Scope] = frozenset(("admin", "users"))
 """Scopes whose use by a key is an audit line."""
 AUDIT_LINES_PER_SECOND = 10.0
@@ -35,10 +33,10 @@ AUDIT_LINES_PER_SECOND = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request comes from, and what it may see."""
+    """Caller of a request, and its right to see users."""
 
     name: str
-    """Of the key; ``anonymous`` without one."""
+    """Name of the key; ``anonymous`` without one."""
     shows_users: bool
     """True if it may list users and read histories, those in reasons too."""
 
@@ -51,10 +49,6 @@ class Refusal:
     code: str
     message: str
     headers: tuple[tuple[bytes, bytes], ...] = ()
-
-    def body(self) -> bytes:
-        """Write it as every refusal is written."""
-        return orjson.dumps(error_body(self.code, self.message))
 
 
 NO_KEY = ((b"www-authenticate", b"Bearer"),)
@@ -256,7 +250,7 @@ def _unknown(sent: str | None) -> Refusal:
 
 
 def _stamp(settings: Settings) -> tuple[int, ...] | None:
-    """What changes when the key file does; None where there is none."""
+    """Return the key file's identity on disk; None without a file."""
     try:
         found = None if settings.keys is None else settings.keys.stat()
     except OSError:

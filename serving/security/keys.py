@@ -33,7 +33,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
 
 
 class Key(BaseModel):
-    """What one key may do; the key itself is not here."""
+    """Scopes and limit of one key; the key itself is not stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

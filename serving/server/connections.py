@@ -69,7 +69,7 @@ class Connections:
         self.waiting.pop(connection, None)
 
     async def sweep(self, also: Callable[[], None]) -> None:
-        """Close what is too slow, and do something else as often, until the server ends."""
+        """Close slow connections, and call ``also`` as often, until the server ends."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             also()
@@ -156,7 +156,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def is_unread(self, now: float) -> bool:
-        """True if the client has read nothing of what was written for too long."""
+        """True if the client has read none of its reply for too long."""
         size = self.transport.get_write_buffer_size()
         if size == 0:
             self._unread = None
@@ -166,7 +166,7 @@ class Connection(HttpToolsProtocol):
         return now - self._unread[1] > self.table.settings.write_timeout_seconds
 
     def abort(self) -> None:
-        """Close at once; what is still being answered is not written."""
+        """Close at once, without the reply that is being written."""
         self._disconnect()
         self.transport.abort()
 
@@ -233,7 +233,7 @@ def send_at_once(
 
 
 def leave(send: object) -> None:
-    """Let uvicorn reply nothing to a request whose client is gone.
+    """Stop uvicorn from replying to a request whose client is gone.
 
     It learns that some time after the transport is closed, and only for the newest of pipelined
     requests; until then it takes a request without a reply for a failure, and answers it.

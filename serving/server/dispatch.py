@@ -1,4 +1,4 @@
-"""Which worker answers which job, and which job is refused because it would wait too long.
+"""Assign jobs to workers, and refuse those that would wait too long.
 
 Jobs wait in the front, in one bounded queue for all workers: a refusal costs no work, a worker that
 dies leaves its jobs to the others, and equal requests that wait at the same time are computed once.
@@ -83,7 +83,7 @@ class WorkerLink(asyncio.Protocol):
         self._transport.write(job.message)
 
     def cancel(self, job: Job) -> None:
-        """Stop a batch that nobody waits for."""
+        """Stop a batch without waiting connections."""
         if self.jobs.pop(job.number, None) is not None and self._transport is not None:
             self._transport.write(packed(job.number, {"cancel": True}))
             self.close_if_done()

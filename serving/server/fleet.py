@@ -49,7 +49,7 @@ class SwapState:
     num_refused: int = 0
     num_restarts: int = 0
     refused: str | None = None
-    """Why what is published is not served; None where it is."""
+    """Reason that the published bundle is not served; None if it is."""
 
 
 @dataclass(kw_only=True)
@@ -61,7 +61,7 @@ class Fleet:
     metrics: ServerMetrics
     state: SwapState = field(default_factory=lambda: SwapState(loaded_at=datetime.now(UTC)))
     info: Mapping[str, Any] = field(default_factory=dict)
-    """What is served, as a loader describes it."""
+    """The served bundle, as a loader describes it."""
     request_log: RequestLog | None = None
     """None where lists are not kept."""
     last_poll: float = 0.0
@@ -72,9 +72,9 @@ class Fleet:
     _good: list[Path] = field(default_factory=list)
     """Bundles that were served, the newest last."""
     _tried: Identity | None = None
-    """What was served or refused, and is not tried again."""
+    """The bundle that was served or refused, and is not tried again."""
     _failed: Identity | None = None
-    """What is tried again at ``_retry_at``, since the bundle is not known to be at fault."""
+    """The bundle that is tried again at ``_retry_at``: it may not be at fault."""
     _retry_at: float = 0.0
     _pause: float = MIN_PAUSE_SECONDS
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -88,7 +88,7 @@ class Fleet:
         return late < 10 * self.settings.poll_seconds + LOAD_SECONDS
 
     async def start(self) -> None:
-        """Load what is published and start its workers."""
+        """Load the published bundle and start its workers."""
         check_published(self.settings.followed)
         self._tried = identity_of(self.settings.followed, self.settings.config)
         try:
@@ -128,7 +128,7 @@ class Fleet:
     async def _forever(
         self, step: Callable[[], Awaitable[Any]], event: asyncio.Event, seconds: float
     ) -> None:
-        """Take a step whenever an event is set, and as often as a time says, whatever fails."""
+        """Take a step after each event and each interval, even after a failure."""
         failure = ""
         while True:
             with suppress(TimeoutError):
@@ -169,7 +169,7 @@ class Fleet:
         """Make a generation; its loader has loaded the bundle.
 
         Args:
-            whole: Share nothing with what is in memory.
+            whole: Share no memory with loaded bundles.
         """
         generation = Generation(target, identity, self._changed, self._worker_ended)
         message = {"settings": self.settings.to_json(), "target": str(target)}
@@ -258,7 +258,7 @@ class Fleet:
                 self.dispatcher.fill()
 
     async def poll(self) -> bool:
-        """Look once at what is published and at what serves; return whether it was swapped."""
+        """Compare the published bundle with the serving one; return whether it was swapped."""
         self.last_poll = now = time.monotonic()
         identity = identity_of(self.settings.followed, self.settings.config)
         serving, due = self._serving, now >= self._retry_at
@@ -275,7 +275,7 @@ class Fleet:
         return False
 
     async def _swapped(self, identity: Identity) -> bool:
-        """Serve what is published; False if it is refused, or to be tried again."""
+        """Serve the published bundle; False if it is refused, or to be tried again."""
         begin, before = time.monotonic(), self.info["bundle"]
         if not await self._attempt(Path(identity[0][0]), identity):
             return False

@@ -2,7 +2,7 @@
 
 It reads the body within its limits, asks the dispatcher, writes the reply, and logs one line.
 Lists, batches and pages are made by workers; health, readiness and metrics are answered here,
-whatever the workers do.
+even if no worker lives.
 """
 
 from __future__ import annotations

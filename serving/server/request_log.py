@@ -57,7 +57,7 @@ class RequestLog(asyncio.Protocol):
         """Keep records, soon.
 
         Args:
-            documents: One behind the other.
+            documents: Records in a row.
             lengths: Of each, in bytes.
         """
         waiting = self._num_bytes

@@ -43,7 +43,7 @@ def run_worker(jobs: socket.socket, recommender: Recommender, settings: Settings
 
 
 class Worker:
-    """Takes jobs in their order; a batch goes on while nothing else waits."""
+    """Takes jobs in their order; a batch continues while nothing else waits."""
 
     def __init__(self, jobs: socket.socket, handlers: Handlers) -> None:
         self._socket, self._handlers = jobs, handlers

@@ -1,4 +1,4 @@
-"""The processes behind the front: a zygote imports, loaders load a bundle, workers answer.
+"""Processes of a server: a zygote imports, loaders load a bundle, workers answer.
 
     front  --starts-->  zygote   imports torch and this package once
     zygote --forks-->   loader   loads, verifies and tries one bundle, then waits

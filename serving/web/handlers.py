@@ -1,6 +1,6 @@
 """Answers of the routes that need a bundle: one method for each, under the route's name.
 
-`Handlers.answer` reads the input by the table of routes and turns what is wrong into a refusal. The
+`Handlers.answer` reads the input by the table of routes and turns faults into refusals. The
 same for the application in one process and for the server's workers.
 """
 
@@ -65,7 +65,7 @@ MAX_CATEGORIES = 500
 MAX_PREFIX_USERS = 5_000
 """Users with a prefix, in order of text, among which the shortest ids are listed."""
 FAULTS = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
-"""What may be wrong with a valid request."""
+"""Faults of a request that fits its schema."""
 
 
 def refusal(error: Exception) -> RefusedError:
@@ -307,7 +307,7 @@ class UserIndex:
         self._ids = sorted((user_id.casefold(), user_id) for user_id in islice(user_ids, 1, None))
 
     def beginning_with(self, prefix: str, k: int) -> list[str]:
-        """List k user ids with a prefix, short ones first, whatever the case."""
+        """List k user ids with a prefix, short ones first; case does not matter."""
         folded = prefix.casefold()
         first = bisect_left(self._ids, (folded,))
         last = bisect_left(self._ids, (folded + END,))

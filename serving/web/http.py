@@ -1,7 +1,7 @@
 """The HTTP edge: what a request sends, checked by the table of routes, and what it gets.
 
 orjson parses, and refuses NaN, Infinity, numbers out of range, lone surrogates, a byte order mark
-and deep nesting. No response repeats what was sent, so it can always be encoded.
+and deep nesting. No response repeats its request, so it can always be encoded.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def validated(schema: type[Schema], value: object) -> Schema:
     """Check a value against a schema.
 
     Raises:
-        RefusedError: 422, naming each wrong field and what is allowed.
+        RefusedError: 422, naming each wrong field and its bounds.
     """
     try:
         return schema.model_validate(value)

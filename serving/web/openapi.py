@@ -1,6 +1,6 @@
 """The OpenAPI document: every route of `serving.routes` with its reply, refusals and examples.
 
-Schemas come from what is validated (`serving.schemas`) and from what is sent (`serving.replies`),
+Schemas are those that validate (`serving.schemas`) and that are sent (`serving.replies`),
 so that they cannot tell of anything else.
 """
 
@@ -122,7 +122,7 @@ def _schemas() -> Document:
 
 
 def _as_sent(schema: Document) -> None:
-    """Describe a dataclass as `to_json` writes it: what is None is left out, all else is there."""
+    """Describe a dataclass as `to_json` writes it: fields that are None are left out."""
     absent = []
     for name, field in schema["properties"].items():
         field.pop("default", None)

@@ -1,7 +1,6 @@
 import logging
 import os
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,7 +98,7 @@ def test_without_one_key_there_is_401_that_says_how(access, headers):
     found = access.authorize(headers, "/v1/recommend", "POST", PEER)
     assert (found.status, found.code) == (401, "key_missing")
     assert found.headers == ((b"www-authenticate", b"Bearer"),)
-    assert "Bearer <key>" in orjson.loads(found.body())["error"]["message"]
+    assert "Bearer <key>" in found.message
 
 
 def test_open_routes_need_no_key(access):
