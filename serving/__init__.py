@@ -16,7 +16,8 @@ A request, in order:
    `arrangement/` applies rules, diversity, caps and exploration (`configuration/`);
    `reasons.py` gives reasons, if requested.
 4. The reply (`schemas.py`) names the parts that made it and each degraded one; `log.py` logs
-   one line, and the front keeps the list's record (`online/records.py`), from which `explanation/` explains it.
+   one line, and the front keeps the list's record (`online/records.py`), from which
+   `explanation/` explains it.
 
 `settings.py` holds the options of both; `configuration/` reads surfaces, rules and experiments;
 `web/files.py` serves the try-it page. `server/` runs all this in several processes, and `security/`

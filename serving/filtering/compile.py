@@ -1,7 +1,7 @@
 """Compile a filter into a mask over item rows.
 
 Only items for which it is known to be true pass: a test of a missing value is neither true nor
-false, and neither is its opposite, so a filter never lets through an item that it knows nothing of. ``not`` is
+false, and neither is its opposite, so a filter never lets through an unknown item. ``not`` is
 pushed down to the tests, where "false" leaves out missing values.
 
 Axes: N item rows (row 0 included), n of them.

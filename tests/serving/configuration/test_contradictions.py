@@ -42,12 +42,76 @@ def refused(*rules, **more):
 ONE_PIN = rule("one", "pin", ["1"])
 
 
-def test_two_pins_on_one_slot():
-    said = refused(ONE_PIN, rule("other", "pin", ["2"]))
-    assert said == (
-        "serving.toml: rules 'one' and 'other' both pin to slot 1 of one surface at one time; "
-        "choose another slot, or part their surfaces, users or times"
-    )
+UP, DOWN = rule("up", "boost", ["1"]), rule("down", "bury", ["1"])
+GONE, TWICE = rule("gone", "hide", ["7", "1"]), rule("other", "pin", ["1"], slot=2)
+ONE, OTHER = (
+    {"name": "one", "arms": arms(), "surfaces": ["home", "cart"]},
+    {"name": "other", "arms": arms(), "surfaces": ["home"]},
+)
+BACKWARDS = {"from": "2026-12-01T00:00:00Z", "until": "2026-11-01T00:00:00Z"}
+ACME = [rule(f"p{slot}", "pin", slot=slot, where="brand in ['acme']") for slot in (1, 2)]
+CAPPED = {"name": "e", "surfaces": ["cart"], "arms": arms(caps={"brand": 1})}
+KNOWN, ANONYMOUS = {"users": {"visitors": "known"}}, {"users": {"visitors": "anonymous"}}
+PRICE = {"where": "price < 5"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "more", "message"),
+    [
+        (
+            [ONE_PIN, rule("other", "pin", ["2"])],
+            {},
+            "serving.toml: rules 'one' and 'other' both pin to slot 1 of one surface at one time; "
+            "choose another slot, or part their surfaces, users or times",
+        ),
+        ([ONE_PIN, rule("b", "pin", ["2"], **ANONYMOUS)], {}, "'one' and 'b'"),
+        ([ONE_PIN, GONE], {}, "rules 'one' and 'gone': item '1' is pinned and hidden"),
+        ([UP, DOWN], {}, "rules 'up' and 'down': item '1' is boosted and buried"),
+        (
+            [rule("up", "boost", **PRICE), rule("down", "bury", **PRICE)],
+            {},
+            "'up' and 'down': where price < 5 is boosted and buried",
+        ),
+        ([ONE_PIN, TWICE], {}, "'one' and 'other': item '1' is pinned twice on one surface"),
+        (
+            ACME,
+            {"experiments": [CAPPED]},
+            "arm 'new' of experiment 'e' on surface 'cart' has a cap of 1",
+        ),
+        (
+            [ONE_PIN | {"slot": 11}],
+            {"home": {"k": 5, "max_k": 10}},
+            "rule 'one' pins to slot 11, and lists of surface 'home' have at most 10",
+        ),
+        ([ONE_PIN | BACKWARDS], {}, "until (2026-11-01T00:00:00+00:00) must be after from"),
+        ([], {"experiments": [ONE | BACKWARDS]}, "[[experiments]] 'one': until"),
+        (
+            [ONE_PIN | {"surfaces": ["hoem"]}],
+            {},
+            "serving.toml: [[rules]] 'one': surfaces: unknown 'hoem'; did you mean 'home'?",
+        ),
+        ([], {"experiments": [ONE | {"surfaces": ["checkout"]}]}, "unknown 'checkout'"),
+        ([], {"experiments": [ONE, OTHER]}, "experiments 'one' and 'other' run on one surface"),
+    ],
+)
+def test_what_contradicts_is_refused_with_both_names(rules, more, message):
+    assert message in refused(*rules, **more)
+
+
+@pytest.mark.parametrize(
+    ("rules", "more"),
+    [
+        ([rule("a", "pin", ["1"], **KNOWN), rule("b", "pin", ["2"], **ANONYMOUS)], {}),
+        ([during(NOVEMBER, ONE_PIN), during(DECEMBER, GONE)], {}),
+        ([UP, DOWN | {"priority": 1}], {}),
+        ([ONE_PIN | {"surfaces": ["home"]}, TWICE | {"surfaces": ["cart"]}], {}),
+        ([], {"experiments": [ONE, OTHER | {"surfaces": ["session"]}]}),
+        ([], {"experiments": [during(NOVEMBER, ONE), during(DECEMBER, OTHER)]}),
+    ],
+)
+def test_what_never_meets_is_read(rules, more):
+    found = read(*rules, **more)
+    assert len(found.rules) + len(found.experiments) == 2
 
 
 @pytest.mark.parametrize(
@@ -65,37 +129,6 @@ def test_pins_that_never_meet_may_have_one_slot(parted):
     assert len(read(rule("a", "pin", ["1"], **here), rule("b", "pin", ["2"], **there)).rules) == 2
 
 
-def test_known_and_anonymous_visitors_never_meet():
-    known, anonymous = {"visitors": "known"}, {"visitors": "anonymous"}
-    both = rule("b", "pin", ["2"], users=anonymous)
-    assert read(rule("a", "pin", ["1"], users=known), both).rules
-    assert "'a' and 'b'" in refused(rule("a", "pin", ["1"]), both)
-
-
-def test_an_item_that_is_pinned_and_hidden():
-    said = refused(ONE_PIN, rule("gone", "hide", ["7", "1"]))
-    assert "rules 'one' and 'gone': item '1' is pinned and hidden" in said
-    assert read(during(NOVEMBER, ONE_PIN), during(DECEMBER, rule("gone", "hide", ["1"]))).rules
-
-
-def test_an_item_that_is_boosted_and_buried_with_equal_priority():
-    up, down = rule("up", "boost", ["1"]), rule("down", "bury", ["1"])
-    assert "rules 'up' and 'down': item '1' is boosted and buried" in refused(up, down)
-    assert read(up, down | {"priority": 1}).rules
-
-
-def test_an_expression_that_is_boosted_and_buried():
-    up, down = rule("up", "boost", where="price < 5"), rule("down", "bury", where="price < 5")
-    assert "'up' and 'down': where price < 5 is boosted and buried" in refused(up, down)
-
-
-def test_an_item_that_is_pinned_twice_on_one_surface():
-    said = refused(ONE_PIN, rule("other", "pin", ["1"], slot=2))
-    assert "rules 'one' and 'other': item '1' is pinned twice on one surface" in said
-    home, cart = {"surfaces": ["home"]}, {"surfaces": ["cart"], "slot": 2}
-    assert read(ONE_PIN | home, rule("other", "pin", ["1"], **cart)).rules
-
-
 def test_more_pins_of_one_value_than_a_cap():
     pins = [rule(f"p{slot}", "pin", slot=slot, where="brand = 'acme'") for slot in (1, 2, 3)]
     said = refused(*pins, home={"caps": {"brand": 2}})
@@ -106,40 +139,6 @@ def test_more_pins_of_one_value_than_a_cap():
     early = [during(NOVEMBER, pins[0]), *later[1:]]
     assert "p3" in refused(*later, home={"caps": {"brand": 2}})
     assert read(*early, home={"caps": {"brand": 2}}).rules
-
-
-def test_more_pins_than_an_arm_has_a_cap_for():
-    pins = [rule(f"p{slot}", "pin", slot=slot, where="brand in ['acme']") for slot in (1, 2)]
-    experiment = {"name": "e", "surfaces": ["cart"], "arms": arms(caps={"brand": 1})}
-    said = refused(*pins, experiments=[experiment])
-    assert "arm 'new' of experiment 'e' on surface 'cart' has a cap of 1" in said
-
-
-def test_a_slot_beyond_the_longest_list():
-    said = refused(ONE_PIN | {"slot": 11}, home={"k": 5, "max_k": 10})
-    assert "rule 'one' pins to slot 11, and lists of surface 'home' have at most 10" in said
-
-
-def test_an_end_before_the_begin():
-    backwards = {"from": "2026-12-01T00:00:00Z", "until": "2026-11-01T00:00:00Z"}
-    assert "until (2026-11-01T00:00:00+00:00) must be after from" in refused(ONE_PIN | backwards)
-    experiment = {"name": "e", "arms": arms(), **backwards}
-    assert "[[experiments]] 'e': until" in refused(experiments=[experiment])
-
-
-def test_an_unknown_surface():
-    said = refused(ONE_PIN | {"surfaces": ["hoem"]})
-    assert said == "serving.toml: [[rules]] 'one': surfaces: unknown 'hoem'; did you mean 'home'?"
-    experiment = {"name": "e", "arms": arms(), "surfaces": ["checkout"]}
-    assert "unknown 'checkout'" in refused(experiments=[experiment])
-
-
-def test_two_experiments_on_one_surface_at_one_time():
-    one = {"name": "one", "arms": arms(), "surfaces": ["home", "cart"]}
-    other = {"name": "other", "arms": arms(), "surfaces": ["home"]}
-    assert "experiments 'one' and 'other' run on one surface" in refused(experiments=[one, other])
-    assert read(experiments=[one, other | {"surfaces": ["session"]}]).experiments
-    assert read(experiments=[during(NOVEMBER, one), during(DECEMBER, other)]).experiments
 
 
 def test_what_may_contradict_is_a_warning():

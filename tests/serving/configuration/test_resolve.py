@@ -1,6 +1,5 @@
 """A request gets its surface, the rules that hold for it, and its arm."""
 
-from collections import Counter
 from datetime import UTC, datetime
 
 import pytest
@@ -105,28 +104,6 @@ def test_there_is_no_arm_before_the_experiment_elsewhere_or_without_a_user(resol
     assert resolver.resolve("home", "u", moment(11, 9)).arm is None
     assert resolver.resolve("session", "u", running).arm is None
     assert resolver.resolve("home", None, running).experiment is None
-
-
-def test_users_stay_in_their_arm_and_arms_have_their_shares(resolver):
-    running = moment(11, 20)
-
-    def arms(surface):
-        return [resolver.resolve(surface, f"user-{n}", running).arm for n in range(20_000)]
-
-    assigned = arms("home")
-    assert assigned == arms("home") == arms("cart")
-    # Four standard errors.
-    assert abs(Counter(assigned)["control"] / 20_000 - 0.75) < 4 * (0.75 * 0.25 / 20_000) ** 0.5
-
-
-def test_a_salt_shuffles_the_users_anew():
-    def arms(salt):
-        table = {"name": "e", "salt": salt, "arms": [{"name": "a"}, {"name": "b"}]}
-        found = Resolver(configuration_of({"experiments": [table]}), exclude_history=True)
-        return [found.resolve("home", f"user-{n}", 0).arm for n in range(4_000)]
-
-    same = sum(one == other for one, other in zip(arms("x"), arms("y"), strict=True))
-    assert abs(same / 4_000 - 0.5) < 0.04
 
 
 def test_an_unknown_surface_is_named_with_those_there_are(resolver):

@@ -27,7 +27,9 @@ def test_addresses_of_stores_are_told_from_paths(text, expected):
     assert is_store(text) is expected
 
 
-@pytest.mark.parametrize("text", ["sqlite:", "sqlite://host/x", "folder", "redis:host", "mysql:x"])
+@pytest.mark.parametrize(
+    "text", ["", "sqlite:", "sqlite://host/x", "folder", "redis:6379", "mysql:x", "None"]
+)
 def test_an_address_of_no_store_is_refused_by_name(text):
     with pytest.raises(ValueError, match=f"{text!r} is no online store; write sqlite:FOLDER"):
         open_store(text)

@@ -404,12 +404,6 @@ def test_a_copy_of_the_files_while_they_are_written_is_a_whole_store(tmp_path, s
         found.close()
 
 
-@pytest.mark.parametrize("url", ["", "sqlite:", "sqlite://x", "postgres://x", "redis:6379", "None"])
-def test_an_address_of_no_store_is_refused_with_what_to_write(url):
-    with pytest.raises(ValueError, match="write sqlite:FOLDER, redis://HOST:PORT/0"):
-        open_store(url)
-
-
 def test_an_address_opens_its_store_or_none(tmp_path):
     assert open_store("none") is None
     store = open_store(f"sqlite:{tmp_path}/a/b c?#%")
