@@ -34,7 +34,7 @@ from serving.configuration.rules import Rule
 from serving.cursor import Cursor
 from serving.filtering.compile import in_categories, in_domain, matching
 from serving.filtering.expression import parse
-from serving.items.searched import Searched
+from serving.items import Searched
 from serving.live import LiveState
 from serving.online.store import NOBODY, Visitor
 from serving.query import MAX_NAMED, Query, session_rows

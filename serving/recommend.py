@@ -38,9 +38,7 @@ from serving.configuration.resolve import Resolved, Resolver
 from serving.cursor import read_cursor
 from serving.exclusions import Eligible, Exclusions
 from serving.frames import frame, user_ids
-from serving.items.cards import ItemCards
-from serving.items.searched import ItemSearch, Searched
-from serving.items.title_search import TitleIndex
+from serving.items import ItemCards, ItemSearch, Searched, TitleIndex
 from serving.live import LiveState, Opener
 from serving.log import is_logged, log
 from serving.online.records import new_request_id, record_document, seed_of, time_of

@@ -21,8 +21,7 @@ from recsys.models.text_search.queries import ItemText, Kind, MadeQuery, QueryMa
 from recsys.models.text_search.search import Candidates, TextSearch
 from recsys.models.text_search.tokens import split
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
-from serving.items.searched import ItemSearch
-from serving.items.title_search import TitleIndex
+from serving.items import ItemSearch, TitleIndex
 
 Rows = NDArray[np.int64]
 

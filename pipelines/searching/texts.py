@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from recsys.models.text_search.queries import ItemText
-from serving.items.title_search import TitleIndex
+from serving.items import TitleIndex
 
 ATTRIBUTES = ("categories", "brand")
 """Columns whose values a query may name."""

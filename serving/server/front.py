@@ -166,11 +166,10 @@ class Front:
         return Answer(frame.head["status"], frame.body, {})
 
     async def _written(self, head: Head, body: bytes, fields: dict[str, Any]) -> Answer:
-        request_log = self._fleet.request_log
+        # No list of a user who is forgotten may be on its way to the store.
+        request_log = self._fleet.request_log if head["route"] == "forget" else None
         try:
-            # No list of the user may be on its way to the store.
-            waits = head["route"] == "forget" and request_log is not None
-            if waits and not await request_log.flushed():
+            if request_log is not None and not await request_log.flushed():
                 message = "lists are still being written; nothing was removed, send it again in 1 s"
                 raise RefusedError(503, "store_busy", message)
             answer = await write(self._writer, head, body)

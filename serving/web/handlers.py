@@ -27,7 +27,7 @@ from serving.explanation.phrasing import Phraser, PhrasingOptions
 from serving.explanation.served_list import explain_list
 from serving.filtering.compile import known_properties
 from serving.filtering.expression import FilterError
-from serving.items.title_search import END
+from serving.items import END
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender

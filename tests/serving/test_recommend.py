@@ -18,7 +18,7 @@ from recsys.retrieval.blend.filling import FILL
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle
-from serving.items.cards import ItemCard, ItemCards
+from serving.items import ItemCard, ItemCards
 from serving.log import LOGGER
 from serving.query import UnknownItemError
 from serving.recommend import Recommender

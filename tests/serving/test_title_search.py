@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recsys.data.words import fold, words_of
-from serving.items import title_search
-from serving.items.title_search import TitleIndex, indexed_texts
+from serving import items
+from serving.items import TitleIndex, indexed_texts
 
 # Most popular first; the row is the place from 1.
 TITLES = [
@@ -70,7 +70,7 @@ def test_k_bounds_the_list_and_rows_are_distinct():
 
 
 def test_only_the_most_popular_titles_are_indexed(monkeypatch):
-    monkeypatch.setattr(title_search, "MAX_TITLES", 4)
+    monkeypatch.setattr(items, "MAX_TITLES", 4)
     assert index().search("", 10) == [1, 2, 3, 4]
     assert [TITLES[row - 1] for row in index().search("star", 10)][-1] == "A Star Is Born"
 

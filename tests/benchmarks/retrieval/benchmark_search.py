@@ -42,7 +42,7 @@ from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import split
 from recsys.models.text_search.tower import TextTowerConfig, train_tower
 from serving.bundle.write import write_bundle
-from serving.items.searched import ItemSearch
+from serving.items import ItemSearch
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request

@@ -1,6 +1,7 @@
-"""Search titles by word prefixes with SQLite FTS5: case and accents folded, popular items first.
+"""Items by a text and as cards: titles by word prefixes, search with spelling, cards of replies.
 
-Words that no title has are corrected to the nearest ones that titles have.
+SQLite FTS5 searches titles: case and accents folded, popular items first. Words that no title has
+are corrected to the nearest ones that titles have.
 """
 
 from __future__ import annotations
@@ -8,13 +9,48 @@ from __future__ import annotations
 import sqlite3
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 from rapidfuzz.process import extractOne
 
+from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import OneList
 from recsys.data.words import APOSTROPHES, words_of
+from recsys.models.text_search.search import Candidates, TextSearch
+from recsys.models.text_search.tokens import shared_parts, split
+from serving.bundle.catalogue import MAX_TITLE
+from serving.bundle.load import Bundle
+from serving.schemas import Degraded, ItemCard
+
+MAX_KEPT = 16_384
+"""Cards in memory, about 10 MB."""
+
+
+class ItemCards:
+    """The cards of a bundle's items by row; safe to share between threads."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        catalogue, semantic_ids = bundle.catalogue, bundle.semantic_ids
+
+        # Nothing here refers to itself: a cycle would keep a swapped bundle's files open.
+        @lru_cache(MAX_KEPT)
+        def made(item_row: int) -> ItemCard:
+            return ItemCard(
+                item_id=catalogue.item_ids[item_row],
+                title=catalogue.display_texts[item_row][:MAX_TITLE] or None,
+                categories=tuple(catalogue.categories_of(item_row)) or None,
+                semantic_id=semantic_ids.text(item_row) or None if semantic_ids else None,
+            )
+
+        self.of: Callable[[int], ItemCard] = made
+        """The card of an item row."""
+
 
 MAX_TITLES = 500_000
 """Most items that are indexed, the most popular ones."""
@@ -40,6 +76,7 @@ CREATE VIRTUAL TABLE words USING fts5(
     folded, tokenize = 'ascii', prefix = '1 2', content = '', columnsize = 0, detail = 'none'
 );
 """
+_TITLE = "SELECT title FROM titles WHERE item_row = ? LIMIT 1"
 _POPULAR = "SELECT item_row FROM titles ORDER BY place LIMIT ?"
 _EQUAL = "SELECT item_row FROM titles WHERE title = ? ORDER BY place LIMIT ?"
 _BEGINNING = "SELECT item_row FROM titles WHERE title >= ? AND title < ? ORDER BY place LIMIT ?"
@@ -66,6 +103,7 @@ class TitleIndex:
         words = ((place, text) for place, _, _, text in entries)
         insert("INSERT INTO words (rowid, folded) VALUES (?, ?)", words)
         self._database.execute("CREATE INDEX by_title ON titles (title, place)")
+        self._database.execute("CREATE INDEX by_row ON titles (item_row)")
         # In order of popularity, so that of two words that are equally near the better known wins.
         known = dict.fromkeys(word for *_, text in entries for word in text.split())
         self._places = {word: place for place, word in enumerate(known)}
@@ -103,6 +141,12 @@ class TitleIndex:
                     found.update((row, None) for (row,) in rows)
         return list(found)[:k]
 
+    def title_of(self, item_row: int) -> str:
+        """Return the folded title of an item; empty where it has none here."""
+        with self._lock:
+            found = self._database.execute(_TITLE, (item_row,)).fetchone()
+        return str(found[0]) if found else ""
+
     def corrected(self, query: str) -> str | None:
         """Replace words that no title has, nor begins with, by the nearest ones that titles have.
 
@@ -139,3 +183,65 @@ class TitleIndex:
                 found.append((near[1], self._places[near[0]], near[0]))
         # Of equally near ones the better known.
         return min(found)[2] if found else None
+
+
+MAX_FOUND = 1_000
+LEAST_SHARED = 0.4
+"""Share of a query's parts of words that a title has to have where no item has a word of it."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Items found by a text, best first."""
+
+    item_rows: tuple[int, ...]
+    notes: tuple[Degraded, ...] = ()
+    """Notes on a corrected query, or that no item has any of its words."""
+    search: TextSearch | None = None
+    candidates: Candidates | None = None
+    """Features of each item; None if titles alone were searched."""
+
+    def listed(self, eligible: ItemMask, personal: NDArray[np.int64] | None = None) -> OneList:
+        """List what may be shown; scores fall with the place.
+
+        Args:
+            personal: Some or all of the items in the order of the user's own list.
+        """
+        rows = np.array(self.item_rows, np.int64)
+        if personal is not None and self.search is not None and self.candidates is not None:
+            rows, _ = self.search.order(self.candidates, self.candidates.personal(personal))
+        rows = rows[eligible.allows(rows)]
+        return OneList((1 / np.arange(1, len(rows) + 1)).astype(np.float32), rows)
+
+
+@dataclass(frozen=True)
+class ItemSearch:
+    """Finds items by a text in one bundle."""
+
+    titles: TitleIndex
+    text_search: TextSearch | None
+    popularity: NDArray[np.float32]
+    """Popularity by item row, 0 to 1, [N]."""
+    title_of: Callable[[int], str]
+    """Gives an item's title."""
+
+    def find(self, query: str) -> Searched:
+        """Find items by their titles, and where the bundle can by all their words and spellings.
+
+        Words that no title has are corrected.
+        """
+        found, notes = self.titles.search(query, MAX_FOUND), tuple[Degraded, ...]()
+        known = self.text_search is not None and self.text_search.words.knows(split(query))
+        if not found and not known and (corrected := self.titles.corrected(query)) is not None:
+            found = self.titles.search(corrected, MAX_FOUND)
+            notes, query = (Degraded("corrected_query", corrected),), corrected
+        if self.text_search is None or not query.strip():
+            return Searched(tuple(found), notes)
+        candidates = self.text_search.candidates(query, found, self.popularity)
+        rows, _ = self.text_search.order(candidates, candidates.features)
+        if not candidates.has_word:
+            words = split(query)
+            alike = [shared_parts(words, split(self.title_of(int(row)))) for row in rows]
+            rows = rows[np.array(alike, np.float64) >= LEAST_SHARED]
+            notes = (Degraded("no_word_found"),) if len(rows) else ()
+        return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)
