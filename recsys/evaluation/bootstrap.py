@@ -6,7 +6,7 @@ same kind. It says nothing of another seed of training, another split, or other 
 BCa (bias-corrected and accelerated) is the choice by measured coverage. A ranking metric is zero
 for nine users in ten, so its mean is skewed, and the plain percentile interval sits too low:
 with 500 users and 3% hits it covers the true NDCG@10 in 93.1% of worlds, BCa in 94.8%
-(`tests/benchmarks/evaluation/benchmark_significance.py`). Below some 15 hits in all, neither is to
+(`tests/benchmarks/results/evaluation/significance.md`). Below some 15 hits in all, neither is to
 be trusted to a point: MRR@10 of the same worlds is covered in 93.8%.
 
 Resampling U users with replacement draws how often each *distinct* row of values occurs, which is

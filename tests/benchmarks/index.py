@@ -14,13 +14,16 @@ from tests.benchmarks.harness import RESULTS, ROOT, first_sentence
 INDEX = RESULTS / "README.md"
 HEAD = """# Results
 
-Every number is made by the script that its page names, on the device that stands there; run it from
+Every number is made by the script that its page names, on the device named there; run it from
 the repository's root to measure again. A goal was set before its number was measured, and a missed
 one stays in the page, marked as missed. A result marked "uncommitted" was measured from its commit
 with changes that were not committed yet, so its number cannot be made again exactly; the next
 measurement takes its place. `python -m tests.benchmarks.index` writes this list.
 
-Beside each page lies its JSON, one line a measurement. Each look at a test split is a line in
+A result marked "script in history" supports a decision that is not measured again. Its page names
+the commit, and `git show COMMIT:PATH` prints the script.
+
+Each page has its JSON next to it, one line a measurement. Each look at a test split is a line in
 [test_split_ledger.jsonl](test_split_ledger.jsonl).
 """
 
@@ -43,7 +46,10 @@ def line_of(result: str) -> str:
     if script := document.get("script"):
         source = Path(*script.split(".")).with_suffix(".py")
         link = f"../{source.relative_to('tests/benchmarks')}"
-        what = f"[{first_sentence(ROOT / source)}]({link})"
+        if (ROOT / source).exists():
+            what = f"[{first_sentence(ROOT / source)}]({link})"
+        else:
+            what = f"{opening(RESULTS / f'{result}.md')} (script in history)"
     rows = [row for row in document.get("rows", []) if "met" in row]
     goals = f"{sum(row['met'] for row in rows)} of {len(rows)}" if rows else ""
     device = document.get("device", "")
@@ -51,6 +57,11 @@ def line_of(result: str) -> str:
     name = result.partition("/")[2]
     mark = " (uncommitted)" if str(document.get("commit", "")).endswith("+") else ""
     return f"| [{name}]({result}.md){mark} | {what} | {device} | {goals} |"
+
+
+def opening(page: Path) -> str:
+    """First sentence of a page below its title."""
+    return page.read_text().split("\n\n")[1].split(". ")[0].rstrip(".")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Restriction, Trie
 from tests.benchmarks.harness import Row, command_line, device_name, median_seconds, write_results
-from tests.benchmarks.retrieval.benchmark_trie import draw_ids
 
 LEVEL_SIZES = (256,) * 4
 ALLOWED_SHARE = 0.1
@@ -119,6 +118,16 @@ class Parts(NamedTuple):
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
     return median_seconds(call, repeats, warmup=5) * 1e3
+
+
+def draw_ids(num_items: int, level_sizes: tuple[int, ...], power: int) -> Tensor:
+    """Draw unique codes [N, L], denser towards 0 for a larger power, in random order."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.empty(0, len(level_sizes), dtype=torch.int32)
+    while len(codes) < num_items:
+        drawn = [torch.rand(2 * num_items, generator=generator) ** power * k for k in level_sizes]
+        codes = torch.cat([codes, torch.stack(drawn, 1).int()]).unique(dim=0)
+    return codes[torch.randperm(len(codes), generator=generator)[:num_items]]
 
 
 def build(shape: Shape, trie: Trie, codes: Tensor) -> Searches:
