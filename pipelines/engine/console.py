@@ -4,7 +4,7 @@ Exit codes: 0 success; 1 an internal error, with its traceback; 2 invalid comman
 data; 3 a check refused (release: the champion stays; parity: differences); 5 an alarm was raised;
 70 training diverged; 71 out of memory; 72 a process of a training on several was lost; 74 disk
 error; 75 the workspace, a stage of it or the folder of bundles is in use; 130 interrupted. The
-table of them for operators is in docs/scheduled.md.
+table of them for operators is in docs/exit-codes.md.
 """
 
 from __future__ import annotations

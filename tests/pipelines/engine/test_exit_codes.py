@@ -18,7 +18,7 @@ from pipelines.engine.errors import (
 )
 from pipelines.engine.history import KILLED
 
-PAGE = Path(__file__).parents[3] / "docs/scheduled.md"
+PAGE = Path(__file__).parents[3] / "docs/exit-codes.md"
 app = typer.Typer(cls=PlainErrors)
 ERRORS = {
     "value": (ValueError("no file"), 2),
