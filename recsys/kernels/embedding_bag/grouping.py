@@ -14,7 +14,6 @@ from torch import Tensor
 
 from recsys.kernels.embedding_bag.launch import Arguments, Kernel, part_streams
 from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.reference import MEAN, UNPOOLED
 
 CHUNK = 64
 """Sorted ids that one program adds up; a run in more than two such chunks is cut there."""
@@ -54,23 +53,21 @@ def blocks(count: int, block: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _key_kernel(pooling: int, block: int) -> Kernel:
+def _key_kernel(block: int) -> Kernel:
     from recsys.kernels.embedding_bag.triton_grouping import _key_ids
 
-    return Kernel(_key_ids, {"unpooled": pooling == UNPOOLED, "block": block})
+    return Kernel(_key_ids, {"block": block})
 
 
 @lru_cache(maxsize=64)
-def _list_kernel(pooling: int, chunk: int, short: int, block: int) -> Kernel:
+def _list_kernel(chunk: int, short: int, block: int) -> Kernel:
     from recsys.kernels.embedding_bag.triton_grouping import _list_work
 
-    constants = {"pooling": pooling, "chunk": chunk, "short": short, "block": block}
+    constants = {"chunk": chunk, "short": short, "block": block}
     return Kernel(_list_work, constants, num_warps=LIST_WARPS)
 
 
-def key_ids(
-    layout: TableLayout, feature_data: Tensor, ids: Tensor, offsets: Tensor, pooling: int
-) -> Keys:
+def key_ids(layout: TableLayout, feature_data: Tensor, ids: Tensor, offsets: Tensor) -> Keys:
     """Find key and place of each id; the key is R where the id is out of range or in no bag."""
     num_features = len(layout.feature_tables)
     num_bags, num_ids = offsets.shape[0] - 1, ids.shape[0]
@@ -83,31 +80,29 @@ def key_ids(
         layout.total_rows, (num_bags + 1).bit_length(),
     )  # fmt: skip
     arguments = Arguments((ids, offsets, feature_data, keys, places, words), numbers)
-    _key_kernel(pooling, KEY_BLOCK).launch(blocks(num_ids, KEY_BLOCK), arguments)
+    _key_kernel(KEY_BLOCK).launch(blocks(num_ids, KEY_BLOCK), arguments)
     return Keys(keys, places, words)
 
 
 def group(
     layout: TableLayout,
     feature_data: Tensor,
-    batch: tuple[Tensor, Tensor, Tensor | None, int],
+    batch: tuple[Tensor, Tensor, Tensor | None],
 ) -> Runs:
     """Sort ids by key, equal keys in their order, and list what there is to do."""
-    ids, offsets, sample_weights, pooling = batch
-    num_ids, num_features = ids.shape[0], len(layout.feature_tables)
-    keys, places, words = key_ids(layout, feature_data, ids, offsets, pooling)
+    ids, offsets, sample_weights = batch
+    num_ids = ids.shape[0]
+    keys, places, words = key_ids(layout, feature_data, ids, offsets)
     keys, order = torch.sort(keys, stable=True)
     stride = blocks(num_ids, 16) * 16
     # Allocated after the sort, in the memory that it gave back.
     work = torch.empty(3 * stride + stride // CHUNK + 16, dtype=torch.int32, device=ids.device)
-    scaled = sample_weights is not None or pooling == MEAN
-    scales = torch.empty(num_ids, device=ids.device) if scaled else None
-    batch_size = max(1, (offsets.shape[0] - 1) // num_features)
+    scales = None if sample_weights is None else torch.empty(num_ids, device=ids.device)
     arguments = Arguments(
-        (keys, order, places, offsets, sample_weights, scales, work, words),
-        (batch_size, num_features, num_ids, stride, layout.total_rows),
+        (keys, order, places, sample_weights, scales, work, words),
+        (num_ids, stride, layout.total_rows),
     )
-    kernel = _list_kernel(pooling, CHUNK, SHORT_RUN, LIST_BLOCK)
+    kernel = _list_kernel(CHUNK, SHORT_RUN, LIST_BLOCK)
     kernel.launch(blocks(num_ids, LIST_BLOCK), arguments)
     return Runs(keys, scales, work, words, stride)
 
@@ -115,7 +110,7 @@ def group(
 def group_during_lookup(
     layout: TableLayout,
     feature_data: Tensor,
-    batch: tuple[Tensor, Tensor, Tensor | None, int],
+    batch: tuple[Tensor, Tensor, Tensor | None],
     lookup: Callable[[], Tensor],
     num_bytes: int,
 ) -> tuple[Tensor, Runs]:

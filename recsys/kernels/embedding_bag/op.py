@@ -21,10 +21,8 @@ from recsys.kernels.embedding_bag.optimizer import (
     Tables,
     new_state,
 )
-from recsys.kernels.embedding_bag.reference import MEAN, SUM, UNPOOLED, row_keys
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-POOLINGS = {"sum": SUM, "mean": MEAN, "none": UNPOOLED}
 MAX_IDS = 2**31 - 2**14
 """So that places in a batch, and a little beyond it, fit 32 bits."""
 
@@ -34,7 +32,6 @@ def check_batch(
     ids: Tensor,
     offsets: Tensor,
     sample_weights: Tensor | None,
-    pooling: str,
 ) -> None:
     """Refuse shapes and types that do not fit, without looking at a value."""
     num_features = len(layout.feature_tables)
@@ -53,37 +50,17 @@ def check_batch(
         raise ValueError(
             f"offsets must have F * B + 1 entries with F = {num_features}, got {len(offsets)}"
         )
-    if pooling not in POOLINGS:
-        raise ValueError(f"pooling must be one of {sorted(POOLINGS)}, got {pooling!r}")
-    if pooling == "none" and not layout.uniform:
-        raise ValueError(f"unpooled lookups need tables of one width, got {sorted(layout.dims)}")
     if sample_weights is not None:
+        if sample_weights.requires_grad:
+            raise ValueError(
+                "sample_weights get no gradient beside row updates; train dense tables"
+            )
         fits = sample_weights.shape == ids.shape and sample_weights.is_contiguous()
         if not fits or sample_weights.dtype != torch.float32:
             raise ValueError(
                 f"sample_weights must be contiguous float32 {tuple(ids.shape)} like the ids, got "
                 f"{sample_weights.dtype} {tuple(sample_weights.shape)}"
             )
-
-
-def check_values(layout: TableLayout, ids: Tensor, offsets: Tensor) -> None:
-    """Refuse ids out of range and offsets that fall or miss ids; waits for the device."""
-    starts = offsets.cpu()
-    if int(starts[0]) != 0 or int(starts[-1]) != len(ids) or bool((starts.diff() < 0).any()):
-        raise ValueError(
-            f"offsets must rise from 0 to the number of ids, {len(ids)}; they run from "
-            f"{int(starts[0])} to {int(starts[-1])}"
-        )
-    keys, bags = row_keys(layout, ids.cpu(), starts)
-    wrong = (keys == layout.total_rows).nonzero().flatten()
-    if len(wrong):
-        place = int(wrong[0])
-        feature = int(bags[place]) // ((len(starts) - 1) // len(layout.feature_tables))
-        table = layout.feature_tables[feature]
-        raise ValueError(
-            f"id {int(ids[place])} at place {place} (feature {feature}) is not in table {table}; "
-            f"its rows are 0 to {layout.num_rows[table] - 1}. Map unknown ids to a row first"
-        )
 
 
 class _Lookup(torch.autograd.Function):
@@ -93,7 +70,6 @@ class _Lookup(torch.autograd.Function):
     def forward(
         ctx: Any,
         anchor: Tensor,
-        sample_weights: Tensor | None,
         bags: EmbeddingBags,
         batch: Batch,
         scalars: tuple[Tensor | None, Tensor | None],
@@ -114,15 +90,8 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tables, batch, grad = ctx.tables, ctx.batch, grads[0].contiguous()
-        sample_grad = None
-        if ctx.needs_input_grad[1]:
-            # Before the update, which changes the rows that this reads.
-            sample_grad = dispatch.sample_weight_gradient(
-                tables.layout, tables.weights, tables.feature_data, batch, grad
-            )
-        dispatch.update(tables, batch, grad, ctx.scalars, ctx.runs)
-        return None, sample_grad, None, None, None
+        dispatch.update(ctx.tables, ctx.batch, grads[0].contiguous(), ctx.scalars, ctx.runs)
+        return None, None, None, None
 
 
 class EmbeddingBags(nn.Module):
@@ -159,7 +128,6 @@ class EmbeddingBags(nn.Module):
             raise ValueError(f"tables must be one of {[str(one) for one in DTYPES]}, got {dtype}")
         self.layout = layout
         self.config = config
-        self.settings = dispatch.settings_text(layout, config)
         state = new_state(layout, config, learning_rate, device)
         weights = torch.zeros(layout.num_elements, dtype=dtype, device=device)
         for name, tensor in zip(("weights", *state._fields), (weights, *state), strict=True):
@@ -187,12 +155,10 @@ class EmbeddingBags(nn.Module):
         offsets: Tensor,
         sample_weights: Tensor | None = None,
         *,
-        pooling: str = "sum",
         grad_scale: Tensor | None = None,
         skip: Tensor | None = None,
-        check_ids: bool = False,
     ) -> Tensor:
-        """Look up every feature's bags: [B, sum of D_f], or with pooling "none" [M, D].
+        """Sum the rows of every feature's bags, [B, sum of D_f].
 
         Args:
             ids: [M] int32 or int64, feature by feature. An id out of range gives zeros and moves
@@ -202,23 +168,15 @@ class EmbeddingBags(nn.Module):
             grad_scale: [1] float32 on the device, multiplies the gradient in the update.
             skip: [1] on the device, not zero where the update must change nothing. It is read
                 when the backward runs.
-            check_ids: Refuse ids out of range and offsets that do not fit; waits for the device.
 
         Raises:
-            ValueError: Shapes, types or, on request, ids that do not fit.
+            ValueError: Shapes or types that do not fit.
         """
-        check_batch(self.layout, ids, offsets, sample_weights, pooling)
-        if check_ids:
-            check_values(self.layout, ids, offsets)
-        if torch.compiler.is_compiling():
-            return dispatch.embedding_bag(  # type: ignore[no-any-return]
-                self.weights, self.feature_data, ids, offsets, sample_weights, self.anchor,
-                list(self.tables().state), grad_scale, skip, self.settings, POOLINGS[pooling],
-            )  # fmt: skip
-        batch = Batch(ids, offsets, sample_weights, POOLINGS[pooling])
+        check_batch(self.layout, ids, offsets, sample_weights)
+        batch = Batch(ids, offsets, sample_weights)
         if not torch.is_grad_enabled():
             return dispatch.lookup(self.layout, self.weights, self.feature_data, batch)
         scalars = (grad_scale, skip)
         return _Lookup.apply(  # type: ignore[no-any-return,no-untyped-call]
-            self.anchor, sample_weights, self, batch, scalars
+            self.anchor, self, batch, scalars
         )

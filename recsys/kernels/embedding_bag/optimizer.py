@@ -34,9 +34,6 @@ class OptimizerConfig:
     epsilon: float = 1e-8
     beta1: float = 0.9
     beta2: float = 0.999
-    stochastic_rounding: bool = False
-    """Round bf16 and fp16 rows up or down at random, keyed on (seed, step, row, column)."""
-    seed: int = 0
     max_row_norm: float | None = None
     """Greatest length of a row's gradient, summed over the batch; longer ones are scaled to it,
     and a row whose gradient is not finite stays as it is. None does neither."""
@@ -80,7 +77,7 @@ def new_state(
 ) -> OptimizerState:
     """Make the state of untouched tables."""
     first = second = 0
-    if config.rule in (Optimizer.ADAM, Optimizer.ROWWISE_ADAM):
+    if is_adam(config):
         first = layout.num_elements
     if config.rule == Optimizer.ADAM:
         second = layout.num_elements
@@ -94,10 +91,9 @@ def new_state(
     )
 
 
-def counts_steps(config: OptimizerConfig) -> bool:
+def is_adam(config: OptimizerConfig) -> bool:
     """Whether the update depends on how many there were."""
-    adam = config.rule in (Optimizer.ADAM, Optimizer.ROWWISE_ADAM)
-    return adam or config.stochastic_rounding
+    return config.rule in (Optimizer.ADAM, Optimizer.ROWWISE_ADAM)
 
 
 def bias_corrections(step: Tensor, config: OptimizerConfig) -> Tensor:

@@ -19,9 +19,6 @@ from recsys.kernels.embedding_bag.optimizer import (
     bias_corrections,
 )
 
-SUM, MEAN, UNPOOLED = 0, 1, 2
-MASK = 0xFFFFFFFF
-
 
 def row_keys(layout: TableLayout, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """Find the key of each id, [M], R where it is out of range, and its bag f * B + b, [M]."""
@@ -35,14 +32,11 @@ def row_keys(layout: TableLayout, ids: Tensor, offsets: Tensor) -> tuple[Tensor,
     return torch.where(there, first[feature] + ids, layout.total_rows), bags
 
 
-def _scales(offsets: Tensor, bags: Tensor, sample_weights: Tensor | None, pooling: int) -> Tensor:
+def _scales(bags: Tensor, sample_weights: Tensor | None) -> Tensor:
     """Compute the factor of each id in its bag's result, [M]."""
-    scale = torch.ones(len(bags), dtype=torch.float32)
-    if sample_weights is not None:
-        scale = sample_weights[: len(bags)]
-    if pooling == MEAN:
-        scale = scale / offsets.diff()[bags].to(scale.dtype)
-    return scale
+    if sample_weights is None:
+        return torch.ones(len(bags), dtype=torch.float32)
+    return sample_weights[: len(bags)]
 
 
 def _rows(weights: Tensor, keys: Tensor, one: WidthClass) -> Tensor:
@@ -66,26 +60,16 @@ def forward(
     ids: Tensor,
     offsets: Tensor,
     sample_weights: Tensor | None,
-    pooling: int,
 ) -> Tensor:
-    """Look up and pool: [B, sum of D_f], or unpooled [M, D].
-
-    An empty bag gives zeros; so does an id out of range, which still counts in a mean.
-    """
+    """Look up and sum, [B, sum of D_f]; an empty bag and an id out of range give zeros."""
     wide = _wide(weights.dtype)
     keys, bags = row_keys(layout, ids, offsets)
-    scale = _scales(offsets, bags, sample_weights, pooling).to(wide)
+    scale = _scales(bags, sample_weights).to(wide)
     batch = (len(offsets) - 1) // len(layout.feature_tables)
-    if pooling == UNPOOLED:
-        out = torch.zeros(len(ids), layout.dims[0], dtype=wide)
-    else:
-        out = torch.zeros(batch, layout.columns[-1], dtype=wide)
+    out = torch.zeros(batch, layout.columns[-1], dtype=wide)
     for one in layout.classes:
         at = _of_class(keys, one)
         rows = _rows(weights, keys[at], one).to(wide) * scale[at, None]
-        if pooling == UNPOOLED:
-            out[at] = rows
-            continue
         pooled = torch.zeros(len(offsets) - 1, one.dim, dtype=wide).index_add_(0, bags[at], rows)
         for feature in one.features:
             column = layout.columns[feature]
@@ -95,30 +79,12 @@ def forward(
 
 
 def _row_gradients(
-    layout: TableLayout, grad: Tensor, one: WidthClass, at: Tensor, bags: Tensor, pooling: int
+    layout: TableLayout, grad: Tensor, one: WidthClass, at: Tensor, bags: Tensor
 ) -> Tensor:
     """Read the gradient of each id's bag, [M, D]."""
-    if pooling == UNPOOLED:
-        return grad[at]
     batch = len(grad)
     columns = torch.tensor(layout.columns)[bags[at] // batch]
     return grad[(bags[at] % batch)[:, None], columns[:, None] + torch.arange(one.dim)]
-
-
-def sample_weight_gradient(
-    layout: TableLayout, weights: Tensor, ids: Tensor, offsets: Tensor, grad: Tensor, pooling: int
-) -> Tensor:
-    """Compute each sample weight's gradient, [M]: its row times its bag's gradient."""
-    wide = _wide(weights.dtype)
-    keys, bags = row_keys(layout, ids, offsets)
-    scale = _scales(offsets, bags, None, pooling).to(wide)
-    out = torch.zeros(len(ids), dtype=wide)
-    for one in layout.classes:
-        at = _of_class(keys, one)
-        rows = _rows(weights, keys[at], one).to(wide)
-        row_grad = _row_gradients(layout, grad, one, at, bags, pooling).to(wide)
-        out[at] = (rows * row_grad).sum(1) * scale[at]
-    return out
 
 
 def update(
@@ -126,7 +92,7 @@ def update(
     config: OptimizerConfig,
     weights: Tensor,
     state: OptimizerState,
-    batch: tuple[Tensor, Tensor, Tensor | None, int],
+    batch: tuple[Tensor, Tensor, Tensor | None],
     grad: Tensor,
     grad_scale: Tensor | None = None,
     skip: Tensor | None = None,
@@ -136,20 +102,20 @@ def update(
     ``state.step`` must already count this update.
 
     Args:
-        batch: ids, offsets, sample weights, pooling, as in `forward`.
-        grad: Gradient of the output, [B, sum of D_f] or [M, D].
+        batch: ids, offsets, sample weights, as in `forward`.
+        grad: Gradient of the output, [B, sum of D_f].
         grad_scale: [1], multiplies the gradient.
         skip: [1], not zero where nothing may change.
     """
     if skip is not None and bool(skip != 0):
         return
-    ids, offsets, sample_weights, pooling = batch
+    ids, offsets, sample_weights = batch
     wide = _wide(weights.dtype)
     keys, bags = row_keys(layout, ids, offsets)
-    scale = _scales(offsets, bags, sample_weights, pooling).to(wide)
+    scale = _scales(bags, sample_weights).to(wide)
     for one in layout.classes:
         at = _of_class(keys, one)
-        rows = _row_gradients(layout, grad, one, at, bags, pooling).to(wide) * scale[at, None]
+        rows = _row_gradients(layout, grad, one, at, bags).to(wide) * scale[at, None]
         touched, place = torch.unique(keys[at], return_inverse=True)
         total = torch.zeros(len(touched), one.dim, dtype=wide).index_add_(0, place, rows)
         if grad_scale is not None:
@@ -202,35 +168,4 @@ def _apply(
         squares[at] = mean_square.to(squares.dtype)
         change = lr * (mean / correct[0]) / ((mean_square / correct[1]).sqrt() + config.epsilon)
     moved = table(weights)[rows].to(grad.dtype) - change
-    if config.stochastic_rounding and weights.dtype in (torch.bfloat16, torch.float16):
-        noise = random_bits(keys, one.dim, state.step, config.seed)
-        moved = round_stochastically(moved, noise, weights.dtype)
     table(weights)[rows] = moved.to(weights.dtype)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Scramble 32-bit words held in int64 (the finaliser of MurmurHash3)."""
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & MASK
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & MASK
-    return x ^ (x >> 16)
-
-
-def random_bits(keys: Tensor, dim: int, step: Tensor, seed: int) -> Tensor:
-    """Draw 32 bits for each column of rows ``keys``, [U, D], from (seed, step, row, column)."""
-    stream = _mix((step * 0x9E3779B9 + seed) & MASK)
-    row = _mix(_mix((keys & MASK) ^ stream) ^ (keys >> 32))
-    return _mix((row[:, None] + torch.arange(dim) * 0x9E3779B9) & MASK)
-
-
-def round_stochastically(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float32 up or down to bf16 or fp16, up with a probability of the part cut off."""
-    bits = values.float().view(torch.int32).long()
-    drop = 16 if dtype == torch.bfloat16 else 13
-    rounded = ((bits + (noise >> (32 - drop))) >> drop) << drop
-    rounded = ((rounded & MASK) ^ 0x80000000) - 0x80000000
-    out = rounded.to(torch.int32).view(torch.float32)
-    if dtype == torch.float16:
-        # Below 2^-14 fp16's steps stay 2^-24 apart.
-        fine = (values.float() * 2.0**24 + (noise >> 8) * 2.0**-24).floor() * 2.0**-24
-        out = torch.where(values.abs() < 2.0**-14, fine, out)
-    return torch.where(values.isfinite(), out, values.float())

@@ -7,7 +7,7 @@ long run's sums in ascending order and applies. A chunk meets at most two long r
 first id and the one that starts in it: two slots a chunk hold sums. `triton_rows` has the
 others. All take the same arguments, needed or not, so that the host lays them out once.
 
-Axes: F features, B batch, M ids, D width. A place is b * F + f, or unpooled the id's m.
+Axes: F features, B batch, M ids, D width. A place is b * F + f.
 """
 
 from __future__ import annotations
@@ -18,36 +18,8 @@ import triton.language as tl
 from recsys.kernels.embedding_bag.triton_grouping import ITEMS, LONG
 
 SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-SIZES = (
-    "num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start", "seed",
-)  # fmt: skip
+SIZES = ("num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start")
 """Whole numbers of an update, whose values change nothing of what is compiled."""
-
-
-@triton.jit
-def _mix(x):
-    x = (x ^ (x >> 16)) * 0x85EBCA6B
-    x = (x ^ (x >> 13)) * 0xC2B2AE35
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _round(value, key, d, step, seed, target: tl.constexpr):
-    """Round stochastically, keyed on (seed, step, row, column); see `reference.random_bits`."""
-    stream = _mix(((tl.load(step) * 0x9E3779B9 + seed) & 0xFFFFFFFF).to(tl.uint32))
-    low = (key & 0xFFFFFFFF).to(tl.uint32)
-    row = _mix(_mix(low ^ stream) ^ (key >> 32).to(tl.uint32))
-    noise = _mix(row[:, None] + d.to(tl.uint32)[None, :] * 0x9E3779B9)
-    bits = value.to(tl.uint32, bitcast=True)
-    if target == tl.bfloat16:
-        rounded = ((bits + (noise >> 16)) & 0xFFFF0000).to(tl.float32, bitcast=True)
-    else:
-        rounded = ((bits + (noise >> 19)) & 0xFFFFE000).to(tl.float32, bitcast=True)
-        fine = value * 16777216.0 + (noise >> 8).to(tl.float32) * (1.0 / 16777216)
-        fine = tl.floor(fine) * (1.0 / 16777216)
-        rounded = tl.where(tl.abs(value) < 6.103515625e-05, fine, rounded)
-    finite = (bits & 0x7F800000) != 0x7F800000
-    return tl.where(finite, rounded, value)
 
 
 @triton.jit
@@ -109,7 +81,6 @@ def _apply(
     weights,
     first,
     second,
-    step,
     learning_rate,
     corrections,
     grad_scale,
@@ -118,11 +89,9 @@ def _apply(
     epsilon,
     beta1: tl.constexpr,
     beta2: tl.constexpr,
-    seed,
     max_row_norm,
     dim: tl.constexpr,
     rule: tl.constexpr,
-    stochastic: tl.constexpr,
     shared: tl.constexpr,
 ):
     """Move rows w [R, D] by their gradients g and write them and their state; old: `_row_state`.
@@ -163,8 +132,6 @@ def _apply(
             tl.store(second + key, square, mask=live)
             below = (tl.sqrt_rn(square / root) + epsilon)[:, None]
         w = w - lr * (mean / tl.load(corrections)) / below
-    if stochastic:
-        w = _round(w, key, d, step, seed, weights.dtype.element_ty)
     tl.store(weights + at, w.to(weights.dtype.element_ty), mask=mask)
 
 
@@ -180,7 +147,6 @@ def _update_items(
     weights,
     first,
     second,
-    step,
     learning_rate,
     corrections,
     grad_scale,
@@ -192,7 +158,6 @@ def _update_items(
     first_key: tl.int64,
     end_key: tl.int64,
     start: tl.int64,
-    seed: tl.int64,
     epsilon,
     max_row_norm,
     beta1: tl.constexpr,
@@ -204,7 +169,6 @@ def _update_items(
     uniform: tl.constexpr,
     aligned: tl.constexpr,
     rule: tl.constexpr,
-    stochastic: tl.constexpr,
     shared: tl.constexpr,
 ):
     """Add up the gradients of each item, ``block_l`` ids at a time; apply those of whole runs."""
@@ -251,9 +215,9 @@ def _update_items(
                 tl.store(partials + place_of_sum, g, mask=d[None, :] < dim)
             else:
                 _apply(
-                    g, w, old, key + lane, lane == 0, d, weights, first, second, step,
-                    learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1,
-                    beta2, seed, max_row_norm, dim, rule, stochastic, shared,
+                    g, w, old, key + lane, lane == 0, d, weights, first, second, learning_rate,
+                    corrections, grad_scale, first_key, start, epsilon, beta1, beta2,
+                    max_row_norm, dim, rule, shared,
                 )  # fmt: skip
 
 
@@ -269,7 +233,6 @@ def _update_long(
     weights,
     first,
     second,
-    step,
     learning_rate,
     corrections,
     grad_scale,
@@ -281,7 +244,6 @@ def _update_long(
     first_key: tl.int64,
     end_key: tl.int64,
     start: tl.int64,
-    seed: tl.int64,
     epsilon,
     max_row_norm,
     beta1: tl.constexpr,
@@ -292,7 +254,6 @@ def _update_long(
     block_few: tl.constexpr,
     chunk: tl.constexpr,
     rule: tl.constexpr,
-    stochastic: tl.constexpr,
     shared: tl.constexpr,
 ):
     """Add up the chunks' sums of each long run and apply.
@@ -347,7 +308,7 @@ def _update_long(
                 few += block_few
                 more = tl.min(live.to(tl.int32), 0) == 1
             _apply(
-                total[None, :], w, old, key + lane, lane == 0, d, weights, first, second, step,
+                total[None, :], w, old, key + lane, lane == 0, d, weights, first, second,
                 learning_rate, corrections, grad_scale, first_key, start, epsilon, beta1, beta2,
-                seed, max_row_norm, dim, rule, stochastic, shared,
+                max_row_norm, dim, rule, shared,
             )  # fmt: skip

@@ -10,7 +10,7 @@ entry is worked on alone, so no result does.
 ``work`` is one int32 tensor: sorted places, singles and items of ``stride`` each, then long runs.
 Short runs fill the space of items from its end, for the two together never fill it.
 
-Axes: F features, B batch, M ids. A place is b * F + f, or unpooled the id's m.
+Axes: F features, B batch, M ids. A place is b * F + f.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MEAN = tl.constexpr(1)
 ITEMS, SHORT, LONG = tl.constexpr(1), tl.constexpr(16), tl.constexpr(32)
 
 
@@ -41,7 +40,6 @@ def _key_ids(
     num_words: tl.int32,
     total_rows: tl.int64,
     steps: tl.int32,
-    unpooled: tl.constexpr,
     block: tl.constexpr,
 ):
     """Write key and place of each id and clear the words; an id of no bag has the last key.
@@ -75,52 +73,37 @@ def _key_ids(
     row = tl.load(ids + m, mask=inside, other=0).to(tl.int64)
     key = tl.where(covered & (row >= 0) & (row < num_rows), first + row, total_rows)
     tl.store(keys + m, key.to(keys.dtype.element_ty), mask=inside)
-    place = m
-    if not unpooled:
-        place = (bag - feature * batch) * num_features + feature
+    place = (bag - feature * batch) * num_features + feature
     tl.store(places + m, place, mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "num_features", "num_ids", "stride", "total_rows"])
+@triton.jit(do_not_specialize=["num_ids", "stride", "total_rows"])
 def _list_work(
     sorted_keys,
     order,
     places,
-    offsets,
     sample_weights,
     sorted_scales,
     work,
     counts,
-    batch: tl.int32,
-    num_features: tl.int32,
     num_ids: tl.int32,
     stride: tl.int64,
     total_rows: tl.int64,
-    pooling: tl.constexpr,
     chunk: tl.constexpr,
     short: tl.constexpr,
     block: tl.constexpr,
 ):
-    """Bring factors, and places unless they are, into sorted order and fill the four lists."""
+    """Bring places and factors into sorted order and fill the four lists."""
     stride = stride // 16 * 16
     i = tl.program_id(0) * block + tl.arange(0, block)
     inside = i < num_ids
     key = tl.load(sorted_keys + i, mask=inside, other=0)
     before = tl.load(sorted_keys + i - 1, mask=inside & (i > 0), other=-1)
     after = tl.load(sorted_keys + i + 1, mask=i + 1 < num_ids, other=-1)
-    if order is not None:
-        m = tl.load(order + i, mask=inside, other=0)
-        place = tl.load(places + m, mask=inside, other=0)
-        tl.store(work + i, place, mask=inside)
+    m = tl.load(order + i, mask=inside, other=0)
+    tl.store(work + i, tl.load(places + m, mask=inside, other=0), mask=inside)
     if sorted_scales is not None:
-        scale = tl.full((block,), 1.0, tl.float32)
-        if sample_weights is not None:
-            scale = tl.load(sample_weights + m, mask=inside, other=0.0)
-        if pooling == MEAN:
-            bag = (place % num_features) * batch + place // num_features
-            begin = tl.load(offsets + bag, mask=inside, other=0)
-            length = tl.load(offsets + bag + 1, mask=inside, other=1) - begin
-            scale = scale / tl.maximum(length, 1).to(tl.float32)
+        scale = tl.load(sample_weights + m, mask=inside, other=0.0)
         tl.store(sorted_scales + i, scale, mask=inside)
     known = inside & (key < total_rows)
     starts, ends = known & (key != before), known & (key != after)

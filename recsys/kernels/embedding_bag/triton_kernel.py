@@ -1,4 +1,4 @@
-"""Triton kernels of the lookup, pooled and unpooled, and of the gradient of sample weights.
+"""Triton kernel of the lookup.
 
 Axes: F features, B batch, M ids, D width. Programs handle ``block_b`` bags of one feature;
 ``unroll`` rows of each bag are loaded before the first is used.
@@ -16,8 +16,6 @@ from torch import Tensor
 from recsys.kernels.embedding_bag.launch import Arguments, Kernel
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.tuning import Config, config_for, shape_class
-
-MEAN, UNPOOLED = tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit(
@@ -40,7 +38,6 @@ def _forward(
     block_d: tl.constexpr,
     block_b: tl.constexpr,
     unroll: tl.constexpr,
-    pooling: tl.constexpr,
     aligned: tl.constexpr,
 ):
     """Pool block_b bags of one feature of this width, the first of which is ``before``."""
@@ -75,62 +72,9 @@ def _forward(
             ).to(tl.float32)
             if sample_weights is not None:
                 x *= tl.load(sample_weights + begin + l, mask=live, other=0.0)[:, None]
-            if pooling == UNPOOLED:
-                place = (begin + l).to(tl.int64)[:, None] * out_stride + d[None, :]
-                tl.store(out + place, x, mask=live[:, None] & wide)
-            else:
-                acc += x
-    if pooling != UNPOOLED:
-        if pooling == MEAN:
-            acc = acc / tl.maximum(length, 1).to(tl.float32)[:, None]
-        place = b.to(tl.int64)[:, None] * out_stride + column + d[None, :]
-        tl.store(out + place, acc, mask=inside[:, None] & wide)
-
-
-@triton.jit
-def _sample_weight_gradient(
-    weights,
-    feature_data,
-    keys,
-    places,
-    grad,
-    offsets,
-    out,
-    batch,
-    num_ids,
-    num_features,
-    grad_stride,
-    first_key,
-    end_key,
-    start,
-    dim: tl.constexpr,
-    block_d: tl.constexpr,
-    block_m: tl.constexpr,
-    pooling: tl.constexpr,
-):
-    """Multiply the rows of block_m ids with their bags' gradients; keys and places by id."""
-    m = tl.program_id(0).to(tl.int64) * block_m + tl.arange(0, block_m)
-    inside = m < num_ids
-    key = tl.load(keys + m, mask=inside, other=-1).to(tl.int64)
-    live = (key >= first_key) & (key < end_key)
-    place = tl.load(places + m, mask=live, other=0).to(tl.int64)
-    d = tl.arange(0, block_d)
-    mask = live[:, None] & (d[None, :] < dim)
-    scale = tl.full((block_m,), 1.0, tl.float32)
-    if pooling == UNPOOLED:
-        at = place * grad_stride
-    else:
-        b, feature = place // num_features, place % num_features
-        at = b * grad_stride + tl.load(feature_data + 2 * num_features + feature, mask=live)
-        if pooling == MEAN:
-            bag = feature * batch + b
-            begin = tl.load(offsets + bag, mask=live, other=0)
-            length = tl.load(offsets + bag + 1, mask=live, other=1) - begin
-            scale = 1.0 / length.to(tl.float32)
-    g = tl.load(grad + at[:, None] + d[None, :], mask=mask, other=0.0).to(tl.float32)
-    row = weights + start + (key - first_key)[:, None] * dim + d[None, :]
-    x = tl.load(row, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + m, tl.sum(g * x, axis=1) * scale, mask=live)
+            acc += x
+    place = b.to(tl.int64)[:, None] * out_stride + column + d[None, :]
+    tl.store(out + place, acc, mask=inside[:, None] & wide)
 
 
 @lru_cache(maxsize=1024)
@@ -153,12 +97,10 @@ def _tile(dim: int, length: int, element_size: int) -> tuple[str, Config]:
 
 
 @lru_cache(maxsize=1024)
-def _lookup_kernel(
-    dim: int, block_b: int, unroll: int, num_warps: int, pooling: int, aligned: bool
-) -> Kernel:
+def _lookup_kernel(dim: int, block_b: int, unroll: int, num_warps: int, aligned: bool) -> Kernel:
     constants = {
         "dim": dim, "block_d": triton.next_power_of_2(dim), "block_b": block_b, "unroll": unroll,
-        "pooling": pooling, "aligned": aligned,
+        "aligned": aligned,
     }  # fmt: skip
     return Kernel(_forward, constants, num_warps=num_warps)
 
@@ -170,10 +112,9 @@ def forward(
     ids: Tensor,
     offsets: Tensor,
     sample_weights: Tensor | None,
-    pooling: int,
     out: Tensor,
 ) -> Tensor:
-    """Fill ``out`` [B, sum of D_f] or [M, D] with the lookups; see `reference.forward`."""
+    """Fill ``out`` [B, sum of D_f] with the lookups; see `reference.forward`."""
     num_features = len(layout.feature_tables)
     num_bags = offsets.shape[0] - 1
     batch = num_bags // num_features
@@ -185,49 +126,9 @@ def forward(
         block_b, unroll, num_warps = chosen["block_b"], chosen["unroll"], chosen["num_warps"]
         blocks = -(-batch // block_b) * len(one.features)
         if blocks:
-            kernel = _lookup_kernel(one.dim, block_b, unroll, num_warps, pooling, layout.aligned)
+            kernel = _lookup_kernel(one.dim, block_b, unroll, num_warps, layout.aligned)
             tensors = (weights, feature_data, ids, offsets, sample_weights, out)
             numbers = (batch, num_features, before, out_stride, one.first_key, one.start)
             kernel.launch(blocks, Arguments(tensors, numbers))
         before += len(one.features)
-    return out
-
-
-def sample_weight_gradient(
-    layout: TableLayout,
-    weights: Tensor,
-    feature_data: Tensor,
-    keys: Tensor,
-    places: Tensor,
-    offsets: Tensor,
-    grad: Tensor,
-    pooling: int,
-    out: Tensor,
-) -> Tensor:
-    """Fill ``out`` [M] where keys are in range; see `reference.sample_weight_gradient`."""
-    num_features = len(layout.feature_tables)
-    for one in layout.classes:
-        block_d = triton.next_power_of_2(one.dim)
-        block_m = max(1, 1024 // block_d)
-        _sample_weight_gradient[(triton.cdiv(len(keys), block_m),)](
-            weights,
-            feature_data,
-            keys,
-            places,
-            grad,
-            offsets,
-            out,
-            (len(offsets) - 1) // num_features,
-            len(keys),
-            num_features,
-            grad.stride(0),
-            one.first_key,
-            one.end_key,
-            one.start,
-            dim=one.dim,
-            block_d=block_d,
-            block_m=block_m,
-            pooling=pooling,
-            num_warps=4,
-        )
     return out

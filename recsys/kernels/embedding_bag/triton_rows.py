@@ -56,7 +56,6 @@ def _update_rows(
     weights,
     first,
     second,
-    step,
     learning_rate,
     corrections,
     grad_scale,
@@ -68,7 +67,6 @@ def _update_rows(
     first_key: tl.int64,
     end_key: tl.int64,
     start: tl.int64,
-    seed: tl.int64,
     epsilon,
     max_row_norm,
     beta1: tl.constexpr,
@@ -79,7 +77,6 @@ def _update_rows(
     uniform: tl.constexpr,
     aligned: tl.constexpr,
     rule: tl.constexpr,
-    stochastic: tl.constexpr,
     shared: tl.constexpr,
     runs: tl.constexpr,
 ):
@@ -146,8 +143,7 @@ def _update_rows(
                 )  # fmt: skip
                 m += 1
         _apply(
-            g, w, old, key, live, d, weights, first, second, step, learning_rate, corrections,
-            grad_scale, first_key, start, epsilon, beta1, beta2, seed, max_row_norm, dim, rule,
-            stochastic, shared,
+            g, w, old, key, live, d, weights, first, second, learning_rate, corrections,
+            grad_scale, first_key, start, epsilon, beta1, beta2, max_row_norm, dim, rule, shared,
         )  # fmt: skip
         i, own, places = next_i, next_own, next_places

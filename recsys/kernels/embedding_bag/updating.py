@@ -22,6 +22,7 @@ from recsys.kernels.embedding_bag.optimizer import (
     OptimizerConfig,
     Tables,
     bias_corrections,
+    is_adam,
 )
 from recsys.kernels.tuning import Config, config_for, shape_class
 
@@ -65,22 +66,22 @@ class Kernels(NamedTuple):
 @lru_cache(maxsize=1024)
 def _kernels(
     dim: int,
-    rule: tuple[int, float, float, bool],
+    rule: tuple[int, float, float],
     uniform: bool,
     aligned: bool,
     tiles: tuple[tuple[int, ...], ...],
     chunk: int,
 ) -> Kernels:
-    """Prepare kernels; rule: number, betas, whether to round stochastically; tiles: numbers."""
+    """Prepare kernels; rule: number, betas; tiles: numbers."""
     from recsys.kernels.embedding_bag.triton_backward import _update_items, _update_long
     from recsys.kernels.embedding_bag.triton_rows import _update_rows
 
-    number, beta1, beta2, stochastic = rule
+    number, beta1, beta2 = rule
     items, long, short, singles = (dict(zip(_NAMES, tile, strict=True)) for tile in tiles)
     block_d = 1 << (dim - 1).bit_length()
     wide = min(16, max(1, block_d // 128))
     before = {"beta1": beta1, "beta2": beta2, "dim": dim, "block_d": block_d}
-    behind = {"rule": number, "stochastic": stochastic}
+    behind = {"rule": number}
     places = {"uniform": uniform, "aligned": aligned}
     of_items = {
         **before, "block_l": tile_rows(items, block_d, wide), "chunk": chunk, **places, **behind,
@@ -136,23 +137,19 @@ def update(
     runs: Runs,
     grad: Tensor,
     scalars: tuple[Tensor | None, Tensor | None],
-    *,
-    unpooled: bool,
 ) -> None:
     """Add up and apply, in place; see `reference.update`. Scalars: grad_scale, skip."""
     layout, config, weights, state, feature_data = tables
-    adam = config.rule in (Optimizer.ADAM, Optimizer.ROWWISE_ADAM)
-    corrections = bias_corrections(state.step, config) if adam else None
-    half = weights.dtype in (torch.bfloat16, torch.float16)
-    rule = (int(config.rule), config.beta1, config.beta2, config.stochastic_rounding and half)
-    places = (layout.uniform or unpooled, layout.aligned)
+    corrections = bias_corrections(state.step, config) if is_adam(config) else None
+    rule = (int(config.rule), config.beta1, config.beta2)
+    places = (layout.uniform, layout.aligned)
     for one in layout.classes:
         tiles = _tiles(_class(one.dim, config.rule), weights.dtype)
         _update_width(
             one,
             runs,
             (grad, feature_data, len(layout.feature_tables)),
-            (weights, *state, corrections, *scalars),
+            (weights, *state[:2], state.learning_rate, corrections, *scalars),
             config,
             _kernels(one.dim, rule, *places, tiles, CHUNK),
         )
@@ -174,7 +171,7 @@ def _update_width(
     most = None if config.max_row_norm is None else float(config.max_row_norm)
     numbers = (
         num_ids, runs.stride, num_features, grad.stride(0), one.first_key, one.end_key, one.start,
-        config.seed, float(config.epsilon), most,
+        float(config.epsilon), most,
     )  # fmt: skip
     lists = (runs.keys, runs.scales, runs.work, runs.counts)
     arguments = Arguments((*lists, grad, feature_data, partials, *rows), numbers)

@@ -20,9 +20,9 @@ TYPES = {
     "sorted_scales": "*fp32", "grad": "*fp32", "feature_data": "*i64", "num_features": "i32",
     "grad_stride": "i64", "sorted_keys": "*i32", "work": "*i32", "counts": "*i32",
     "partials": "*fp32",
-    "weights": "*fp32", "first": "*fp32", "second": "*fp32", "step": "*i64",
+    "weights": "*fp32", "first": "*fp32", "second": "*fp32",
     "learning_rate": "*fp32", "corrections": "*fp32", "skip": "*i32", "num_ids": "i32",
-    "stride": "i64", "first_key": "i64", "end_key": "i64", "start": "i64", "seed": "i64",
+    "stride": "i64", "first_key": "i64", "end_key": "i64", "start": "i64",
     "epsilon": "fp32",
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def update_long(rule: Optimizer, dim: int) -> str:
     constants = {
         "grad_scale": None, "max_row_norm": None, "beta1": 0.9, "beta2": 0.999, "dim": dim,
         "block_d": block_d, "block_c": tile_rows(LONG, block_d), "block_few": 8, "chunk": 64,
-        "rule": int(rule), "stochastic": False, "shared": LONG["num_warps"] > 1,
+        "rule": int(rule), "shared": LONG["num_warps"] > 1,
     }  # fmt: skip
     kernel = triton_backward._update_long
     return ptx(kernel, constants, LONG["num_warps"], LONG["registers"])
@@ -61,7 +61,7 @@ def test_short_runs_compile_where_rows_are_as_many_as_columns(dim: int) -> None:
     constants = {
         "grad_scale": None, "max_row_norm": None, "beta1": 0.9, "beta2": 0.999, "dim": dim,
         "block_d": dim, "block_r": rows, "uniform": False, "aligned": True,
-        "rule": int(Optimizer.ROWWISE_ADAGRAD), "stochastic": False, "shared": False,
+        "rule": int(Optimizer.ROWWISE_ADAGRAD), "shared": False,
         "runs": True,
     }  # fmt: skip
     kernel = triton_rows._update_rows
