@@ -88,6 +88,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "tracking.fetch_seconds": "leave it out: a fetch that was cut off is continued",
     "tracking.live_seconds": "leave it out: a run is sent when it is done",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
+    "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [
             *(f"{name}.{key}" for name, keys in FIXED_KEYS.items() for key in keys.split()),

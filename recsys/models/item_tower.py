@@ -342,6 +342,9 @@ REMOVED_SETTINGS: Mapping[str, object] = {
     "memory_orders": (),
     "memory_rows": 1 << 16,
     "first_code_limit": None,
+    "num_shared_experts": 0,
+    "dense_steps": 0,
+    "router_loss_weight": 0.01,
 }
 """Settings of saved models that were removed, each with the one value that is still read."""
 

@@ -27,7 +27,7 @@ MAX_ITEMS = 1 << 14
 def item_router(model: Ranker) -> BiasedRouter | None:
     """Find the router that reads items alone and is balanced by biases; None without."""
     body = model.trunk.body
-    if not isinstance(body, SparseMoe) or not isinstance(body.router, BiasedRouter):
+    if not isinstance(body, SparseMoe):
         return None
     by_item = model.config.routed_by == "item" and body.router.bias_rate > 0
     return body.router if by_item else None

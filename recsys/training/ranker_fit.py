@@ -89,7 +89,7 @@ def has_one_shape(model: Ranker, losses: StepLosses) -> bool:
     same = model.num_item_rows == model.inputs.num_item_rows and not model.inputs.query_dense
     shape = losses.shape
     places = shape.num_queries * (shape.num_candidates + shape.max_history)
-    return same and model.config.dense_steps == 0 and model.encodes_all(places)
+    return same and model.encodes_all(places)
 
 
 def fixed_loss(

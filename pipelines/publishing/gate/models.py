@@ -141,7 +141,7 @@ def experts(subject: Subject) -> Iterator[Verdict]:
             min(loads),
             subject.config.min_expert_load,
             "smallest share of candidates that an expert of the ranker gets, 1 is even; a dead "
-            "expert learns nothing, train with a higher router_loss_weight or fewer experts",
+            "expert learns nothing, train with fewer experts",
         )
 
 

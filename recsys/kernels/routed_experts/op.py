@@ -1,7 +1,6 @@
-"""Experts that each row visits a few of, as one operation, and the router before them as another.
+"""Experts that each row visits a few of, and the router before them, by Triton.
 
-The only file that checks arguments and chooses between the Triton kernels and plain PyTorch. The
-operations are registered with `torch.library`, so a compiled model keeps one graph.
+The only file that checks their arguments; ``layers/moe`` computes the same where no kernel runs.
 
 Axes: B rows, K visits of each row, S = B * K slots, E experts, D width, F inner width, O output
 width.
@@ -9,19 +8,19 @@ width.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from recsys.kernels.choice import runs
-from recsys.kernels.routed_experts import reference
-from recsys.kernels.routed_experts.reference import Plan, most_tiles
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE_ROWS = 128
 """Slots of a tile of a product."""
 MAX_EXPERTS = 1024
+MAX_ROUTED_EXPERTS = 128
+MAX_TOP_K = 8
 
 
 def routed_experts(
@@ -39,15 +38,44 @@ def routed_experts(
         experts: Which experts each row visits, [B, K] int64 in [0, E); not checked.
         weights: What each visit counts, [B, K] float32.
 
-    Returns:
-        [B, O] of the rows' type.
-
     Raises:
         ValueError: Shapes, types or devices that do not fit.
     """
     _check(rows, up, down, experts, weights)
-    apply: Any = _routed_experts
-    return cast("Tensor", apply(rows.contiguous(), up, down, experts, weights)[0])
+    apply: Any = _RoutedExperts.apply
+    return cast("Tensor", apply(rows.contiguous(), up, down, experts, weights))
+
+
+class _RoutedExperts(torch.autograd.Function):
+    """The kernels of the experts with their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
+    ) -> Tensor:
+        from recsys.kernels.routed_experts import triton_kernel, triton_rows
+
+        up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
+        plan = triton_rows.plan_visits(experts, len(up), TILE_ROWS)
+        own = triton_rows.collect(rows, plan.row_of_slot, None, 1)
+        hidden = triton_kernel.product(own, up, plan, rectifies=True)
+        outputs = triton_kernel.product(hidden, down, plan)
+        ctx.save_for_backward(up, down, weights, own, hidden, outputs, *plan[:4])
+        return triton_rows.collect(outputs, plan.slot_of, weights, weights.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from recsys.kernels.routed_experts import triton_backward, triton_kernel, triton_rows
+
+        up, down, weights, own, hidden, outputs, *order = ctx.saved_tensors
+        plan, grad = triton_rows.Plan(*order, TILE_ROWS), grads[0].contiguous()
+        of_slots, of_weights = triton_rows.spread(grad, outputs, plan.slot_of, weights)
+        of_hidden = triton_kernel.product(of_slots, down, plan, transposed=True, like=hidden)
+        of_down = triton_backward.weight_gradient(of_slots, hidden, plan)
+        of_up = triton_backward.weight_gradient(of_hidden, own, plan)
+        back = triton_kernel.product(of_hidden, up, plan, transposed=True)
+        of_rows = triton_rows.collect(back, plan.slot_of, None, weights.shape[1])
+        return of_rows, of_up, of_down, None, of_weights
 
 
 def count_visits(experts: Tensor, num_experts: int) -> Tensor:
@@ -56,102 +84,13 @@ def count_visits(experts: Tensor, num_experts: int) -> Tensor:
     Args:
         experts: Chosen experts, int64 in [0, E); not checked.
     """
-    if _on_kernels(experts) and 1 <= num_experts <= MAX_EXPERTS:
+    if runs("routed_experts", experts) and 1 <= num_experts <= MAX_EXPERTS:
         from recsys.kernels.routed_experts import triton_rows
 
         return triton_rows.count_visits(experts, num_experts)
     # One comparison for each expert; unlike a scatter it adds in a fixed order.
     numbers = torch.arange(num_experts, device=experts.device)
     return (experts.reshape(-1, 1) == numbers).sum(0)
-
-
-def _on_kernels(rows: Tensor) -> bool:
-    return runs("routed_experts", rows)
-
-
-Made = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-@torch.library.custom_op("recsys::routed_experts", mutates_args=())
-def _routed_experts(
-    rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
-) -> Made:
-    if not _on_kernels(rows):
-        plan = reference.plan_visits(experts, len(up), TILE_ROWS)
-        return (*reference.forward(rows, up, down, plan, weights), *plan[:4])
-    from recsys.kernels.routed_experts import triton_kernel, triton_rows
-
-    up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
-    plan = triton_rows.plan_visits(experts, len(up), TILE_ROWS)
-    own = triton_rows.collect(rows, plan.row_of_slot, None, 1)
-    hidden = triton_kernel.product(own, up, plan, rectifies=True)
-    outputs = triton_kernel.product(hidden, down, plan)
-    out = triton_rows.collect(outputs, plan.slot_of, weights, weights.shape[1])
-    return (out, own, hidden, outputs, *plan[:4])
-
-
-@_routed_experts.register_fake
-def _(rows, up, down, experts, weights) -> Made:  # type: ignore[no-untyped-def]
-    slots = experts.numel()
-    single: Any = {"dtype": torch.int32}
-    return (
-        rows.new_empty(len(rows), down.shape[1]),
-        rows.new_empty(slots, rows.shape[1]),
-        rows.new_empty(slots, up.shape[1]),
-        rows.new_empty(slots, down.shape[1]),
-        rows.new_empty(slots, **single),
-        rows.new_empty(slots, **single),
-        rows.new_empty(len(up), **single),
-        rows.new_empty(1 + 3 * most_tiles(slots, len(up), TILE_ROWS), **single),
-    )
-
-
-@torch.library.custom_op("recsys::routed_experts_backward", mutates_args=())
-def _routed_experts_backward(
-    grad: Tensor, inputs: list[Tensor], made: list[Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    up, down, weights = inputs
-    own, hidden, outputs = made[:3]
-    plan = Plan(made[3], made[4], made[5], made[6], TILE_ROWS)
-    grad = grad.contiguous()
-    if not _on_kernels(own):
-        return reference.backward(grad, up, down, plan, weights, (own, hidden, outputs))
-    from recsys.kernels.routed_experts import triton_backward, triton_kernel, triton_rows
-
-    up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
-    of_slots, of_weights = triton_rows.spread(grad, outputs, plan.slot_of, weights)
-    of_hidden = triton_kernel.product(of_slots, down, plan, transposed=True, like=hidden)
-    of_down = triton_backward.weight_gradient(of_slots, hidden, plan)
-    of_up = triton_backward.weight_gradient(of_hidden, own, plan)
-    back = triton_kernel.product(of_hidden, up, plan, transposed=True)
-    of_rows = triton_rows.collect(back, plan.slot_of, None, weights.shape[1])
-    return of_rows, of_up, of_down, of_weights
-
-
-@_routed_experts_backward.register_fake
-def _(grad, inputs, made):  # type: ignore[no-untyped-def]
-    of_rows = grad.new_empty(len(grad), made[0].shape[1])
-    return of_rows, *(one.new_empty(one.shape) for one in inputs)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Made) -> None:
-    _, up, down, _, weights = inputs
-    ctx.mark_non_differentiable(*output[1:])
-    # Or zeros as large as the inner numbers would be made.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(up, down, weights, *output[1:])
-
-
-def _differentiate(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 5
-    apply: Any = _routed_experts_backward
-    saved = list(ctx.saved_tensors)
-    of_rows, of_up, of_down, of_weights = apply(grad, saved[:3], saved[3:])
-    return of_rows, of_up, of_down, None, of_weights
-
-
-_routed_experts.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def _check(rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor) -> None:
@@ -184,3 +123,90 @@ def _check(rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Ten
     for name, one in (("up", up), ("down", down), ("experts", experts), ("weights", weights)):
         if one.device != rows.device:
             raise ValueError(f"rows are on {rows.device}, {name} on {one.device}; move one")
+
+
+class Routed(NamedTuple):
+    """Where rows go."""
+
+    logits: Tensor
+    """[B, E] float32."""
+    experts: Tensor
+    """[B, K] int64, the best first; of equal scores the lower number."""
+    weights: Tensor
+    """[B, K] float32: shares of the chosen scores, of all scores where K is 1."""
+
+
+def can_route(rows: Tensor, num_experts: int, top_k: int) -> bool:
+    """Whether there is a kernel for this: bfloat16 rows on a GPU, few enough experts."""
+    fits = rows.ndim == 2 and rows.dtype == torch.bfloat16
+    on_kernels = runs("routed_experts", rows)
+    few = num_experts <= MAX_ROUTED_EXPERTS and top_k <= min(MAX_TOP_K, num_experts)
+    return fits and on_kernels and few
+
+
+def route(rows: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, by_softmax: bool) -> Routed:
+    """Choose each row's experts by score plus bias, and weigh them by score.
+
+    As exact as products of float32 numbers. A row's bits do not depend on its batch. Equal inputs
+    give equal bits, gradients included.
+
+    Args:
+        rows: [B, D] bfloat16; other types where there is no kernel.
+        weight: [E, D] float32.
+        bias: [E] float32, part of the choice alone.
+        by_softmax: Scores are a softmax over experts; by default each one's own sigmoid.
+
+    Raises:
+        ValueError: Shapes, types or devices that do not fit.
+    """
+    if rows.ndim != 2 or weight.ndim != 2 or weight.shape[1] != rows.shape[1]:
+        raise ValueError(
+            f"rows must be [B, D] and weight [E, D], got {tuple(rows.shape)} and "
+            f"{tuple(weight.shape)}"
+        )
+    if bias.shape != weight.shape[:1] or not 1 <= top_k <= len(weight):
+        raise ValueError(
+            f"bias must be [{len(weight)}] and top_k in [1, {len(weight)}], got "
+            f"{tuple(bias.shape)} and {top_k}"
+        )
+    if weight.dtype != torch.float32 or bias.dtype != torch.float32:
+        raise ValueError(f"weight and bias must be float32, got {weight.dtype} and {bias.dtype}")
+    if not rows.device == weight.device == bias.device:
+        raise ValueError(
+            f"rows are on {rows.device}, weight on {weight.device}, bias on {bias.device}; move "
+            "them to one"
+        )
+    apply: Any = _Route.apply
+    return Routed(*apply(rows.contiguous(), weight, bias, top_k, by_softmax))
+
+
+class _Route(torch.autograd.Function):
+    """The kernels of the router with their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, top_k: int, by_softmax: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from recsys.kernels.routed_experts import triton_router
+
+        made = triton_router.route(rows, weight.contiguous(), bias.contiguous(), top_k, by_softmax)
+        ctx.by_softmax = by_softmax
+        ctx.mark_non_differentiable(made[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(rows, weight, *made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        from recsys.kernels.routed_experts import triton_router
+
+        rows, weight, *made = ctx.saved_tensors
+        of_logits, _, of_weights = (None if one is None else one.contiguous() for one in grads)
+        if of_weights is None:
+            if of_logits is None:
+                return (None,) * 5
+            of_weights = torch.zeros_like(made[2])
+        of_rows, of_weight = triton_router.route_backward(
+            rows, weight.contiguous(), tuple(made), of_logits, of_weights, ctx.by_softmax
+        )
+        return of_rows, of_weight, None, None, None

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from recsys.kernels.routed_experts.reference import Plan, most_tiles
+from recsys.kernels.routed_experts.triton_rows import Plan, most_tiles
 from recsys.kernels.tuning import config_for, shape_class
 
 

@@ -5,17 +5,35 @@ Axes: B rows, K visits of a row, V = B * K visits, S = V slots, E experts, T til
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys.kernels.routed_experts.reference import Plan, most_tiles
-
 BLOCK_VISITS = 256
 COUNTS_AT_ONCE = 4096
+
+
+class Plan(NamedTuple):
+    """The order in which experts take visits, all int32; no number of it is read by the host."""
+
+    row_of_slot: Tensor
+    """[S]."""
+    slot_of: Tensor
+    """[B * K], where each visit went."""
+    ends: Tensor
+    """[E], where each expert's slots end."""
+    tiles: Tensor
+    """[1 + 3 T]: how many tiles there are, then each one's expert, first slot and the end of the
+    expert's slots. A tile holds up to ``tile_rows`` slots of one expert."""
+    tile_rows: int = 128
+
+
+def most_tiles(num_slots: int, num_experts: int, tile_rows: int) -> int:
+    """As many tiles as there can be, T."""
+    return max(1, num_slots // tile_rows + num_experts)
 
 
 @triton.jit

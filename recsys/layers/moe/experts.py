@@ -12,7 +12,7 @@ them, padding included), R slots of a block, N blocks, D width, F inner width, O
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from recsys.kernels.choice import is_on
+from recsys.kernels.choice import runs
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.layers.moe.routing import without_autocast
-
-Compute = Literal["auto", "grouped", "batched", "loop"]
 
 GROUPED_FROM = 64
 """Rows of an expert, on average, from which grouped products beat a batched one on CUDA."""
@@ -181,8 +179,6 @@ class Experts(nn.Module):
         dim: D.
         hidden_dim: F.
         output_dim: O.
-        compute: How visits are multiplied; ``auto`` chooses by device, type and load. ``loop`` is
-            the slow truth, one expert after the other.
         block_rows: R of the batched product out of training. A constant, so that a row's bits do
             not depend on how many others visit its expert.
     """
@@ -194,7 +190,6 @@ class Experts(nn.Module):
         hidden_dim: int,
         output_dim: int,
         *,
-        compute: Compute = "auto",
         block_rows: int = 32,
     ) -> None:
         super().__init__()
@@ -203,9 +198,7 @@ class Experts(nn.Module):
                 "experts need positive sizes, got "
                 f"{num_experts=}, {dim=}, {hidden_dim=}, {output_dim=}, {block_rows=}"
             )
-        if compute not in get_args(Compute):
-            raise ValueError(f"compute is one of {get_args(Compute)}, got {compute!r}")
-        self.compute, self.block_rows = compute, block_rows
+        self.block_rows = block_rows
         # As nn.Linear: outputs before inputs.
         self.up = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
         self.down = nn.Parameter(torch.empty(num_experts, output_dim, hidden_dim))
@@ -215,11 +208,6 @@ class Experts(nn.Module):
     @property
     def num_experts(self) -> int:
         return len(self.up)
-
-    def extra_repr(self) -> str:
-        """Show the sizes where a model is printed."""
-        num_experts, hidden_dim, dim = self.up.shape
-        return f"{num_experts}, {dim} -> {hidden_dim} -> {self.down.shape[1]}, {self.compute}"
 
     def forward(self, rows: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Add up what each row's experts say, [B, O].
@@ -233,32 +221,23 @@ class Experts(nn.Module):
         if torch.is_autocast_enabled(device):
             rows = rows.to(torch.get_autocast_dtype(device))
         up, down = self.up.to(rows.dtype), self.down.to(rows.dtype)
-        how = self._chosen(rows, experts)
         with without_autocast(device):
-            if how == "loop":
-                return loop_over_experts(rows, up, down, experts, weights)
-            if how == "grouped" and rows.is_cuda and rows.dtype != torch.float32:
+            if self._kernels_take(rows, experts):
                 return routed_experts(rows, up, down, experts, weights.float())
-            if how == "grouped":
-                slots = grouped_slots(experts, self.num_experts)
-                outputs = _grouped(dispatch(rows, slots), up, down, slots.ends)
-            else:
-                serving = rows.device.type == "cpu" and not torch.is_grad_enabled()
-                block_rows = SERVED_ROWS if serving else self._block_rows(experts)
-                slots = blocked_slots(experts, self.num_experts, block_rows)
-                blocks = dispatch(rows, slots).view(-1, block_rows, rows.shape[1])  # [N, R, D]
-                outputs = (_in_turn if serving else _batched)(blocks, up, down, slots.ends)
+            serving = rows.device.type == "cpu" and not torch.is_grad_enabled()
+            block_rows = SERVED_ROWS if serving else self._block_rows(experts)
+            slots = blocked_slots(experts, self.num_experts, block_rows)
+            blocks = dispatch(rows, slots).view(-1, block_rows, rows.shape[1])  # [N, R, D]
+            outputs = (_in_turn if serving else _batched)(blocks, up, down, slots.ends)
             return collect(outputs, slots, weights.to(outputs.dtype))
 
-    def _chosen(self, rows: Tensor, experts: Tensor) -> Compute:
-        if self.compute != "auto":
-            return self.compute
+    def _kernels_take(self, rows: Tensor, experts: Tensor) -> bool:
         sizes = (*self.up.shape[1:], self.down.shape[1])
         # Loads of a grouped product want rows that start at multiples of 16 bytes.
         halves = (torch.bfloat16, torch.float16)
         fits = rows.is_cuda and rows.dtype in halves and not any(n % 8 for n in sizes)
         enough = experts.numel() >= GROUPED_FROM * self.num_experts
-        return "grouped" if fits and enough and is_on("routed_experts") else "batched"
+        return fits and enough and runs("routed_experts", rows)
 
     def _block_rows(self, experts: Tensor) -> int:
         if not self.training:
@@ -266,12 +245,6 @@ class Experts(nn.Module):
         # Larger blocks copy weights less often.
         half_load = experts.numel() // (2 * self.num_experts)
         return max(self.block_rows, min(128, 1 << max(0, half_load).bit_length()))
-
-
-def _grouped(rows: Tensor, up: Tensor, down: Tensor, ends: Tensor) -> Tensor:
-    """Multiply each expert's stretch of slots by its weights, [S, D] -> [S, O]."""
-    hidden = functional.grouped_mm(rows, up.transpose(1, 2), offs=ends)
-    return functional.grouped_mm(functional.relu_(hidden), down.transpose(1, 2), offs=ends)
 
 
 def _batched(blocks: Tensor, up: Tensor, down: Tensor, expert_of_block: Tensor) -> Tensor:
@@ -300,17 +273,4 @@ def _in_turn(blocks: Tensor, up: Tensor, down: Tensor, expert_of_block: Tensor) 
         strict=True,
     ):
         torch.mm(torch.mm(own, into).relu_(), out_of, out=part)
-    return out
-
-
-def loop_over_experts(
-    rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
-) -> Tensor:
-    """Compute one expert after the other: the slow truth, [B, O]."""
-    out = rows.new_zeros(len(rows), down.shape[1])
-    for expert in range(len(up)):
-        row, place = (experts == expert).nonzero(as_tuple=True)
-        visited = functional.relu(rows[row] @ up[expert].T) @ down[expert].T
-        visited = visited * weights[row, place, None].to(visited.dtype)
-        out = out.index_add(0, row, visited)
     return out

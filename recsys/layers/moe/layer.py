@@ -1,6 +1,4 @@
-"""Sparse mixture of experts: a router sends each row to a few experts.
-
-Shazeer et al. 2017 (arXiv:1701.06538), with the shared experts of DeepSeekMoE (arXiv:2401.06066).
+"""Sparse mixture of experts: a router sends each row to a few (Shazeer et al., arXiv:1701.06538).
 
 Axes: B rows, D width, F inner width, E experts, K experts of each row.
 """
@@ -12,8 +10,8 @@ from typing import Literal, NamedTuple, cast
 
 from torch import Tensor, nn
 
-from recsys.layers.moe.experts import Compute, Experts
-from recsys.layers.moe.routing import BiasedRouter, NoisyRouter, Routing
+from recsys.layers.moe.experts import Experts
+from recsys.layers.moe.routing import BiasedRouter, Routing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,35 +27,17 @@ class SparseMoeConfig:
     """F of each expert."""
     num_experts: int
     top_k: int = 2
-    num_shared_experts: int = 0
-    """Additional experts of the same size that every row visits."""
     router_dim: int | None = None
     """Width of the router's input; None is ``dim``."""
-    router: Literal["sigmoid", "softmax", "noisy"] = "sigmoid"
-    """Balanced by biases (``sigmoid``, ``softmax``), or by noise and a loss."""
+    router: Literal["sigmoid", "softmax"] = "sigmoid"
     bias_rate: float = 0.01
     """How far a bias moves in a step, at most."""
-    dense_steps: int = 0
-    """First training steps, in which rows visit every expert; not with ``noisy``."""
-    loss_weight: float = 0.01
-    """Weight of a noisy router's balancing loss."""
     certainty_weight: float = 0.0
-    """Weight of the entropy of a row's routing; not with ``noisy``."""
+    """Weight of the entropy of a row's routing."""
     evenness_weight: float = 0.0
-    """Weight of the negative entropy of mean routing; not with ``noisy``."""
-    compute: Compute = "auto"
+    """Weight of the negative entropy of mean routing."""
 
     def __post_init__(self) -> None:
-        if self.router not in ("sigmoid", "softmax", "noisy"):
-            raise ValueError(f"router is 'sigmoid', 'softmax' or 'noisy', got {self.router!r}")
-        if self.router == "noisy" and (self.certainty_weight or self.evenness_weight):
-            raise ValueError(
-                f"certainty_weight is {self.certainty_weight}, evenness_weight "
-                f"{self.evenness_weight}, and a noisy router has none; set them to 0, or router to "
-                "'softmax' or 'sigmoid'"
-            )
-        if self.num_shared_experts < 0:
-            raise ValueError(f"num_shared_experts must be >= 0, got {self.num_shared_experts}")
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k must be in [1, num_experts = {self.num_experts}], got {self.top_k}"
@@ -73,36 +53,23 @@ class Mixed(NamedTuple):
 
 
 class SparseMoe(nn.Module):
-    """A router, experts of which each row visits K, and experts that every row visits."""
+    """A router, and experts of which each row visits K."""
 
     def __init__(self, config: SparseMoeConfig) -> None:
         super().__init__()
         self.config = config
         dim, hidden_dim, num_experts = config.dim, config.hidden_dim, config.num_experts
         router_dim = config.router_dim or dim
-        self.router: BiasedRouter | NoisyRouter
-        if config.router == "noisy":
-            self.router = NoisyRouter(
-                router_dim, num_experts, config.top_k, loss_weight=config.loss_weight
-            )
-        else:
-            self.router = BiasedRouter(
-                router_dim,
-                num_experts,
-                config.top_k,
-                scores=config.router,
-                bias_rate=config.bias_rate,
-                dense_steps=config.dense_steps,
-                certainty_weight=config.certainty_weight,
-                evenness_weight=config.evenness_weight,
-            )
-        self.experts = Experts(num_experts, dim, hidden_dim, dim, compute=config.compute)
-        shared_dim = config.num_shared_experts * hidden_dim
-        self.shared = (
-            nn.Sequential(nn.Linear(dim, shared_dim), nn.ReLU(), nn.Linear(shared_dim, dim))
-            if shared_dim
-            else None
+        self.router = BiasedRouter(
+            router_dim,
+            num_experts,
+            config.top_k,
+            scores=config.router,
+            bias_rate=config.bias_rate,
+            certainty_weight=config.certainty_weight,
+            evenness_weight=config.evenness_weight,
         )
+        self.experts = Experts(num_experts, dim, hidden_dim, dim)
 
     def forward(
         self, rows: Tensor, routed_by: Tensor | None = None, routing: Routing | None = None
@@ -116,7 +83,4 @@ class SparseMoe(nn.Module):
         """
         if routing is None:
             routing = cast("Routing", self.router(rows if routed_by is None else routed_by))
-        output: Tensor = self.experts(rows, routing.experts, routing.weights)
-        if self.shared is not None:
-            output = output + self.shared(rows)
-        return Mixed(output, routing)
+        return Mixed(self.experts(rows, routing.experts, routing.weights), routing)

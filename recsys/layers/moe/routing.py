@@ -1,8 +1,8 @@
-"""Which experts a row goes to, and how evenly they are used.
+"""Routers: which experts a row goes to, and how evenly they are used.
 
-Noisy top-k with a balancing loss: Shazeer et al. 2017, arXiv:1701.06538. Sigmoid top-k whose biases
-balance without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3, arXiv:2412.19437.
-Entropies that make rows choose plainly: LIMoE, Mustafa et al. 2022, arXiv:2206.02770.
+Top-k whose biases balance without a loss: Wang et al. 2024, arXiv:2408.15664, as in DeepSeek-V3,
+arXiv:2412.19437. Entropies that make rows choose plainly: LIMoE, Mustafa et al. 2022,
+arXiv:2206.02770.
 
 Axes: B rows, D width, E experts, K experts chosen of each row, G groups of rows. A name ends in its
 axes where they change often: ``scores_BE``.
@@ -16,10 +16,8 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn import functional
 
-from recsys.kernels.routed_experts.op import count_visits
-from recsys.kernels.routed_experts.router_op import can_route, route
+from recsys.kernels.routed_experts.op import can_route, count_visits, route
 
 SETTLED_SHARE = 0.01
 """Share of the first move that is left for the last one of a settling."""
@@ -97,11 +95,6 @@ def load_by_group(experts: Tensor, groups: Tensor, num_experts: int, num_groups:
     return table / table.sum(1, keepdim=True).clamp(min=1)
 
 
-def _check_choice(num_experts: int, top_k: int) -> None:
-    if not 1 <= top_k <= num_experts:
-        raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")
-
-
 class BiasedRouter(nn.Module):
     """Chooses by score plus a bias that rises while an expert gets too few rows.
 
@@ -113,8 +106,6 @@ class BiasedRouter(nn.Module):
     Args:
         scores: ``sigmoid`` scores each expert by itself, as DeepSeek-V3; ``softmax`` against the
             others, which finds groups of rows sooner.
-        dense_steps: Training steps at the start in which every row visits every expert, so that
-            experts differ before rows are parted among them (after arXiv:2112.14397).
         certainty_weight: Weight of the entropy of a row's chances, the softmax of scores. Borders
             between experts then move to where few rows are, so that rows that cluster go together.
             It draws a row to one expert.
@@ -131,24 +122,22 @@ class BiasedRouter(nn.Module):
         *,
         scores: Literal["sigmoid", "softmax"] = "sigmoid",
         bias_rate: float = 0.01,
-        dense_steps: int = 0,
         certainty_weight: float = 0.0,
         evenness_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        _check_choice(num_experts, top_k)
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")
         if scores not in ("sigmoid", "softmax"):
             raise ValueError(f"scores is 'sigmoid' or 'softmax', got {scores!r}")
-        if bias_rate < 0 or dense_steps < 0:
-            raise ValueError(
-                f"bias_rate and dense_steps must be >= 0, got {bias_rate} and {dense_steps}"
-            )
+        if bias_rate < 0:
+            raise ValueError(f"bias_rate must be >= 0, got {bias_rate}")
         if certainty_weight < 0 or evenness_weight < 0:
             raise ValueError(
                 "certainty_weight and evenness_weight must be >= 0, got "
                 f"{certainty_weight} and {evenness_weight}"
             )
-        self.top_k, self.bias_rate, self.dense_steps = top_k, bias_rate, dense_steps
+        self.top_k, self.bias_rate = top_k, bias_rate
         self.certainty_weight, self.evenness_weight = certainty_weight, evenness_weight
         self.by_softmax = scores == "softmax"
         self.moves_by_batch = True
@@ -161,16 +150,14 @@ class BiasedRouter(nn.Module):
 
     def forward(self, rows: Tensor) -> Routing:
         """Route rows, [B, D]."""
-        dense = self.training and self.dense_steps > 0 and int(self.steps) < self.dense_steps
-        num_chosen = len(self.bias) if dense else self.top_k
-        if can_route(rows, len(self.bias), num_chosen):
+        if can_route(rows, len(self.bias), self.top_k):
             logits_BE, experts_BK, weights_BK = route(
-                rows, self.scores.weight, self.bias, top_k=num_chosen, by_softmax=self.by_softmax
+                rows, self.scores.weight, self.bias, top_k=self.top_k, by_softmax=self.by_softmax
             )
             chances_BE = None
         else:
             logits_BE, scores_BE = self._scored(rows)
-            experts_BK = best_experts(scores_BE.detach() + self.bias, num_chosen)
+            experts_BK = best_experts(scores_BE.detach() + self.bias, self.top_k)
             chosen_BK = scores_BE.gather(1, experts_BK)
             # A single expert's share of the chosen would always be 1 and teach the router nothing.
             parts = scores_BE if self.top_k == 1 else chosen_BK
@@ -178,7 +165,7 @@ class BiasedRouter(nn.Module):
             chances_BE = scores_BE if self.by_softmax else None
         if self.training:
             self.steps += 1
-            if self.moves_by_batch and not dense:
+            if self.moves_by_batch:
                 self._move_bias(experts_BK)
         loss = logits_BE.new_zeros(())
         if self.training and self.certainty_weight + self.evenness_weight > 0:
@@ -239,58 +226,6 @@ def entropies(chances_BE: Tensor) -> tuple[Tensor, Tensor]:
     return of_rows, of_all
 
 
-class NoisyRouter(nn.Module):
-    """Chooses by a score with learned noise, balanced by the paper's importance and load losses."""
-
-    def __init__(
-        self, dim: int, num_experts: int, top_k: int, *, loss_weight: float = 0.01
-    ) -> None:
-        super().__init__()
-        _check_choice(num_experts, top_k)
-        if loss_weight < 0:
-            raise ValueError(f"loss_weight must be >= 0, got {loss_weight}")
-        self.top_k, self.loss_weight = top_k, loss_weight
-        self.scores = nn.Linear(dim, num_experts, bias=False)
-        self.noise = nn.Linear(dim, num_experts, bias=False)
-        # All experts start alike but for the noise, as in the paper.
-        nn.init.normal_(self.scores.weight, std=1e-2)
-        nn.init.zeros_(self.noise.weight)
-
-    def forward(self, rows: Tensor) -> Routing:
-        """Route rows, [B, D]."""
-        with without_autocast(rows.device.type):
-            clean_BE = self.scores(rows.float())
-            if not self.training:
-                experts_BK = torch.topk(clean_BE, self.top_k, dim=1).indices
-                return Routing(
-                    experts_BK, self._weights(clean_BE, experts_BK), clean_BE.new_zeros(())
-                )
-            scale_BE = functional.softplus(self.noise(rows.float())) + 1e-2
-            noisy_BE = clean_BE + torch.randn_like(clean_BE) * scale_BE
-            experts_BK = torch.topk(noisy_BE, self.top_k, dim=1).indices
-            weights_BK = self._weights(noisy_BE, experts_BK)
-            importance_E = torch.zeros_like(noisy_BE).scatter(1, experts_BK, weights_BK).sum(0)
-            loss = _squared_variation(importance_E)
-            if self.top_k < clean_BE.shape[1]:
-                loss = loss + _squared_variation(self._smooth_load(clean_BE, noisy_BE, scale_BE))
-            return Routing(experts_BK, weights_BK, self.loss_weight * loss)
-
-    def _weights(self, scores_BE: Tensor, experts_BK: Tensor) -> Tensor:
-        """Softmax over the chosen; a single one's share of all, or it would teach nothing."""
-        if self.top_k == 1:
-            return scores_BE.softmax(1).gather(1, experts_BK)
-        return scores_BE.gather(1, experts_BK).softmax(1)
-
-    def _smooth_load(self, clean_BE: Tensor, noisy_BE: Tensor, scale_BE: Tensor) -> Tensor:
-        """Probability of each expert to be chosen were its noise drawn anew, summed over rows."""
-        edges = torch.topk(noisy_BE, self.top_k + 1, dim=1).values
-        inside_BE = noisy_BE >= edges[:, -2:-1]
-        # What it must beat: the K-th best of the others.
-        threshold_BE = torch.where(inside_BE, edges[:, -1:], edges[:, -2:-1])
-        chances_BE: Tensor = torch.special.ndtr((clean_BE - threshold_BE) / scale_BE)
-        return chances_BE.sum(0)
-
-
 def best_experts(scores_BE: Tensor, top_k: int) -> Tensor:
     """Choose the experts of the highest scores, the best first, [B, K]."""
     if not scores_BE.is_cuda or top_k > 2:
@@ -306,8 +241,3 @@ def best_experts(scores_BE: Tensor, top_k: int) -> Tensor:
 def chosen_counts(experts: Tensor, num_experts: int) -> Tensor:
     """Count the choices of each expert without waiting for the device, [E] float32."""
     return count_visits(experts, num_experts).float()
-
-
-def _squared_variation(values: Tensor) -> Tensor:
-    """Variance over squared mean."""
-    return values.var(correction=0) / (values.mean().square() + 1e-10)

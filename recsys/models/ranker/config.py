@@ -17,7 +17,7 @@ from recsys.models.item_tower import FeatureSizes
 Trunk = Literal["sparse", "dense", "shared_bottom"]
 CHOICES = {
     "trunk": get_args(Trunk),
-    "router": ("sigmoid", "softmax", "noisy"),
+    "router": ("sigmoid", "softmax"),
     "routed_by": ("item", "fields"),
     "task_weighting": ("uncertainty", "fixed"),
     "combination": ("sum", "product"),
@@ -76,19 +76,13 @@ class RankerConfig:
     """Experts of a sparse trunk."""
     top_k: int = 2
     """Experts of a candidate in a sparse trunk."""
-    num_shared_experts: int = 0
-    """Additional experts that every candidate visits, in a sparse trunk."""
-    router: Literal["sigmoid", "softmax", "noisy"] = "softmax"
+    router: Literal["sigmoid", "softmax"] = "softmax"
     """How a candidate's experts are chosen and weighed."""
     routed_by: Literal["item", "fields"] = "item"
     """What the router reads: the candidate's field alone, so that similar items share experts for
     every user, or all fields."""
     bias_rate: float = 0.01
     """Largest step of an expert's bias, which balances the rows that experts get."""
-    dense_steps: int = 0
-    """First training steps, in which candidates visit every expert."""
-    router_loss_weight: float = 0.01
-    """Weight of the routers' own loss, where they have one."""
     router_certainty: float = 0.0
     """Weight of each candidate's routing entropy, for ``top_k`` 1: 0.1 lets a router find groups of
     items by itself."""
@@ -176,9 +170,8 @@ def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
 def _trunk_flops(config: RankerConfig, width: int) -> int:
     expert = 4 * width * config.hidden_dim
     if config.trunk == "sparse":
-        visited = config.top_k + config.num_shared_experts
         read = config.embedding_dim if config.routed_by == "item" else width
-        return 2 * read * config.num_experts + visited * expert
+        return 2 * read * config.num_experts + config.top_k * expert
     return expert
 
 

@@ -372,7 +372,7 @@ def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanke
     body = model.trunk.body
     if isinstance(body, SparseMoe):
         few = body.config.num_experts <= MOST_EXPERTS * body.config.top_k
-        fits = routing is not None and body.shared is None and few
+        fits = routing is not None and few
     else:
         fits = isinstance(body, nn.Sequential)
     weights = [weight for part in model.folded() for weight in part.parameters()]

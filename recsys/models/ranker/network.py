@@ -180,12 +180,9 @@ class Trunk(nn.Module):
                     hidden_dim=config.hidden_dim,
                     num_experts=config.num_experts,
                     top_k=config.top_k,
-                    num_shared_experts=config.num_shared_experts,
                     router=config.router,
                     router_dim=self.routed_dim,
                     bias_rate=config.bias_rate,
-                    dense_steps=config.dense_steps,
-                    loss_weight=config.router_loss_weight,
                     certainty_weight=config.router_certainty,
                     evenness_weight=config.router_evenness,
                 )

@@ -15,15 +15,17 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from recsys.kernels.choice import without
 from recsys.layers.moe import experts as moe_experts
 from recsys.layers.moe import routing as moe_routing
-from recsys.layers.moe.experts import Experts, loop_over_experts
+from recsys.layers.moe.experts import Experts
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import error_row, largest_error
 from tests.benchmarks.kernels.measure import median_ms
+from tests.recsys.testing.experts import loop_over_experts
 
 NUM_ROWS, DIM, NUM_EXPERTS, TOP_K = 16_384, 512, 32, 2
 TOLERANCE = 2e-2
@@ -68,7 +70,10 @@ def torch_grouped_experts(
 ) -> Tensor:
     """Compute what ``routed_experts`` does by torch's grouped products."""
     slots = moe_experts.grouped_slots(experts, len(up))
-    outputs = moe_experts._grouped(moe_experts.dispatch(rows, slots), up, down, slots.ends)
+    own = moe_experts.dispatch(rows, slots)
+    hidden = functional.grouped_mm(own, up.transpose(1, 2), offs=slots.ends)
+    hidden = functional.relu_(hidden)
+    outputs = functional.grouped_mm(hidden, down.transpose(1, 2), offs=slots.ends)
     return moe_experts.collect(outputs, slots, weights.to(outputs.dtype))
 
 
@@ -109,7 +114,6 @@ def layer_of(case: Case) -> SparseMoe:
         hidden_dim=size.hidden_dim,
         num_experts=size.num_experts,
         top_k=TOP_K,
-        compute="batched" if case.provider == "batched" else "grouped",
     )
     layer = SparseMoe(config).cuda()
     # Routers stay in float32, in which choices are made.

@@ -25,7 +25,7 @@ from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.kernels.topk_search.reference import reference_top_k
 from recsys.layers.embedding.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
 from recsys.layers.embedding.tables import TableConfig
-from recsys.layers.moe.experts import loop_over_experts
+from tests.recsys.testing.experts import loop_over_experts
 
 Call = Callable[[], object]
 NUM_SETS = 4

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.routed_experts import reference
-from recsys.kernels.routed_experts.op import count_visits, routed_experts
-from recsys.kernels.routed_experts.router_op import Routed, can_route, route
+from recsys.kernels.routed_experts.op import Routed, count_visits, route, routed_experts
 from recsys.kernels.tuning import asking, trying
-from recsys.layers.moe.experts import loop_over_experts
+from tests.recsys.kernels import routed_reference as reference
+from tests.recsys.testing.experts import loop_over_experts
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 """Largest error by the largest true value, gradients too."""
@@ -163,30 +162,6 @@ def check_router(device: str, num_rows: int, num_experts: int, top_k: int, dim: 
 ROUTERS = [(1, 2, 2, 100), (70, 20, 1, 40), (130, 32, 2, 64)]
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCES))
-@pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_the_plain_path(shape: Shape, dtype: torch.dtype) -> None:
-    check_experts("cpu", shape, dtype)
-
-
-@pytest.mark.parametrize("case", ROUTERS, ids=str)
-def test_the_plain_router(case: tuple[int, int, int, int]) -> None:
-    num_rows, num_experts, top_k, dim = case
-    rows, weight = torch.randn(num_rows, dim).bfloat16(), torch.randn(num_experts, dim) / dim**0.5
-    assert not can_route(rows, num_experts, top_k)
-    rows.requires_grad_()
-    found = route(rows, weight, torch.zeros(num_experts), top_k=top_k, by_softmax=False)
-    best = (rows.float() @ weight.T).argmax(1)
-    assert torch.equal(found.experts[:, 0], best)
-    if top_k > 1:
-        assert torch.allclose(found.weights.sum(1), torch.ones(num_rows))
-    leaf = rows.detach().float().requires_grad_()
-    scores = reference.scores_of(leaf @ weight.T, False)
-    (expected,) = torch.autograd.grad(reference.weigh(scores, found.experts)[:, 0].sum(), leaf)
-    (ours,) = torch.autograd.grad(found.weights[:, 0].sum(), rows)
-    assert torch.allclose(ours.float(), expected, rtol=1e-2, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -207,15 +182,6 @@ def test_says_what_is_wrong(change: dict[str, Tensor], message: str) -> None:
     }
     with pytest.raises(ValueError, match=message):
         routed_experts(**{**arguments, **change})
-
-
-def test_the_operations_meet_the_rules_of_their_library() -> None:
-    rows, up, down, weights = inputs((5, 3, 2, 4, 6, 4), torch.float32, "cpu")
-    leaves = [one.requires_grad_() for one in (rows, up, down)]
-    arguments = (*leaves, choices(5, 3, 2), weights.requires_grad_())
-    torch.library.opcheck(torch.ops.recsys.routed_experts.default, arguments)
-    router = (rows, torch.randn(3, 4).requires_grad_(), torch.zeros(3), 2, True)
-    torch.library.opcheck(torch.ops.recsys.route.default, router)
 
 
 @pytest.mark.gpu

@@ -100,7 +100,7 @@ def test_training_goes_on_as_before_a_settling() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"trunk": "dense"}, {"router": "noisy"}, {"routed_by": "fields"}, {"bias_rate": 0.0}],
+    [{"trunk": "dense"}, {"routed_by": "fields"}, {"bias_rate": 0.0}],
 )
 def test_without_biases_that_balance_items_nothing_is_settled(changes: dict[str, object]) -> None:
     model = ranker(**changes)

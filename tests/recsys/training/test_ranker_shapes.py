@@ -129,7 +129,6 @@ def test_steps_that_need_a_look_at_the_data_have_no_one_shape() -> None:
         return has_one_shape(model, losses_of(model))
 
     assert shaped(CONFIG, catalogue())
-    assert not shaped(replace(CONFIG, dense_steps=10), catalogue())
     lists = [[], *([1] for _ in range(NUM_ITEMS))]
     grown = ItemCatalogue(torch.empty(NUM_ITEMS + 1, 0), Jagged.from_lists(lists))
     assert not shaped(CONFIG, grown)

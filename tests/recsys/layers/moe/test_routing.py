@@ -5,7 +5,6 @@ import torch
 
 from recsys.layers.moe.routing import (
     BiasedRouter,
-    NoisyRouter,
     chosen_counts,
     entropies,
     expert_use,
@@ -82,54 +81,6 @@ def test_a_single_experts_weight_still_teaches_the_router():
     assert float(router.scores.weight.grad.abs().sum()) > 0
 
 
-def test_rows_visit_every_expert_at_the_start_of_training():
-    router = BiasedRouter(4, 3, 1, dense_steps=2)
-    rows = torch.randn(6, 4)
-    assert router.eval()(rows).experts.shape == (6, 1)
-    router.train()
-    for _ in range(2):
-        routing = router(rows)
-        assert routing.experts.shape == (6, 3)
-        torch.testing.assert_close(routing.weights.sum(1), torch.ones(6))
-    assert router(rows).experts.shape == (6, 1)
-
-
-def test_noise_and_losses_balance_a_router_that_training_would_leave_uneven():
-    torch.manual_seed(0)
-    router = NoisyRouter(16, 8, 2, loss_weight=0.1)
-    torch.nn.init.normal_(router.scores.weight, std=0.5)
-    before = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
-    optimizer = torch.optim.Adam(router.parameters(), lr=1e-2)
-    router.train()
-    for _ in range(300):
-        loss = router(skewed_rows(1024, 16)).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    after = expert_use(router.eval()(skewed_rows(4096, 16)).experts, 8)
-    assert after.max_violation < before.max_violation / 2
-    assert after.dead_experts == 0
-
-
-def test_smooth_load_is_the_chance_of_being_chosen_again():
-    """Shazeer's P(x, i), held against drawing each expert's noise anew many times."""
-    torch.manual_seed(1)
-    router = NoisyRouter(8, 5, 2)
-    torch.nn.init.normal_(router.scores.weight, std=0.3)
-    rows = torch.randn(4, 8)
-    clean = router.scores(rows)
-    scale = torch.nn.functional.softplus(router.noise(rows)) + 1e-2
-    noisy = clean + torch.randn_like(clean) * scale
-    found = router._smooth_load(clean, noisy, scale)
-    drawn = torch.zeros(5)
-    for expert in range(5):
-        again = noisy[None].repeat(20_000, 1, 1)
-        again[:, :, expert] = clean[:, expert] + torch.randn(20_000, 4) * scale[:, expert]
-        chosen = again.topk(2, dim=2).indices
-        drawn[expert] = (chosen == expert).any(2).float().mean(0).sum()
-    torch.testing.assert_close(found, drawn, atol=0.03, rtol=0)
-
-
 def test_use_of_even_and_of_collapsed_experts():
     even = expert_use(torch.tensor([[0, 1], [2, 3]]), 4)
     assert even.load.tolist() == [0.25] * 4
@@ -197,6 +148,5 @@ def test_information_of_equal_independent_and_finer_routings():
 
 
 def test_too_many_chosen_experts_are_refused():
-    for router in (BiasedRouter, NoisyRouter):
-        with pytest.raises(ValueError, match="top_k must be in"):
-            router(4, 3, 4)
+    with pytest.raises(ValueError, match="top_k must be in"):
+        BiasedRouter(4, 3, 4)

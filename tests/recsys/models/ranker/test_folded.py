@@ -83,7 +83,6 @@ def test_folded_logits_are_those_of_training(changes, events, base):
     "changes",
     [
         {"num_experts": 32},
-        {"num_shared_experts": 1},
         {"routed_by": "fields"},
         {"cross_rank": 4},
     ],
