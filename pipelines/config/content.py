@@ -127,8 +127,8 @@ BEHAVIOUR: Literal["sequence"] = "sequence"
 class SemanticIdsConfig:
     """How content embeddings become semantic IDs."""
 
-    method: Literal["rq_kmeans", "rq_vae", "none"] = "rq_kmeans"
-    """Residual k-means, a trained RQ-VAE, or no semantic IDs."""
+    method: Literal["rq_kmeans", "none"] = "rq_kmeans"
+    """Residual k-means, or no semantic IDs."""
     source: Literal["content", "sequence"] = "content"
     """What the codes group: items of like content, or items that people take alike, by the item
     vectors of the sequence model. New items get theirs by content either way."""
@@ -136,34 +136,19 @@ class SemanticIdsConfig:
     """Codes of an ID, coarse to fine."""
     codes_per_level: int | None = None
     """None chooses by the size of the catalogue, at most 256."""
-    resolution: Literal["nearest_free", "extra_level"] = "nearest_free"
-    """How items of equal codes are distinguished: the nearest free ID, or one level more."""
     balanced: bool | None = None
     """Whether residual k-means gives each code about as many items; None does so for behaviour,
     not for content."""
-    num_steps: int = 1000
-    """Of training, for an RQ-VAE."""
-    contrastive_weight: float = 0.1
-    """How much an RQ-VAE minds which items people take one after the other; 0 for not."""
     content_columns: int | None = None
     """Columns of the content embeddings that are read, from the first on; None reads all."""
 
     def __post_init__(self) -> None:
-        if self.num_levels < 1 or self.num_steps < 1:
-            raise ValueError(
-                f"num_levels {self.num_levels} and num_steps {self.num_steps} must be >= 1"
-            )
+        if self.num_levels < 1:
+            raise ValueError(f"num_levels must be >= 1, got {self.num_levels}")
         for name, least in (("codes_per_level", 2), ("content_columns", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be >= {least} or left out, got {value}")
-        if self.contrastive_weight < 0:
-            raise ValueError(f"contrastive_weight must be >= 0, got {self.contrastive_weight}")
-        if self.source == BEHAVIOUR and self.method == "rq_vae":
-            raise ValueError(
-                'source = "sequence" is made by method "rq_kmeans", not "rq_vae"; take that '
-                'method, or source = "content"'
-            )
 
     def balances(self) -> bool:
         """Say whether residual k-means is balanced."""

@@ -88,6 +88,8 @@ REMOVED_KEYS: Mapping[str, str] = {
     "tracking.fetch_seconds": "leave it out: a fetch that was cut off is continued",
     "tracking.live_seconds": "leave it out: a run is sent when it is done",
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
+    "semantic_ids.method = rq_vae": "use rq_kmeans, whose codes are nearer to the content",
+    "semantic_ids.num_steps": "leave it out: it was for method rq_vae",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [

@@ -10,7 +10,7 @@ import torch
 
 from pipelines.semantic_ids.store import SemanticIdVersion
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
-from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
 REPORT = "semantic_ids_report.json"
 ID_ROWS = "id_rows.npy"
@@ -29,7 +29,7 @@ def read_version(artefact: Path) -> SemanticIdVersion | None:
         return None
     return SemanticIdVersion(
         ids=SemanticIds.load(artefact, report["version"]),
-        quantizer=load_quantizer(artefact / QUANTIZER),
+        quantizer=ResidualKMeans.load(artefact / QUANTIZER),
         origin=report["origin"],
     )
 

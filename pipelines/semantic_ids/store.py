@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.durable import locked, write_durably
-from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
-from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.codes import FILE_NAME, SemanticIds
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from recsys.semantic_ids.tensor_file import read_description
 from recsys.semantic_ids.version_store import VersionStore
 
@@ -40,7 +40,7 @@ class SemanticIdVersion:
 
     ids: SemanticIds
     """By id row."""
-    quantizer: Quantizer
+    quantizer: ResidualKMeans
     origin: Mapping[str, Any]
     """``encoder`` and ``dim`` of the content, and ``settings``, the [semantic_ids] table."""
 
@@ -137,7 +137,7 @@ class SemanticIdStore:
             return None
         return SemanticIdVersion(
             ids=self.versions.load(version),
-            quantizer=load_quantizer(self.versions.quantizer_path(version)),
+            quantizer=ResidualKMeans.load(self.versions.quantizer_path(version)),
             origin=self.versions.origin(version),
         )
 
@@ -148,7 +148,7 @@ class SemanticIdStore:
     def publish(
         self,
         ids: SemanticIds,
-        quantizer: Quantizer,
+        quantizer: ResidualKMeans,
         item_ids: Sequence[str],
         origin: Mapping[str, Any],
         *,

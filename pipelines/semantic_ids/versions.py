@@ -1,6 +1,6 @@
 """The next version of a catalogue's semantic IDs: as published, appended to, or fitted again.
 
-Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width, P pairs.
+Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from pipelines.config.content import BEHAVIOUR, SemanticIdsConfig
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
-from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import (
     NoFreeIdError,
     assign_semantic_ids,
@@ -28,16 +28,12 @@ from recsys.semantic_ids.collisions import (
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from recsys.semantic_ids.tensor_file import digest_of
 
 How = Literal["trained", "appended", "aligned", "kept"]
 FULL = 0.8
 """Share of all possible IDs in use from which level sizes that follow the catalogue are chosen
 again: new items would find no free ID near their content."""
-SPARE = 2
-"""Size of a level that resolves collisions, in times of what it needs, so that items can be
-appended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +46,6 @@ class Content:
     """[N, D]; a zero row has no content."""
     encoder: str
     """Identity of the vectors."""
-    pairs: Tensor | None = None
-    """Item rows of consecutive events, [P, 2]; for an RQ-VAE."""
     behaviour: Tensor | None = None
     """Item vectors of a sequence model, [N, D'], where IDs are made from them."""
 
@@ -73,7 +67,11 @@ class Content:
         Behaviour does not count: its vectors change with every training.
         """
         identity = self._identity(settings)
-        return {name: origin.get(name) for name in identity} == identity
+        known = {name: origin.get(name) for name in identity}
+        # Settings that were removed since then count for nothing.
+        published = known["settings"] or {}
+        known["settings"] = {name: published[name] for name in settings if name in published}
+        return known == identity
 
     def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         dim = self.vectors.shape[1]
@@ -126,7 +124,7 @@ def next_version(
         try:
             appended = append_new(content, store, previous)
         except NoFreeIdError:
-            if config.codes_per_level is not None and config.resolution == "nearest_free":
+            if config.codes_per_level is not None:
                 raise
         else:
             num_given = len(appended.ids.item_rows)
@@ -209,19 +207,15 @@ def refit_ids(
     rows = torch.from_numpy(numbers)
     previous, origin = store.previous(), content.origin(settings)
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
-    quantizer: Quantizer
     if config.source == BEHAVIOUR:
         behaviour = _by_id_row(behaviour_of(content), wanted, rows, len(item_ids) + 1)
         start = None if cold or previous is None else previous.ids
         ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=start)
     else:
         sizes = config.level_sizes(int(wanted.sum()))
-        started = None if cold else _start(previous, origin, config, sizes)
+        started = None if cold else _start(previous, origin, sizes)
         quantizer = _fit(content, config, sizes, started, seed)
-        ids = assign_semantic_ids(quantizer, table, method=config.resolution)
-    if config.resolution == "extra_level":
-        *content_levels, needed = ids.level_sizes
-        ids = replace(ids, level_sizes=(*content_levels, SPARE * needed))
+        ids = assign_semantic_ids(quantizer, table)
     made = NextVersion(
         ids=ids,
         quantizer=quantizer,
@@ -231,7 +225,7 @@ def refit_ids(
         how="trained",
         num_new=len(item_ids) - len(store.item_ids),
     )
-    return made if previous is None else _aligned(made, previous, config)
+    return made if previous is None else _aligned(made, previous)
 
 
 def behaviour_of(content: Content) -> Tensor:
@@ -261,7 +255,7 @@ def fit_behaviour(
     residual = _residual_config(config, config.level_sizes(num_items), seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     vectors, placed = behaviour.to(device), content.to(device)
-    made = behaviour_ids(vectors, placed, residual, method=config.resolution, start=start)
+    made = behaviour_ids(vectors, placed, residual, start)
     return made._replace(quantizer=made.quantizer.to("cpu"))
 
 
@@ -275,47 +269,26 @@ def _by_id_row(values: Tensor, wanted: Tensor, rows: Tensor, size: int) -> Tenso
 def _start(
     previous: SemanticIdVersion | None,
     origin: Mapping[str, Any],
-    config: SemanticIdsConfig,
     sizes: tuple[int, ...],
-) -> Quantizer | None:
+) -> ResidualKMeans | None:
     """Return the published quantiser if the new one can start from it."""
     if previous is None:
         return None
-    kind = RqVae if config.method == "rq_vae" else ResidualKMeans
     quantizer = previous.quantizer
     same_content = all(previous.origin.get(name) == origin[name] for name in ("encoder", "dim"))
-    fits = isinstance(quantizer, kind) and quantizer.level_sizes == sizes
-    return quantizer if same_content and fits else None
-
-
-def _dense_pairs(content: Content, wanted: Tensor) -> Tensor | None:
-    """Number the pairs by place among the items with content."""
-    if content.pairs is None:
-        return None
-    places = wanted.cumsum(0) - 1
-    pairs = content.pairs[wanted[content.pairs].all(1)]
-    return places[pairs] if len(pairs) else None
+    return quantizer if same_content and quantizer.level_sizes == sizes else None
 
 
 def _fit(
     content: Content,
     config: SemanticIdsConfig,
     sizes: tuple[int, ...],
-    start: Quantizer | None,
+    start: ResidualKMeans | None,
     seed: int,
-) -> Quantizer:
+) -> ResidualKMeans:
     """Fit a quantiser of content on the items that have any."""
     wanted = content.is_known()
     vectors = content.vectors[wanted].to("cuda" if torch.cuda.is_available() else "cpu")
-    if config.method == "rq_vae":
-        vae = RqVaeConfig(
-            level_sizes=sizes,
-            num_steps=config.num_steps,
-            contrastive_weight=config.contrastive_weight,
-            seed=seed,
-        )
-        pairs = _dense_pairs(content, wanted)
-        return RqVae.fit(vectors, vae, start=start, pairs=pairs).to("cpu")
     residual = _residual_config(config, sizes, seed)
     return ResidualKMeans.fit(vectors, residual, start=start).to("cpu")
 
@@ -327,18 +300,9 @@ def _residual_config(
     return ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans, seed=seed)
 
 
-def _aligned(
-    made: NextVersion, previous: SemanticIdVersion, config: SemanticIdsConfig
-) -> NextVersion:
+def _aligned(made: NextVersion, previous: SemanticIdVersion) -> NextVersion:
     """Rename codes after the published ones where the levels are the same."""
     ids, old = made.ids, previous.ids
-    if (
-        config.resolution == "extra_level"
-        and ids.level_sizes[:-1] == old.level_sizes[:-1]
-        and ids.level_sizes[-1] <= SPARE * old.level_sizes[-1]
-    ):
-        # The published extra level is large enough, so that IDs stay comparable.
-        ids = replace(ids, level_sizes=old.level_sizes)
     if ids.level_sizes != old.level_sizes:
         return replace(made, ids=replace(ids, parent=old.version))
     alignment = align(ids, made.quantizer, old)

@@ -33,7 +33,6 @@ from pipelines.semantic_ids.versions import (
     fit_behaviour,
     next_version,
 )
-from recsys.data.dataset import Sequences, concatenated_ranges
 from recsys.models.names import SEQUENCE
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE
@@ -54,13 +53,11 @@ def read_content(
     items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
     made = read_json(embedded / "content.json")
     settings = config.semantic_ids
-    wants_pairs = settings.method == "rq_vae" and settings.contrastive_weight > 0
     vectors = np.load(embedded / CONTENT_FILE, allow_pickle=False)
     return Content(
         item_ids=items.sort("item_row")["item_id"].to_list(),
         vectors=torch.from_numpy(vectors[:, : settings.content_columns].copy()),
         encoder=made["encoder"],
-        pairs=training_pairs(features) if wants_pairs else None,
         behaviour=(
             None
             if trained is None
@@ -76,17 +73,6 @@ def read_behaviour(features: Path, embedded: Path, trained: Path, order: str) ->
         return None
     model = SequenceModel.load(place, load_catalogue(features, embedded))
     return model.eval().all_item_vectors()
-
-
-def training_pairs(features: Path) -> Tensor | None:
-    """Pair items that a user took one after the other, [P, 2]; no held-out event counts."""
-    sequences = Sequences.load(features / "sequences" / released_order(features))
-    starts, ends = sequences.offsets[:-1], sequences.visible_end("train")
-    first = concatenated_ranges(starts, np.maximum(ends - 1, starts))
-    rows = np.asarray(sequences.item_rows)
-    pairs = np.stack([rows[first], rows[first + 1]], axis=1)
-    pairs = pairs[(pairs > 0).all(axis=1) & (pairs[:, 0] != pairs[:, 1])]
-    return torch.from_numpy(pairs) if len(pairs) else None
 
 
 def build_semantic_ids(context: StageContext) -> StageRows:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
-from recsys.semantic_ids.collisions import Method, item_rows_with_content, resolve_collisions
+from recsys.semantic_ids.collisions import item_rows_with_content, resolve_collisions
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 
@@ -37,8 +37,6 @@ def behaviour_ids(
     behaviour: Tensor,
     content: Tensor,
     config: ResidualKMeansConfig,
-    *,
-    method: Method = "nearest_free",
     start: SemanticIds | None = None,
 ) -> BehaviourIds:
     """Give every item row with content an ID by its behaviour.
@@ -47,7 +45,6 @@ def behaviour_ids(
         behaviour: Item vectors of a sequence model, [N, D]; row 0 is not read.
         content: Content embeddings, [N, D']; rows that are zero get no ID.
         config: Levels and how the codebooks are fitted.
-        method: How collisions are resolved.
         start: Published IDs of the same rows, for a warm start: codes begin at the mean behaviour
             of their published items.
 
@@ -64,7 +61,7 @@ def behaviour_ids(
     vectors = behaviour[rows].float()
     warm = None if start is None else _warm(behaviour, has_content, start, config.level_sizes)
     fitted = ResidualKMeans.fit(vectors, config, start=warm)
-    unique = resolve_collisions(fitted, vectors, fitted.encode(vectors), method=method)
+    unique = resolve_collisions(fitted, vectors, fitted.encode(vectors))
     quantizer = ResidualKMeans(means_of_codes(content[rows], unique.codes, config.level_sizes))
     return BehaviourIds(unique.at(rows, len(content), quantizer), quantizer)
 

@@ -1,4 +1,4 @@
-"""Semantic IDs as an artefact: the codes of each item row, and the interface of quantisers.
+"""Semantic IDs as an artefact: the codes of each item row.
 
 An item's semantic ID is its code at each of L levels (TIGER, arXiv:2305.05065). IDs are unique. A
 level that resolves collisions counts as any other.
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -25,53 +24,6 @@ NO_CODE = -1
 MAX_NUM_IDS = 2**62
 """Codes of one ID are looked up as one int64."""
 FILE_NAME = "semantic_ids"
-
-
-class Quantizer(Protocol):
-    """Encodes vectors as codes, coarse to fine, and decodes codes as vectors.
-
-    Implementations also have the class methods ``fit(vectors, config, *, start=None, ...)``, a warm
-    start where ``start`` is an earlier quantiser, and ``load(directory)``.
-    """
-
-    @property
-    def level_sizes(self) -> tuple[int, ...]:
-        """Number of codes at each level."""
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-
-    @property
-    def digest(self) -> str:
-        """Identify the state: quantisers of equal digests encode equally."""
-
-    def encode(self, vectors: Tensor) -> Tensor:
-        """Encode vectors [N, D] as codes [N, L] int32, collisions included.
-
-        Raises:
-            ValueError: The width differs, or a vector is not finite.
-        """
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """Reconstruct vectors [N, D] from the first l codes, [N, l] with l <= L."""
-
-    def level_distances(self, vectors: Tensor, prefix: Tensor) -> Tensor:
-        """Compute the residual error of each code of the next level.
-
-        Args:
-            vectors: [B, D].
-            prefix: Codes of the levels before, [B, l] with l < L.
-
-        Returns:
-            Squared distance for each code of level l, [B, level_sizes[l]].
-        """
-
-    def relabelled(self, new_codes: Sequence[Tensor]) -> Self:
-        """Rename the codes: code c of level l becomes ``new_codes[l][c]``, a permutation."""
-
-    def save(self, directory: Path) -> None:
-        """Write the state for the class's ``load``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

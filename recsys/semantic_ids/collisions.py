@@ -1,8 +1,8 @@
-"""Make codes unique: move items to the nearest free code, or add a level.
+"""Make codes unique: move items to the nearest free code.
 
-``nearest_free`` keeps a prefix wherever it has free IDs. Level by level, a code takes as many items
-as it has free IDs, nearest first; the others move to their next nearest code with free IDs. Items
-of codes that are not full keep all codes. It succeeds wherever there are enough free IDs.
+A prefix is kept wherever it has free IDs. Level by level, a code takes as many items as it has free
+IDs, nearest first; the others move to their next nearest code with free IDs. Items of codes that
+are not full keep all codes. It succeeds wherever there are enough free IDs.
 
 Axes: N items, L levels, K codes of a level, G groups (different prefixes), R rows of a chunk.
 """
@@ -10,16 +10,16 @@ Axes: N items, L levels, K codes of a level, G groups (different prefixes), R ro
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import Quantizer, SemanticIds, id_keys
+from recsys.semantic_ids.codes import SemanticIds, id_keys
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
 CHUNK_CELLS = 2**26
 """Distances held at once."""
-Method = Literal["nearest_free", "extra_level"]
 
 
 class NoFreeIdError(ValueError):
@@ -32,7 +32,7 @@ class UniqueCodes(NamedTuple):
     codes: Tensor
     level_sizes: tuple[int, ...]
 
-    def at(self, item_rows: Tensor, num_item_rows: int, quantizer: Quantizer) -> SemanticIds:
+    def at(self, item_rows: Tensor, num_item_rows: int, quantizer: ResidualKMeans) -> SemanticIds:
         """Give them to item rows, [N]."""
         return SemanticIds.of_items(
             self.codes,
@@ -57,27 +57,21 @@ def item_rows_with_content(vectors: Tensor) -> Tensor:
 
 
 def resolve_collisions(
-    quantizer: Quantizer,
+    quantizer: ResidualKMeans,
     vectors: Tensor,
     codes: Tensor,
     *,
-    method: Method = "nearest_free",
     taken: Tensor | None = None,
-    extra_size: int | None = None,
 ) -> UniqueCodes:
     """Give each item codes of its own.
 
     Args:
         vectors: What was encoded, [N, D].
         codes: Their codes, [N, L], collisions included.
-        method: ``nearest_free``, or ``extra_level``: one more level, which numbers the items of
-            equal codes.
-        taken: Published codes, which stay, [M, L], or [M, L + 1] for ``extra_level``.
-        extra_size: Codes of the extra level; None uses as many as are needed.
+        taken: Published codes, which stay, [M, L].
 
     Raises:
-        NoFreeIdError: There are fewer free IDs than items, or an item shares its codes with more
-            items than the extra level has room for.
+        NoFreeIdError: There are fewer free IDs than items.
         ValueError: The codes do not fit the vectors or the quantiser.
     """
     if len(vectors) != len(codes) or codes.shape[1] != len(quantizer.level_sizes):
@@ -85,16 +79,12 @@ def resolve_collisions(
             f"codes {tuple(codes.shape)} must have a row for each of {len(vectors)} vectors and "
             f"{len(quantizer.level_sizes)} levels"
         )
-    if method == "extra_level":
-        return _with_extra_level(codes, quantizer.level_sizes, taken, extra_size)
-    if method != "nearest_free":
-        raise ValueError(f"method {method!r} must be 'nearest_free' or 'extra_level'")
     sizes = quantizer.level_sizes
     held = codes.new_empty(0, len(sizes)) if taken is None else taken.to(codes)
     if len(codes) + len(held) > prod(sizes):
         raise NoFreeIdError(
             f"{len(codes)} items and {len(held)} published IDs do not fit the {prod(sizes)} IDs "
-            f"of levels {sizes}; use more or larger levels, or method 'extra_level'"
+            f"of levels {sizes}; use more or larger levels"
         )
     resolved = codes.clone()
     for level in range(len(sizes)):
@@ -102,13 +92,7 @@ def resolve_collisions(
     return UniqueCodes(resolved, sizes)
 
 
-def assign_semantic_ids(
-    quantizer: Quantizer,
-    vectors: Tensor,
-    *,
-    method: Method = "nearest_free",
-    extra_size: int | None = None,
-) -> SemanticIds:
+def assign_semantic_ids(quantizer: ResidualKMeans, vectors: Tensor) -> SemanticIds:
     """Encode a catalogue and make its IDs unique.
 
     Args:
@@ -119,8 +103,7 @@ def assign_semantic_ids(
     # A copy of all vectors but a few would double the memory of a large catalogue.
     dense = vectors[1:] if len(rows) == len(vectors) - 1 else vectors[rows]
     codes = quantizer.encode(dense)
-    unique = resolve_collisions(quantizer, dense, codes, method=method, extra_size=extra_size)
-    return unique.at(rows, len(vectors), quantizer)
+    return resolve_collisions(quantizer, dense, codes).at(rows, len(vectors), quantizer)
 
 
 def _rank_within(keys: Tensor, order: Tensor) -> Tensor:
@@ -142,7 +125,7 @@ def _order_by(keys: Tensor, distance: Tensor) -> Tensor:
 
 
 def _resolve_level(
-    quantizer: Quantizer, vectors: Tensor, codes: Tensor, held: Tensor, level: int
+    quantizer: ResidualKMeans, vectors: Tensor, codes: Tensor, held: Tensor, level: int
 ) -> None:
     """Move items out of codes with more items than IDs; changes ``codes``."""
     sizes = quantizer.level_sizes
@@ -171,7 +154,7 @@ def _resolve_level(
 
 
 def _own_distances(
-    quantizer: Quantizer, vectors: Tensor, codes: Tensor, items: Tensor, level: int
+    quantizer: ResidualKMeans, vectors: Tensor, codes: Tensor, items: Tensor, level: int
 ) -> Tensor:
     """Compute the distance of each item to its code at this level, [M]."""
     chunks = [torch.empty(0, device=codes.device)]
@@ -182,7 +165,7 @@ def _own_distances(
 
 
 def _encode_rest(
-    quantizer: Quantizer, vectors: Tensor, codes: Tensor, items: Tensor, level: int
+    quantizer: ResidualKMeans, vectors: Tensor, codes: Tensor, items: Tensor, level: int
 ) -> None:
     """Encode the levels from ``level`` on again, after a changed prefix."""
     for index in range(level, len(quantizer.level_sizes)):
@@ -197,7 +180,7 @@ def _occurrences(sorted_keys: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _seat_all(
-    quantizer: Quantizer,
+    quantizer: ResidualKMeans,
     vectors: Tensor,
     codes: Tensor,
     losers: Tensor,
@@ -249,35 +232,3 @@ def _seat(distances: Tensor, group: Tensor, free: Tensor) -> Tensor:
         distances, waiting = distances[~granted], waiting[~granted]
         distances.masked_fill_((free <= 0)[group[waiting]], torch.inf)
     return seat
-
-
-def _with_extra_level(
-    codes: Tensor, sizes: tuple[int, ...], taken: Tensor | None, extra_size: int | None
-) -> UniqueCodes:
-    """Add a level that numbers items of equal codes, lowest free number first."""
-    keys = id_keys(codes, sizes)
-    distinct, group, load = torch.unique(keys, return_inverse=True, return_counts=True)
-    order = keys.argsort(stable=True)
-    rank = _rank_within(keys, order)
-    held = codes.new_empty(0, len(sizes) + 1) if taken is None else taken.to(codes)
-    held_keys = id_keys(held[:, :-1], sizes)
-    held_load = _occurrences(held_keys.sort().values, distinct)
-    highest = int(held[:, -1].max()) + 1 if len(held) else 0
-    needed = max(int((load + held_load).max()) if len(codes) else 1, highest)
-    size = extra_size or needed
-    if needed > size:
-        raise NoFreeIdError(
-            f"{needed} items share one prefix, the extra level has {size} codes; use a larger "
-            "extra_size, or method 'nearest_free'"
-        )
-    if len(held) == 0 or len(codes) == 0:
-        number = rank
-    else:
-        at = torch.searchsorted(distinct, held_keys).clamp(max=len(distinct) - 1)
-        shared = distinct[at] == held_keys
-        free = torch.ones(len(distinct), size, dtype=torch.bool, device=codes.device)
-        free[at[shared], held[shared, -1].long()] = False
-        # The r-th item of a prefix takes its r-th free number.
-        begin = free.sum(1).cumsum(0) - free.sum(1)
-        number = free.nonzero()[begin[group] + rank, 1]
-    return UniqueCodes(torch.cat([codes, number[:, None].to(codes)], dim=1), (*sizes, size))

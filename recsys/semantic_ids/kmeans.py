@@ -13,7 +13,7 @@ Axes: N rows, B batch rows, K centres, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ SEED_ROWS_PER_CENTRE = 32
 """k-means++ looks at so many rows per centre."""
 WHOLE_BATCHES = 4
 """Up to so many batches of rows, each step takes all rows."""
+BALANCE_TEMPERATURE = 0.3
+"""Blur of the choice that penalties are found with, in shares of the spread of a row's distances;
+0.2 makes the loads swing."""
 SINKHORN_ROUNDS = 8
 """Rounds a step that the penalties of balanced centres are solved in; with 2 they swing."""
 CPU_CHUNK_ROWS, GPU_CHUNK_ROWS = 8_192, 131_072
@@ -40,19 +43,14 @@ class KMeansConfig:
 
     ``num_steps`` of all rows, or ``num_batches`` of ``batch_rows`` where they are many.
     ``balanced`` adds a penalty to the distance of each centre such that all take their share, and
-    keeps it for encoding; ``balance_temperature`` blurs the choice that the penalties are found
-    with, in shares of the spread of a row's distances (0.2 makes the loads swing). ``start_weight``
-    says how many average loads of rows an earlier centre counts for in a warm start: 0 forgets it,
-    more moves it less.
+    keeps it for encoding. ``start_weight`` says how many average loads of rows an earlier centre
+    counts for in a warm start: 0 forgets it, more moves it less.
     """
 
     num_steps: int = 30
     num_batches: int = 60
     batch_rows: int = 16_384
-    initialisation: Literal["auto", "k-means++", "sampled"] = "auto"
-    """``auto`` samples for batches, whose noise leads out of what k-means++ would avoid."""
     balanced: bool = False
-    balance_temperature: float = 0.3
     start_weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -61,14 +59,8 @@ class KMeansConfig:
                 f"num_steps {self.num_steps} and num_batches {self.num_batches} must be >= 0 and "
                 f"batch_rows {self.batch_rows} >= 1"
             )
-        known = ("auto", "k-means++", "sampled")
-        if self.initialisation not in known:
-            raise ValueError(f"initialisation {self.initialisation!r} must be one of {known}")
-        if self.balance_temperature <= 0 or self.start_weight < 0:
-            raise ValueError(
-                f"balance_temperature {self.balance_temperature} must be > 0 and start_weight "
-                f"{self.start_weight} >= 0"
-            )
+        if self.start_weight < 0:
+            raise ValueError(f"start_weight must be >= 0, got {self.start_weight}")
 
 
 class Centres(NamedTuple):
@@ -148,24 +140,22 @@ def takes_all(rows: Tensor, config: KMeansConfig) -> bool:
 def initial_centres(
     rows: Tensor, num_centres: int, config: KMeansConfig, generator: torch.Generator
 ) -> Tensor:
-    """Choose the centres that the steps begin with, [K, D]."""
-    chosen = config.initialisation
-    if chosen == "auto":
-        chosen = "k-means++" if takes_all(rows, config) else "sampled"
-    per_centre = 1 if chosen == "sampled" else SEED_ROWS_PER_CENTRE
-    count = min(len(rows), num_centres * per_centre)
+    """Choose the centres that the steps begin with, [K, D].
+
+    Sampled for batches, whose noise leads out of what k-means++ would avoid.
+    """
+    whole = takes_all(rows, config)
+    count = min(len(rows), num_centres * (SEED_ROWS_PER_CENTRE if whole else 1))
     some = torch.randperm(len(rows), generator=generator)[:count].to(rows.device)
-    if chosen == "sampled":
-        return rows[some]
-    return k_means_plus_plus(rows[some], num_centres, generator)
+    return k_means_plus_plus(rows[some], num_centres, generator) if whole else rows[some]
 
 
-def _balanced(distances: Tensor, penalties: Tensor, temperature: float) -> Tensor:
+def _balanced(distances: Tensor, penalties: Tensor) -> Tensor:
     """Find the penalties by which every centre takes its share of the rows, from those before.
 
     Sinkhorn's algorithm (Cuturi, arXiv:1306.0895) on distances without penalties, [B, K].
     """
-    blur = (temperature * distances.std(1).mean()).clamp(min=1e-12)
+    blur = (BALANCE_TEMPERATURE * distances.std(1).mean()).clamp(min=1e-12)
     scores = distances / -blur
     # Fresh memory of this size costs a CPU more than the arithmetic.
     shifted, choice = torch.empty_like(scores), torch.empty_like(scores)
@@ -209,7 +199,7 @@ def fit_centres(
             batch = _batch(rows, config.batch_rows, step)
         if config.balanced:
             distances = partial_distances(batch, Centres(vectors, unbiased))
-            penalties = _balanced(distances, penalties, config.balance_temperature)
+            penalties = _balanced(distances, penalties)
             codes = distances.add_(penalties).argmin(1)
         else:
             codes = nearest(batch, Centres(vectors, penalties))
@@ -230,5 +220,5 @@ def fit_centres(
             sums[small], counts[small] = 0, 0
     if config.balanced and len(batch):
         distances = partial_distances(batch, Centres(vectors, unbiased))
-        penalties = _balanced(distances, penalties, config.balance_temperature)
+        penalties = _balanced(distances, penalties)
     return Centres(vectors, penalties)

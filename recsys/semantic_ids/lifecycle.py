@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import resolve_collisions
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 
 
 def append(
     ids: SemanticIds,
-    quantizer: Quantizer,
+    quantizer: ResidualKMeans,
     vectors: Tensor,
     *,
     item_rows: Tensor | None = None,
@@ -42,6 +43,11 @@ def append(
     Raises:
         ValueError: Another quantiser, a row that has an ID, or no free ID is left.
     """
+    if ids.num_levels != len(quantizer.level_sizes):
+        raise ValueError(
+            f"semantic IDs {ids.version} have a level that numbers items of equal codes; this "
+            "version does not append to it, fit them again"
+        )
     if quantizer.digest != ids.quantizer_digest:
         raise ValueError(
             f"semantic IDs {ids.version} were made by quantiser {ids.quantizer_digest}, this is "
@@ -57,15 +63,8 @@ def append(
         taken = torch.unique(torch.cat([taken, reserved.to(taken)]), dim=0)
     fresh = codes[:, 0] == NO_CODE
     vectors = vectors[fresh]
-    has_extra_level = ids.num_levels == len(quantizer.level_sizes) + 1
-    unique = resolve_collisions(
-        quantizer,
-        vectors,
-        quantizer.encode(vectors).to(taken.device),
-        method="extra_level" if has_extra_level else "nearest_free",
-        taken=taken,
-        extra_size=ids.level_sizes[-1] if has_extra_level else None,
-    )
+    encoded = quantizer.encode(vectors).to(taken.device)
+    unique = resolve_collisions(quantizer, vectors, encoded, taken=taken)
     codes[fresh] = unique.codes.to(codes)
     return ids.updated(rows, codes)
 
@@ -164,18 +163,17 @@ class Alignment:
     """A refit in the vocabulary of the previous version."""
 
     ids: SemanticIds
-    quantizer: Quantizer
+    quantizer: ResidualKMeans
     """The refit with its codes renamed, which made ``ids``."""
     before: KeptShares
     kept: KeptShares
 
 
-def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment:
+def align(new: SemanticIds, quantizer: ResidualKMeans, old: SemanticIds) -> Alignment:
     """Rename the codes of a refit so that as many items as possible keep their old ID.
 
     Each level is an optimal matching of new codes to old ones. An item counts fully where all
-    levels before match, and as a tie-break elsewhere. In a level that resolves collisions, items of
-    an unchanged prefix get their old numbers back.
+    levels before match, and as a tie-break elsewhere.
 
     Args:
         new: The refit's IDs.
@@ -200,8 +198,6 @@ def align(new: SemanticIds, quantizer: Quantizer, old: SemanticIds) -> Alignment
         kept_so_far &= renaming[after[:, level].long()] == before[:, level]
         codes[has_id, level] = renaming[codes[has_id, level].long()].int()
         renamings.append(renaming)
-    if new.num_levels > len(quantizer.level_sizes):
-        _restore_numbers(codes, old, quantizer)
     renamed = quantizer.relabelled(renamings)
     ids = SemanticIds(
         codes=codes,
@@ -229,26 +225,3 @@ def _match_level(before: Tensor, after: Tensor, counts: Tensor, size: int) -> Te
     own_name = torch.eye(size, dtype=torch.float64) / (2 * size * (len(before) + 1))
     gain = gain.view(size, size) + own_name
     return torch.from_numpy(linear_sum_assignment(gain.numpy(), maximize=True)[1])
-
-
-def _restore_numbers(codes: Tensor, old: SemanticIds, quantizer: Quantizer) -> None:
-    """Restore the last code of items with an unchanged prefix; changes ``codes``."""
-    shared = min(len(codes), old.num_item_rows)
-    has_id = codes[:, 0] != NO_CODE
-    stays = torch.zeros(len(codes), dtype=torch.bool)
-    stays[:shared] = (codes[:shared, :-1] == old.codes[:shared, :-1]).all(1)
-    stays &= has_id
-    kept = stays.nonzero().flatten()
-    codes[kept, -1] = old.codes[kept, -1]
-    others = (has_id & ~stays).nonzero().flatten()
-    prefixes = codes[others, :-1]
-    numbered = resolve_collisions(
-        quantizer,
-        # An extra level numbers items and reads no vector.
-        prefixes.float(),
-        prefixes,
-        method="extra_level",
-        taken=codes[kept],
-        extra_size=old.level_sizes[-1],
-    )
-    codes[others] = numbered.codes

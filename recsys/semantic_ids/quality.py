@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.semantic_ids.codes import NO_CODE, Quantizer, SemanticIds, id_keys
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds, id_keys
 from recsys.semantic_ids.purity import purity, purity_by_chance
-from recsys.semantic_ids.rq_kmeans import CHUNK_ROWS
+from recsys.semantic_ids.rq_kmeans import CHUNK_ROWS, ResidualKMeans
+
+NUM_SAMPLED, NUM_NEIGHBOURS = 2_000, 10
+"""Items whose neighbours are compared, and neighbours of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +42,6 @@ class LevelQuality:
     purity_by_chance: float | None
     neighbour_agreement: float
     agreement_by_chance: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drift:
-    """Changes since an earlier version, over items that have an ID in both.
-
-    ``prefix_kept[l]``: share whose first l + 1 codes are the same; the last is the full ID.
-    """
-
-    previous_version: str
-    version: str
-    num_common: int
-    num_added: int
-    num_removed: int
-    prefix_kept: tuple[float, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +70,12 @@ class QualityReport:
     reconstruction_error: float
     errors_by_level: tuple[float, ...]
     published_error: float
-    drift: Drift | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def reconstruction_error(quantizer: Quantizer, vectors: Tensor, codes: Tensor) -> float:
+def reconstruction_error(quantizer: ResidualKMeans, vectors: Tensor, codes: Tensor) -> float:
     """Compute the squared error of [N, D] over the variance; 0 where both are 0.
 
     Args:
@@ -169,32 +153,6 @@ def level_qualities(
     return tuple(qualities)
 
 
-def drift(ids: SemanticIds, previous: SemanticIds) -> Drift:
-    """Compare two versions by item row.
-
-    Raises:
-        ValueError: If their levels differ, so that no code means the same.
-    """
-    if ids.level_sizes != previous.level_sizes:
-        raise ValueError(
-            f"version {ids.version[:12]} has levels {ids.level_sizes}, version "
-            f"{previous.version[:12]} {previous.level_sizes}; only equal levels can be compared"
-        )
-    common_rows = min(len(ids.codes), len(previous.codes))
-    new, old = ids.codes[:common_rows].cpu(), previous.codes[:common_rows].cpu()
-    both = (new[:, 0] != NO_CODE) & (old[:, 0] != NO_CODE)
-    num_common = int(both.sum())
-    kept = (new[both] == old[both]).int().cumprod(1).sum(0).tolist()
-    return Drift(
-        previous_version=previous.version,
-        version=ids.version,
-        num_common=num_common,
-        num_added=len(ids.item_rows) - num_common,
-        num_removed=len(previous.item_rows) - num_common,
-        prefix_kept=tuple(count / max(1, num_common) for count in kept),
-    )
-
-
 def code_counts(codes: Tensor, level_sizes: Sequence[int]) -> list[Tensor]:
     """Count the items of each code, one [K] int64 a level."""
     return [
@@ -214,15 +172,12 @@ def prefix_counts(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
 
 
 def quality_report(
-    quantizer: Quantizer,
+    quantizer: ResidualKMeans,
     vectors: Tensor,
     ids: SemanticIds,
     *,
     categories: Tensor | None = None,
-    previous: SemanticIds | None = None,
     item_rows: Tensor | None = None,
-    num_sampled: int = 2000,
-    num_neighbours: int = 10,
 ) -> QualityReport:
     """Measure IDs that ``quantizer`` made of vectors.
 
@@ -230,7 +185,6 @@ def quality_report(
         vectors: One per item row, [num_item_rows, D], row 0 the padding.
         categories: A category's number per item row, [num_item_rows], -1 for none, as
             `main_categories` gives it.
-        previous: What ``drift`` compares with; it needs the same levels.
         item_rows: Measure these rows alone, [M]; None means all that have an ID. Rows of items
             that are no longer sold keep their ID and have no vector.
 
@@ -252,8 +206,8 @@ def quality_report(
     sizes = quantizer.level_sizes
     groups = torch.unique(id_keys(codes, sizes), return_counts=True)[1]
     generator = torch.Generator().manual_seed(0)
-    queries = torch.randperm(len(rows), generator=generator)[:num_sampled].to(vectors.device)
-    neighbours = content_neighbours(content, queries, min(num_neighbours, len(rows) - 1))
+    queries = torch.randperm(len(rows), generator=generator)[:NUM_SAMPLED].to(vectors.device)
+    neighbours = content_neighbours(content, queries, min(NUM_NEIGHBOURS, len(rows) - 1))
     published = ids.codes.to(rows.device)[rows].long()
     of_rows = None if categories is None else categories.to(rows.device)[rows]
     kept_levels = published[:, : len(sizes)]
@@ -277,5 +231,4 @@ def quality_report(
         reconstruction_error=errors[-1],
         errors_by_level=tuple(errors),
         published_error=reconstruction_error(quantizer, content, kept_levels),
-        drift=None if previous is None else drift(ids, previous),
     )

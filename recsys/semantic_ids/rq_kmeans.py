@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import Quantizer, check_level_sizes
+from recsys.semantic_ids.codes import check_level_sizes
 from recsys.semantic_ids.kmeans import (
     Centres,
     KMeansConfig,
@@ -86,7 +86,10 @@ def check_vectors(vectors: Tensor, dim: int | None = None, at_least: int = 0) ->
 
 
 class ResidualKMeans:
-    """Codebooks of L levels; lives where its codebooks live."""
+    """Codebooks of L levels; lives where its codebooks live.
+
+    Quantisers of equal ``digest`` encode equally.
+    """
 
     def __init__(self, levels: Sequence[Centres]) -> None:
         check_level_sizes([len(level.vectors) for level in levels])
@@ -94,16 +97,20 @@ class ResidualKMeans:
 
     @classmethod
     def fit(
-        cls, vectors: Tensor, config: ResidualKMeansConfig, *, start: Quantizer | None = None
+        cls, vectors: Tensor, config: ResidualKMeansConfig, *, start: ResidualKMeans | None = None
     ) -> Self:
         """Fit on vectors [N, D], on their device; warm from ``start`` where given.
 
         Raises:
             ValueError: Fewer vectors than codes, not finite, or ``start`` has another shape.
         """
+        dim = vectors.shape[1]
         check_vectors(vectors, at_least=max(config.level_sizes))
-        if start is not None:
-            start = _matching_start(start, config, vectors.shape[1])
+        if start is not None and (start.level_sizes, start.dim) != (config.level_sizes, dim):
+            raise ValueError(
+                f"start has levels {start.level_sizes} x {start.dim}, the fit is to have "
+                f"{config.level_sizes} x {dim}; start from the same shape or fit cold"
+            )
         generator = torch.Generator().manual_seed(config.seed)
         residual = _training_rows(vectors, config.max_train_rows, generator)
         levels: list[Centres] = []
@@ -178,11 +185,13 @@ class ResidualKMeans:
         return out
 
     def level_distances(self, vectors: Tensor, prefix: Tensor) -> Tensor:
+        """Squared distances to the codes of the level after ``prefix`` [B, l], [B, K]."""
         residual = vectors.to(self.device, torch.float32) - self.decode(prefix)
         partial = partial_distances(residual, self.levels[prefix.shape[1]])
         return partial + residual.square().sum(1, keepdim=True)
 
     def relabelled(self, new_codes: Sequence[Tensor]) -> Self:
+        """Rename the codes: code c of level l becomes ``new_codes[l][c]``, a permutation."""
         levels = []
         for level, renamed in zip(self.levels, new_codes, strict=True):
             check_permutation(renamed, len(level.vectors))
@@ -220,16 +229,3 @@ def _training_rows(vectors: Tensor, max_rows: int, generator: torch.Generator) -
     else:
         drawn = torch.randint(len(vectors), (max_rows,), generator=generator)
     return vectors.index_select(0, drawn.to(vectors.device)).float()
-
-
-def _matching_start(start: Quantizer, config: ResidualKMeansConfig, dim: int) -> ResidualKMeans:
-    if not isinstance(start, ResidualKMeans):
-        raise ValueError(
-            f"start is a {type(start).__name__}, residual k-means starts from a ResidualKMeans"
-        )
-    if start.level_sizes != config.level_sizes or start.dim != dim:
-        raise ValueError(
-            f"start has levels {start.level_sizes} x {start.dim}, the fit is to have "
-            f"{config.level_sizes} x {dim}; start from the same shape or fit cold"
-        )
-    return start

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from recsys.data.durable import new_directory, write_durably
-from recsys.semantic_ids.codes import FILE_NAME, Quantizer, SemanticIds
+from recsys.semantic_ids.codes import FILE_NAME, SemanticIds
 from recsys.semantic_ids.delta import FILE_NAME as DELTA
 from recsys.semantic_ids.delta import Delta, diff
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from recsys.semantic_ids.tensor_file import read_description
 
 CURRENT = "current"
@@ -61,7 +62,7 @@ class VersionStore:
         return sorted(path.parent.name for path in places)
 
     def publish(
-        self, ids: SemanticIds, quantizer: Quantizer, origin: Mapping[str, Any] | None = None
+        self, ids: SemanticIds, quantizer: ResidualKMeans, origin: Mapping[str, Any] | None = None
     ) -> Path:
         """Write a version and make it current; one that is here already is made current again.
 

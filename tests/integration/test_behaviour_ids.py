@@ -221,9 +221,6 @@ def test_without_a_sequence_model_it_is_refused_before_anything_runs(
     assert result.exit_code == 2
     assert "semantic_ids.source" in result.output
     assert not (tmp_path / "run").exists()
-    result = recsys("run", *options, "--set", "semantic_ids.method=rq_vae")
-    assert result.exit_code == 2
-    assert "rq_kmeans" in result.output
 
 
 def test_fitting_needs_the_sequence_model_of_this_catalogue(own: Path, recsys: Recsys) -> None:

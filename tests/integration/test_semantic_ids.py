@@ -3,20 +3,14 @@
 import json
 import shutil
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 import pytest
 from click.testing import Result
 
-from pipelines.engine.stage import StageContext
-from pipelines.engine.workspace import Workspace
-from pipelines.presets.resolve import resolve
 from pipelines.semantic_ids.store import SemanticIdStore
-from pipelines.stages.build_semantic_ids import build_semantic_ids, training_pairs
 from pipelines.stages.list import STAGES
 from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
@@ -266,39 +260,3 @@ def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path)
     shutil.rmtree(own / "bundles")
     assert "no semantic IDs are published" in ids(recsys, own, "diff", "aa", code=2)
     assert "no semantic IDs are published" in ids(recsys, own, "rollback", code=2)
-
-
-def test_pairs_come_from_training_events_alone(own: Path) -> None:
-    features = own / "build_features"
-    pairs = training_pairs(features)
-    assert pairs is not None
-    folder = features / "sequences/given"
-    rows = np.load(folder / "item_rows.npy")
-    offsets = np.load(folder / "offsets.npy")
-    expected = []
-    for begin, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        known = rows[begin : max(begin, end - 2)].tolist()
-        expected += [pair for pair in pairwise(known) if pair[0] != pair[1]]
-    assert sorted(map(tuple, pairs.tolist())) == sorted(expected)
-
-
-def test_rq_vae_of_a_run_takes_them(own: Path, tmp_path: Path) -> None:
-    settings = ["semantic_ids.method=rq_vae", "semantic_ids.num_steps=3"]
-    config = resolve(own / "config.toml", assignments=settings, workspace=tmp_path / "other")
-    output = tmp_path / "artefact"
-    output.mkdir()
-    workspace = Workspace(own)
-    rows = build_semantic_ids(
-        StageContext(
-            config=config,
-            workspace=workspace,
-            inputs={name: workspace.stage(name) for name in ("build_features", "embed_items")},
-            output=output,
-            checkpoints=tmp_path / "checkpoints",
-            making="",
-        )
-    )
-    assert rows.rows_out == 24
-    report = json.loads((output / "semantic_ids_report.json").read_text())
-    assert report["method"] == "rq_vae"
-    assert report["quality"]["collisions_after"] == 0

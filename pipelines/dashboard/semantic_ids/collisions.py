@@ -15,7 +15,7 @@ from pipelines.inputs.tensors import CONTENT_FILE
 from pipelines.semantic_ids.artefact import QUANTIZER
 from pipelines.semantic_ids.store import FOLDER
 from recsys.semantic_ids.codes import NO_CODE, id_keys
-from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from serving.bundle.semantic_ids import CONTENT_CODES
 
 MOST_ENCODED = 20_000
@@ -47,9 +47,6 @@ class Collisions:
 
 def collisions_of(table: IdTable, source: Source) -> Collisions:
     """Find the groups by the content's codes where the run keeps them, else encode them."""
-    if source.settings.get("resolution") == "extra_level":
-        words = "Their first codes are equal; the last level was added to number them."
-        return _grouped(table.codes[:, :-1], table.level_sizes[:-1], words)
     kept = source.path / (STAGE if source.run.kind == "workspace" else FOLDER) / CONTENT_CODES
     if table.version == source.own and kept.exists():
         codes = np.load(kept, allow_pickle=False)
@@ -88,7 +85,7 @@ def _encoded(table: IdTable, source: Source) -> NDArray[np.int32] | str:
     made, features = Manifest.read(path / EMBEDDED), Manifest.read(path / FEATURES)
     if made is None or features is None or made.inputs.get(FEATURES) != features.output:
         return "The content that was encoded is no longer in the workspace."
-    quantizer = load_quantizer(path / STAGE / QUANTIZER)
+    quantizer = ResidualKMeans.load(path / STAGE / QUANTIZER)
     vectors = np.load(path / EMBEDDED / CONTENT_FILE, mmap_mode="r", allow_pickle=False)
     rows = np.sort(table.rows)
     content = torch.from_numpy(np.array(vectors[rows, : quantizer.dim], np.float32))

@@ -132,7 +132,9 @@ def _quality(
         known["groups_before"] = tuple(tuple(pair) for pair in known["groups_before"])
         for name in ("levels", "published"):
             known[name] = tuple(LevelQuality(**level) for level in known[name])
-        quality = QualityReport(**(known | {"drift": None}))
+        # Reports of earlier versions have a field for it.
+        known.pop("drift", None)
+        quality = QualityReport(**known)
         published = [
             replace(level, purity=own, purity_by_chance=chance)
             for level, (own, chance) in zip(quality.published, purities, strict=True)

@@ -9,7 +9,7 @@ from pipelines.pages.semantic_ids.numbers import SemanticIdReport
 CROWDED = 10
 """Times the mean from which a code is reported as crowded."""
 HARDLY_MORE = 0.05
-METHODS = {"rq_kmeans": "residual k-means", "rq_vae": "RQ-VAE"}
+METHODS = {"rq_kmeans": "residual k-means"}
 HOW = {
     "trained": "a new quantiser; no earlier version is followed",
     "appended": "appended: new items encoded by the published quantiser; no ID moved",

@@ -23,22 +23,19 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import Quantizer
 from recsys.semantic_ids.collisions import resolve_collisions
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.quality import content_neighbours, level_qualities, reconstruction_error
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
 
 SIZES = (256, 256, 256)
-Coded = tuple[Tensor, float, Quantizer | None]
+Coded = tuple[Tensor, float, ResidualKMeans | None]
 """Codes [N, L], error over variance, and the quantiser where it is ours."""
 
 
@@ -88,19 +85,7 @@ def kmeans(items: Tensor, seed: int, *, balanced: bool) -> Coded:
     return coded(ResidualKMeans.fit(items, config), items)
 
 
-def vae(
-    items: Tensor,
-    seed: int,
-    *,
-    gradient: Literal["straight_through", "rotation"],
-    pairs: Tensor | None,
-    num_steps: int,
-) -> Coded:
-    config = RqVaeConfig(level_sizes=SIZES, gradient=gradient, num_steps=num_steps, seed=seed)
-    return coded(RqVae.fit(items, config, pairs=pairs), items)
-
-
-def coded(quantizer: Quantizer, items: Tensor) -> Coded:
+def coded(quantizer: ResidualKMeans, items: Tensor) -> Coded:
     codes = quantizer.encode(items)
     return codes.long(), reconstruction_error(quantizer, items, codes), quantizer
 
@@ -178,16 +163,10 @@ def error_of(items: Tensor, rebuilt: Tensor) -> float:
     return float((items - rebuilt).square().sum() / variance)
 
 
-def methods(
-    pairs: Tensor, num_steps: int, device: str
-) -> dict[str, Callable[[Tensor, int], Coded]]:
-    trained = partial(vae, num_steps=num_steps)
+def methods(device: str) -> dict[str, Callable[[Tensor, int], Coded]]:
     found: dict[str, Callable[[Tensor, int], Coded]] = {
         "residual k-means": partial(kmeans, balanced=False),
         "residual k-means, balanced": partial(kmeans, balanced=True),
-        "RQ-VAE, straight through": partial(trained, gradient="straight_through", pairs=None),
-        "RQ-VAE, rotation": partial(trained, gradient="rotation", pairs=None),
-        "RQ-VAE, rotation, contrastive": partial(trained, gradient="rotation", pairs=pairs),
         "product": product,
         "finite scalar": finite_scalar,
     }
@@ -236,7 +215,7 @@ def compared(name: str, options: argparse.Namespace) -> tuple[list[Row], list[st
     """Average each method over the seeds: goals as rows, everything else as a table."""
     items, categories, pairs = loaded(name, options)
     rows, lines = [], []
-    for label, make in methods(pairs, options.num_steps, options.device).items():
+    for label, make in methods(options.device).items():
         if options.methods and not any(wanted in label for wanted in options.methods):
             continue
         fits = []
@@ -268,27 +247,6 @@ def loaded(name: str, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tens
     return items.to(options.device), categories, pairs
 
 
-def collapse_rows(name: str, options: argparse.Namespace) -> list[Row]:
-    """Say what each seed of RQ-VAE leaves in its least used and its least even level."""
-    items, _, _ = loaded(name, options)
-    rows = []
-    for seed in range(options.num_seeds):
-        codes, error, _ = vae(
-            items, seed, gradient="rotation", pairs=None, num_steps=options.num_steps
-        )
-        counts = [torch.bincount(codes[:, level], minlength=256) for level in range(3)]
-        used = min(int((count > 0).sum()) for count in counts) / 2.56
-        shares = [count[count > 0].double() / len(codes) for count in counts]
-        entropy = min(float(-(share * share.log2()).sum()) for share in shares)
-        label = f"{name}, RQ-VAE, {options.num_steps} steps, seed {seed}"
-        rows += [
-            Row(name=f"{label}: codes used, least level", value=used, unit="%", at_least=95),
-            Row(name=f"{label}: entropy, least level", value=entropy, unit="bits of 8"),
-            Row(name=f"{label}: error", value=error, unit="of variance"),
-        ]
-    return rows
-
-
 def parsed_arguments() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--vectors", type=Path, required=True, help="folder of <set>_minilm.npy")
@@ -296,9 +254,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--sets", nargs="+", default=["beauty", "sports", "toys"])
     parser.add_argument("--methods", nargs="+", help="parts of the names of methods to run")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--num-steps", type=int, default=1000, help="training steps of RQ-VAE")
     parser.add_argument("--num-seeds", type=int, default=3)
-    parser.add_argument("--collapse", action="store_true", help="RQ-VAE alone, seed by seed")
     parser.add_argument("--name", default="quantizers")
     return parser.parse_args()
 
@@ -312,19 +268,16 @@ def main() -> None:
     for name in options.sets:
         if options.prepare:
             prepare(name, options.vectors)
-        elif options.collapse:
-            rows += collapse_rows(name, options)
         else:
             more_rows, more_lines = compared(name, options)
             rows, lines = rows + more_rows, lines + more_lines
     notes = (
-        f"3 levels x 256; means of {options.num_seeds} seeds; RQ-VAE {options.num_steps} steps of "
-        "1024 rows. Neighbours: share of the 10 nearest by cosine with the same prefix.\n\n"
+        f"3 levels x 256; means of {options.num_seeds} seeds. "
+        "Neighbours: share of the 10 nearest by cosine with the same prefix.\n\n"
     )
     where = torch.cuda.get_device_name() if options.device == "cuda" else device_name()
     if not options.prepare:
-        notes = "" if options.collapse else notes + "\n".join(lines)
-        write_results(options.name, rows, notes=notes, device=where)
+        write_results(options.name, rows, notes=notes + "\n".join(lines), device=where)
 
 
 if __name__ == "__main__":

@@ -183,16 +183,14 @@ def test_other_levels_are_trained_anew_and_say_what_they_replace(store: Semantic
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 17])
-@pytest.mark.parametrize("resolution", ["nearest_free", "extra_level"])
-def test_tiny_catalogues_have_ids(store: SemanticIdStore, count: int, resolution: str) -> None:
-    config = SemanticIdsConfig(resolution=resolution)  # type: ignore[arg-type]
+def test_tiny_catalogues_have_ids(store: SemanticIdStore, count: int) -> None:
+    config = SemanticIdsConfig()
     content = content_of(names(0, count))
     assert len(set(texts(made_of(content, store, config), content).values())) == count
 
 
-@pytest.mark.parametrize("resolution", ["nearest_free", "extra_level"])
-def test_equal_contents_get_different_ids(store: SemanticIdStore, resolution: str) -> None:
-    config = SemanticIdsConfig(resolution=resolution)  # type: ignore[arg-type]
+def test_equal_contents_get_different_ids(store: SemanticIdStore) -> None:
+    config = SemanticIdsConfig()
     content = content_of(names(0, 30))
     content.vectors[1:21] = content.vectors[1]
     assert len(set(texts(made_of(content, store, config), content).values())) == 30
@@ -223,36 +221,6 @@ def test_named_levels_that_are_full_are_the_users_to_change(store: SemanticIdSto
     published(content_of(names(0, 5)), store, config)
     with pytest.raises(NoFreeIdError, match="more or larger levels"):
         made_of(content_of(names(0, 20)), store, config)
-
-
-def test_level_against_collisions_has_room_for_new_items(store: SemanticIdStore) -> None:
-    config = SemanticIdsConfig(resolution="extra_level")
-    content = content_of(names(0, 60))
-    first = published(content, store, config)
-    later = content_of([*names(0, 60), "copy"])
-    later.vectors[-1] = later.vectors[1]
-    made = published(later, store, config)
-    assert made.how == "appended"
-    assert made.ids.level_sizes == first.ids.level_sizes
-    copy, own = texts(made, later)["copy"], texts(made, later)["item-0"]
-    assert copy != own
-    refit = refit_ids(later, store, config, plain(config), seed=4)
-    assert refit.how == "aligned"
-    assert refit.ids.level_sizes == first.ids.level_sizes
-
-
-def test_rq_vae_learns_from_pairs_and_appends_without_moving_an_id(
-    store: SemanticIdStore,
-) -> None:
-    config = SemanticIdsConfig(method="rq_vae", num_steps=5)
-    pairs = torch.tensor([[1, 2], [3, 4], [5, 61]])
-    content = replace(content_of([*names(0, 60), "no-text"]), pairs=pairs)
-    before = texts(published(content, store, config), content)
-    later = replace(content_of(names(0, 70)), pairs=pairs)
-    made = published(later, store, config)
-    assert made.how == "appended"
-    assert {name: texts(made, later)[name] for name in before} == before
-    assert len(set(texts(made, later).values())) == 70
 
 
 def test_id_rows_are_numbers_of_items_for_good(store: SemanticIdStore) -> None:

@@ -109,28 +109,6 @@ def test_resolving_twice_gives_the_same_codes() -> None:
     assert torch.equal(first, second)
 
 
-def test_an_extra_level_counts_items_of_equal_codes_from_zero() -> None:
-    quantizer = random_quantizer((4, 4))
-    codes = torch.tensor([[1, 2], [0, 0], [1, 2], [1, 2]], dtype=torch.int32)
-    unique = resolve_collisions(quantizer, torch.zeros(4, 4), codes, method="extra_level")
-    assert unique.codes.tolist() == [[1, 2, 0], [0, 0, 0], [1, 2, 1], [1, 2, 2]]
-    assert unique.level_sizes == (4, 4, 3)
-
-
-def test_an_extra_level_leaves_published_ids_alone_and_fills_gaps() -> None:
-    quantizer = random_quantizer((4, 4))
-    codes = torch.tensor([[1, 2], [3, 3], [1, 2]], dtype=torch.int32)
-    taken = torch.tensor([[1, 2, 0], [1, 2, 2], [0, 0, 1]], dtype=torch.int32)
-    unique = resolve_collisions(
-        quantizer, torch.zeros(3, 4), codes, method="extra_level", taken=taken, extra_size=4
-    )
-    assert unique.codes.tolist() == [[1, 2, 1], [3, 3, 0], [1, 2, 3]]
-    with pytest.raises(ValueError, match="4 items share one prefix, the extra level has 3"):
-        resolve_collisions(
-            quantizer, torch.zeros(3, 4), codes, method="extra_level", taken=taken, extra_size=3
-        )
-
-
 def test_rows_without_content_get_no_id() -> None:
     quantizer = random_quantizer((4, 4))
     vectors = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
@@ -142,11 +120,9 @@ def test_rows_without_content_get_no_id() -> None:
     assert ids.quantizer_digest == quantizer.digest
 
 
-def test_an_unknown_method_and_a_wrong_shape_are_refused() -> None:
+def test_a_wrong_shape_is_refused() -> None:
     quantizer = random_quantizer((4, 4))
     vectors = torch.zeros(2, 4)
     codes = quantizer.encode(vectors)
-    with pytest.raises(ValueError, match="'nearest_free' or 'extra_level'"):
-        resolve_collisions(quantizer, vectors, codes, method="luck")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a row for each of 2 vectors"):
         resolve_collisions(quantizer, vectors, codes[:1])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.semantic_ids.codes import SemanticIds
-from recsys.semantic_ids.collisions import Method, assign_semantic_ids
+from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.delta import Delta, diff
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append, kept_shares, retire
@@ -22,7 +22,6 @@ from tests.recsys.semantic_ids.apply_delta import apply
 pytestmark = pytest.mark.numerics
 
 SIZES = (8, 8, 8)
-METHODS: list[Method] = ["nearest_free", "extra_level"]
 
 
 @cache
@@ -45,15 +44,14 @@ def quantizer() -> ResidualKMeans:
     return fit(vectors())
 
 
-def published(count: int, method: Method = "nearest_free") -> SemanticIds:
-    return assign_semantic_ids(quantizer(), vectors()[: count + 1], method=method, extra_size=60)
+def published(count: int) -> SemanticIds:
+    return assign_semantic_ids(quantizer(), vectors()[: count + 1])
 
 
-@pytest.mark.parametrize("method", METHODS)
 @given(cuts=st.lists(st.integers(1, 300), min_size=2, max_size=4, unique=True).map(sorted))
 @settings(max_examples=25, deadline=None)
-def test_append_never_moves_an_id(method: Method, cuts: list[int]) -> None:
-    ids = published(cuts[0], method)
+def test_append_never_moves_an_id(cuts: list[int]) -> None:
+    ids = published(cuts[0])
     for before, after in pairwise(cuts):
         grown = append(ids, quantizer(), vectors()[before + 1 : after + 1])
         assert torch.equal(grown.codes[: before + 1], ids.codes)
@@ -62,10 +60,9 @@ def test_append_never_moves_an_id(method: Method, cuts: list[int]) -> None:
         ids = grown
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_nobody_inherits_a_retired_id(method: Method, tmp_path: Path) -> None:
+def test_nobody_inherits_a_retired_id(tmp_path: Path) -> None:
     store = VersionStore(tmp_path)
-    ids = published(100, method)
+    ids = published(100)
     store.publish(ids, quantizer())
     fewer = retire(ids, torch.arange(1, 51))
     store.publish(fewer, quantizer())
@@ -98,12 +95,11 @@ def test_retired_ids_are_remembered_through_later_versions(tmp_path: Path) -> No
     assert store.retired_codes().tolist() == sorted(lost)
 
 
-@pytest.mark.parametrize("method", METHODS)
 def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
-    method: Method, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     store = VersionStore(tmp_path)
-    first = published(60, method)
+    first = published(60)
     second = append(first, quantizer(), vectors()[61:81])
     for ids in (first, second):
         store.publish(ids, quantizer())
@@ -143,12 +139,11 @@ def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
         append(ids, other, content)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_align_undoes_a_renaming_of_all_codes(method: Method) -> None:
-    old = published(300, method)
+def test_align_undoes_a_renaming_of_all_codes() -> None:
+    old = published(300)
     generator = torch.Generator().manual_seed(9)
     shuffled = quantizer().relabelled([torch.randperm(8, generator=generator) for _ in SIZES])
-    new = assign_semantic_ids(shuffled, vectors(), method=method, extra_size=60)
+    new = assign_semantic_ids(shuffled, vectors())
     assert kept_shares(new, old).full < 0.1
     found = align(new, shuffled, old)
     # Codes that are equally near or equally used may end in another order.
@@ -170,7 +165,7 @@ def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
     assert found.kept.per_prefix[0] > 0.4 > found.before.per_prefix[0]
     assert found.kept.per_prefix[-1] == found.kept.full
     with pytest.raises(ValueError, match="cannot be aligned"):
-        align(published(250, "extra_level"), quantizer(), old)
+        align(published(250), quantizer(), old)
 
 
 @given(st.integers(1, 299), st.data())

@@ -1,15 +1,12 @@
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
-from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.quality import (
     code_counts,
-    drift,
     level_qualities,
     prefix_counts,
     quality_report,
@@ -33,9 +30,9 @@ def square_world() -> tuple[ResidualKMeans, torch.Tensor]:
 
 def test_the_report_of_four_items_worked_out_by_hand() -> None:
     quantizer, vectors = square_world()
-    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    ids = assign_semantic_ids(quantizer, vectors)
     categories = torch.tensor([0, 1, 1, 2, 3])
-    report = quality_report(quantizer, vectors, ids, categories=categories, num_neighbours=1)
+    report = quality_report(quantizer, vectors, ids, categories=categories)
     first, second = report.levels
     assert (report.num_items, report.collisions_before, report.largest_group) == (4, 1, 2)
     assert report.groups_before == ((1, 2), (2, 1))
@@ -64,21 +61,6 @@ def test_codes_that_ignore_content_agree_with_neighbours_by_chance() -> None:
     assert quality.perplexity == pytest.approx(4, abs=0.05)
 
 
-def ids_of(rows: list[list[int]]) -> SemanticIds:
-    codes = torch.tensor([[-1, -1], *rows], dtype=torch.int32)
-    return SemanticIds(codes=codes, level_sizes=(4, 4), quantizer_digest="q")
-
-
-def test_drift_counts_prefixes_kept_added_and_removed() -> None:
-    old = ids_of([[0, 0], [1, 1], [2, 2], [3, 3]])
-    new = ids_of([[0, 0], [1, 2], [0, 2], [-1, -1], [3, 0]])
-    found = drift(new, old)
-    assert (found.num_common, found.num_added, found.num_removed) == (3, 1, 1)
-    assert found.prefix_kept == (pytest.approx(2 / 3), pytest.approx(1 / 3))
-    with pytest.raises(ValueError, match="only equal levels"):
-        drift(new, replace(old, level_sizes=(4, 5)))
-
-
 def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
     quantizer, vectors = square_world()
     ids = assign_semantic_ids(quantizer, vectors)
@@ -87,22 +69,9 @@ def test_ids_of_another_quantizer_are_refused_with_both_named() -> None:
         quality_report(other, vectors, ids)
 
 
-def test_published_codes_are_measured_with_their_level_against_collisions() -> None:
-    quantizer, vectors = square_world()
-    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
-    report = quality_report(quantizer, vectors, ids, num_neighbours=1)
-    assert [level.num_prefixes for level in report.published] == [2, 3, 4]
-    assert report.published[:2] == report.levels
-    # Codes of the first level alone miss the +-1 of the second; the variance is known.
-    content = vectors[1:]
-    variance = float((content - content.mean(0)).square().sum())
-    assert report.errors_by_level == (pytest.approx(4 / variance), pytest.approx(0, abs=1e-9))
-    assert report.published_error == report.reconstruction_error
-
-
 def test_only_the_rows_asked_for_are_measured() -> None:
     quantizer, vectors = square_world()
-    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    ids = assign_semantic_ids(quantizer, vectors)
     gone = vectors.clone()
     gone[4] = 0
     report = quality_report(quantizer, gone, ids, item_rows=torch.tensor([1, 2, 3]))

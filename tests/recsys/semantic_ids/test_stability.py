@@ -18,14 +18,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.semantic_ids.codes import Quantizer, SemanticIds
-from recsys.semantic_ids.collisions import Method, assign_semantic_ids
+from recsys.semantic_ids.codes import SemanticIds
+from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.delta import diff
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import append
-from recsys.semantic_ids.quantizers import load_quantizer
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from recsys.semantic_ids.rq_vae import RqVae, RqVaeConfig
 from recsys.semantic_ids.version_store import VersionStore
 from tests.recsys.semantic_ids.apply_delta import apply
 from tests.recsys.testing.tensors import rounding
@@ -47,7 +45,7 @@ def catalogue() -> Tensor:
     return torch.cat([torch.zeros(1, 6), items])
 
 
-def said_of(ids: SemanticIds, quantizer: Quantizer) -> dict[str, Any]:
+def said_of(ids: SemanticIds, quantizer: ResidualKMeans) -> dict[str, Any]:
     """Say of each item of the first version its text, what it decodes to and who is beside it.
 
     Neighbours are the items of the first version with the same first l codes, for each l.
@@ -77,29 +75,24 @@ def agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return same and np.allclose(one["vectors"], other["vectors"], rtol=0, atol=CLOSE)
 
 
-def fitted(kind: str) -> Quantizer:
+def fitted() -> ResidualKMeans:
     vectors = catalogue()[1 : NUM_FIRST + 1]
     sizes = (8, 8, 8)
-    if kind == "rq_vae":
-        config = RqVaeConfig(level_sizes=sizes, latent_dim=4, hidden_dims=(8,), num_steps=20)
-        return RqVae.fit(vectors, config)
     kmeans = KMeansConfig(num_steps=6)
     return ResidualKMeans.fit(vectors, ResidualKMeansConfig(level_sizes=sizes, kmeans=kmeans))
 
 
-@pytest.mark.parametrize("method", ["nearest_free", "extra_level"])
-@pytest.mark.parametrize("kind", ["rq_kmeans", "rq_vae"])
 def test_an_item_keeps_its_text_and_neighbours_wherever_it_is_read(
-    kind: str, method: Method, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    vectors, quantizer = catalogue(), fitted(kind)
-    ids = assign_semantic_ids(quantizer, vectors[: NUM_FIRST + 1], method=method, extra_size=60)
+    vectors, quantizer = catalogue(), fitted()
+    ids = assign_semantic_ids(quantizer, vectors[: NUM_FIRST + 1])
     first = said_of(ids, quantizer)
     assert len(set(first["texts"])) == NUM_FIRST
 
     store = VersionStore(tmp_path)
     store.publish(ids, quantizer)
-    loaded, reread = store.load(), load_quantizer(store.quantizer_path())
+    loaded, reread = store.load(), ResidualKMeans.load(store.quantizer_path())
     assert agree(said_of(loaded, reread), first)
 
     grown = append(loaded, reread, vectors[NUM_FIRST + 1 : NUM_FIRST + 31])
@@ -110,11 +103,11 @@ def test_an_item_keeps_its_text_and_neighbours_wherever_it_is_read(
 
     store.publish(grown, reread)
     store.publish(again, reread)
-    assert agree(said_of(store.load(), load_quantizer(store.quantizer_path())), first)
+    assert agree(said_of(store.load(), ResidualKMeans.load(store.quantizer_path())), first)
     store.rollback()
     store.rollback()
     assert store.load().version == ids.version
-    assert agree(said_of(store.load(), load_quantizer(store.quantizer_path())), first)
+    assert agree(said_of(store.load(), ResidualKMeans.load(store.quantizer_path())), first)
 
 
 def test_other_processes_say_the_same_of_each_item(tmp_path: Path) -> None:
@@ -161,6 +154,6 @@ def test_equal_new_items_get_equal_ids() -> None:
 if __name__ == "__main__":
     asked = VersionStore(Path(sys.argv[1]))
     read = asked.load(sys.argv[2])
-    told = said_of(read, load_quantizer(asked.quantizer_path(sys.argv[2])))
+    told = said_of(read, ResidualKMeans.load(asked.quantizer_path(sys.argv[2])))
     told["appended"] = [read.text(row) for row in range(NUM_FIRST + 1, read.num_item_rows)]
     sys.stdout.write(json.dumps(told))
