@@ -1,4 +1,4 @@
-"""Approximate nearest items by FAISS: flat, HNSW or IVF with 8-bit codes, on the CPU or a GPU.
+"""Approximate nearest items by FAISS: flat, HNSW or IVF with 8-bit codes, on the CPU.
 
 Ids are item rows; row 0 (padding) is stored as zeros and never returned.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, OneList, TopK, best_of_one, no_items
 from recsys.retrieval.exact import check_queries, exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig, build_bare_index
-from recsys.retrieval.faiss_gpu import GpuCopy, check_gpu
 from recsys.retrieval.faiss_library import (
     RESCORED_PER_RESULT,
     Kind,
@@ -70,7 +69,6 @@ class FaissIndex:
         self.masked_exact_max_rows = masked_exact_max_rows
         self.num_threads = num_threads
         """Threads of one search; None is all cores, serving workers set 1."""
-        self._gpu: GpuCopy | None = None
         self._flat: Tensor | None = None
         """View of a flat index, for single queries."""
 
@@ -91,27 +89,7 @@ class FaissIndex:
 
     @property
     def device(self) -> torch.device:
-        """Where searches without a mask run."""
-        return torch.device("cpu") if self._gpu is None else self._gpu.device
-
-    def to(self, device: str | torch.device) -> Self:
-        """Search on another device from now on; on a GPU that takes its memory once more.
-
-        Searches under a mask, and those for more than 2,047 items, stay on the CPU.
-
-        Args:
-            device: ``cpu``, or ``cuda`` (``cuda:1``) for a flat or an IVF-SQ8 index.
-
-        Raises:
-            ValueError: HNSW, no such device, or a faiss without GPU support.
-        """
-        wanted = torch.device(device)
-        if wanted.type == "cpu":
-            self._gpu = None
-            return self
-        check_gpu(self.kind, wanted)
-        self._gpu = GpuCopy(self._index, self.kind, wanted, self._vectors())
-        return self
+        return torch.device("cpu")
 
     def search(self, queries: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
         """Find about the k best items of each query, among those the mask allows.
@@ -139,7 +117,7 @@ class FaissIndex:
         # Row 0 may come back where no mask forbids it, so one more is requested.
         width = min(k + 1, self.num_item_rows)
         scores, rows = self._best(queries, width, num_allowed, mask)
-        if len(queries) == 1 and rows.device.type == "cpu":
+        if len(queries) == 1:
             lists = _one_list(scores[0], rows[0], k)
         else:
             scores = scores.masked_fill_(rows <= 0, -torch.inf)
@@ -161,7 +139,7 @@ class FaissIndex:
         A flat index on the host is scanned, and so are the items that a mask allows where that
         takes less time than a search among them.
         """
-        scanned = self.kind == "flat" and self._gpu is None
+        scanned = self.kind == "flat"
         if not scanned and not self._few_enough(self._count(mask)):
             return OneList.of(self.search(query[None], k, mask))
         if not math.isfinite(float(query.sum())):
@@ -214,8 +192,6 @@ class FaissIndex:
         self._flat = None
         with faiss_threads(1):
             self._index.add(as_float32(vectors))
-        if self._gpu is not None:
-            self.to(self._gpu.device)
 
     def save(self, path: Path) -> str:
         """Write the index and its JSON description, both atomically; return the sha256."""
@@ -278,9 +254,6 @@ class FaissIndex:
         self, queries: Tensor, width: int, num_allowed: int, mask: ItemMask | None
     ) -> tuple[Tensor, Tensor]:
         """Search faiss for scores and rows, [B, width] each."""
-        everything = num_allowed == self.num_item_rows - 1
-        if self._gpu is not None and everything and self._gpu.takes(width):
-            return self._gpu.search(queries, width, self.effort)
         parameters = self._parameters(width, num_allowed, mask)
         with faiss_threads(self.num_threads):
             scores, rows = self._index.search(as_float32(queries), width, params=parameters)

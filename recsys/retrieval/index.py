@@ -12,7 +12,6 @@ Axes: B queries, N item rows (row 0 included), D width, k list length.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -120,35 +119,18 @@ class ExactIndex:
         return self._vectors.T.contiguous()
 
 
-def index_of(
-    vectors: Tensor,
-    config: FaissIndexConfig | None = None,
-    device: str | torch.device | None = None,
-) -> VectorIndex:
-    """Choose how vectors are searched, by their number and the device's memory.
-
-    Args:
-        vectors: [N, D], finite; row 0 is padding.
-        config: Of an approximate index; ``flat_max_rows`` is where one begins on a CPU.
-        device: Where to search; None is where the vectors are.
-    """
-    config = config or FaissIndexConfig()
-    wanted = torch.device(device) if device is not None else vectors.device
-    if wanted.type == "cuda":
-        dtype, halves = gpu_layout(len(vectors), vectors.shape[1], _room(vectors, wanted))
+def index_of(vectors: Tensor) -> VectorIndex:
+    """Choose how vectors [N, D] are searched where they are, by their number and free memory."""
+    if vectors.is_cuda:
+        free, _ = torch.cuda.mem_get_info(vectors.device)
+        # The vectors' own memory counts as free.
+        room = int(GPU_SHARE * free) + vectors.nbytes
+        dtype, halves = gpu_layout(len(vectors), vectors.shape[1], room)
         if dtype is not None:
-            return ExactIndex(vectors.to(wanted, dtype), halves=halves)
-    kind = config.kind_for(len(vectors))
-    if kind == "flat":
+            return ExactIndex(vectors.to(dtype), halves=halves)
+    if FaissIndexConfig().kind_for(len(vectors)) == "flat":
         return ExactIndex(vectors.detach().cpu().float())
-    return build_index(vectors, replace(config, kind=kind))
-
-
-def _room(vectors: Tensor, device: torch.device) -> int:
-    """Bytes that vectors may take on a GPU; those that are there already count as free."""
-    free, _ = torch.cuda.mem_get_info(device)
-    held = vectors.nbytes if vectors.device == device else 0
-    return int(GPU_SHARE * free) + held
+    return build_index(vectors)
 
 
 def gpu_layout(num_rows: int, dim: int, num_bytes: int) -> tuple[torch.dtype | None, bool]:

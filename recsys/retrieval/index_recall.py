@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
@@ -62,23 +61,14 @@ def tune_effort(
     truth = exact_top_k(queries, items, k)
     most = index.max_effort if most is None else min(most, index.max_effort)
     while True:
-        recall = _overlap(index.search(queries, k), truth)
+        recall = overlap(index.search(queries, k), truth)
         if recall >= target or index.effort >= most:
             return recall
         index.effort = min(2 * index.effort, most)
 
 
-def measure_recall(
-    index: FaissIndex, queries: Tensor, items: Tensor, k: int = 100, mask: ItemMask | None = None
-) -> float:
-    """Share of the exact top k that the index finds, mean over queries [B, D].
-
-    Items of equal score at the end of a list count as missed if the index prefers another.
-    """
-    return _overlap(index.search(queries, k, mask), exact_top_k(queries, items, k, mask))
-
-
-def _overlap(found: TopK, truth: TopK) -> float:
+def overlap(found: TopK, truth: TopK) -> float:
+    """Compute the share of the true lists that was found, mean over queries."""
     shared = [
         len(np.intersect1d(ours[ours != NO_ROW], theirs)) / max(1, int((theirs != NO_ROW).sum()))
         for ours, theirs in zip(found.item_rows.numpy(), truth.item_rows.numpy(), strict=True)

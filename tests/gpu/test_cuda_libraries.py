@@ -3,15 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
-from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.index_recall import measure_recall, tune_effort
 
 pytestmark = pytest.mark.gpu
 
@@ -113,80 +107,3 @@ def test_fbgemm_fused_tables_take_one_step_as_torch_does(cuda: torch.device):
         plain.weight -= 0.5 * plain.weight.grad
     torch.cuda.synchronize()
     torch.testing.assert_close(table.data, plain.weight.data, atol=1e-4, rtol=1e-5)
-
-
-def faiss_gpu() -> None:
-    faiss = pytest.importorskip("faiss", reason="needs faiss-gpu")
-    if not hasattr(faiss, "StandardGpuResources"):
-        pytest.skip("this faiss is faiss-cpu, needs faiss-gpu")
-
-
-def vectors(num_rows: int) -> torch.Tensor:
-    """Unit vectors around 200 centres."""
-    generator = torch.Generator().manual_seed(8)
-    centres = torch.randn(200, 32, generator=generator)
-    cluster = torch.randint(0, 200, (num_rows,), generator=generator)
-    return normalize(centres[cluster] + 0.7 * torch.randn(num_rows, 32, generator=generator))
-
-
-ITEMS = vectors(60_000)
-QUERIES = normalize(ITEMS[500:756] + 0.1 * vectors(256))
-
-
-def index_of(kind: str) -> FaissIndex:
-    return build_index(ITEMS, FaissIndexConfig(kind=kind))
-
-
-def test_faiss_flat_on_the_gpu_finds_what_the_cpu_finds(cuda: torch.device):
-    faiss_gpu()
-    whole = torch.from_numpy(np.random.default_rng(9).integers(-4, 5, (30_000, 32))).float()
-    index = build_index(whole, FaissIndexConfig(kind="flat"))
-    there = index.search(whole[:100], 100)
-    assert index.to(cuda).device == cuda
-    here = index.search(whole[:100].to(cuda), 100)
-    # Whole numbers: nothing is rounded.
-    assert torch.equal(here.scores, there.scores)
-
-    index = index_of("flat")
-    there, here = index.search(QUERIES, 100), index.to(cuda).search(QUERIES, 100)
-    torch.testing.assert_close(here.scores, there.scores, atol=1e-5, rtol=0)
-    assert measure_recall(index, QUERIES, ITEMS) > 0.9999
-    assert torch.equal(index.to("cpu").search(QUERIES, 100).item_rows, there.item_rows)
-
-
-def test_faiss_ivf_on_the_gpu_finds_as_much_as_on_the_cpu(cuda: torch.device):
-    faiss_gpu()
-    index = index_of("ivf_sq8")
-    tune_effort(index, QUERIES, ITEMS, target=0.99)
-    on_cpu = measure_recall(index, QUERIES, ITEMS)
-    on_gpu = measure_recall(index.to(cuda), QUERIES, ITEMS)
-    assert on_gpu == pytest.approx(on_cpu, abs=0.003)
-    found = index.search(QUERIES, 50)
-    true = (QUERIES[:, None] * ITEMS[found.item_rows]).sum(2)
-    torch.testing.assert_close(found.scores, true, atol=2e-3, rtol=0)
-
-
-@pytest.mark.parametrize("kind", ["flat", "ivf_sq8"])
-def test_masks_padding_long_lists_and_new_items_hold_on_the_gpu(cuda: torch.device, kind: str):
-    faiss_gpu()
-    index = index_of(kind).to(cuda)
-    mask = ItemMask(np.random.default_rng(1).random(len(ITEMS)) < 0.5)
-    assert mask.allows(index.search(QUERIES, 20, mask).item_rows.numpy()).all()
-    assert (index.search(QUERIES, 20).item_rows > 0).all()
-    assert (index.search(QUERIES[:2], 3_000).item_rows > 0).all()
-    index.add(QUERIES)
-    found = index.search(QUERIES, 1).item_rows.squeeze(1)
-    assert found.tolist() == list(range(len(ITEMS), len(ITEMS) + len(QUERIES)))
-
-
-def test_the_gpu_index_equals_exact_search_on_the_gpu(cuda: torch.device):
-    faiss_gpu()
-    ours = index_of("flat").to(cuda).search(QUERIES, 50)
-    theirs = exact_top_k(QUERIES.to(cuda), ITEMS.to(cuda), 50)
-    torch.testing.assert_close(ours.scores, theirs.scores.cpu(), atol=1e-5, rtol=0)
-
-
-def test_a_gpu_that_is_not_there_is_named():
-    faiss_gpu()
-    with pytest.raises(ValueError, match="there is no device 'cuda:99': faiss sees"):
-        index_of("flat").to("cuda:99")

@@ -8,7 +8,7 @@ An adapter is attached by forward hooks: the base keeps its names, state dict an
 computes the same bits without an adapter. Rows of embedding tables are corrected likewise
 (``lora/table.py``).
 
-``LoraAdapter`` holds the matrices of one domain, to train, merge and save; ``LoraBank`` keeps the
+``LoraAdapter`` holds the matrices of one domain, to train and save; ``LoraBank`` keeps the
 merged weights of several domains (``lora/bank.py``).
 
 Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank.
@@ -31,9 +31,9 @@ from recsys.data.batch import JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.lora.table import LowRankRows, Table, checked_rows, targeted_tables
 
-Hook = Callable[[nn.Module, tuple[Tensor], Tensor], Tensor | None]
+Hook = Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]
 Pooled = dict[str, Tensor]
-TableHook = Callable[[nn.Module, tuple[JaggedBatch], Pooled], Pooled | None]
+TableHook = Callable[[nn.Module, tuple[JaggedBatch], Pooled], Pooled]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,6 @@ class LoraAdapter(nn.Module):
             {name: LowRankRows(table, own[name], config.rank) for name, table in tables.items()}
         )
         self._hooks: list[RemovableHandle] = []
-        self._before_merge: dict[str, Tensor] = {}
         freeze(base)
 
     @property
@@ -215,41 +214,10 @@ class LoraAdapter(nn.Module):
         return self
 
     def detach(self) -> None:
-        """Remove the hooks; merged weights stay merged."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._forget()
-
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Add the corrections to the base's weights.
-
-        Raises:
-            ValueError: If they are merged already.
-        """
-        if self._before_merge:
-            raise ValueError("this adapter is merged already; call unmerge() first")
-        for name, layer in self.layers.items():
-            one = self.correction(name)
-            self._before_merge[name] = layer.weight.detach().clone()
-            layer.weight += self.config.scale * (one.b @ one.a)
-        for name, table in self.tables.items():
-            rows = self.table_correction(name)
-            self._before_merge[table.parameter] = table.weight.detach()[rows.rows].clone()
-            table.weight[rows.rows] += self.config.scale * (rows.b @ rows.a)
-        self._forget()
-
-    @torch.no_grad()
-    def unmerge(self) -> None:
-        """Restore the base's weights bit for bit, which subtracting would not."""
-        if self._before_merge:
-            for name, layer in self.layers.items():
-                layer.weight.copy_(self._before_merge[name])
-            for name, table in self.tables.items():
-                rows = self.table_correction(name).rows
-                table.weight[rows] = self._before_merge[table.parameter]
-        self._before_merge = {}
         self._forget()
 
     def train(self, mode: bool = True) -> LoraAdapter:
@@ -261,9 +229,7 @@ class LoraAdapter(nn.Module):
     def _hook(self, name: str) -> Hook:
         one, config = self.correction(name), self.config
 
-        def correct(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-            if self._before_merge:
-                return None
+        def correct(_: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
             read = functional.dropout(inputs[0], config.dropout, self.training)
             corrected: Tensor = output + config.scale * one(read)
             return corrected
@@ -274,9 +240,7 @@ class LoraAdapter(nn.Module):
         """Make a forward hook for the embedding layer that holds a table."""
         one, features = self.table_correction(name), self.tables[name].features
 
-        def correct(_: nn.Module, inputs: tuple[JaggedBatch], pooled: Pooled) -> Pooled | None:
-            if self._before_merge:
-                return None
+        def correct(_: nn.Module, inputs: tuple[JaggedBatch], pooled: Pooled) -> Pooled:
             scale = self.config.scale
             return pooled | {
                 feature: pooled[feature] + scale * one.pooled(inputs[0][feature])

@@ -216,7 +216,7 @@ class FusedOne(NamedTuple):
 
 
 def fused_one(lists: Mapping[str, OneList], k: int, weights: Mapping[str, float]) -> FusedOne:
-    """Merge the lists of one query, as ``fusion.reciprocal_rank_fusion`` does.
+    """Merge the lists of one query by reciprocal rank; ties by item_row ascending.
 
     Args:
         lists: By source.

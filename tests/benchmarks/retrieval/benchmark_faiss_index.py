@@ -23,8 +23,9 @@ from recsys.data.item_mask import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.index_recall import measure_recall, tune_effort
+from recsys.retrieval.index_recall import tune_effort
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.recsys.retrieval.recall import measure_recall
 
 KINDS = ("flat", "hnsw", "ivf_sq8")
 

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -20,7 +21,6 @@ from recsys.data.item_mask import ItemMask
 from recsys.kernels.topk_search.op import fused_top_k
 from recsys.retrieval.index import ExactIndex
 from tests.benchmarks.harness import Row, command_line, write_results
-from tests.benchmarks.retrieval.benchmark_faiss_gpu import best_scores, recall
 
 K, DIM, BLOCK = 100, 64, 1_000_000
 NUM_CLUSTERS, NOISE = 2_000, 0.6
@@ -28,6 +28,25 @@ BATCHES = (1, 64, 512)
 PROMISED = 64
 KINDS = ("float32 and half copies", "float32", "float16")
 SHARES = (0.5, 0.1, 0.01)
+TIE = 1e-6
+"""An item this close to the k-th best score counts as one of the best: a float32 sum's rounding."""
+
+
+def best_scores(queries: Tensor, items: Tensor, k: int) -> NDArray[np.float64]:
+    """Greatest k inner products of each query in double precision, [B, k], by chunks of items."""
+    best = torch.full((len(queries), k), -torch.inf, dtype=torch.float64, device=items.device)
+    for chunk in items[1:].split(500_000):
+        scores = queries.double() @ chunk.double().T
+        best = torch.cat([best, scores.topk(k, dim=1).values], dim=1).topk(k, dim=1).values
+    return best.cpu().numpy()
+
+
+def recall(item_rows: Tensor, queries: Tensor, items: Tensor, best: NDArray[np.float64]) -> float:
+    """Share of the returned items that are among the k best, by scores in double precision."""
+    found = items[item_rows.to(items.device)].double()  # [B, k, D]
+    scores = torch.einsum("bkd,bd->bk", found, queries.double()).cpu().numpy()
+    distinct = np.mean([len(np.unique(rows)) / len(rows) for rows in item_rows.numpy()])
+    return float((scores >= best[:, -1:] - TIE).mean() * distinct)
 
 
 def clustered(num_rows: int, generator: torch.Generator) -> Tensor:

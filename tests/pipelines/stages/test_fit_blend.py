@@ -25,9 +25,9 @@ from recsys.fitting.blend import (
     single_of,
 )
 from recsys.retrieval.blend.config import BlendConfig
-from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
 from recsys.retrieval.blend.learned import LearnedBlend
 from serving.surfaces import HOME
+from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
 
 NUM_USERS, NUM_ITEMS, LENGTH = 400, 60, 20
 CONFIG = BlendConfig()

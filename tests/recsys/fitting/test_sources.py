@@ -21,8 +21,8 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.popularity import Popularity, PopularityConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex
-from recsys.retrieval.index_recall import measure_recall
 from recsys.retrieval.sources import IndexedSource, PopularSource, ScoredSource
+from tests.recsys.retrieval.recall import measure_recall
 
 NUM_ROWS, DIM, NUM_USERS, LENGTH = 2_001, 16, 60, 12
 

@@ -9,7 +9,8 @@ from recsys.data.item_mask import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.index_recall import measure_recall, tune_effort
+from recsys.retrieval.index_recall import tune_effort
+from tests.recsys.retrieval.recall import measure_recall
 from tests.recsys.testing.tensors import as_lists, assert_same_lists, rounding
 
 pytestmark = pytest.mark.numerics
@@ -261,21 +262,3 @@ def test_bad_queries_are_refused():
     with pytest.raises(ValueError, match="mask covers 9 item rows, the index has 50"):
         index.search(QUERIES, 3, ItemMask.all(9))
     assert index.search(torch.zeros(0, DIM), 3).item_rows.shape == (0, 3)
-
-
-def test_an_index_that_no_gpu_can_take_says_why():
-    index = index_of("flat")
-    assert index.to("cpu").device == torch.device("cpu")
-    with pytest.raises(ValueError, match="searched on 'cpu' or 'cuda', got 'meta'"):
-        index.to("meta")
-    with pytest.raises(ValueError, match="HNSW has no GPU form; build kind 'flat' or 'ivf_sq8'"):
-        index_of("hnsw").to("cuda")
-
-
-def test_a_faiss_without_gpu_support_names_the_package():
-    import faiss
-
-    if hasattr(faiss, "StandardGpuResources"):
-        pytest.skip("this faiss has GPU support; tests/gpu asks it")
-    with pytest.raises(ValueError, match="no GPU support; install faiss-gpu"):
-        index_of("flat").to("cuda")

@@ -9,7 +9,7 @@ from recsys.data.top_k import TopK, top_k_of_scores
 from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
-from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.index import ExactIndex, gpu_layout, halves_of, index_of
 from recsys.retrieval.vector_index import VectorIndex
 from tests.recsys.testing.tensors import as_lists, assert_same_lists, near_ties, rounding
@@ -106,11 +106,8 @@ def test_items_that_are_not_finite_are_refused(bad: float) -> None:
 
 def test_the_kind_follows_the_number_of_items() -> None:
     config = FaissIndexConfig(flat_max_rows=1_000)
-    assert isinstance(index_of(ITEMS[:1_000], config), ExactIndex)
-    large = index_of(ITEMS[:1_001], config)
-    assert isinstance(large, FaissIndex)
-    assert large.kind == "ivf_sq8"
-    assert isinstance(index_of(ITEMS, FaissIndexConfig(kind="hnsw")), FaissIndex)
+    assert [config.kind_for(count) for count in (1_000, 1_001)] == ["flat", "ivf_sq8"]
+    assert isinstance(index_of(ITEMS[:1_000]), ExactIndex)
 
 
 def test_a_gpu_holds_the_most_that_fits() -> None:

@@ -108,19 +108,6 @@ def test_served_scores_are_those_of_the_adapter_and_do_not_depend_on_company(tru
 
 
 @torch.no_grad()
-def test_a_merged_adapter_gives_the_same_and_unmerging_gives_the_bits_back():
-    model = ranker()
-    alone = model(batch()).logits
-    adapter = adapter_of(model, 1).attach()
-    corrected = model(batch()).logits.sigmoid()
-    adapter.merge()
-    torch.testing.assert_close(model(batch()).logits.sigmoid(), corrected, rtol=0, atol=CLOSE)
-    adapter.unmerge()
-    adapter.detach()
-    assert torch.equal(model(batch()).logits, alone)
-
-
-@torch.no_grad()
 def test_a_saved_adapter_fits_its_ranker_and_no_other(tmp_path):
     model = ranker()
     adapter = adapter_of(model, 1)

