@@ -69,13 +69,7 @@ def fit_text_search(
     """Fit a search; None where no item has a text.
 
     Args:
-        texts: Of all items, by row from 1.
-        config: Of the text tower.
-        queries: Validation events.
-        sources: By model, fitted on train.
-        blend: Of the profile ``fast``.
         item_counts: Events of each item on train, [N].
-        seed: Of everything drawn.
     """
     documents = [[], *(split(text.text) for text in texts)]
     if sum(map(bool, documents)) < 2:
@@ -135,14 +129,7 @@ def measured(
     features: Sequence[NDArray[np.float32]],
     typed: Sequence[Candidates],
 ) -> dict[str, Any]:
-    """Say on validation what words, the tower, both and the user's own list are worth.
-
-    Args:
-        judged: The queries.
-        found: Candidates of each.
-        features: Theirs, with the places in the user's own list.
-        typed: Candidates without titles and corrections, which words and tower alone rank.
-    """
+    """Say on validation what words, the tower, both and the user's own list are worth."""
     half = np.arange(len(judged)) % 2
     unknown = [np.array(one) for one in features]
     for one in unknown:

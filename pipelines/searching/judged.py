@@ -44,14 +44,7 @@ class Judged:
         seed: int,
         kind: Kind | None = None,
     ) -> Judged:
-        """Make a query of each held-out item.
-
-        Args:
-            queries: One a user; of several held-out items the first counts.
-            texts: Items that may be looked for, by row; events of others, and of those without a
-                word, are left out.
-            kind: Of all queries; drawn if None.
-        """
+        """Make a query of each held-out item."""
         targets = queries.held_out.targets
         first = [int(targets.values[begin]) for begin in targets.offsets[:-1].tolist()]
         readable = {row for row, text in texts.items() if split(text.text)}
@@ -87,9 +80,6 @@ def personal_orders(
     """Order what was found for each query by the blend of the user's own lists.
 
     Args:
-        found: Candidates of each query.
-        sources: By model.
-        blend: Of the profile that is served.
         item_counts: Events of each item that the sources were fitted on, [N].
     """
     orders: list[Rows] = []

@@ -18,11 +18,7 @@ READ = ("title", *ATTRIBUTES, "description", "release_year")
 
 
 def item_texts(items: pl.DataFrame) -> list[ItemText]:
-    """Read the catalogue, by item row from 1.
-
-    Args:
-        items: Columns item_row, and those of ``READ`` that there are.
-    """
+    """Read the catalogue, by item row from 1."""
     return [_text_of(item) for item in items.sort("item_row").iter_rows(named=True)]
 
 

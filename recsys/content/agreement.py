@@ -17,10 +17,6 @@ def agreed(draws: Sequence[Mapping[str, Attribute] | None], share: float) -> dic
     """Keep the values that at least a share of the draws gives, with that share.
 
     Of a list, each entry is kept by itself, in the order of the draw that names it first.
-
-    Args:
-        draws: Attributes of each answer; one that is None, or lacks an attribute, agrees with none.
-        share: Above .5, so that no two values of one attribute are kept.
     """
     kept: dict[str, Attribute] = {}
     for name in dict.fromkeys(name for draw in draws for name in draw or ()):

@@ -65,12 +65,7 @@ class Decision(NamedTuple):
 
 
 def cut_queries(sequences: Sequence[Rows], seed: int) -> Queries:
-    """Look for each user's last items by those before; a user of one item has no query.
-
-    Args:
-        sequences: Each user's items in order, rows from 0 on.
-        seed: Draws the users where there are more queries than ``MAX_QUERIES``.
-    """
+    """Look for each user's last items by those before; a user of one item has no query."""
     order = np.random.default_rng(seed).permutation(len(sequences))
     users: list[int] = []
     targets: list[int] = []
@@ -125,8 +120,6 @@ def decide(
 
     Args:
         differences: NDCG with the attribute minus NDCG without, [Q].
-        num_items: Items that have the attribute.
-        tests: Attributes that are measured in all.
     """
     num = len(differences)
     if num == 0:
@@ -158,11 +151,7 @@ def choose_attributes(
     """Measure each attribute by itself, in the order given.
 
     Args:
-        texts_with: Gives N texts with one attribute, or None of them, behind each, as the item of
-            the row given for it has it.
         encode: Turns texts into unit vectors, [n, D].
-        queries: What is looked for among these items.
-        seed: Exchanges values among items.
     """
     own = list(range(num_items))
     drawn = np.random.default_rng(seed).permutation(num_items).tolist()

@@ -130,11 +130,7 @@ class Extraction(NamedTuple):
     """What an item's text gains where nothing was measured."""
 
     def prompt(self, text: str, *, repair: str = "") -> Prompt:
-        """Ask for the attributes of one item.
-
-        Args:
-            repair: What was wrong with the answer before.
-        """
+        """Ask for the attributes of one item."""
         return Prompt(self.instructions, text, self.examples, repair=repair)
 
 
@@ -142,11 +138,7 @@ BUILT_IN = Extraction(SCHEMA, INSTRUCTIONS, EXAMPLES, PROMPT_VERSION, TEXT_ATTRI
 
 
 def extraction_of(attributes: Sequence[AttributeConfig]) -> Extraction:
-    """Write the schema and the prompt of a shop's attributes; of none, the built-in ones.
-
-    Raises:
-        ValueError: If there are too many, or two of one name.
-    """
+    """Write the schema and the prompt of a shop's attributes; of none, the built-in ones."""
     if not attributes:
         return BUILT_IN
     names = tuple(one.name for one in attributes)

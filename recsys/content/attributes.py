@@ -122,14 +122,7 @@ def prompt_for(text: str) -> Prompt:
 
 
 def parse_reply(reply: str, mark: str, schema: Schema = SCHEMA) -> dict[str, Value]:
-    """Hold a reply to the schema and clean its words; what stands around its object is passed over.
-
-    Args:
-        mark: The prompt's mark, which a reply must not repeat.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """Check a reply against the schema and clean its words; text around its object is ignored."""
     begin, end = reply.find("{"), reply.rfind("}")
     inner = reply[begin : end + 1] if 0 <= begin < end else reply
     try:
@@ -144,11 +137,7 @@ def parse_reply(reply: str, mark: str, schema: Schema = SCHEMA) -> dict[str, Val
 
 
 def checked(document: object, schema: Schema = SCHEMA) -> dict[str, Value]:
-    """Hold a parsed reply, or one read from the cache, to the schema; null gives no value.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """Hold a parsed reply, or one read from the cache, to the schema; null gives no value."""
     if not isinstance(document, dict):
         raise ValueError(f"the reply is no object but {type(document).__name__}")
     kinds = schema["properties"]
@@ -163,14 +152,7 @@ def checked(document: object, schema: Schema = SCHEMA) -> dict[str, Value]:
 
 
 def checked_value(name: str, kind: Schema, value: object) -> Value | None:
-    """Hold one value to its property; numbers become text, true and false yes and no.
-
-    Returns:
-        None where it may be missing and is.
-
-    Raises:
-        ValueError: What is wrong with it.
-    """
+    """Hold one value to its property; numbers become text, true and false yes and no."""
     said = value.strip().casefold() if isinstance(value, str) else value
     empty = value is None or said in NOTHING or value in ([], ())
     if empty and may_be_null(kind):
@@ -201,11 +183,7 @@ def checked_value(name: str, kind: Schema, value: object) -> Value | None:
 
 
 def listed(name: str, allowed: Sequence[str | None], value: object) -> str:
-    """Find a value in its list, whatever its case.
-
-    Raises:
-        ValueError: If it is not there.
-    """
+    """Find a value in its list, whatever its case."""
     text = checked_text(name, value)
     known = {one.casefold(): one for one in allowed if one is not None}
     if text.casefold() not in known:
@@ -214,11 +192,7 @@ def listed(name: str, allowed: Sequence[str | None], value: object) -> str:
 
 
 def yes_or_no(name: str, value: object) -> str:
-    """Write true and false as words.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Write true and false as words."""
     for word, same in (("yes", True), ("no", False)):
         if value is same or value in (word, str(same).lower()):
             return word
@@ -226,11 +200,7 @@ def yes_or_no(name: str, value: object) -> str:
 
 
 def checked_number(name: str, value: object) -> str:
-    """Write a finite number as text.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """Write a finite number as text."""
     text = str(value).lower()
     number = float(text) if _NUMBER.fullmatch(text) else math.nan
     if isinstance(value, bool) or not math.isfinite(number):
@@ -239,11 +209,7 @@ def checked_number(name: str, value: object) -> str:
 
 
 def checked_text(name: str, value: object) -> str:
-    """Clean one string of a reply.
-
-    Raises:
-        ValueError: If it is none, is empty or too long, or holds an address.
-    """
+    """Clean one string of a reply."""
     if not isinstance(value, str):
         raise ValueError(f"{name} holds no string but {type(value).__name__}")
     text = clean_text(value)
@@ -267,9 +233,6 @@ def enriched_text(
 
     They stand behind the first characters of the text, since encoders do not read to the end of a
     long one.
-
-    Args:
-        keep: The attributes to add, in this order; those that an item lacks are passed over.
     """
     if not values or not keep:
         return text

@@ -64,11 +64,7 @@ class EncodedColumn:
 
     @classmethod
     def fit(cls, name: str, kind: Kind, column: Sequence[Any]) -> EncodedColumn:
-        """Look at the values of all items.
-
-        Raises:
-            ValueError: If a value is not of the kind, or vectors differ in width.
-        """
+        """Look at the values of all items."""
         if kind in ("category", "list"):
             return cls(name=name, kind=kind, values=frequent(members(name, kind, column)))
         if kind == "vector":
@@ -92,12 +88,7 @@ class EncodedColumn:
         )  # fmt: skip
 
     def encode(self, column: Sequence[Any]) -> Vectors:
-        """Encode items' values, [n, D].
-
-        Raises:
-            ValueError: If a value is not of the kind that the column had, or a vector's width is
-                another.
-        """
+        """Encode items' values, [n, D]."""
         encoded = np.zeros((len(column), self.dim), np.float32)
         if self.kind in ("category", "list"):
             place = {value: at for at, value in enumerate(self.values)}
@@ -136,12 +127,7 @@ class ColumnEncoder:
         return sum(one.dim for one in self.columns)
 
     def encode(self, table: Mapping[str, Sequence[Any]], num_items: int) -> Vectors:
-        """Encode items, [n, D]; one that all columns lack is zeros.
-
-        Args:
-            table: Values by column; a column that is not there is missing.
-            num_items: n.
-        """
+        """Encode items, [n, D]; one that all columns lack is zeros."""
         nothing: list[None] = [None] * num_items
         parts = [one.encode(table.get(one.name, nothing)) for one in self.columns]
         if not parts:
@@ -217,11 +203,7 @@ def members(name: str, kind: Kind, column: Sequence[Any]) -> list[list[str]]:
 
 
 def as_numbers(name: str, kind: Kind, column: Sequence[Any]) -> Numbers:
-    """Read numbers, or dates as days since 1970; NaN where one is missing.
-
-    Raises:
-        ValueError: If a value is neither.
-    """
+    """Read numbers, or dates as days since 1970; NaN where one is missing."""
     numbers = np.full(len(column), np.nan)
     for row, value in enumerate(column):
         if value is None or (isinstance(value, str) and not value.strip()):
@@ -247,11 +229,7 @@ def day_of(value: object) -> float:
 
 
 def common_width(name: str, column: Sequence[Any]) -> int:
-    """Find the width of all vectors of a column.
-
-    Raises:
-        ValueError: If there is none, they differ, or it is too large.
-    """
+    """Find the width of all vectors of a column."""
     read = (vector_of(name, row, value) for row, value in enumerate(column))
     widths = {len(one) for one in read if one is not None}
     if len(widths) > 1:
@@ -286,11 +264,7 @@ def vector_of(name: str, row: int, value: Any) -> Numbers | None:
 
 
 def as_vectors(name: str, column: Sequence[Any], width: int) -> Numbers:
-    """Read vectors, [n, width]; a row of NaN where one is missing.
-
-    Raises:
-        ValueError: If one is of another width, no list of numbers, or not finite.
-    """
+    """Read vectors, [n, width]; a row of NaN where one is missing."""
     rows = np.full((len(column), width), np.nan)
     for row, value in enumerate(column):
         read = vector_of(name, row, value)

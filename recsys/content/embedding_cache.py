@@ -50,13 +50,6 @@ def encode_cached(
 ) -> Vectors:
     """Encode texts, reading from the cache what is there and adding what is not.
 
-    Args:
-        cache_dir: Shared by all encoders; made if missing, safe to delete.
-        shard_rows: Texts encoded between two writes: what a killed run loses at most. None leaves
-            it to the encoder.
-        progress: Gets (texts encoded, texts to encode) after each shard.
-        encoding: Encodes the texts of each shard, here or on other machines.
-
     Returns:
         [n, D] float32, rows of unit length, or zeros for texts without words.
     """

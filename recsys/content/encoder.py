@@ -82,7 +82,6 @@ def batches_of_tokens(
 
     Args:
         num_tokens: Of each text, [n].
-        full: Tokens from which a batch takes no more; a quarter is enough to wait for no equal.
     """
     batch: list[int] = []
     for i in sorted(range(len(num_tokens)), key=lambda i: -num_tokens[i]):
@@ -103,12 +102,7 @@ def encoded_in_batches(
     encode: Callable[[list[int]], NDArray[np.float32]],
     progress: Callable[[int], None] | None,
 ) -> Vectors:
-    """Encode the texts that are not blank, [n, D] of unit length or zeros.
-
-    Args:
-        batches: Places of the texts that are encoded at once; all texts in all.
-        encode: Makes vectors of the texts at some places.
-    """
+    """Encode the texts that are not blank, [n, D] of unit length or zeros."""
     vectors = np.zeros((len(texts), dim), np.float32)
     done = 0
     for batch in batches:
@@ -180,14 +174,7 @@ class SentenceTransformerEncoder:
     def __init__(
         self, folder: Path, *, name: str, batch_size: int = 64, device: str | None = None
     ) -> None:
-        """Load the model.
-
-        Args:
-            device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
-
-        Raises:
-            ValueError: If the folder holds no such model.
-        """
+        """Load the model."""
         if not (folder / "modules.json").is_file():
             raise ValueError(f"{folder} holds no sentence-transformers model (no modules.json)")
         from sentence_transformers import SentenceTransformer

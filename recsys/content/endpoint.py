@@ -88,11 +88,7 @@ class Endpoint:
     def __init__(
         self, config: EndpointConfig, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
-        """Read the key; no request is made.
-
-        Raises:
-            ValueError: If the SDK or the key's variable is missing.
-        """
+        """Read the key; no request is made."""
         try:
             import openai
         except ModuleNotFoundError:
@@ -170,11 +166,7 @@ class Endpoint:
             executor.shutdown(wait=True, cancel_futures=True)
 
     def embed(self, texts: Sequence[str]) -> list[Any]:
-        """Ask for one vector a text; the reply's ``data`` in the order of the texts, unchecked.
-
-        Raises:
-            EndpointError: If no reply comes, or it does not hold one entry for each text.
-        """
+        """Ask for one vector a text; the reply's ``data`` in the order of the texts, unchecked."""
         body = {"model": self.config.model, "input": list(texts), "encoding_format": "float"}
         reply = self.request(self._client.embeddings.with_raw_response.create, body)
         data = reply.get("data")
@@ -201,14 +193,7 @@ class Endpoint:
         body: Mapping[str, Any],
         charge: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Send a request, again where that can help, and parse the reply.
-
-        Args:
-            charge: Called before an attempt that follows one which may have been paid for.
-
-        Raises:
-            EndpointError: What went wrong and what to do.
-        """
+        """Send a request, again where that can help, and parse the reply."""
         sdk, reason, may_be_paid, retry_after = self._openai, "", False, None
         for attempt in range(self.config.max_retries + 1):
             if attempt:

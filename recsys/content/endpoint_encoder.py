@@ -47,11 +47,7 @@ class EndpointEncoder:
     def encode(
         self, texts: Sequence[str], progress: Callable[[int], None] | None = None
     ) -> Vectors:
-        """Encode, [n, D].
-
-        Raises:
-            EndpointError: If replies fail to come, or are of another number, width or kind.
-        """
+        """Encode, [n, D]."""
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for begin in range(0, len(texts), self._config.batch_size):
             end = min(begin + self._config.batch_size, len(texts))

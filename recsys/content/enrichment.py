@@ -147,16 +147,7 @@ def enrich(
     config: EnrichmentConfig,
     progress: Callable[[int, int], None] | None = None,
 ) -> Enrichment:
-    """Find the attributes of texts: from the ledger, or else from the model.
-
-    Args:
-        texts: One an item, of any length; equal ones are requested once.
-        cache_dir: Holds the ledgers of all models; made if missing.
-        progress: Gets (texts answered, texts to ask about).
-
-    Raises:
-        EndpointError: If the endpoint refuses or stays away; what it answered before is kept.
-    """
+    """Find the attributes of texts: from the ledger, or else from the model."""
     lines = [clean_text(text)[: config.max_text_chars].rstrip() for text in texts]
     keys = [text_key(line) for line in lines]
     extraction = extraction_of(config.attributes)
@@ -220,11 +211,7 @@ class Session:
         self.spent = ledger.spent_on(texts)
 
     def run(self) -> None:
-        """Request until every text has an answer or has used up its attempts.
-
-        Raises:
-            EndpointError: If the endpoint refuses or stays away.
-        """
+        """Request until every text has an answer or has used up its attempts."""
         for attempt in range(1, self._config.max_attempts + 1):
             self._keys = [
                 key
@@ -247,11 +234,7 @@ class Session:
         return prompt._replace(draw=draw.number, temperature=draw.temperature)
 
     def charge(self, index: int) -> None:
-        """Reserve what a request takes at most.
-
-        Raises:
-            BudgetSpentError: If that exceeds the budget.
-        """
+        """Reserve what a request takes at most."""
         key, prompt = self._keys[index], self._prompts[index]
         schema = self._extraction.schema
         bound = self._model.token_bound(prompt, schema, self._config.max_reply_tokens)

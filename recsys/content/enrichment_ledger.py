@@ -131,11 +131,7 @@ def tokens_of(spent: Tokens | None) -> dict[str, int]:
 def open_ledger(
     cache_dir: Path, model: str, prompt_version: str, schema: Schema = SCHEMA
 ) -> Iterator[EnrichmentLedger]:
-    """Open the ledger of a model and prompt for this process alone.
-
-    Raises:
-        ValueError: If another process has it open: both would pay for the same items.
-    """
+    """Open the ledger of a model and prompt for this process alone."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     readable = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:80]
     digest = hashlib.sha256(f"{model}\0{prompt_version}".encode()).hexdigest()[:8]

@@ -29,15 +29,7 @@ class ImageEncoder:
     shard_rows = 1024
 
     def __init__(self, path: Path, *, device: str | None = None) -> None:
-        """Load the model; nothing is downloaded and no code of the folder runs.
-
-        Args:
-            path: A Hugging Face folder: config.json, preprocessor_config.json, safetensors.
-            device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
-
-        Raises:
-            ValueError: If there is no such model, or it reads no images.
-        """
+        """Load the model; nothing is downloaded and no code of the folder runs."""
         import torch
 
         self._torch: Any = torch
@@ -101,11 +93,7 @@ def vision_config(config: Any) -> Any:
 
 
 def load_vision_model(path: Path) -> tuple[Any, Any]:
-    """Load (image processor, model in float32) from a Hugging Face folder.
-
-    Raises:
-        ValueError: If there is no such model, or it reads no images.
-    """
+    """Load (image processor, model in float32) from a Hugging Face folder."""
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} is no vision model: it must be a folder with a config.json")
     import transformers
@@ -140,11 +128,7 @@ def missing_as_none(vectors: Vectors) -> list[Vectors | None]:
 
 
 def files_in(folder: Path, names: Sequence[Any]) -> Mapping[int, Path]:
-    """Find the files that items name, by the items' places; less what is not there.
-
-    Raises:
-        ValueError: If a name leads out of the folder.
-    """
+    """Find the files that items name, by the items' places; less what is not there."""
     root, found = folder.resolve(), {}
     for place, name in enumerate(names):
         if name is None or not str(name).strip():

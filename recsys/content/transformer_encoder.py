@@ -32,16 +32,7 @@ class TransformerEncoder:
         batch_size: int = 32,
         device: str | None = None,
     ) -> None:
-        """Load the model.
-
-        Args:
-            path: A Hugging Face folder (config.json and safetensors) or a GGUF file.
-            max_tokens: Of a text; the rest is not read.
-            device: Such as "cpu" or "cuda"; None takes the GPU where there is one.
-
-        Raises:
-            ValueError: If there is no such model.
-        """
+        """Load the model."""
         import torch
 
         self._torch: Any = torch

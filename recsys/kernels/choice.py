@@ -40,11 +40,7 @@ class Use(NamedTuple):
 
 
 def parsed_switch(text: str) -> frozenset[str]:
-    """Read the names of kernels that are off.
-
-    Raises:
-        ValueError: A name that is no kernel's.
-    """
+    """Read the names of kernels that are off."""
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
     if "all" in names:
         return frozenset(KERNELS)

@@ -73,14 +73,7 @@ def config_for(
     default: Config,
     device: torch.device | str = "cuda",
 ) -> Config:
-    """Choose the configuration of a launch; after the first call a look into a dictionary.
-
-    Args:
-        kernel: Folder of the kernel in ``recsys/kernels``, and after a dot which of its launches.
-        shapes: The class of the shapes, from ``shape_class``.
-        dtype: Type of the large tensors.
-        default: What to use where nothing was measured; without a GPU, always.
-    """
+    """Choose the configuration of a launch; after the first call a look into a dictionary."""
     for questions in _listeners:
         questions.append(Question(kernel=kernel, shapes=shapes, dtype=dtype, default=default))
     if kernel in _tried:
@@ -149,11 +142,7 @@ def entries(path: Path) -> Mapping[str, Any]:
 
 
 def checked_entries(document: Any) -> dict[str, Any]:
-    """Take the entries out of a document.
-
-    Raises:
-        ValueError: If it is not what ``store`` writes.
-    """
+    """Take the entries out of a document."""
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}, this version reads {FORMAT}")
     found = dict(document["entries"])

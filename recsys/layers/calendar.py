@@ -28,13 +28,7 @@ class Calendar(nn.Module):
     """
 
     def __init__(self, dim: int, days: float, *, scale: float = 0.0) -> None:
-        """Make the table.
-
-        Args:
-            dim: D.
-            days: Between two learned vectors.
-            scale: Typical length of a vector at the start.
-        """
+        """Make the table."""
         super().__init__()
         if not 1 <= days <= LAST_DAY:
             raise ValueError(f"days must be in [1, {LAST_DAY}], got {days}")

@@ -38,9 +38,6 @@ class Calibrator(nn.Module):
         Args:
             logits: [P, T].
             labels: 0 or 1, [P, T]; NaN where the task was not observed.
-
-        Raises:
-            ValueError: If a task has labels of one class only, or falls with its logit.
         """
         maps = []
         for task in range(logits.shape[1]):
@@ -62,11 +59,7 @@ class Calibrator(nn.Module):
         self._line = None
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Give probabilities, [P, T] -> [P, T].
-
-        Raises:
-            ValueError: If a loaded map is no line.
-        """
+        """Give probabilities, [P, T] -> [P, T]."""
         if self._line is None or self._line[0] is not self.values:
             self._line = (self.values, *self._slope_and_shift())
         _, slope, shift = self._line
@@ -92,11 +85,7 @@ def _forget_line(calibrator: Calibrator, _keys: object) -> None:
 
 
 def platt_map(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit slope and shift by Newton's steps on Platt's smoothed targets; knots and values, [Q].
-
-    Raises:
-        ValueError: If a higher logit makes the label less likely: there is nothing to calibrate.
-    """
+    """Fit slope and shift by Newton's steps on Platt's smoothed targets; knots and values, [Q]."""
     positives = labels.sum()
     targets = torch.where(
         labels > 0, (positives + 1) / (positives + 2), 1 / (len(labels) - positives + 2)

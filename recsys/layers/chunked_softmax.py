@@ -54,13 +54,8 @@ def softmax_loss(
 
     Args:
         queries: [P, D]; a score is the dot product, so scale one side by 1 / temperature.
-        candidates: The items, sampled or all.
         labels: Column of each position's label among the candidates, [P].
         weights: How much each position counts, [P] >= 0; with 0 it is left out.
-        label_smoothing: Share of the target spread evenly over all items.
-        excluded: Columns that do not stand against each position's label, P ragged rows; the
-            label itself is never left out.
-        max_scores: Largest number of scores in memory at a time; one position's always are.
     """
     total = weights.sum().clamp(min=1e-12)
     share = (weights / total).float()  # [P]

@@ -12,13 +12,7 @@ from recsys.layers.wide_linear import WideLinear
 
 
 class CrossNetwork(nn.Module):
-    """Layers x' = x0 * (V U x + b) + x, so that each adds one order of interaction.
-
-    Args:
-        dim: W.
-        num_layers: Layers; none gives the input.
-        rank: Width between U and V; 0 is one full matrix.
-    """
+    """Layers x' = x0 * (V U x + b) + x, so that each adds one order of interaction."""
 
     def __init__(self, dim: int, num_layers: int, rank: int = 0) -> None:
         super().__init__()

@@ -15,11 +15,7 @@ from torch.nn import functional
 
 
 class Examination(nn.Module):
-    """Examination probability of each slot, relative to the first.
-
-    Args:
-        num_slots: S; later slots count as the last.
-    """
+    """Examination probability of each slot, relative to the first."""
 
     def __init__(self, num_slots: int) -> None:
         super().__init__()

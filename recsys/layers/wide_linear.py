@@ -39,11 +39,7 @@ def _is_plain(rows: Tensor, weight: Tensor) -> bool:
 def wide_product(
     rows: Tensor, weight: Tensor, bias: Tensor | None, rectified: bool = False
 ) -> Tensor:
-    """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O].
-
-    Args:
-        rectified: Apply ReLU in the same pass.
-    """
+    """Multiply as ``functional.linear`` does, [M, I] and [O, I] -> [M, O]."""
     if _is_plain(rows, weight):
         product = functional.linear(rows, weight, bias)
         return functional.relu(product, inplace=not product.requires_grad) if rectified else product

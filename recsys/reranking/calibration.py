@@ -30,10 +30,6 @@ def calibrated(
         scores: Of the candidates, best first, [n].
         classes: Share of each class in each candidate, rows sum to 1 or 0, [n, C].
         target: Mix of the history, sums to 1, [C].
-        strength: 0 keeps the order, 1 looks at nothing but the mix.
-
-    Returns:
-        Places of the candidates in the order of the list, at most k.
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"strength must be in [0, 1], got {strength}")

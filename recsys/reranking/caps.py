@@ -44,11 +44,7 @@ class Caps:
 
 
 def capped(order: NDArray[np.int64], caps: Caps, k: int) -> NDArray[np.int64]:
-    """Take candidates in their order, leaving out those of which a group is full.
-
-    Returns:
-        At most k places; fewer where every further candidate would break a cap.
-    """
+    """Take candidates in their order, leaving out those of which a group is full."""
     chosen: list[int] = []
     for place in order.tolist():
         if len(chosen) == k:

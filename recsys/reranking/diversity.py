@@ -34,10 +34,6 @@ def mmr(
     Args:
         scores: Of the candidates, best first, [n].
         vectors: Of length 1, or 0 where an item has none, [n, D].
-        strength: 0 keeps the order, 1 looks at nothing but differences.
-
-    Returns:
-        Places of the candidates in the order of the list, at most k.
     """
     _check(scores, vectors, strength)
     number = min(k, len(scores))
@@ -66,7 +62,6 @@ def dpp(
     Args:
         scores: Of the candidates, best first, [n].
         vectors: Of length 1, or 0 where an item has none, [n, D].
-        strength: 0 keeps the order, 1 looks at nothing but differences.
     """
     _check(scores, vectors, strength)
     number = min(k, len(scores))

@@ -65,7 +65,6 @@ def epsilon_greedy(
 
     Args:
         scores: Of the candidates, best first, [n].
-        caps: What the list may hold of a group; here and below.
     """
     return _drawn(len(scores), k, epsilon_policy(epsilon), random, caps)
 
@@ -94,7 +93,6 @@ def plackett_luce(
 
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
-        temperature: Scores are divided by it: near 0 the order stays, far above 1 it is chance.
     """
     return _drawn(len(scores), k, plackett_luce_policy(scores, temperature), random, caps)
 
@@ -125,8 +123,8 @@ def thompson(
 
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
-        deviations: Standard deviation of each candidate's relevance, above 0, [n]; the least that
-            is drawn with is `LEAST_DEVIATION`.
+        deviations: Standard deviation of each candidate's relevance, above 0, [n]; the least
+            that is drawn with is `LEAST_DEVIATION`.
     """
     # Caps may take any candidates away; without them at least the k-th highest is left.
     gone = len(scores) if caps is not None else k
@@ -136,11 +134,7 @@ def thompson(
 def thompson_policy(
     scores: NDArray[np.floating], deviations: NDArray[np.floating], num_slots: int
 ) -> Policy:
-    """Give the chances of `thompson`.
-
-    Args:
-        num_slots: The best of so many candidates is always left.
-    """
+    """Give the chances of `thompson`."""
     spread = np.asarray(deviations, np.float64)
     if len(spread) != len(scores) or not (spread > 0).all():
         raise ValueError("each candidate needs a standard deviation above 0")
@@ -156,9 +150,7 @@ def chances_of_list(
     """Compute how likely a policy is to show a given list, slot by slot, given the slots above.
 
     Args:
-        number: Of candidates.
         listed: Place of each slot's item among the candidates, -1 for one that is not, [k].
-        caps: As of the policy; they count what the list has.
     """
     left = np.arange(number)
     gone: set[int] = set()

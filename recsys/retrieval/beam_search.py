@@ -48,16 +48,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         beam_width: int,
         semantic_ids_version: str | None,
     ) -> None:
-        """Pair a model with a trie on its device.
-
-        Args:
-            beam_width: Prefixes kept after each level but the last.
-            semantic_ids_version: Of the IDs that the model generates: those it was trained on or,
-                where the caller knows the lineage, those with items appended since.
-
-        Raises:
-            ValueError: The trie is of other semantic IDs, or a beam_width < 1.
-        """
+        """Pair a model with a trie on its device."""
         if semantic_ids_version != trie.version:
             raise ValueError(
                 f"the model generates semantic IDs {semantic_ids_version}, the trie holds "
@@ -72,16 +63,7 @@ class BeamSearch(Generic[ContextT, StateT]):
 
     @torch.no_grad()
     def search(self, context: ContextT, k: int, masks: Sequence[ItemMask] | None = None) -> TopK:
-        """Rank the k best items of each request.
-
-        Args:
-            k: List length, also beyond ``beam_width``; lists for which the beams reach fewer
-                items end in row -1, score -inf.
-            masks: Items that each request may be shown, B of them; None allows all.
-
-        Raises:
-            ValueError: k < 1, masks that do not fit, logits that do not fit the trie or are NaN.
-        """
+        """Rank the k best items of each request."""
         found = self.lists(context, k, self.trie.restrict(masks) if masks else None)
         if masks is not None:
             _check_num_masks(len(masks), len(found.scores))
@@ -179,16 +161,7 @@ class CapturedSearch(Generic[TensorsT, StateT]):
         *,
         restricted: bool,
     ) -> None:
-        """Capture a search.
-
-        Args:
-            context: A tuple of tensors that the decode step reads and nobody else: they are the
-                graph's input, and each call overwrites them.
-            restricted: Whether calls give item masks; they must then all do so.
-
-        Raises:
-            ValueError: The trie is not on a GPU.
-        """
+        """Capture a search."""
         self._trie = beam_search.trie
         if self._trie.device.type != "cuda":
             raise ValueError(
@@ -222,11 +195,7 @@ class CapturedSearch(Generic[TensorsT, StateT]):
 
     @torch.no_grad()
     def search(self, context: TensorsT, masks: Sequence[ItemMask] | None = None) -> TopK:
-        """Rank as ``BeamSearch.search`` does, for a context of the captured shape.
-
-        Raises:
-            ValueError: Another shape, masks that do not fit, or logits that are NaN.
-        """
+        """Rank as ``BeamSearch.search`` does, for a context of the captured shape."""
         for index, (static, given) in enumerate(zip(self._context, context, strict=True)):
             if static.shape != given.shape:
                 raise ValueError(
@@ -242,7 +211,6 @@ class CapturedSearch(Generic[TensorsT, StateT]):
         """Do what ``search`` does without ever waiting for the device, NaN unchecked.
 
         Args:
-            context: Of the captured shape.
             allowed: Items that each request may be shown, [B, num_item_rows] bool on the device.
         """
         assert self._allowed is not None, "the search was captured without item masks"

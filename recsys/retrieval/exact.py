@@ -38,15 +38,6 @@ def exact_top_k(
     Args:
         queries: [B, D], finite.
         items: [N, D], on the device of the queries; row 0 is skipped.
-        k: List length; lists with fewer eligible items end in row -1, score -inf.
-        mask: Items that may be returned, of N item rows; None allows all but row 0.
-        max_scores: Scores held at once, more are worked off in chunks; None takes 32 MiB of them
-            on a CPU and 1 GiB on a GPU where the kernel cannot work: k > 1,024, D > 512, or
-            queries and items of two types.
-
-    Raises:
-        ValueError: k < 1, shapes that do not fit, a query that is not finite, or an item that
-            makes a score NaN (the kernel leaves such an item out).
     """
     if items.ndim != 2 or items.shape[0] == 0:
         raise ValueError(f"items must be [N, D] with row 0 (padding), got {tuple(items.shape)}")
@@ -117,11 +108,7 @@ def _merge(lower: TopK, upper: TopK, k: int) -> TopK:
 
 
 def check_queries(queries: Tensor, dim: int) -> None:
-    """Refuse query vectors that no index can search for.
-
-    Raises:
-        ValueError: Not [B, dim], or NaN or infinity in a query.
-    """
+    """Refuse query vectors that no index can search for."""
     if queries.ndim != 2 or queries.shape[1] != dim:
         raise ValueError(
             f"queries must be [B, {dim}] like the item vectors, got {tuple(queries.shape)}; "

@@ -100,11 +100,6 @@ class FaissIndex:
 
         Args:
             queries: [B, D], finite.
-            k: List length; lists with fewer items end in row -1, score -inf.
-            mask: Of this index's number of item rows; None allows all but row 0.
-
-        Raises:
-            ValueError: k < 1, another width or mask size, or a query that is not finite.
         """
         check_queries(queries, self.dim)
         lists = no_items(len(queries), k)
@@ -214,16 +209,7 @@ class FaissIndex:
     def load(
         cls, path: Path, *, sha256: str | None = None, num_threads: int | None = None
     ) -> FaissIndex:
-        """Read an index that `save` wrote, after its digest and header are verified.
-
-        Args:
-            path: The index file; its JSON is in the same folder.
-            sha256: The digest a trusted manifest names; None trusts the JSON.
-            num_threads: Threads of one search, None for all cores.
-
-        Raises:
-            ValueError: A part is missing, truncated, altered or not what its header claims.
-        """
+        """Read an index that `save` wrote, after its digest and header are verified."""
         meta = read_verified_meta(path, sha256)
         faiss = load_faiss()
         with _read_limits:
@@ -306,10 +292,6 @@ def build_index(vectors: Tensor, config: FaissIndexConfig | None = None) -> Fais
 
     Args:
         vectors: [N, D] with N >= 2, finite; row 0 is padding and is not looked at.
-        config: None takes the defaults.
-
-    Raises:
-        ValueError: No items, or a vector that is not finite.
     """
     config = config or FaissIndexConfig()
     if vectors.ndim != 2 or len(vectors) < 2 or vectors.shape[1] < 1:
@@ -352,11 +334,7 @@ def _check_parts(path: Path, index: Any, kind: Kind) -> None:
 
 
 def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
-    """Refuse item vectors that no index can hold.
-
-    Raises:
-        ValueError: Not [n, dim], not finite, or beyond the range of half precision.
-    """
+    """Refuse item vectors that no index can hold."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise ValueError(f"item vectors must be [n, {dim}], got {tuple(vectors.shape)}")
     for begin in range(0, len(vectors), CHECKED_AT_ONCE):

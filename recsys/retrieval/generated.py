@@ -90,11 +90,7 @@ class GeneratedSource(Source, Generic[ContextT, StateT]):
 
 
 def generated_source(model: GenerativeModel, item_codes: ItemCodes, beam_width: int) -> Source:
-    """Search a model's semantic IDs on its device.
-
-    Raises:
-        ValueError: If the model was trained for another version of the IDs.
-    """
+    """Search a model's semantic IDs on its device."""
     trie = Trie.of_items(item_codes).to(next(model.parameters()).device)
     search = BeamSearch(
         model.decode_step,

@@ -41,12 +41,6 @@ class ExactIndex:
 
         Args:
             vectors: [N, D]; row 0 is padding.
-            halves: Whether to keep half-precision copies beside float32 vectors on a GPU, by which
-                a search narrows items down in half of the time. They are left out where vectors are
-                of such different lengths that half precision cannot hold all of them.
-
-        Raises:
-            ValueError: Not [N, D] with row 0 (padding), or a vector that is not finite.
         """
         if vectors.ndim != 2 or len(vectors) < 1 or vectors.shape[1] < 1:
             raise ValueError(
@@ -79,11 +73,6 @@ class ExactIndex:
 
         Args:
             queries: [B, D], finite; rounded to the vectors' type.
-            k: List length; lists with fewer items end in row -1, score -inf.
-            mask: Of this index's number of item rows; None allows all but row 0.
-
-        Raises:
-            ValueError: k < 1, another width or mask size, or a query that is not finite.
         """
         there = queries.detach().to(self.device, self._vectors.dtype)
         if kernel_takes(there, self._vectors, k) and not is_selective(mask):

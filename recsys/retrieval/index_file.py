@@ -51,15 +51,7 @@ def write_meta(path: Path, meta: IndexFileMeta) -> None:
 
 
 def read_verified_meta(path: Path, sha256: str | None) -> IndexFileMeta:
-    """Read the description of an index file and hold the file against it.
-
-    Args:
-        path: The index file.
-        sha256: The digest that a trusted manifest names; None trusts the one in the JSON.
-
-    Raises:
-        ValueError: A part is missing, truncated, altered, or claims more than the file holds.
-    """
+    """Read the description of an index file and hold the file against it."""
     for part in (path, meta_path(path)):
         if not part.is_file():
             raise ValueError(f"{part} is missing; run the build_index stage again")
@@ -75,11 +67,7 @@ def read_verified_meta(path: Path, sha256: str | None) -> IndexFileMeta:
 
 
 def check_header(path: Path, meta: IndexFileMeta) -> None:
-    """Compare the sizes that the header claims with the description and the file's length.
-
-    Raises:
-        ValueError: If faiss would read another index, or allocate more than the file can fill.
-    """
+    """Compare the sizes that the header claims with the description and the file's length."""
     with path.open("rb") as file:
         head = file.read(HEADER.size)
     if len(head) < HEADER.size:

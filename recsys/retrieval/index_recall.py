@@ -49,14 +49,8 @@ def tune_effort(
     """Raise the index's effort by doubling until its recall reaches the target.
 
     Args:
-        index: Its ``effort`` is set to the smallest one tried that suffices, or to the largest
-            there is.
         queries: [B, D], like those it will serve; a thousand are enough.
         items: The exact vectors, [N, D].
-        most: Effort that is not exceeded; None is the index's own largest.
-
-    Returns:
-        The recall reached; compare it with the target.
     """
     truth = exact_top_k(queries, items, k)
     most = index.max_effort if most is None else min(most, index.max_effort)

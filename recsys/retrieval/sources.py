@@ -93,22 +93,11 @@ class Source(Protocol):
     """
 
     def __call__(self, queries: JaggedBatch, allowed: Tensor, k: int) -> Ranking:
-        """Rank; lists are empty for queries that the source knows nothing of.
-
-        Args:
-            queries: On the device of the source's model.
-            allowed: Items that each query may be shown, [B, N] bool.
-            k: The same for fitting a blend, for measuring and for serving, because a blend counts
-                scores from a list's last place.
-        """
+        """Rank; lists are empty for queries that the source knows nothing of."""
         ...
 
     def one(self, query: SourceQuery, mask: ItemMask, k: int) -> OneList | None:
-        """Rank for one query on the host; None if the source knows nothing of it.
-
-        Raises:
-            LateError: The source did not finish in the time that it has.
-        """
+        """Rank for one query on the host; None if the source knows nothing of it."""
         if query.item_row or not query.has_history:
             return None
         return OneList.of(self(query.features, mask.as_bool()[None], k).lists)
@@ -136,7 +125,6 @@ class ScoredSource(Source):
         """Take a model's ``score``: [B, N], -inf for what it knows nothing of.
 
         Args:
-            needs_history: Whether lists are empty for queries without a history.
             item_vectors: Returns the model's vectors of all items, [N, F], where a ranker reads
                 them.
             score_one: A faster ``score`` of one query, [N] float32, which may be written into.
@@ -198,8 +186,6 @@ class IndexedSource(Source):
 
         Args:
             encode: Encodes queries, [B, D]; zeros where nothing is known of one.
-            index: Called once, when the first list is made.
-            item_vectors: As of ``ScoredSource``.
             encode_one: A faster ``encode`` of one query, [D].
             item_vector: Returns an item's vector, [D], if queries for an item are answered by it.
         """

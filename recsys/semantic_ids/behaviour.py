@@ -44,12 +44,6 @@ def behaviour_ids(
     Args:
         behaviour: Item vectors of a sequence model, [N, D]; row 0 is not read.
         content: Content embeddings, [N, D']; rows that are zero get no ID.
-        config: Levels and how the codebooks are fitted.
-        start: Published IDs of the same rows, for a warm start: codes begin at the mean behaviour
-            of their published items.
-
-    Raises:
-        ValueError: Different numbers of rows, or fewer items than codes of a level.
     """
     if len(behaviour) != len(content):
         raise ValueError(

@@ -50,11 +50,7 @@ def id_keys(codes: Tensor, level_sizes: Sequence[int]) -> Tensor:
 
 
 def check_level_sizes(level_sizes: Sequence[int]) -> None:
-    """Refuse empty levels and more IDs than fit an int64.
-
-    Raises:
-        ValueError: If no level, a level below 1, or a product above 2^62.
-    """
+    """Refuse empty levels and more IDs than fit an int64."""
     if not level_sizes or min(level_sizes) < 1 or prod(level_sizes) > MAX_NUM_IDS:
         raise ValueError(
             f"level_sizes {tuple(level_sizes)} must be one or more numbers >= 1 whose product is "
@@ -111,7 +107,6 @@ class SemanticIds:
         Args:
             item_codes: [M, L].
             item_rows: Their rows, [M]; None means 1 .. M.
-            num_item_rows: Rows with the padding; None means up to the largest of ``item_rows``.
         """
         rows = torch.arange(1, len(item_codes) + 1) if item_rows is None else item_rows.cpu()
         size = num_item_rows or (int(rows.max()) + 1 if len(rows) else 1)
@@ -237,11 +232,7 @@ class SemanticIds:
 
     @classmethod
     def load(cls, directory: Path, expected_version: str | None = None) -> SemanticIds:
-        """Read IDs and verify their version.
-
-        Raises:
-            ValueError: The files are damaged, or of another version than ``expected_version``.
-        """
+        """Read IDs and verify their version."""
         tensors, description = read_tensors(directory, FILE_NAME, FILE_NAME)
         ids = cls(
             codes=tensors["codes"],

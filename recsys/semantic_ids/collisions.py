@@ -69,10 +69,6 @@ def resolve_collisions(
         vectors: What was encoded, [N, D].
         codes: Their codes, [N, L], collisions included.
         taken: Published codes, which stay, [M, L].
-
-    Raises:
-        NoFreeIdError: There are fewer free IDs than items.
-        ValueError: The codes do not fit the vectors or the quantiser.
     """
     if len(vectors) != len(codes) or codes.shape[1] != len(quantizer.level_sizes):
         raise ValueError(
@@ -96,8 +92,8 @@ def assign_semantic_ids(quantizer: ResidualKMeans, vectors: Tensor) -> SemanticI
     """Encode a catalogue and make its IDs unique.
 
     Args:
-        vectors: One per item row, [num_item_rows, D]; row 0 is the padding. Rows whose vector is
-            zero or not finite have no content: they get no ID.
+        vectors: One per item row, [num_item_rows, D]; row 0 is the padding. Rows whose vector
+            is zero or not finite have no content: they get no ID.
     """
     rows = item_rows_with_content(vectors).nonzero().flatten()
     # A copy of all vectors but a few would double the memory of a large catalogue.
@@ -208,16 +204,7 @@ def _seat_all(
 
 
 def _seat(distances: Tensor, group: Tensor, free: Tensor) -> Tensor:
-    """Assign rows in rounds: each bids for its nearest free code, and the nearest bidders get it.
-
-    Args:
-        distances: [R, K]; changed.
-        group: Prefix of each row, [R] in [0, G).
-        free: Free IDs of each code, [G, K]; lowered by those assigned.
-
-    Returns:
-        Code of each row, [R] int64.
-    """
+    """Assign rows in rounds: each bids for its nearest free code, the nearest bidders get it."""
     size = free.shape[1]
     seat = torch.full_like(group, -1)
     waiting = torch.arange(len(group), device=group.device)

@@ -91,11 +91,7 @@ def _padded(ids: SemanticIds, num_rows: int, num_levels: int) -> Tensor:
 
 
 def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
-    """Find what ``child`` adds, moves and retires.
-
-    Raises:
-        ValueError: The number of levels differs, or rows are missing: rows only ever grow.
-    """
+    """Find what ``child`` adds, moves and retires."""
     if parent.num_levels != child.num_levels or child.num_item_rows < parent.num_item_rows:
         raise ValueError(
             f"version {child.version} has {child.num_item_rows} rows x {child.num_levels} levels, "

@@ -30,18 +30,11 @@ def append(
     """Give IDs to new items; no other ID changes.
 
     Args:
-        quantizer: The one that made ``ids``.
         vectors: Content of the new items, [M, D].
         item_rows: Their rows, [M]; None means those after the last.
         reserved: IDs of retired items, which are not given again, [R, L].
-        given: Item rows [G] and IDs [G, L] of versions that were rolled back; such an ID goes to
-            its own item or to none.
-
-    Returns:
-        The next version, with ``ids`` as parent.
-
-    Raises:
-        ValueError: Another quantiser, a row that has an ID, or no free ID is left.
+        given: Item rows [G] and IDs [G, L] of versions that were rolled back; such an ID goes
+            to its own item or to none.
     """
     if ids.num_levels != len(quantizer.level_sizes):
         raise ValueError(
@@ -84,11 +77,7 @@ def _kept_codes(ids: SemanticIds, rows: Tensor, given_rows: Tensor, codes: Tenso
 
 
 def retire(ids: SemanticIds, item_rows: Tensor) -> SemanticIds:
-    """Remove the IDs of items; pass them to ``append`` as ``reserved`` so that none is reused.
-
-    Raises:
-        ValueError: A row without an ID.
-    """
+    """Remove the IDs of items; pass them to ``append`` as ``reserved`` so that none is reused."""
     known = torch.isin(item_rows, ids.item_rows)
     if not known.all():
         raise ValueError(
@@ -128,11 +117,7 @@ class KeptShares:
 
 
 def kept_shares(new: SemanticIds, old: SemanticIds) -> KeptShares:
-    """Compare two versions with the same levels, item by item.
-
-    Raises:
-        ValueError: The level sizes differ.
-    """
+    """Compare two versions with the same levels, item by item."""
     before, after = _shared_codes(new, old)
     same = before == after  # [M, L]
     prefix = same.int().cumprod(1)
@@ -174,14 +159,6 @@ def align(new: SemanticIds, quantizer: ResidualKMeans, old: SemanticIds) -> Alig
 
     Each level is an optimal matching of new codes to old ones. An item counts fully where all
     levels before match, and as a tie-break elsewhere.
-
-    Args:
-        new: The refit's IDs.
-        quantizer: The refit, which made ``new``.
-        old: The published version.
-
-    Raises:
-        ValueError: Other level sizes, or a quantiser that did not make ``new``.
     """
     if quantizer.digest != new.quantizer_digest:
         raise ValueError(

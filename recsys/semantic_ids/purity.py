@@ -43,9 +43,6 @@ def purity(prefix_keys: Tensor, categories: Tensor) -> float:
     Args:
         prefix_keys: [N] int64.
         categories: [N] int64, -1 for none.
-
-    Returns:
-        A share; 0 where no item has a category.
     """
     known = categories != NO_CATEGORY
     categories = categories[known]

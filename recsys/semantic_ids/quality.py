@@ -107,7 +107,6 @@ def invalid_share(item_rows: Tensor, codes: Tensor) -> float | None:
     """Compute the share of listed items without an ID; None where nothing is listed.
 
     Args:
-        item_rows: Of any shape, -1 where a list is short.
         codes: Of every item row, [N, L], -1 where an item has none.
     """
     listed = item_rows[item_rows != -1]
@@ -187,9 +186,6 @@ def quality_report(
             `main_categories` gives it.
         item_rows: Measure these rows alone, [M]; None means all that have an ID. Rows of items
             that are no longer sold keep their ID and have no vector.
-
-    Raises:
-        ValueError: The IDs are of another quantiser, or no item has one.
     """
     if ids.quantizer_digest != quantizer.digest:
         raise ValueError(

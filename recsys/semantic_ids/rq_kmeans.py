@@ -55,12 +55,7 @@ class ResidualKMeansConfig:
 
 
 def check_vectors(vectors: Tensor, dim: int | None = None, at_least: int = 0) -> None:
-    """Refuse vectors that cannot be encoded or fitted.
-
-    Raises:
-        ValueError: They are no matrix of floats, of another width, fewer than ``at_least``, or not
-            finite.
-    """
+    """Refuse vectors that cannot be encoded or fitted."""
     if vectors.ndim != 2 or not vectors.is_floating_point():
         raise ValueError(
             f"vectors {tuple(vectors.shape)} {vectors.dtype} must be a matrix [N, D] of floats"
@@ -99,11 +94,7 @@ class ResidualKMeans:
     def fit(
         cls, vectors: Tensor, config: ResidualKMeansConfig, *, start: ResidualKMeans | None = None
     ) -> Self:
-        """Fit on vectors [N, D], on their device; warm from ``start`` where given.
-
-        Raises:
-            ValueError: Fewer vectors than codes, not finite, or ``start`` has another shape.
-        """
+        """Fit on vectors [N, D], on their device; warm from ``start`` where given."""
         dim = vectors.shape[1]
         check_vectors(vectors, at_least=max(config.level_sizes))
         if start is not None and (start.level_sizes, start.dim) != (config.level_sizes, dim):
@@ -211,11 +202,7 @@ class ResidualKMeans:
 
 
 def check_permutation(new_codes: Tensor, size: int) -> None:
-    """Refuse a renaming that loses or repeats a code.
-
-    Raises:
-        ValueError: If ``new_codes`` does not hold each of 0 .. size - 1 once.
-    """
+    """Refuse a renaming that loses or repeats a code."""
     if not torch.equal(new_codes.sort().values.cpu(), torch.arange(size)):
         raise ValueError(f"new_codes must hold each of 0 to {size - 1} once")
 

@@ -50,11 +50,7 @@ class _Description(dict[str, Any]):
 
 
 def read_description(directory: Path, name: str) -> dict[str, Any]:
-    """Read the JSON part alone.
-
-    Raises:
-        ValueError: It is missing, is no JSON object, or has a format this code does not read.
-    """
+    """Read the JSON part alone."""
     path = directory / f"{name}.json"
     try:
         document = json.loads(path.read_bytes())
@@ -71,11 +67,7 @@ def read_description(directory: Path, name: str) -> dict[str, Any]:
 
 
 def read_tensors(directory: Path, name: str, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors and their description, as ``write_tensors`` wrote them.
-
-    Raises:
-        ValueError: A part is missing, altered, of another format or of another kind.
-    """
+    """Read the tensors and their description, as ``write_tensors`` wrote them."""
     document = read_description(directory, name)
     path = directory / f"{name}.safetensors"
     if document.get("kind") != kind:

@@ -84,11 +84,6 @@ class Trie:
 
         Args:
             item_rows: Row of each, [N]; None means 1 .. N.
-            num_item_rows: Rows of the catalogue with the padding; None means up to the last.
-            version: Version of the semantic IDs.
-
-        Raises:
-            ValueError: Wrong number of levels, a code out of range, an ID or a row twice.
         """
         rows = torch.arange(1, len(codes) + 1) if item_rows is None else item_rows
         check_codes(codes, level_sizes, rows)
@@ -161,7 +156,6 @@ class Trie:
 
         Args:
             states: After ``level`` codes, [B].
-            restriction: From ``restrict``; None allows every item.
             requests: Which request of the restriction a state belongs to, [B] in [0, R); None
                 where R is 1.
 
@@ -243,11 +237,7 @@ class Trie:
         return self._leaf_rows[leaf].long().masked_fill(states < 0, 0)
 
     def restrict(self, masks: Sequence[ItemMask]) -> Restriction:
-        """Compose item masks, one a request, into the trie: O(N) a request, once per request.
-
-        Raises:
-            ValueError: A mask knows fewer item rows than the trie has.
-        """
+        """Compose item masks, one a request, into the trie: O(N) a request, once per request."""
         return self.restrict_rows(self.allowed_rows(masks))
 
     def allowed_rows(self, masks: Sequence[ItemMask]) -> Tensor:

@@ -91,7 +91,6 @@ def head_tables(before: Tensor, head_sizes: Sequence[int]) -> tuple[Tensor, ...]
 
     Args:
         before: Allowed leaves in front of each edge between prefixes, [R, P + 1].
-        head_sizes: Codes of the dense levels.
 
     Returns:
         For each level, [R * prefixes, K] bool.

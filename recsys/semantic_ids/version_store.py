@@ -40,11 +40,7 @@ class VersionStore:
         return self.directory / VERSIONS / version
 
     def history(self) -> list[str]:
-        """List the versions that were current, the current one last; empty where there is none.
-
-        Raises:
-            ValueError: The file is damaged.
-        """
+        """List the versions that were current, the current one last; empty where there is none."""
         path = self.directory / CURRENT
         if not path.exists():
             return []
@@ -64,14 +60,7 @@ class VersionStore:
     def publish(
         self, ids: SemanticIds, quantizer: ResidualKMeans, origin: Mapping[str, Any] | None = None
     ) -> Path:
-        """Write a version and make it current; one that is here already is made current again.
-
-        Args:
-            origin: How the version was made, as JSON takes it.
-
-        Raises:
-            ValueError: The quantiser did not make the IDs.
-        """
+        """Write a version and make it current; one that is here already is made current again."""
         if quantizer.digest != ids.quantizer_digest:
             raise ValueError(
                 f"semantic IDs {ids.version} were made by quantiser {ids.quantizer_digest}, this "
@@ -102,11 +91,7 @@ class VersionStore:
         write_durably(self.directory / CURRENT, text)
 
     def load(self, version: str | None = None) -> SemanticIds:
-        """Read a version, or the current one; verified.
-
-        Raises:
-            ValueError: It is not here, or not what its name says.
-        """
+        """Read a version, or the current one; verified."""
         return SemanticIds.load(self.path_of(version), self._known(version))
 
     def path_of(self, version: str | None = None) -> Path:
@@ -118,11 +103,7 @@ class VersionStore:
         return self.path_of(version) / QUANTIZER
 
     def origin(self, version: str | None = None) -> dict[str, Any]:
-        """Read how a version was made, as passed to ``publish``.
-
-        Raises:
-            ValueError: The version is not here, or its file is damaged.
-        """
+        """Read how a version was made, as passed to ``publish``."""
         path = self.path_of(version) / ORIGIN
         try:
             return dict(json.loads(path.read_text(encoding="utf-8")))
@@ -141,11 +122,7 @@ class VersionStore:
         return wanted
 
     def rollback(self, version: str | None = None) -> str:
-        """Make an earlier version current: the one before, or the one named.
-
-        Raises:
-            ValueError: There is none before, or the version is not here or damaged.
-        """
+        """Make an earlier version current: the one before, or the one named."""
         history = self.history()
         if version is None:
             if len(history) < 2:

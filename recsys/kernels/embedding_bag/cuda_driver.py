@@ -18,24 +18,12 @@ _BUFFER, _BUFFER_SIZE = 1, 2
 
 @cache
 def driver() -> ctypes.PyDLL:
-    """Open the driver's library, whose calls keep Python's lock: buffers have no lock of their own.
-
-    Raises:
-        OSError: Where there is none.
-    """
+    """Open the driver's library; its calls keep Python's lock, since buffers have none."""
     return ctypes.PyDLL("libcuda.so.1")
 
 
 class Packed:
-    """A compiled kernel, and the buffer that its arguments are packed into.
-
-    Args:
-        function: The driver's handle.
-        form: Types of the arguments, as `struct` names them.
-        num_bytes: Length of all parameters; those behind ``form`` are zero.
-        threads: Of a block.
-        shared_bytes: Memory of a block that is requested at the launch.
-    """
+    """A compiled kernel, and the buffer that its arguments are packed into."""
 
     def __init__(
         self, function: int, form: str, num_bytes: int, threads: int, shared_bytes: int = 0

@@ -99,11 +99,6 @@ class EmbeddingBags(nn.Module):
 
     Autograd sees no gradient of the tables: `backward` moves the rows that occurred.  Results are
     float32 whatever the tables' type, and bitwise the same in every run.
-
-    Args:
-        layout: Tables and features.
-        config: Optimizer inside the backward.
-        dtype: Type of the tables: fp32, bf16 or fp16.
     """
 
     weights: Tensor
@@ -161,16 +156,13 @@ class EmbeddingBags(nn.Module):
         """Sum the rows of every feature's bags, [B, sum of D_f].
 
         Args:
-            ids: [M] int32 or int64, feature by feature. An id out of range gives zeros and moves
-                nothing.
+            ids: [M] int32 or int64, feature by feature. An id out of range gives zeros and
+                moves nothing.
             offsets: [F * B + 1], where each bag begins; the last is M.
             sample_weights: [M] float32, multiplies each id's row.
             grad_scale: [1] float32 on the device, multiplies the gradient in the update.
             skip: [1] on the device, not zero where the update must change nothing. It is read
                 when the backward runs.
-
-        Raises:
-            ValueError: Shapes or types that do not fit.
         """
         check_batch(self.layout, ids, offsets, sample_weights)
         batch = Batch(ids, offsets, sample_weights)

@@ -102,7 +102,6 @@ def update(
     ``state.step`` must already count this update.
 
     Args:
-        batch: ids, offsets, sample weights, as in `forward`.
         grad: Gradient of the output, [B, sum of D_f].
         grad_scale: [1], multiplies the gradient.
         skip: [1], not zero where nothing may change.

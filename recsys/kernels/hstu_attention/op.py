@@ -44,17 +44,11 @@ def hstu_attention(
         k: Keys [M, H, D].
         v: Values [M, H, V].
         offsets: [B + 1] int64 or int32, where each sequence begins in M.
-        max_length: No sequence is longer; also the divisor of the weights.
-        num_targets: [B], how many of a sequence's last events are candidates that see the history
-            and themselves, but not each other; None for none.
-        position_bias: Added to the scores by distance.
-        time_bias: Added to the scores by elapsed time.
+        num_targets: [B], how many of a sequence's last events are candidates that see the
+            history and themselves, but not each other; None for none.
 
     Returns:
         [M, H, V], of the type of q.
-
-    Raises:
-        ValueError: Shapes, types or devices that do not fit.
     """
     _check(q, k, v, offsets, max_length)
     _check_biases(q, max_length, position_bias, time_bias)

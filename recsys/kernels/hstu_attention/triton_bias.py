@@ -111,13 +111,7 @@ def _elapsed(row_at, column_at, rows, columns, place, bias, by_keys: tl.constexp
 
 @triton.jit
 def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_keys: tl.constexpr):
-    """Add the biases to a tile of scores, queries down and keys across, or keys down.
-
-    Args:
-        row_at: The query (key) of the first row.
-        column_at: The key (query) of the first column.
-        span: From `_time_span`.
-    """
+    """Add the biases to a tile of scores, queries down and keys across, or keys down."""
     positions, stride, time_table = bias[0], bias[1], bias[2]
     row, column = tl.arange(0, s.shape[0]), tl.arange(0, s.shape[1])
     if positions is not None:

@@ -37,9 +37,6 @@ def routed_experts(
         down: [E, O, F] of the rows' type.
         experts: Which experts each row visits, [B, K] int64 in [0, E); not checked.
         weights: What each visit counts, [B, K] float32.
-
-    Raises:
-        ValueError: Shapes, types or devices that do not fit.
     """
     _check(rows, up, down, experts, weights)
     apply: Any = _RoutedExperts.apply
@@ -154,10 +151,6 @@ def route(rows: Tensor, weight: Tensor, bias: Tensor, *, top_k: int, by_softmax:
         rows: [B, D] bfloat16; other types where there is no kernel.
         weight: [E, D] float32.
         bias: [E] float32, part of the choice alone.
-        by_softmax: Scores are a softmax over experts; by default each one's own sigmoid.
-
-    Raises:
-        ValueError: Shapes, types or devices that do not fit.
     """
     if rows.ndim != 2 or weight.ndim != 2 or weight.shape[1] != rows.shape[1]:
         raise ValueError(

@@ -130,7 +130,6 @@ def product(
     Args:
         rows: [S, C] in slots' order.
         weight: [E, N, C], or ``transposed`` [E, C, N].
-        rectifies: Whether numbers below zero become zero.
         like: [S, N]; where it is not above zero, nor is the product.
     """
     num_experts, num_n, num_c = weight.shape

@@ -33,10 +33,6 @@ def softmax_rows(
             nothing.
         log_inclusion: [C] float32; None is zeros.
         labels: Column of each row that keeps its score, which is finite, [P].
-        num_columns: C.
-
-    Raises:
-        ValueError: Shapes that do not fit, or scores that are not contiguous.
     """
     if not (scores.ndim == 2 and scores.is_contiguous() and 0 < num_columns <= scores.shape[1]):
         raise ValueError(

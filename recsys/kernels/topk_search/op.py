@@ -31,11 +31,7 @@ MAX_K = 1_024
 
 
 def mask_words(mask: ItemMask | None, num_item_rows: int, device: torch.device | str) -> Tensor:
-    """Lay a mask out as the kernel reads it, [W] int32; None allows all but row 0.
-
-    Raises:
-        ValueError: If the mask covers another number of item rows.
-    """
+    """Lay a mask out as the kernel reads it, [W] int32; None allows all but row 0."""
     num_words = -(-num_item_rows // GROUP)
     if mask is None:
         words = torch.full((num_words,), -1, dtype=torch.int32, device=device)
@@ -69,14 +65,9 @@ def fused_top_k(
     Args:
         queries: [B, D], finite.
         items: [N, D] contiguous fp32, bf16 or fp16, on the queries' device and of their type.
-        k: List length; lists with fewer allowed items end in row -1, score -inf.
         words: Which rows may be shown, from `mask_words`: [W] for all queries, or [B, W].
-        halves: Half-precision copies of fp32 items, [N, D], by which groups are chosen: half of the
-            memory traffic. Scores are still those of ``items``; a quarter more groups are looked at
-            to make up for the copies' rounding.
-
-    Raises:
-        ValueError: Shapes, types or devices that do not fit.
+        halves: Half-precision copies of fp32 items, [N, D], by which groups are chosen: half of
+            the memory traffic.
     """
     _check(queries, items, k)
     if halves is not None and (halves.shape != items.shape or not halves.is_contiguous()):
@@ -149,7 +140,6 @@ def best_groups(maxima: Tensor, count: int) -> Tensor:
 
     Args:
         maxima: [B, W] float32.
-        count: How many, at most W.
 
     Returns:
         Group numbers in ascending order, [B, count] int64.

@@ -189,7 +189,6 @@ def group_maxima(queries: Tensor, items: Tensor, words: Tensor, *, programs: int
         queries: [B, D], of the items' type.
         items: [N, D] contiguous fp32, bf16 or fp16.
         words: [W] or [B, W] int32, W = ceil(N / 32); bit i of word g allows row 32 g + i.
-        programs: About how many programs to run at a time.
 
     Returns:
         [B, W rounded up to a multiple of 32] float32, -inf beyond W.
@@ -239,7 +238,6 @@ def score_groups(queries: Tensor, items: Tensor, words: Tensor, chosen: Tensor) 
     Args:
         queries: [B, D].
         items: [N, D] contiguous.
-        words: As in `group_maxima`.
         chosen: [B, C] int64 group numbers.
 
     Returns:
@@ -274,9 +272,7 @@ def select(
     Args:
         values: [B, width] float32. With ``width`` given, [B, 32 C]: the values of the parents'
             children only.
-        count: At most as many as there are columns to choose from.
         parents: [B, C] int64, ascending: look at columns 32 p to 32 p + 31 of each p only.
-        width: Number of columns.
 
     Returns:
         Columns in ascending order, [B, count] int64, and their values.

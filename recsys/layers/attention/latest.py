@@ -34,11 +34,9 @@ class LatestEvent:
         """Fold the weights, in float64.
 
         Args:
-            norm: In front of the attention.
             query: Weight [D, D] and bias [D].
             heads: Keys and values of each head, [H, E, D] each.
             output: Weight [D, D] and bias [D].
-            hidden: Of ``feed_forward``.
         """
         keys, values = (one.detach().double() for one in heads)
         weight, bias = (one.detach().double() for one in query)
@@ -79,12 +77,7 @@ class LatestEvent:
         )
 
     def __call__(self, events: Tensor, bias: Tensor | None) -> Tensor:
-        """Read the events, [M, D] -> [D].
-
-        Args:
-            events: Oldest first, at least one.
-            bias: Of each event, [H, M].
-        """
+        """Read the events, [M, D] -> [D]."""
         normed = self.normed(events)
         logits = self.queries(normed[-1]) @ normed.T  # [H, M]
         if bias is not None:

@@ -45,7 +45,6 @@ class LatestSparse:
 
         Args:
             rows: Of the history's items, oldest first, [M].
-            before: The means of its first blocks, where they are known.
         """
         first = 0 if before is None else len(before)
         end = max(0, len(rows) - sparse.WINDOW) // sparse.BLOCK

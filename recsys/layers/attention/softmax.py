@@ -58,11 +58,7 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockConfig:
-    """Sizes of one block, of attention or HSTU.
-
-    Raises:
-        ValueError: If the heads do not divide the width or a number is out of its range.
-    """
+    """Sizes of one block, of attention or HSTU."""
 
     dim: int
     num_heads: int

@@ -102,15 +102,7 @@ class SparseBlock(nn.Module):
     def _read(
         self, query: Tensor, place: Tensor, span: range, parts: list[Tensor], gates: list[Tensor]
     ) -> Tensor:
-        """Read for events at some places, [B, H, C, D / H].
-
-        Args:
-            query: [B, H, C, D / H].
-            place: Of each event in its sequence, [B or 1, C].
-            span: All places lie in it.
-            parts: Keys and values, and their means by block.
-            gates: Of the means and of the chosen blocks, [B, H, C] each.
-        """
+        """Read for events at some places, [B, H, C, D / H]."""
         key, value, mean_key, mean_value = parts
         first, end = max(0, span.start - WINDOW + 1), span.stop
         back = place[:, :, None] - torch.arange(first, end, device=query.device)  # [B or 1, C, K]

@@ -49,7 +49,6 @@ class TargetAttention(nn.Module):
         """Lay histories out, the latest event last, and make their keys.
 
         Args:
-            history: At most max_history events of each user, oldest first.
             inputs: Vector of each event, [M, D].
         """
         length, lengths = self.max_history, history.lengths()

@@ -20,7 +20,6 @@ class CodeChildren(nn.Module):
 
     Args:
         codes: [N, L]; rows without an ID hold -1.
-        level_sizes: Codes of each level.
     """
 
     def __init__(self, codes: Tensor, level_sizes: Sequence[int]) -> None:
@@ -42,10 +41,6 @@ class CodeChildren(nn.Module):
         """Say which codes of ``level`` some item has behind each prefix, [P] -> [P, K] bool.
 
         No shape depends on data, so that a GPU is not waited for.
-
-        Args:
-            prefixes: The first ``level`` codes read as one number.
-            level: Codes taken, 0 .. L - 1.
         """
         size, keys = self.level_sizes[level], self._keys(level)
         first = torch.searchsorted(keys, prefixes * size)  # [P]

@@ -28,11 +28,7 @@ H200 200 beams of 16 requests behind 2048 places, 8 layers, took 62 ms and take 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeBlockConfig:
-    """Sizes of one block.
-
-    Raises:
-        ValueError: If the heads do not divide the width.
-    """
+    """Sizes of one block."""
 
     dim: int
     num_heads: int
@@ -64,13 +60,7 @@ class OwnTokens(NamedTuple):
 
 
 class DistanceBias(nn.Module):
-    """Learned bias of each head by how many places back another one lies.
-
-    Args:
-        num_heads: H.
-        num_buckets: Biases of each head; near distances have one of their own.
-        num_places: Distances are less than this.
-    """
+    """Learned bias of each head by how many places back another one lies."""
 
     def __init__(self, num_heads: int, num_buckets: int, num_places: int) -> None:
         super().__init__()
@@ -147,11 +137,7 @@ class CodeBlock(nn.Module):
     def decode(
         self, tokens: Tensor, context: SharedContext, past: OwnTokens | None
     ) -> tuple[Tensor, OwnTokens]:
-        """Decode tokens that follow the ``past`` ones of their beam, [B, W, S, D] -> the same.
-
-        Returns:
-            The tokens, and keys and values of the past and these.
-        """
+        """Decode tokens that follow the ``past`` ones of their beam, [B, W, S, D] -> the same."""
         projected = self.query_key_value(self.attention_norm(tokens))
         query, key, value = (self._heads(part) for part in projected.chunk(3, dim=-1))
         own = OwnTokens(key, value)  # [B, W, S, H, D / H]
@@ -198,7 +184,6 @@ def joint_attention(
         query: [B, W, S, H, d].
         scores: Of own tokens, [B, W, S, H, all S].
         values: Of own tokens, [B, W, all S, H, d].
-        context: What all beams share.
 
     Returns:
         [B, W, S, D].
@@ -237,9 +222,7 @@ def fused_shares(
 
     Args:
         query: [B, H, W S, d].
-        context: What all beams share.
         single: Scores of own tokens, [B, H, W S, all S].
-        num_tokens: S.
 
     Returns:
         The context's part, [B, H, W S, d], and the weights of own tokens, [B, H, W S, all S].

@@ -13,12 +13,7 @@ from torch.nn import functional
 
 
 class CodeTokens(nn.Module):
-    """Tables of codes.
-
-    Args:
-        dim: D.
-        level_sizes: Codes of each level.
-    """
+    """Tables of codes."""
 
     def __init__(self, dim: int, level_sizes: tuple[int, ...]) -> None:
         super().__init__()
@@ -42,12 +37,7 @@ class CodeTokens(nn.Module):
         return functional.embedding_bag(codes + self.shift, self.of_events.weight, mode="sum")
 
     def token(self, level: int, taken: Tensor) -> Tensor:
-        """Embed the token that a code of ``level`` is predicted from, [...] -> [..., D].
-
-        Args:
-            level: 0 .. L - 1.
-            taken: The code before it; not read at the first level.
-        """
+        """Embed the token that a code of ``level`` is predicted from, [...] -> [..., D]."""
         token = self.levels[level].expand(*taken.shape, -1)
         if level == 0:
             return token

@@ -104,17 +104,6 @@ class EmbeddingBags(nn.Module):
     Backends agree to 1e-6 in float32, forward, gradients and row updates. Weighted and mean pooling
     are both a weighted sum (on CPU it costs no more than a plain one), so one collection serves a
     batch whether or not its features carry weights.
-
-    Args:
-        tables: The tables; every feature belongs to exactly one.
-        backend: ``torchrec`` looks up by TorchRec, which is what sharded training needs, and moves
-            rows by FBGEMM. ``triton`` moves rows by our kernels; lookups with dense gradients are
-            plain torch's. ``auto`` is what was measured fastest: ``triton`` for tables on CUDA
-            where it is installed, else plain torch, with rows moved by FBGEMM on a CPU where that
-            is installed and can (``tests/benchmarks/results/kernels/embedding_bag_cpu.md``).
-
-    Raises:
-        ValueError: If two tables share a name or a feature, or a requested backend is absent.
     """
 
     def __init__(self, tables: Sequence[TableConfig], backend: Backend = "auto") -> None:
@@ -179,12 +168,7 @@ class EmbeddingBags(nn.Module):
         return weight.detach()[row : row + 1]
 
     def lookup(self, table: str, rows: Tensor) -> Tensor:
-        """Take rows of a table one by one, [...] -> [..., embedding_dim].
-
-        Raises:
-            ValueError: If there is no such table or, on CPU, a row lies outside it; or if the
-                tables move by rows and a gradient is required.
-        """
+        """Take rows of a table one by one, [...] -> [..., embedding_dim]."""
         weight = self.weight(table)
         if self.updates is not None and torch.is_grad_enabled():
             raise ValueError(
@@ -201,11 +185,6 @@ class EmbeddingBags(nn.Module):
         An example without values of a feature has zeros. Features that no table names are left
         alone. Ids are checked on CPU; elsewhere the check would wait for the device, so check
         with ``check_rows`` before moving a batch that is not trusted.
-
-        Raises:
-            KeyError: If the batch lacks a feature.
-            ValueError: If, on CPU, an id lies outside its table; or if tables that move by rows
-                are looked up twice in one step.
         """
         features = self._features
         values = {feature: batch[feature] for feature, _ in features}
@@ -358,10 +337,6 @@ class EmbeddingBags(nn.Module):
 
     @torch.no_grad()
     def load_update_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what ``update_state`` gave, of any backend, or a dense optimizer's same slots.
-
-        Raises:
-            ValueError: If a tensor is missing or of another shape, as another rule's is.
-        """
+        """Load what ``update_state`` gave, of any backend, or a dense optimizer's same slots."""
         assert self.updates is not None
         load_named_state(self.updates, tensors)

@@ -41,11 +41,7 @@ def fbgemm_tables(
     device: torch.device,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """Build FBGEMM's fused tables, on CPU or CUDA.
-
-    Raises:
-        ValueError: If FBGEMM is absent, or cannot do this rule or width on the device.
-    """
+    """Build FBGEMM's fused tables, on CPU or CUDA."""
     if not find_spec("fbgemm_gpu"):
         raise ValueError(
             "row updates of backend 'torchrec' need FBGEMM, which is not installed; install the "

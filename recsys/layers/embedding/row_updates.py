@@ -42,11 +42,7 @@ PATH = "collection.embedding_bags.{}.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class RowUpdateConfig:
-    """The rule by which rows move, and its numbers.
-
-    Raises:
-        ValueError: If the rule is unknown or a number is out of its range.
-    """
+    """The rule by which rows move, and its numbers."""
 
     rule: Rule = "adam"
     """Row-wise rules keep one word of squares a row instead of one an element."""
@@ -84,7 +80,6 @@ class RowUpdates(Protocol):
         """Sum every feature's rows, feature name -> [B, D].
 
         Args:
-            values: Every feature of the tables; their own weights are not read.
             weights: Factor of each value, all features one after the other, [M], or None.
         """
 
@@ -95,11 +90,7 @@ class RowUpdates(Protocol):
         """Prepare for a step."""
 
     def may_move(self, loss: Tensor) -> bool:
-        """See to it that a loss that is not finite moves nothing.
-
-        Returns:
-            Whether the backward may run; True without waiting where the device itself decides.
-        """
+        """See to it that a loss that is not finite moves nothing."""
 
     def state(self) -> State:
         """Give the tensors of the state, not copies."""
@@ -123,11 +114,7 @@ def named_state(updates: RowUpdates) -> dict[str, Tensor]:
 
 
 def load_named_state(updates: RowUpdates, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``named_state`` gave.
-
-    Raises:
-        ValueError: If a tensor is missing or has another shape, as another rule's has.
-    """
+    """Put back what ``named_state`` gave."""
     own = named_state(updates)
     for name, tensor in own.items():
         given = tensors.get(name)

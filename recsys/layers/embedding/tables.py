@@ -17,11 +17,7 @@ from recsys.data.batch import Jagged
 
 @dataclass(frozen=True, kw_only=True)
 class TableConfig:
-    """One table and the features that look up their rows in it.
-
-    Raises:
-        ValueError: If a size is not positive, the pooling is unknown, or a feature is named twice.
-    """
+    """One table and the features that look up their rows in it."""
 
     name: str
     num_rows: int
@@ -60,11 +56,7 @@ def check_tables(tables: Sequence[TableConfig]) -> None:
 
 
 def check_rows(feature: str, values: Tensor, num_rows: int) -> None:
-    """Refuse ids outside a table; waits for the device that holds ``values``.
-
-    Raises:
-        ValueError: If an id is negative or not below ``num_rows``.
-    """
+    """Refuse ids outside a table; waits for the device that holds ``values``."""
     if values.numel() == 0:
         return
     low, high = (int(bound) for bound in torch.aminmax(values))

@@ -27,11 +27,7 @@ class LoraBank:
     """
 
     def __init__(self, base: nn.Module, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Merge copies; training an adapter, or the base, later does not change the bank.
-
-        Raises:
-            ValueError: If an adapter was made for another base; names the digests.
-        """
+        """Merge copies; training an adapter, or the base, later does not change the bank."""
         self._names = frozenset(adapters)
         self._chosen: ContextVar[str | None] = ContextVar("chosen", default=None)
         self._layers: list[nn.Linear] = []

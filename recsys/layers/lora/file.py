@@ -86,11 +86,7 @@ def sort_header(path: Path) -> None:
 
 
 def read_adapter(directory: Path) -> AdapterFile:
-    """Read an adapter's files.
-
-    Raises:
-        ValueError: Names the file and what is wrong with it.
-    """
+    """Read an adapter's files."""
     settings = _read_settings(directory / CONFIG)
     path = directory / WEIGHTS
     try:
@@ -139,14 +135,7 @@ def _read_settings(path: Path) -> LoraConfig:
 def load_adapter(
     directory: Path, base: nn.Module, *, base_digest: str | None = None
 ) -> LoraAdapter:
-    """Read an adapter for the base that it was trained on, in evaluation mode, not attached.
-
-    Args:
-        base_digest: Of the base where it is known.
-
-    Raises:
-        ValueError: If a file is damaged, or it was trained on another base; names both digests.
-    """
+    """Read an adapter for the base that it was trained on, in evaluation mode, not attached."""
     saved = read_adapter(directory)
     digest = base_digest or digest_of_weights(base)
     if saved.base_digest != digest:

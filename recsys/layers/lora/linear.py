@@ -82,11 +82,7 @@ def digest_of_weights(model: nn.Module) -> str:
 
 
 def targeted_layers(base: nn.Module, patterns: tuple[str, ...]) -> dict[str, nn.Linear]:
-    """Find the linear layers that patterns name, in the model's order.
-
-    Raises:
-        ValueError: If a pattern names none; lists the layers there are.
-    """
+    """Find the linear layers that patterns name, in the model's order."""
     linear = {name: one for name, one in base.named_modules() if isinstance(one, nn.Linear)}
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in linear):
@@ -139,17 +135,7 @@ class LoraAdapter(nn.Module):
         base_digest: str | None = None,
         rows: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Freeze a base and create corrections without effect.
-
-        Args:
-            base_digest: Of the base where it is known; hashing a large one takes seconds.
-            rows: Of each of ``config.tables``, those of the domain.
-
-        Raises:
-            ValueError: If a target is no linear layer, a table is none or has no row of the domain,
-                the rank is larger than a layer, or the adapter has more parameters than
-                ``max_share`` of the base's.
-        """
+        """Freeze a base and create corrections without effect."""
         super().__init__()
         layers = targeted_layers(base, config.targets)
         tables = targeted_tables(base, config.tables)

@@ -50,11 +50,7 @@ def tables_of(base: nn.Module) -> dict[str, Table]:
 
 
 def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, Table]:
-    """Select tables by name.
-
-    Raises:
-        ValueError: If one is unknown or pooled by a mean; lists the known tables.
-    """
+    """Select tables by name."""
     there = tables_of(base)
     for name in names:
         if name not in there:
@@ -68,11 +64,7 @@ def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, Table]
 
 
 def checked_rows(name: str, table: Table, rows: Mapping[str, Tensor]) -> Tensor:
-    """Sort the rows of a table that an adapter corrects, [K].
-
-    Raises:
-        ValueError: If none are given, or one lies outside the table.
-    """
+    """Sort the rows of a table that an adapter corrects, [K]."""
     own = torch.unique(rows[name]) if name in rows else torch.empty(0, dtype=torch.int64)
     num_rows = len(table.weight)
     if len(own) == 0 or int(own[0]) < 1 or int(own[-1]) >= num_rows:

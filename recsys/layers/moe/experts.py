@@ -173,15 +173,7 @@ def collect(outputs: Tensor, slots: Slots, weights: Tensor) -> Tensor:
 
 
 class Experts(nn.Module):
-    """E networks O(relu(F(x))) without biases, of which each row visits K.
-
-    Args:
-        dim: D.
-        hidden_dim: F.
-        output_dim: O.
-        block_rows: R of the batched product out of training. A constant, so that a row's bits do
-            not depend on how many others visit its expert.
-    """
+    """E networks O(relu(F(x))) without biases, of which each row visits K."""
 
     def __init__(
         self,

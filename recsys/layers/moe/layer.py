@@ -16,11 +16,7 @@ from recsys.layers.moe.routing import BiasedRouter, Routing
 
 @dataclass(frozen=True, kw_only=True)
 class SparseMoeConfig:
-    """Sizes of a sparse layer.
-
-    Raises:
-        ValueError: If a size is not positive, or more experts are chosen than there are.
-    """
+    """Sizes of a sparse layer."""
 
     dim: int
     hidden_dim: int
@@ -79,7 +75,6 @@ class SparseMoe(nn.Module):
         Args:
             rows: [B, D].
             routed_by: Input of the router, [B, router_dim]; the rows by default.
-            routing: Of the rows; None lets the router decide.
         """
         if routing is None:
             routing = cast("Routing", self.router(rows if routed_by is None else routed_by))

@@ -65,9 +65,6 @@ def expert_use(experts: Tensor, num_experts: int) -> ExpertUse:
 
     Args:
         experts: Chosen experts of any rows, [B, K].
-
-    Raises:
-        ValueError: If there are no rows.
     """
     if not experts.numel():
         raise ValueError("the use of experts needs at least one routed row, got none")
@@ -102,16 +99,6 @@ class BiasedRouter(nn.Module):
     once a training step, by ``bias_rate`` times the lack of rows over the mean load, at most
     ``bias_rate``: the published sign of the lack, but without its swinging about the balance. Where
     training batches are not what is served, set ``moves_by_batch`` to False and ``settle`` it.
-
-    Args:
-        scores: ``sigmoid`` scores each expert by itself, as DeepSeek-V3; ``softmax`` against the
-            others, which finds groups of rows sooner.
-        certainty_weight: Weight of the entropy of a row's chances, the softmax of scores. Borders
-            between experts then move to where few rows are, so that rows that cluster go together.
-            It draws a row to one expert.
-        evenness_weight: Weight of minus the entropy of the mean chances. With the same as
-            ``certainty_weight`` both are the mutual information of row and expert; with more,
-            clusters are less often merged before scores are plain.
     """
 
     def __init__(
@@ -190,8 +177,6 @@ class BiasedRouter(nn.Module):
         Args:
             rows: What is served, [B, D], on the router's device.
             counts: How often, [B], not all 0.
-            num_rounds: Moves; fewer do where biases were settled a step ago.
-            rate: How far biases move at first, at most.
         """
         _, scores_BE = self._scored(rows)
         shares_B = counts.float() / counts.sum()

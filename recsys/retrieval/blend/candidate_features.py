@@ -60,7 +60,6 @@ class CandidateBuilder:
 
         Args:
             lists: By source, [B, k_s] each; a source of the blend without a list has features 0.
-            history: Item rows that the sources read of each query, oldest first.
             item_counts: Events of each item that the sources were fitted on, [N].
         """
         blended = blended_lists(
@@ -81,14 +80,7 @@ class CandidateBuilder:
     def load(
         cls, directory: Path, catalogue: ItemCatalogue, history_features: Path | None = None
     ) -> CandidateBuilder:
-        """Read what ``save`` wrote, over a catalogue that may have grown.
-
-        Args:
-            history_features: Directory of other history features, fitted on fewer events.
-
-        Raises:
-            ValueError: If the number of candidates is not a positive integer.
-        """
+        """Read what ``save`` wrote, over a catalogue that may have grown."""
         path = directory / FILE
         num_candidates = json.loads(path.read_text()).get("num_candidates")
         if not (isinstance(num_candidates, int) and num_candidates >= 1):

@@ -100,13 +100,7 @@ class OneQueryFeatures:
         """Merge lists and compute the features of the first places.
 
         Args:
-            lists: Best first by source; rows < 1 are holes and keep their rank.
             history: Item rows of what the sources read, [E], oldest first.
-            num_candidates: Places that are described, some of them against all of these.
-            length: Places that are merged, if more.
-
-        Raises:
-            ValueError: As ``OneQueryBlend.merge``.
         """
         merged = self.blend.merge(lists, len(history), max(num_candidates, length))
         first = merged.first(num_candidates)

@@ -40,11 +40,7 @@ class Choices(NamedTuple):
 
         Args:
             kinds: Kind of each candidate, [Q, C] in [-1, I).
-            num_kinds: I.
             weights: Hold for candidates of no kind (-1), [P].
-
-        Returns:
-            Choices with P * I features, those of kind 0 first.
         """
         num_queries, length, width = self.features.shape
         shape = (num_queries, length, num_kinds + 1, width)
@@ -101,7 +97,6 @@ def fit_weights(
     """Minimise the negative log likelihood + (w - prior)' precision (w - prior) / 2.
 
     Args:
-        choices: Q >= 0 queries; without any the prior comes back.
         prior: Mean of the prior, and the start, [P].
         precision: Positive definite, [P, P].
         non_negative: Whether weights stay >= 0, all of them or each, [P] bool.

@@ -48,9 +48,6 @@ def draw_choices(
 
     Of more than C candidates the first half by reciprocal rank stays, and of the rest an even
     sample that counts for all of it: targets far down then compete with as many as they did.
-
-    Raises:
-        ValueError: No target is in any list.
     """
     found = queries_found(lists, targets)
     if (num_found := len(found)) == 0:
@@ -133,12 +130,7 @@ def _is_target(item_rows: Tensor, targets: Jagged) -> Tensor:
 
 
 def _kept(is_item: Tensor, is_target: Tensor, max_candidates: int) -> tuple[Tensor, Tensor]:
-    """Choose places of [B, L] candidates, those first in the list coming first.
-
-    Returns:
-        places [B, C] and their offsets [B, C]: 0 where a candidate stands for itself, the
-        logarithm of how many it stands for where it was sampled, -inf where there is none.
-    """
+    """Choose places of [B, L] candidates, those first in the list coming first."""
     length = is_item.shape[1]
     if length <= max_candidates:
         places = torch.arange(length).expand(len(is_item), -1)

@@ -48,7 +48,6 @@ def item_demand(item_rows: Rows, times: Rows, num_item_rows: int) -> Tensor:
     Args:
         item_rows: Of the events, [E].
         times: Unix seconds, [E].
-        num_item_rows: N; events of items beyond are left out.
     """
     columns = np.zeros((len(DEMAND), num_item_rows))
     columns[-1] = NEVER
@@ -114,16 +113,7 @@ class DemandOfChoices(NamedTuple):
 def fit_with_demand(
     choices: Choices, of_items: DemandOfChoices | None, l2: float, *, non_negative: bool
 ) -> tuple[Fitted, Choices, Tensor | None]:
-    """Fit weights of features, [P], with those of demand if there is any.
-
-    Args:
-        l2: Pulls weights of the features towards 0.
-        non_negative: Whether these stay >= 0; those of demand may be of either sign.
-
-    Returns:
-        The features' weights; the choices, to whose offsets demand is added; weights of demand,
-        [PARTS, D].
-    """
+    """Fit weights of features, [P], with those of demand if there is any."""
     width = choices.features.shape[2]
     if of_items is None:
         precision = l2 * torch.eye(width)

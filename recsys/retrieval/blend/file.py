@@ -39,15 +39,7 @@ def write_blend(directory: Path, tensors: Mapping[str, Tensor], about: dict[str,
 
 
 def read_blend(directory: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_blend` wrote.
-
-    Args:
-        directory: Where it is.
-        sha256: The digest that a trusted manifest names; None trusts the one in the JSON.
-
-    Raises:
-        ValueError: A part is missing, altered, or of another format.
-    """
+    """Read what `write_blend` wrote."""
     try:
         document = json.loads((directory / DESCRIPTION).read_bytes())
         payload = (directory / TENSORS).read_bytes()

@@ -50,8 +50,6 @@ class HistoryFeatures:
         """Normalise the tables that cosines are taken of.
 
         Args:
-            catalogue: May have more rows than the weights and the vectors.
-            ease: Item-to-item weights.
             vectors: Unit item vectors of a trained model, [at most N, D].
         """
         size = len(catalogue.content)
@@ -105,7 +103,6 @@ class HistoryFeatures:
         """Compute the features of candidates, [B, k, F] float32; 0 where a list is short.
 
         Args:
-            history: Item rows of B queries, oldest first.
             candidates: Item rows, [B, k]; below 1 where a list is short.
             item_counts: Training events of each item, [N]; rows beyond it have none.
         """

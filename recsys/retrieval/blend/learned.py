@@ -86,12 +86,9 @@ class LearnedBlend:
         """Take ready weights.
 
         Args:
-            config: Its bounds say what the kinds are.
-            sources: S names.
             weights: [G + 1, I + 1, S, F] float32; the last of either axis stands for users and
                 items of no known kind.
             scales: What each source's leads are multiplied by, [S] float32.
-            fit: How they came about.
             demand: Weights of items' demand, [PARTS, D] float32; None reads none.
             odds: What each item's demand adds by these weights, [PARTS, N] float32; None adds
                 nothing (``with_demand``).
@@ -144,15 +141,9 @@ class LearnedBlend:
 
         Args:
             lists: Best first by source, each [B, k_s]; as many places as will be requested.
-            targets: Items that each of B users interacted with next; several count equally,
-                together as much as one.
-            config: Kinds, shrinkage, limits.
             history_lengths: Events of each query's user, [B]; -1 where not known.
             item_values: What ``config.item_bounds`` cut, by item row, [N]; NaN where not known.
             demand: Of items when the queries were made, [N, D]; None reads none.
-
-        Raises:
-            ValueError: No target is in any list, a kind is not known, or lists do not fit.
         """
         config = config or LearnedBlendConfig()
         check_lists(lists)
@@ -207,21 +198,11 @@ class LearnedBlend:
         """Merge lists; ties by reciprocal rank, then by item_row ascending.
 
         Args:
-            lists: Best first by source, each [B, k_s]; rows < 1 are holes and keep their rank.
-                Where a source is missing or has nothing for a query, the others' weights grow to
-                the same total.
-            k: List length; lists with fewer distinct items end in row -1, score -inf.
+            lists: Best first by source, each [B, k_s].
             history_lengths: [B]; None or -1 takes the weights of all.
             item_values: By item row, [N]; None, NaN or a row beyond it takes the weights of all.
             log_odds: By item row, [N], what is added to the score of each listed item, in equal
-                parts to the sources that list it. Scores are of a softmax, so it multiplies the
-                item's odds.
-
-        Returns:
-            Merged lists with each source's rank and contribution, sources in the order given.
-
-        Raises:
-            ValueError: A source that has no weights, or lists that cannot be merged.
+                parts to the sources that list it.
         """
         merged = merge_lists(lists)
         if unknown := sorted(set(lists) - set(self.sources)):
@@ -286,15 +267,7 @@ class LearnedBlend:
 
     @classmethod
     def load(cls, directory: Path, *, sha256: str | None = None) -> LearnedBlend:
-        """Read what `save` wrote.
-
-        Args:
-            directory: Where it is.
-            sha256: The digest that a trusted manifest names; None trusts the one in the JSON.
-
-        Raises:
-            ValueError: A part is missing, altered, or of another version.
-        """
+        """Read what `save` wrote."""
         tensors, about = read_blend(directory, sha256)
         if about["features"] != list(FEATURES):
             raise ValueError(
@@ -334,9 +307,6 @@ def _fit_kinds(
 
     How near is measured by what a choice tells on average, so it does not depend on the scale
     of a feature.
-
-    Returns:
-        Weights [G + 1, I + 1, P], the last of each axis those of all, and the mean loss.
     """
     num_users, num_items = len(config.history_bounds) + 1, len(config.item_bounds) + 1
     table = shared.weights.expand(num_users + 1, num_items + 1, -1).clone()

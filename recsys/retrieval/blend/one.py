@@ -96,7 +96,6 @@ class OneQueryBlend:
         """Look up each item's kind once.
 
         Args:
-            blend: What was learned.
             item_counts: Events of each item that the sources were fitted on, [N].
         """
         counts = item_counts.double()
@@ -118,16 +117,7 @@ class OneQueryBlend:
             self._demand = blend.odds.double().numpy()  # [PARTS, N]
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
-        """Merge lists, as ``source_lists.blended_lists`` does.
-
-        Args:
-            lists: Best first by source; rows < 1 are holes and keep their rank.
-            num_events: Of the history that the sources read.
-            k: Most items of the list.
-
-        Raises:
-            ValueError: A source that has no weights, or lists that cannot be merged.
-        """
+        """Merge lists, as ``source_lists.blended_lists`` does."""
         if unknown := sorted(set(lists) - set(self.sources)):
             raise ValueError(
                 f"sources {unknown} have no weights, {sorted(self.sources)} have; leave them out "
@@ -216,13 +206,7 @@ class FusedOne(NamedTuple):
 
 
 def fused_one(lists: Mapping[str, OneList], k: int, weights: Mapping[str, float]) -> FusedOne:
-    """Merge the lists of one query by reciprocal rank; ties by item_row ascending.
-
-    Args:
-        lists: By source.
-        k: Most items of the list.
-        weights: Of each source, finite and >= 0.
-    """
+    """Merge the lists of one query by reciprocal rank; ties by item_row ascending."""
     merged = _merged(lists)
     own = np.array([weights[name] for name in lists])[:, None]
     ranks = merged.rank_of()

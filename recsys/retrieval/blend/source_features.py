@@ -112,15 +112,7 @@ def lead_scales(lists: Mapping[str, TopK]) -> Tensor:
 
 
 def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
-    """Bring equal items of all lists together.
-
-    Args:
-        lists: Best first by source, for the same queries; rows < 1 are holes and keep their rank.
-            An item named twice in one list counts at its better rank.
-
-    Raises:
-        ValueError: No source, lists of different queries, or a score that is not finite.
-    """
+    """Bring equal items of all lists together."""
     check_lists(lists)
     tops = list(lists.values())
     num_sources = len(tops)

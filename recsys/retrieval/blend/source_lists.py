@@ -31,11 +31,8 @@ def fitted_blend(
     """Learn weights from lists of queries whose next items are known.
 
     Args:
-        lists: By source, of all queries together.
-        targets: Items that each query's user interacted with next.
         history_lengths: Of what the sources read, ``queries["history"].lengths()``, [B].
         item_counts: Events of each item that the sources were fitted on, [N].
-        config: Kinds, shrinkage, limits.
         demand: Of items by the same events, [N, D]; None reads none.
     """
     return LearnedBlend.fit(
