@@ -1,4 +1,4 @@
-"""Choose between the Triton kernels and plain PyTorch: the only file that does.
+"""Lookups and updates by the Triton kernels.
 
 Axes: F features, B batch, M ids, D width.
 """
@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.choice import runs
-from recsys.kernels.embedding_bag import grouping, reference, updating
+from recsys.kernels.embedding_bag import grouping, updating
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.optimizer import Tables, is_adam
 
@@ -22,11 +21,6 @@ class Batch(NamedTuple):
     ids: Tensor
     offsets: Tensor
     sample_weights: Tensor | None
-
-
-def by_triton(tables: Tensor) -> bool:
-    """Whether lookups in these tables run the kernels."""
-    return runs("embedding_bag", tables)
 
 
 def empty_output(layout: TableLayout, batch: Batch, like: Tensor) -> Tensor:
@@ -44,8 +38,6 @@ def lookup_bytes(layout: TableLayout, weights: Tensor, batch: Batch) -> int:
 
 def lookup(layout: TableLayout, weights: Tensor, feature_data: Tensor, batch: Batch) -> Tensor:
     """Look up and pool."""
-    if not by_triton(weights):
-        return reference.forward(layout, weights, *batch).float()
     from recsys.kernels.embedding_bag import triton_kernel
 
     out = empty_output(layout, batch, weights)
@@ -60,15 +52,11 @@ def update(
     runs: grouping.Runs | None = None,
 ) -> None:
     """Move the rows that occur, in place; scalars: grad_scale, skip; ``runs``: of this batch."""
-    layout, config, weights, state, feature_data = tables
-    if is_adam(config):
-        skip = scalars[1]
+    if is_adam(tables.config):
+        skip, state = scalars[1], tables.state
         state.step.add_(1 if skip is None else (skip == 0).to(state.step.dtype))
     if not len(batch.ids):
         return
-    if not by_triton(weights):
-        reference.update(layout, config, weights, state, batch, grad, *scalars)
-        return
     if runs is None:
-        runs = grouping.group(layout, feature_data, batch)
+        runs = grouping.group(tables.layout, tables.feature_data, batch)
     updating.update(tables, runs, grad, scalars)

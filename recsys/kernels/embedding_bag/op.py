@@ -1,7 +1,5 @@
 """Embedding bags over many tables, with the optimizer inside the backward.
 
-`dispatch` chooses between the Triton kernels and plain PyTorch.
-
 Axes: T tables, F features, B batch, M ids, D width, R rows of all tables.
 """
 
@@ -82,7 +80,7 @@ class _Lookup(torch.autograd.Function):
         def lookup() -> Tensor:
             return dispatch.lookup(layout, tables.weights, data, batch)
 
-        if not dispatch.by_triton(tables.weights) or not batch.ids.shape[0]:
+        if not batch.ids.shape[0]:
             return lookup()
         num_bytes = dispatch.lookup_bytes(layout, tables.weights, batch)
         out, ctx.runs = grouping.group_during_lookup(layout, data, batch, lookup, num_bytes)

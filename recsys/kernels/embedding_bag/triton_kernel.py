@@ -114,7 +114,7 @@ def forward(
     sample_weights: Tensor | None,
     out: Tensor,
 ) -> Tensor:
-    """Fill ``out`` [B, sum of D_f] with the lookups; see `reference.forward`."""
+    """Fill ``out`` [B, sum of D_f] with the lookups; empty bags and unknown ids give zeros."""
     num_features = len(layout.feature_tables)
     num_bags = offsets.shape[0] - 1
     batch = num_bags // num_features

@@ -138,7 +138,7 @@ def update(
     grad: Tensor,
     scalars: tuple[Tensor | None, Tensor | None],
 ) -> None:
-    """Add up and apply, in place; see `reference.update`. Scalars: grad_scale, skip."""
+    """Add up each row's gradient and apply the optimizer in place; scalars: grad_scale, skip."""
     layout, config, weights, state, feature_data = tables
     corrections = bias_corrections(state.step, config) if is_adam(config) else None
     rule = (int(config.rule), config.beta1, config.beta2)

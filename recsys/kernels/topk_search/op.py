@@ -15,9 +15,9 @@ from torch import Tensor
 
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK
-from recsys.kernels.choice import runs
-from recsys.kernels.topk_search.reference import GROUP, reference_top_k
 
+GROUP = 32
+"""Item rows per group: the bits of one mask word."""
 MAX_ITEM_ROWS = 1 << 32
 MAX_DIM = 512
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -78,8 +78,6 @@ def fused_top_k(
     if words is None:
         words = mask_words(None, items.shape[0], items.device)
     _check_words(words, queries, items)
-    if not runs("topk_search", items):
-        return reference_top_k(queries, items, k, words)
     num_words = words.shape[-1]
     part = max(1, MAX_MAXIMA // num_words)
     found = [

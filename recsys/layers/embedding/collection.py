@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.kernels.choice import has_triton, is_on
+from recsys.kernels.choice import has_triton, is_on, runs
 from recsys.layers.embedding.fbgemm_updates import FbgemmRowUpdates, fbgemm_can
 from recsys.layers.embedding.row_updates import (
     KernelRowUpdates,
@@ -307,13 +307,14 @@ class EmbeddingBags(nn.Module):
         self.updates, self._looked_up = None, False
         if config is None:
             return
-        kinds: dict[str, Any] = {"torchrec": FbgemmRowUpdates, "triton": KernelRowUpdates}
         weights = {name: self.weight(name) for name in self.tables}
-        kind = kinds.get(self.backend, TorchRowUpdates)
-        tables = list(self.tables.values())
-        if self._wanted == "auto" and kind is TorchRowUpdates:
-            on_cpu = next(self.parameters()).device.type == "cpu"
-            kind = FbgemmRowUpdates if on_cpu and fbgemm_can(tables, config) else kind
+        tables, first = list(self.tables.values()), next(self.parameters())
+        on_cpu = self._wanted == "auto" and first.device.type == "cpu"
+        kind: Any = TorchRowUpdates
+        if self.backend == "triton" and runs("embedding_bag", first):
+            kind = KernelRowUpdates
+        elif self.backend == "torchrec" or (on_cpu and fbgemm_can(tables, config)):
+            kind = FbgemmRowUpdates
         self.updates = kind(tables, weights, config)
 
     def put(self, collection: nn.Module) -> None:

@@ -175,7 +175,7 @@ class JoinedPools:
 
 
 class KernelRowUpdates(DeviceScalars, JoinedPools):
-    """By our kernels: Triton on CUDA, their reference elsewhere. Bitwise the same in every run."""
+    """By our Triton kernels, on CUDA. Bitwise the same in every run."""
 
     refuses_ids = False
 
@@ -329,7 +329,7 @@ class TorchRowUpdates(DeviceScalars):
         return torch.cat(list(self.pool(values, weights).values()), dim=1)
 
     def move(self, name: str, rows: Tensor, total: Tensor) -> None:
-        """Move rows [U] of a table by their gradients [U, D]; see the kernels' ``reference``."""
+        """Move rows [U] of a table by their gradients [U, D]."""
         # Rows that move; None for all. A GPU is not waited for.
         moves = (self.skip == 0).expand(len(rows)) if self.skip.is_cuda else None
         if moves is None and bool(self.skip != 0):

@@ -24,9 +24,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import EmbeddingBags as KernelBags
-from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, RowUpdateConfig, TableConfig
 from recsys.layers.embedding.fbgemm_updates import fbgemm_tables
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
@@ -151,26 +148,6 @@ def fbgemm_way(shape: BagShape, weights: list[Tensor], rule: str) -> Way:
     return Way(forward, None if rule == "adam" else step)
 
 
-def reference_way(shape: BagShape, weights: list[Tensor], rule: str) -> Way:
-    """The kernels' reference, which is what they run on a CPU."""
-    count = shape.tables
-    layout = TableLayout((shape.rows,) * count, (shape.dim,) * count, tuple(range(count)))
-    config = RowUpdateConfig(rule=rule).kernel_config()
-    assert isinstance(config, OptimizerConfig)
-    bags = KernelBags(layout, config, learning_rate=0.01, dtype=shape.dtype)
-    for place, own in enumerate(weights):
-        bags.table(place).copy_(own)
-
-    def forward(batch: Batch) -> Tensor:
-        with torch.no_grad():
-            return bags(batch.ids, batch.offsets)
-
-    def step(batch: Batch) -> None:
-        bags(batch.ids, batch.offsets).backward(batch.grad)
-
-    return Way(forward, step)
-
-
 def torch_half_way(shape: BagShape, weights: list[Tensor]) -> Way:
     """Plain torch over half tables, which layers do not have; forward alone."""
 
@@ -203,7 +180,6 @@ def ways_of(shape: BagShape, rule: str) -> dict[str, Callable[[list[Tensor]], Wa
             )
     else:
         ways["torch"] = lambda weights: torch_half_way(shape, weights)
-    ways["reference"] = lambda weights: reference_way(shape, weights, rule)
     return ways
 
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
-from recsys.kernels.topk_search.reference import reference_top_k
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import beside_peer, peak_bytes
 from tests.benchmarks.kernels.measure import median_ms
+from tests.recsys.kernels.topk_reference import reference_top_k
 
 QUERIES, DIM, K = 512, 64, 100
 CHECKED = 8

@@ -22,9 +22,9 @@ from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import reference_attention
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
-from recsys.kernels.topk_search.reference import reference_top_k
 from recsys.layers.embedding.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates
 from recsys.layers.embedding.tables import TableConfig
+from tests.recsys.kernels.topk_reference import reference_top_k
 from tests.recsys.testing.experts import loop_over_experts
 
 Call = Callable[[], object]

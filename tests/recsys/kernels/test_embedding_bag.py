@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag import reference
 from recsys.kernels.embedding_bag.layout import TableLayout
 from recsys.kernels.embedding_bag.op import EmbeddingBags
 from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
 from recsys.kernels.tuning import asking, trying
+from tests.recsys.kernels import bag_reference as reference
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETING else "cpu"
@@ -22,6 +22,8 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 MIXED = TableLayout((50, 7, 30), (100, 1, 3), (0, 1, 2, 0))
 UNIFORM = TableLayout((60, 40), (32, 32), (0, 1, 0))
 RULES = tuple(Optimizer)
+KERNELS = pytest.mark.interpreted(only=DEVICE == "cpu")
+"""On a CPU the kernels run in the interpreter alone."""
 
 
 def batch_of(layout: TableLayout, batch: int = 6, longest: int = 5, seed: int = 0) -> list[Tensor]:
@@ -108,7 +110,7 @@ def test_reference_agrees_with_torch(dtype: torch.dtype) -> None:
     ],
     ids=["mixed", "mixed weighted", "uniform weighted", "uniform", "width 257"],
 )
-@pytest.mark.interpreted
+@KERNELS
 def test_agrees_with_float64(
     rule: Optimizer, case: int, layout: TableLayout, weighted: bool
 ) -> None:
@@ -126,7 +128,7 @@ def test_agrees_with_float64(
 
 
 @pytest.mark.parametrize("layout", [UNIFORM, MIXED], ids=["uniform", "mixed"])
-@pytest.mark.interpreted
+@KERNELS
 def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
     # Row 0 of the first table occurs in runs of several chunks; row 3 ends in the middle of one.
     ids, offsets, samples = batch_of(layout, batch=16, longest=12)
@@ -142,7 +144,7 @@ def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
     assert all(torch.equal(one[1], bits[0][1]) for one in bits)
 
 
-@pytest.mark.interpreted
+@KERNELS
 def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     ids = torch.cat([torch.zeros(200, dtype=torch.int64), torch.arange(40) // 2 * 2 % 39])
     offsets = torch.arange(0, 241, 5, device=DEVICE)  # 3 features of 16 bags
@@ -154,10 +156,8 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
 
     with asking() as questions:
         expected, truth = step()
-    if DEVICE == "cuda" or INTERPRETING:
-        kernels = ("forward", "items", "singles", "short", "long")
-        names = {f"embedding_bag.{name}" for name in kernels}
-        assert {one.kernel for one in questions} == names
+    kernels = ("forward", "items", "singles", "short", "long")
+    assert {one.kernel for one in questions} == {f"embedding_bag.{name}" for name in kernels}
     for one in questions:
         for factor in (0.5, 2):
             changed = {
@@ -172,7 +172,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 63, 64, 65, 127, 128, 129, 300])
-@pytest.mark.interpreted
+@KERNELS
 def test_one_hot_id(count: int) -> None:
     layout = TableLayout((5,), (8,), (0,))
     bags = bags_of(layout, OptimizerConfig(), torch.float32)
@@ -185,7 +185,7 @@ def test_one_hot_id(count: int) -> None:
     )
 
 
-@pytest.mark.interpreted
+@KERNELS
 def test_runs_of_every_length_at_every_place() -> None:
     """Lengths around one to four chunks of 64, placed anywhere in one, and around short runs."""
     short = [2, 3, 1, 4, 5, 6, 7, 8, 9, 1, 10, 2, 8]
@@ -204,7 +204,7 @@ def test_runs_of_every_length_at_every_place() -> None:
         assert error(found[-1], truth[-1]) < 1e-5
 
 
-@pytest.mark.interpreted
+@KERNELS
 def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
     layout = TableLayout((10, 4), (8, 16), (0, 1))
     bags = bags_of(layout, OptimizerConfig(), torch.float32)
@@ -219,7 +219,7 @@ def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
 
 
 @pytest.mark.parametrize("batch", [0, 3])
-@pytest.mark.interpreted
+@KERNELS
 def test_no_ids(batch: int) -> None:
     bags = bags_of(UNIFORM, OptimizerConfig(), torch.float32)
     before = bags.weights.clone()
@@ -232,7 +232,7 @@ def test_no_ids(batch: int) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.interpreted
+@KERNELS
 def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
     config = OptimizerConfig(rule=rule)
     ids, offsets, _ = batch_of(UNIFORM, batch=24)
@@ -250,7 +250,7 @@ def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.interpreted
+@KERNELS
 def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimizer) -> None:
     """Bags of one id, a hot id (a long run) and an id with NaN; clipped by hand in the truth."""
     layout = TableLayout((9,), (20,), (0,))
@@ -275,7 +275,7 @@ def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimi
 
 
 @pytest.mark.parametrize("ids_type", [torch.int32, torch.int64])
-@pytest.mark.interpreted
+@KERNELS
 def test_unwritten_memory_does_not_reach_the_result(
     ids_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Embedding bags and their fused updates in plain PyTorch: the truth, and the CPU's path.
+"""Embedding bags and their fused updates in plain PyTorch: the truth.
 
 Arithmetic is float64 where the tables are, else float32.
 

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, TopK
-
-GROUP = 32
-"""Item rows per group: the bits of one mask word."""
+from recsys.kernels.topk_search.op import GROUP
 
 
 def reference_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor) -> TopK:
