@@ -2,7 +2,7 @@
 
 The five cases of the GPU's benchmark, smaller. FBGEMM's peer is its fused table called directly,
 with ids that already lie as it wants them; ours are layers as a model calls them, with their check
-of the ids, and the kernels' reference. A step is a forward and a backward that moves the rows, from
+of the ids. A step is a forward and a backward that moves the rows, from
 one gradient of all features side by side, as a layer's joined results give it; what results by
 feature would cost is measured apart. All get the same
 weights, ids and gradients; nothing is timed where results disagree. Times are of the processor,
