@@ -64,8 +64,11 @@ class _RoutedExperts(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from recsys.kernels.routed_experts import triton_backward, triton_kernel, triton_rows
 
-        up, down, weights, own, hidden, outputs, *order = ctx.saved_tensors
-        plan, grad = triton_rows.Plan(*order, TILE_ROWS), grads[0].contiguous()
+        up, down, weights, own, hidden, outputs, row_of_slot, slot_of, ends, tiles = (
+            ctx.saved_tensors
+        )
+        plan = triton_rows.Plan(row_of_slot, slot_of, ends, tiles, TILE_ROWS)
+        grad = grads[0].contiguous()
         of_slots, of_weights = triton_rows.spread(grad, outputs, plan.slot_of, weights)
         of_hidden = triton_kernel.product(of_slots, down, plan, transposed=True, like=hidden)
         of_down = triton_backward.weight_gradient(of_slots, hidden, plan)
