@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from recsys.semantic_ids.quantizers import load_quantizer
 from torch import Tensor
 
 from recsys.semantic_ids.kmeans import KMeansConfig
@@ -178,7 +177,7 @@ def test_a_saved_quantizer_encodes_alike(tmp_path: Path) -> None:
     vectors = clustered(300)
     quantizer = ResidualKMeans.fit(vectors, SMALL)
     quantizer.save(tmp_path)
-    loaded = load_quantizer(tmp_path)
+    loaded = ResidualKMeans.load(tmp_path)
     assert loaded.digest == quantizer.digest
     assert torch.equal(loaded.encode(vectors), quantizer.encode(vectors))
 
