@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from pipelines.engine.console import log
 from pipelines.semantic_ids.store import FOLDER, SemanticIdStore, SemanticIdVersion
-from recsys.semantic_ids.codes import NO_CODE, Quantizer
+from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.lifecycle import append
-from recsys.semantic_ids.quantizers import load_quantizer
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from serving.bundle.load import Bundle
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, with_codes
 
@@ -85,13 +85,13 @@ def _same_rows(store: SemanticIdStore, bundle: Bundle) -> bool:
     return all(known[row - 1] == item_id for row, item_id in pairs if row)
 
 
-def load_bundle_quantizer(own: ItemSemanticIds) -> Quantizer:
+def load_bundle_quantizer(own: ItemSemanticIds) -> ResidualKMeans:
     """Load the quantiser that made a bundle's IDs.
 
     Raises:
         ValueError: It is another one.
     """
-    quantizer = load_quantizer(own.quantizer_directory)
+    quantizer = ResidualKMeans.load(own.quantizer_directory)
     if quantizer.digest != own.ids.quantizer_digest:
         raise ValueError(
             f"{own.quantizer_directory} is quantiser {quantizer.digest}, semantic IDs "

@@ -95,14 +95,3 @@ def test_published_codes_of_other_levels_or_nobody_start_nothing() -> None:
     other = behaviour_ids(behaviour, content, ResidualKMeansConfig(level_sizes=(8, 4, 4)))
     again = behaviour_ids(behaviour, content, CONFIG, start=other.ids)
     assert torch.equal(again.ids.codes, made.ids.codes)
-
-
-def test_a_level_against_collisions_tells_equal_items_apart() -> None:
-    _, behaviour, content = two_views()
-    behaviour[1:11] = behaviour[1]
-    ids, quantizer = behaviour_ids(behaviour, content, CONFIG, method="extra_level")
-    assert ids.num_levels == 4
-    assert quantizer.level_sizes == (4, 4, 4)
-    assert len({tuple(codes) for codes in ids.codes[1:].tolist()}) == len(behaviour) - 1
-    grown = append(ids, quantizer, content[1:2], item_rows=torch.tensor([len(behaviour)]))
-    assert torch.equal(grown.codes[: len(behaviour)], ids.codes)

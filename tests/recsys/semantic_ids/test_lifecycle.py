@@ -164,8 +164,9 @@ def test_align_counts_only_items_in_both_and_reports_what_it_improves() -> None:
     assert found.kept.full >= found.before.full
     assert found.kept.per_prefix[0] > 0.4 > found.before.per_prefix[0]
     assert found.kept.per_prefix[-1] == found.kept.full
+    other = ResidualKMeans(quantizer().levels[:-1])
     with pytest.raises(ValueError, match="cannot be aligned"):
-        align(published(250), quantizer(), old)
+        align(assign_semantic_ids(other, vectors()[:40]), other, old)
 
 
 @given(st.integers(1, 299), st.data())

@@ -111,7 +111,7 @@ def test_an_item_keeps_its_text_and_neighbours_wherever_it_is_read(
 
 
 def test_other_processes_say_the_same_of_each_item(tmp_path: Path) -> None:
-    vectors, quantizer = catalogue(), fitted("rq_kmeans")
+    vectors, quantizer = catalogue(), fitted()
     ids = assign_semantic_ids(quantizer, vectors[: NUM_FIRST + 1])
     store = VersionStore(tmp_path)
     store.publish(ids, quantizer)
@@ -138,7 +138,7 @@ def test_other_processes_say_the_same_of_each_item(tmp_path: Path) -> None:
 
 def test_equal_new_items_get_equal_ids() -> None:
     """What is appended depends on the version and the items alone."""
-    vectors, quantizer = catalogue(), fitted("rq_kmeans")
+    vectors, quantizer = catalogue(), fitted()
     ids = assign_semantic_ids(quantizer, vectors[: NUM_FIRST + 1])
     new = vectors[NUM_FIRST + 1 :]
     assert append(ids, quantizer, new).version == append(ids, quantizer, new.clone()).version
