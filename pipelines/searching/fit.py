@@ -129,7 +129,7 @@ def measured(
     features: Sequence[NDArray[np.float32]],
     typed: Sequence[Candidates],
 ) -> dict[str, Any]:
-    """Say on validation what words, the tower, both and the user's own list are worth."""
+    """Return on validation what words, the tower, both and the user's own list are worth."""
     half = np.arange(len(judged)) % 2
     unknown = [np.array(one) for one in features]
     for one in unknown:

@@ -1,4 +1,4 @@
-"""What a search reads of each item."""
+"""Texts that a search reads of each item."""
 
 from __future__ import annotations
 

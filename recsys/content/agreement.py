@@ -1,4 +1,4 @@
-"""What several answers of a language model to one text agree on (self-consistency).
+"""Agreement of several answers of a language model to one text (self-consistency).
 
 Wang et al. 2022, arXiv:2203.11171. A value that a model guesses differs from draw to draw, and one
 that the text says does not; draws whose errors are the same agree on them, so nothing is gained

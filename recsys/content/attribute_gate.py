@@ -38,7 +38,7 @@ QUERIES_AT_ONCE = 512
 
 
 class Queries(NamedTuple):
-    """What is looked for, by what, and for whom."""
+    """Targets, histories and users of the queries."""
 
     users: Rows  # [Q]
     targets: Rows  # [Q]
@@ -46,12 +46,12 @@ class Queries(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was found about one attribute."""
+    """Measurement of one attribute."""
 
     attribute: str
     kept: bool
     gain: float
-    """Of NDCG@100, by being in the text."""
+    """Gain in NDCG@100 of the attribute in the text."""
     low: float
     high: float
     num_queries: int
@@ -84,7 +84,7 @@ def cut_queries(sequences: Sequence[Rows], seed: int) -> Queries:
 
 
 def discounted(vectors: Vectors, queries: Queries) -> NDArray[np.float64]:
-    """Give NDCG@k of every query, [Q]; ties count against the target.
+    """Return NDCG@k of every query, [Q]; ties count against the target.
 
     Args:
         vectors: Of all items, [N, D]; rows of zeros are similar to nothing.
@@ -105,7 +105,7 @@ def discounted(vectors: Vectors, queries: Queries) -> NDArray[np.float64]:
 
 
 def clustered_variance(differences: NDArray[np.float64], groups: Rows) -> float:
-    """Give the variance of the mean of values [Q] whose groups [Q] are independent."""
+    """Return the variance of the mean of values [Q] whose groups [Q] are independent."""
     _, index = np.unique(groups, return_inverse=True)
     centred = np.bincount(index, weights=differences - differences.mean())
     num_groups = len(centred)

@@ -47,9 +47,9 @@ class AttributeConfig:
     type: Literal["choice", "choices", "words", "number", "yes_no"]
     """One of ``values``, several of them, free words, a number, or yes or no."""
     description: str
-    """What it is, in a sentence for the model."""
+    """Description in a sentence for the model."""
     values: tuple[str, ...] = ()
-    """What a choice is made from; an answer that is not among them is refused."""
+    """Values of a choice; an answer that is not among them is refused."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", self.name):
@@ -106,7 +106,7 @@ class AttributeConfig:
         return {"description": self.description}
 
     def line(self) -> str:
-        """Say in words what the model shall write."""
+        """Return in words what the model shall write."""
         values = ", ".join(json.dumps(value, ensure_ascii=False) for value in self.values)
         form = {
             "choice": f"One of {values}, or null.",
@@ -119,7 +119,7 @@ class AttributeConfig:
 
 
 class Extraction(NamedTuple):
-    """What a language model is given, and what its answers must look like."""
+    """Prompt of a language model, and the schema of its answers."""
 
     schema: Schema
     instructions: str
@@ -127,7 +127,7 @@ class Extraction(NamedTuple):
     version: str
     """Changes with every word of the prompt, so no answer to another one is taken for its."""
     keep: tuple[str, ...]
-    """What an item's text gains where nothing was measured."""
+    """Attributes added to an item's text if nothing was measured."""
 
     def prompt(self, text: str, *, repair: str = "") -> Prompt:
         """Ask for the attributes of one item."""

@@ -89,9 +89,9 @@ PROMPT_VERSION = (
     "1-" + hashlib.sha256(json.dumps([INSTRUCTIONS, SCHEMA, EXAMPLES]).encode()).hexdigest()[:8]
 )
 TEXT_ATTRIBUTES = ("topics", "summary", "queries")
-"""What an item's text gains where nothing was measured."""
+"""Attributes added to an item's text if nothing was measured."""
 MAX_WORDS_CHARS = 200
-"""Of an attribute that is not named in MAX_CHARS."""
+"""Most characters of an attribute that is not named in MAX_CHARS."""
 NOTHING = ("", "null", "none", "unknown", "n/a")
 """How models write that a text does not say something."""
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?(e[+-]?\d{1,2})?")
@@ -99,7 +99,7 @@ _ADDRESS = re.compile(r"https?:|www\.|\S@\S+\.\S", re.IGNORECASE)
 
 
 class Provenance(NamedTuple):
-    """Where an attribute comes from."""
+    """Origin of an attribute."""
 
     model: str
     prompt_version: str
@@ -247,7 +247,7 @@ def enriched_text(
 
 
 def words_of(name: str, kind: Schema, value: Value) -> str:
-    """Say a value in words: a bare number, yes or no needs the attribute's name beside it."""
+    """Return a value in words: a bare number, yes or no needs the attribute's name beside it."""
     if not isinstance(value, str):
         return ", ".join(value)
     readable = name.replace("_", " ")

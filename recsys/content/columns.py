@@ -27,13 +27,13 @@ Numbers = NDArray[np.float64]
 Kind = Literal["number", "date", "category", "list", "vector"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 NUM_PARTS = 16
-"""Of a number, about equally many items each."""
+"""Parts of a number's range, of about equally many items each."""
 MAX_VALUES = 512
 """Most frequent values of a category or list with a column of their own."""
 MIN_ITEMS = 2
 """Items that a value must have for it."""
 MAX_WIDTH = 4096
-"""Of a vector."""
+"""Most numbers of a vector."""
 SECONDS_PER_DAY = 86_400
 LIST_SEPARATOR = "|"
 
@@ -49,9 +49,9 @@ class EncodedColumn:
     mean: tuple[float, ...] = ()
     """[T] of the encodings of the catalogue, taken off."""
     values: tuple[str, ...] = ()
-    """Of a category or list, those with a column; all others share one."""
+    """Values of a category or list with a column of their own; all others share one."""
     width: int = 0
-    """Of a vector."""
+    """Numbers of a vector."""
     scale: float = 1.0
     """Brings a vector or number to the mean square length 1."""
 
@@ -177,7 +177,7 @@ def frequent(lists: Sequence[Sequence[str]]) -> tuple[str, ...]:
 
 
 def wrong(name: str, kind: str, row: int, value: object) -> ValueError:
-    """Say which value is not of its column's kind."""
+    """Return which value is not of its column's kind."""
     return ValueError(
         f"column {name} is a {kind}, but value {row + 1} is {str(value)[:60]!r}; mend it, leave it "
         f"empty (a missing value is fine), or take {name} out of content.columns"

@@ -103,12 +103,12 @@ def missing_texts(texts: Sequence[str], encoder: Encoder, cache_dir: Path) -> li
 
 
 def folder_of(encoder: Encoder, cache_dir: Path) -> Path:
-    """Name the folder of an encoder's shards."""
+    """Return the folder of an encoder's shards."""
     return cache_dir / re.sub(r"[^A-Za-z0-9._-]", "_", encoder.name)
 
 
 def text_key(encoder_name: str, text: str) -> str:
-    """Name a text under an encoder by its content."""
+    """Return the key of a text under an encoder."""
     return hashlib.sha256(f"{encoder_name}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -25,7 +25,7 @@ class EmbeddingEndpointConfig(EndpointConfig):
     batch_size: int = 64
     """Texts a request, which is also what a killed run has to pay for again."""
     max_text_chars: int = 8_000
-    """Of a text; what is beyond is not sent, since servers refuse texts that are too long."""
+    """Characters of a text that are sent, since servers refuse texts that are too long."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

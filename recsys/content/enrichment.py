@@ -33,15 +33,15 @@ from recsys.content.text import clean_text
 logger = logging.getLogger(__name__)
 MAX_TEMPERATURE = 2.0
 MAX_FAULT_CHARS = 400
-"""Of what was wrong with an answer, that the next request says."""
+"""Most characters of a fault that the next request quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnrichmentConfig:
-    """What is read off texts, the budget, and how it is requested."""
+    """Attributes that are read off texts, the budget, and the requests."""
 
     attributes: tuple[AttributeConfig, ...] = ()
-    """What to read off an item's text; empty reads topics, audience, style, summary and queries."""
+    """Attributes to read off a text; empty reads topics, audience, style, summary and queries."""
     token_budget: int = 0
     """Tokens, read and written, over all items and runs; 0 sends nothing."""
     cost_budget: float | None = None
@@ -56,16 +56,16 @@ class EnrichmentConfig:
     """Requests for one text, over all runs, until an answer fits the schema; those after the
     first say what was wrong."""
     max_text_chars: int = 2000
-    """Of an item's text; what is beyond is not sent."""
+    """Most characters of an item's text that are sent."""
     samples: int = 1
     """Answers to one text, each a request of its own, so n times the tokens; of ``attributes``
     alone. What they do not agree on is left out."""
     sample_temperature: float = 0.7
-    """Of several answers: at 0 they would be alike."""
+    """Temperature of several answers: at 0 they would be alike."""
     agreement: float = 0.6
     """Share of the answers that must give a value."""
     max_unreachable: int = 5
-    """Stop when so many requests in a row get no answer after all their retries."""
+    """Stop when this many requests in a row get no answer after all their retries."""
 
     def __post_init__(self) -> None:
         extraction_of(self.attributes)
@@ -277,7 +277,7 @@ class Session:
         return agreed(answers, self._config.agreement)
 
     def reason(self, keys: Sequence[str]) -> str:
-        """Say why a text has no attributes."""
+        """Return why a text has no attributes."""
         for key in keys:
             if reasons := self._ledger.failures.get(key):
                 return reasons[-1]

@@ -146,5 +146,5 @@ def open_ledger(
 
 
 def text_key(text: str) -> str:
-    """Name a text by its content."""
+    """Return the digest of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

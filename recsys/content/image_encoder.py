@@ -41,7 +41,7 @@ class ImageEncoder:
         self.dim = int(getattr(sizes, "projection_dim", None) or vision_config(sizes).hidden_size)
 
     def digests(self, files: Sequence[Path]) -> list[str]:
-        """Name files by their bytes, for ``encode``."""
+        """Return digests of files, for ``encode``."""
         found = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         self._files.update(zip(found, files, strict=True))
         return found

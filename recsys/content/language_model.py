@@ -33,7 +33,7 @@ REPETITION_PENALTY = 1.3
 UNKNOWN = "unknown"
 """The line of a property that has no value."""
 MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
-"""Of the files that shape a model's answers."""
+"""Endings of the files that shape a model's answers."""
 
 
 def packaged_smollm2() -> Path:
@@ -276,7 +276,7 @@ def page_of(prompt: Prompt, schema: Schema) -> str:
 
 
 def guide_of(schema: Schema) -> str:
-    """Say what each property is, where there is no example."""
+    """Return what each property is, where there is no example."""
     lines = ["Each item is followed by its attributes; unknown where its text does not say."]
     for name, kind in schema["properties"].items():
         values = kind.get("items", kind).get("enum", ())

@@ -21,12 +21,12 @@ TEMPLATE_TOKENS = 64
 
 
 def type_of(kind: Schema) -> str:
-    """Name the JSON type of a property; that of null beside it is left out."""
+    """Return the JSON type of a property; that of null beside it is left out."""
     return str(kind["type"] if isinstance(kind["type"], str) else kind["type"][0])
 
 
 def may_be_null(kind: Schema) -> bool:
-    """Say whether a property may have no value."""
+    """Return whether a property may have no value."""
     return not isinstance(kind["type"], str)
 
 
@@ -48,7 +48,7 @@ class Prompt(NamedTuple):
     draw: int = 0
     """Which of several answers to one text; seeds a local model."""
     repair: str = ""
-    """What was wrong with the answer before; it may quote that answer, so it is data too."""
+    """Fault of the answer before; it may quote that answer, so it is data too."""
 
     @property
     def mark(self) -> str:
@@ -101,7 +101,7 @@ class EndpointError(ValueError):
     def __init__(self, message: str, *, may_be_paid: bool = False) -> None:
         super().__init__(message)
         self.may_be_paid = may_be_paid
-        """Whether the last attempt may have been charged for, though no answer came."""
+        """True if the last attempt may have been charged for, though no answer came."""
 
 
 class EndpointUnreachableError(EndpointError):

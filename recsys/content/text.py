@@ -37,7 +37,7 @@ def item_text(
     further: Sequence[str] = (),
     max_chars: int = 2000,
 ) -> str:
-    """Say in one line what an item is, the most telling parts first, since encoders read no end."""
+    """Format an item as one line, the most telling parts first, since encoders read no end."""
     if max_chars < 1:
         raise ValueError(f"max_chars must be >= 1, got {max_chars}")
     path = ", ".join(filter(None, map(clean_text, categories)))

@@ -31,7 +31,7 @@ KERNELS = {
 
 
 class Use(NamedTuple):
-    """Whether a kernel runs, and why not."""
+    """A kernel, if it runs, and why not."""
 
     kernel: str
     runs: bool
@@ -56,24 +56,24 @@ _off = parsed_switch(os.environ.get(SWITCH, ""))
 
 
 def is_on(kernel: str) -> bool:
-    """Whether a kernel may run."""
+    """Return whether a kernel may run."""
     return kernel not in _off
 
 
 def runs(kernel: str, tensor: Tensor) -> bool:
-    """Whether a kernel runs on a tensor: on CUDA, or in Triton's interpreter."""
+    """Return whether a kernel runs on a tensor: on CUDA, or in Triton's interpreter."""
     return (tensor.is_cuda or interpreting()) and kernel not in _off and has_triton()
 
 
 @cache
 def interpreting() -> bool:
-    """Whether Triton's interpreter runs the kernels, on the CPU."""
+    """Return whether Triton's interpreter runs the kernels, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels can be compiled here."""
+    """Return whether kernels can be compiled here."""
     return find_spec("triton") is not None
 
 
@@ -89,7 +89,7 @@ def without(*kernels: str) -> Iterator[None]:
 
 
 def uses(device: torch.device) -> list[Use]:
-    """Say of every kernel whether it runs on a device, and why not."""
+    """Return of every kernel whether it runs on a device, and why not."""
     found = []
     for kernel, instead in KERNELS.items():
         reason = ""
@@ -104,7 +104,7 @@ def uses(device: torch.device) -> list[Use]:
 
 
 def summary(device: torch.device) -> str:
-    """Say in one line which kernels run on a device and why others do not."""
+    """Return in one line which kernels run on a device and why others do not."""
     found = uses(device)
     running = [use.kernel for use in found if use.runs]
     reasons: dict[str, list[str]] = {}

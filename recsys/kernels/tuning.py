@@ -40,7 +40,7 @@ SHIPPED = HERE / "tuned"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a launch asks for; see ``config_for``."""
+    """Question of a launch; see ``config_for``."""
 
     kernel: str
     shapes: str
@@ -59,7 +59,7 @@ _listeners: list[list[Question]] = []
 
 
 def shape_class(**sizes: float) -> str:
-    """Name a class of shapes: each size rounded up to a power of two, so that near ones share."""
+    """Format a class of shapes: each size rounded up to a power of two, so that near ones share."""
     parts = [
         f"{name}{1 << max(0, int(-(-size // 1)) - 1).bit_length()}" for name, size in sizes.items()
     ]
@@ -99,12 +99,12 @@ def lookup(question: Question, device_name: str) -> Config | None:
 
 
 def cache_folder() -> Path:
-    """Where this machine's own measurements are kept, ``RECSYS_KERNEL_CACHE`` if that is set."""
+    """Return the folder of this machine's measurements, ``RECSYS_KERNEL_CACHE`` if that is set."""
     return Path(os.environ.get("RECSYS_KERNEL_CACHE") or "~/.cache/recsys/kernels").expanduser()
 
 
 def file_name(device_name: str) -> str:
-    """Name the file of a device: ``nvidia-h200.json``."""
+    """Return the file of a device: ``nvidia-h200.json``."""
     return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json"
 
 

@@ -1,4 +1,4 @@
-"""What time it is, as a vector that changes slowly.
+"""Time as a vector that changes slowly.
 
 Learned vectors stand at equal distances on the calendar, and a time in between takes the mean of
 its neighbours by nearness. So a model can learn what is on offer and in demand around a time. The

@@ -59,7 +59,7 @@ class Calibrator(nn.Module):
         self._line = None
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Give probabilities, [P, T] -> [P, T]."""
+        """Return probabilities, [P, T] -> [P, T]."""
         if self._line is None or self._line[0] is not self.values:
             self._line = (self.values, *self._slope_and_shift())
         _, slope, shift = self._line

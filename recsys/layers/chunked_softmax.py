@@ -28,7 +28,7 @@ but no fewer positions, since each block also goes over the gradients of all can
 
 
 class SoftmaxCandidates(NamedTuple):
-    """What the labels are ranked against: distinct items, each label among them."""
+    """Items that labels are ranked against: distinct, each label among them."""
 
     vectors: Tensor
     """[C, D]"""
@@ -75,7 +75,7 @@ def softmax_loss(
 
 
 def positions_of_block(num_candidates: int, max_scores: int, device: str) -> int:
-    """Say how many positions are scored at a time."""
+    """Return how many positions are scored at a time."""
     most = max(1, max_scores // max(1, num_candidates))
     if device != "cpu":
         return most
@@ -138,7 +138,7 @@ class _LogNormalizer(torch.autograd.Function):
 
 
 class _Excluded(NamedTuple):
-    """What does not stand against each position's label."""
+    """Items that are not ranked against each position's label."""
 
     columns: Tensor
     """[X]"""
@@ -151,7 +151,7 @@ class _Excluded(NamedTuple):
     def of(
         cls, columns: Tensor | None, offsets: Tensor | None, num_positions: int
     ) -> _Excluded | None:
-        """Name the position of each column; None where nothing is left out."""
+        """Return the position of each column; None where nothing is left out."""
         if columns is None or offsets is None:
             return None
         # Without the size a GPU would be waited for.
@@ -159,7 +159,7 @@ class _Excluded(NamedTuple):
         return cls(columns, offsets[: num_positions + 1], positions)
 
     def cut_out(self, labels: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-        """Give the columns and places of a block's positions, those of the labels [p]."""
+        """Return the columns and places of a block's positions, those of the labels [p]."""
         first, end = self.offsets[begin], self.offsets[begin + len(labels)]
         return self.columns[first:end], self.positions[first:end] - begin
 
@@ -170,7 +170,7 @@ class _Excluded(NamedTuple):
         return torch.where(here, self.columns, labels[0]), torch.where(here, places, 0)
 
     def leave_out(self, scores: Tensor, labels: Tensor, begin: int) -> None:
-        """Give the columns of positions ``begin`` and on -inf but the labels', in place."""
+        """Return the columns of positions ``begin`` and on -inf but the labels', in place."""
         own = scores.gather(1, labels[:, None])
         columns, positions = self.columns, self.positions
         if len(scores) + 1 < len(self.offsets):

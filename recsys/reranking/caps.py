@@ -1,4 +1,4 @@
-"""At most so many items of one group in a list.
+"""At most this many items of one group in a list.
 
 Axes: n candidates, k list length.
 """
@@ -19,7 +19,7 @@ Groups = Mapping[int, Sequence[Group]] | Sequence[Sequence[Group]]
 
 
 class Caps:
-    """What a list has of each group so far."""
+    """Counts of each group in a list so far."""
 
     def __init__(self, groups: Groups, limits: Sequence[int]) -> None:
         """Take the groups of each candidate, and the most items of a group by number of the cap."""
@@ -27,13 +27,13 @@ class Caps:
         self._taken: Counter[Group] = Counter()
 
     def among(self, places: Sequence[int]) -> Caps:
-        """Go on with some of the candidates, numbered anew."""
+        """Continue with some of the candidates, renumbered."""
         found = Caps([self._groups[place] for place in places], self._limits)
         found._taken = self._taken
         return found
 
     def fits(self, place: int) -> bool:
-        """Tell whether a candidate breaks no cap."""
+        """Return whether a candidate breaks no cap."""
         return all(self._taken[group] < self._limits[group[0]] for group in self._groups[place])
 
     def take(self, place: int) -> bool:

@@ -1,6 +1,6 @@
 """Lists that try what the model is not sure of, with the exact probability of what was shown.
 
-Each slot is drawn anew from the candidates that are left, so the probability of a list is the
+Each slot is drawn again from the candidates that are left, so the probability of a list is the
 product over its slots, and each factor is known in closed form or by an integral.
 
 Axes: n candidates, k list length, Q points of an integral.
@@ -23,31 +23,31 @@ REACH = 7.0
 PANEL = 1.5
 """Width of a panel of the integral, in the least standard deviation that matters there."""
 NODES = np.polynomial.legendre.leggauss(8)
-"""Of Gauss and Legendre, within each panel; what is left of error is below 1e-7."""
+"""Gauss-Legendre nodes within each panel; the error is below 1e-7."""
 FAR = 40.0
 """Standard deviations at which logarithms are cut: exp(-40 * 40 / 2) is 0 in float64."""
 LEAST_DEVIATION = 1e-6
-"""Of a relevance in [0, 1]; a smaller one is raised to it."""
+"""Least deviation of a relevance in [0, 1]; a smaller one is raised to it."""
 
 
 class Slate(NamedTuple):
-    """What is shown."""
+    """Places and propensities of a drawn list."""
 
     places: Places
-    """Of the candidates, in the order of the list, [k]."""
+    """Places among the candidates, in the order of the list, [k]."""
     propensities: Floats
     """Probability of each slot's item, given those before it, [k]."""
 
 
 class SlotChances(NamedTuple):
-    """What a policy does in one slot of a given list."""
+    """Chances of a policy in one slot of a given list."""
 
     chance: float
-    """Of the item that the list has there, 0 where the policy never shows it."""
+    """Chance of the item that the list has there, 0 if the policy never shows it."""
     left: Places
     """Candidates that it may show there; none where it ends its list before, [m]."""
     chances: Floats
-    """Of each of them, [m]."""
+    """Chance of each of them, [m]."""
 
 
 Policy = Callable[[Places], Floats]
@@ -61,7 +61,7 @@ def epsilon_greedy(
     random: np.random.Generator,
     caps: Caps | None = None,
 ) -> Slate:
-    """Give each slot, with probability epsilon, to any candidate that is left, else to the best.
+    """Return each slot, with probability epsilon, to any candidate that is left, else to the best.
 
     Args:
         scores: Of the candidates, best first, [n].
@@ -70,7 +70,7 @@ def epsilon_greedy(
 
 
 def epsilon_policy(epsilon: float) -> Policy:
-    """Give the chances of `epsilon_greedy`."""
+    """Return the chances of `epsilon_greedy`."""
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
 
@@ -98,7 +98,7 @@ def plackett_luce(
 
 
 def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Policy:
-    """Give the chances of `plackett_luce`."""
+    """Return the chances of `plackett_luce`."""
     _check_positive("temperature", temperature)
     relevance = relevance_of(scores)
 
@@ -134,7 +134,7 @@ def thompson(
 def thompson_policy(
     scores: NDArray[np.floating], deviations: NDArray[np.floating], num_slots: int
 ) -> Policy:
-    """Give the chances of `thompson`."""
+    """Return the chances of `thompson`."""
     spread = np.asarray(deviations, np.float64)
     if len(spread) != len(scores) or not (spread > 0).all():
         raise ValueError("each candidate needs a standard deviation above 0")
@@ -182,7 +182,7 @@ class _Largest:
     """
 
     def __init__(self, means: Floats, deviations: Floats, num_slots: int) -> None:
-        """Lay the grid for what is left in any of a number of slots."""
+        """Build the grid for the candidates left in any of a number of slots."""
         points, weights = _grid(means, deviations, num_slots)
         z = torch.from_numpy((points[:, None] - means) / deviations).clamp_(-FAR, FAR)  # [Q, n]
         logs = torch.special.log_ndtr(z)

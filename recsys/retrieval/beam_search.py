@@ -118,7 +118,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         return sums.masked_fill_(~live, -torch.inf).flatten(1)
 
     def _live(self, states: Tensor, level: int, restriction: Restriction | None) -> Tensor:
-        """Say which codes may follow states [B, W]: [B or 1, W or 1, K] bool."""
+        """Return which codes may follow states [B, W]: [B or 1, W or 1, K] bool."""
         if level == 0:
             return (self._first_codes if restriction is None else restriction.head[0])[:, None]
         requests = None
@@ -241,7 +241,7 @@ def _check_num_masks(num_masks: int, batch_size: int) -> None:
 
 
 def check_scores(found: TopK) -> TopK:
-    """Refuse lists with NaN, which ranks first wherever a beam meets it."""
+    """Refuse lists with NaN, which ranks first in a beam."""
     is_nan = found.scores.isnan().any(1)
     if is_nan.any():
         raise ValueError(

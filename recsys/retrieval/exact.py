@@ -19,7 +19,7 @@ from recsys.kernels.topk_search.op import DTYPES, MAX_DIM, MAX_K, fused_top_k, m
 
 FEW_QUERIES, QUERIES_AT_ONCE = 8, 64
 SELECTIVE = 32
-"""A GPU fetches the allowed items first where they are fewer than one in so many."""
+"""A GPU fetches the allowed items first where they are fewer than one in this many."""
 
 
 def exact_top_k(
@@ -81,7 +81,7 @@ def exact_top_k(
 
 
 def kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
-    """Whether the search can run without scores in memory."""
+    """Return whether the search can run without scores in memory."""
     alike = runs("topk_search", queries) and queries.is_cuda
     alike = alike and queries.device == items.device and queries.dtype == items.dtype
     fits = 1 <= k <= MAX_K and 1 <= items.shape[1] <= MAX_DIM and len(queries) > 0
@@ -90,7 +90,7 @@ def kernel_takes(queries: Tensor, items: Tensor, k: int) -> bool:
 
 
 def is_selective(mask: ItemMask | None) -> bool:
-    """Whether fetching the allowed items takes less than walking past all."""
+    """Return whether fetching the allowed items takes less than walking past all."""
     return mask is not None and mask.count() * SELECTIVE < mask.num_item_rows
 
 

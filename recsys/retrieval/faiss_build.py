@@ -29,7 +29,7 @@ class FaissIndexConfig:
     kind: Kind | Literal["auto"] = "auto"
     """Kind of the index; ``auto`` chooses by the number of items."""
     flat_max_rows: int = 50_000
-    """Up to so many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
+    """Up to this many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
     IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
     masks, so it is taken only where it is requested."""
     hnsw_neighbors: int = 32
@@ -41,12 +41,12 @@ class FaissIndexConfig:
     effort: int | None = None
     """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
     masked_exact_max_rows: int | None = None
-    """Search exactly over the allowed rows where a mask leaves at most so many; None is the
+    """Search exactly over the allowed rows where a mask leaves at most this many; None is the
     kind's default."""
     build_threads: int = 1
     """With 1, equal inputs give equal bytes on any number of cores."""
     seed: int = 0
-    """Of what the index draws while it is built."""
+    """Seed of the index while it is built."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("auto", *get_args(Kind)):

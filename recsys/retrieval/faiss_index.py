@@ -148,7 +148,7 @@ class FaissIndex:
         return best_of_one(scores, k)
 
     def _few_enough(self, num_allowed: int) -> bool:
-        """Whether comparing all allowed items is faster than searching among them."""
+        """Return whether comparing all allowed items is faster than searching among them."""
         if self.kind != "ivf_sq8":
             return num_allowed <= self.masked_exact_max_rows
         share = self._probed(max(1, num_allowed)) / self.max_effort
@@ -181,7 +181,7 @@ class FaissIndex:
     def add(self, vectors: Tensor) -> None:
         """Append rows N, N + 1, ... for new items, [n, D]; never while another thread searches.
 
-        An IVF index keeps its lists, so build anew once the catalogue has grown by half.
+        An IVF index keeps its lists, so build it again once the catalogue has grown by half.
         """
         _check_items(vectors, self.dim, first_row=self.num_item_rows)
         self._flat = None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 Kind = Literal["flat", "hnsw", "ivf_sq8"]
 RESCORED_PER_RESULT = 1.5
-"""IVF-SQ8 re-scores so many candidates for each item it returns."""
+"""IVF-SQ8 re-scores this many candidates for each item it returns."""
 
 
 def load_faiss() -> Any:
@@ -30,7 +30,7 @@ def as_float32(vectors: Tensor) -> NDArray[np.float32]:
 
 @contextmanager
 def faiss_threads(num_threads: int | None) -> Iterator[None]:
-    """Let faiss take so many threads (None: as many as OpenMP has) and put the number back.
+    """Set faiss's threads (None: as many as OpenMP has) and restore their number.
 
     torch may share the OpenMP runtime, and would train with that number afterwards.
     """

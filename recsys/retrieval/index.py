@@ -1,4 +1,4 @@
-"""One way to search vectors, whatever made them and wherever they lie.
+"""One way to search vectors, whatever made them and wherever they are.
 
 Sequence, two-tower and content vectors are searched through `VectorIndex`: exactly while comparing
 all of them is the faster way, by IVF lists beyond on a CPU, and on a GPU exactly while they fit its
@@ -26,10 +26,10 @@ from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.vector_index import VectorIndex
 
 GPU_SHARE = 0.5
-"""Of a GPU's free memory that item vectors may take; models and group maxima need the rest."""
+"""Share of a GPU's free memory for item vectors; models and group maxima need the rest."""
 
 LEAST_SHARE = 1e-2
-"""Of the largest number of any vector that each vector's largest has to be, for half precision to
+"""Least ratio of each vector's largest number to the largest of all, for half precision to
 tell the shortest vectors' scores apart."""
 
 
@@ -123,7 +123,7 @@ def index_of(vectors: Tensor) -> VectorIndex:
 
 
 def gpu_layout(num_rows: int, dim: int, num_bytes: int) -> tuple[torch.dtype | None, bool]:
-    """Choose the type in which vectors fit so many bytes, and whether to keep half copies too.
+    """Choose the type in which vectors fit this many bytes, and whether to keep half copies too.
 
     None where nothing fits. Half precision alone misses items by its rounding.
     """

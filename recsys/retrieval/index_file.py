@@ -25,7 +25,7 @@ HEADER = struct.Struct("<4siqqqBi")
 
 @dataclass(frozen=True, kw_only=True)
 class IndexFileMeta:
-    """What an index file holds; everything a loader must know before it reads."""
+    """Description of an index file, for a loader before it reads."""
 
     kind: str
     dim: int
@@ -39,7 +39,7 @@ class IndexFileMeta:
 
 
 def meta_path(path: Path) -> Path:
-    """Name the JSON of an index file."""
+    """Return the JSON of an index file."""
     return path.with_name(path.name + ".json")
 
 

@@ -17,7 +17,7 @@ MIN_RECALL = 0.99
 FIRST_EFFORT = 4
 """Lists that the first attempt looks into."""
 MAX_SHARE = 1 / 8
-"""Of an index's lists that a search looks into at most: vectors that need more have no
+"""Most of an index's lists that a search looks into: vectors that need more have no
 neighbourhoods, as those of a model that has learned nothing."""
 ALLOWED_LISTS = 64
 """Lists that a search may look into whatever their share: they take less than a millisecond."""

@@ -34,12 +34,12 @@ itself."""
 
 
 class Ranking(NamedTuple):
-    """What a source returns for a batch of queries."""
+    """Reply of a source to a batch of queries."""
 
     lists: TopK
     """The best items that each query may be shown, [B, k]."""
     scores: Tensor | None
-    """Of every item, shown or not, [B, N]; None where a source knows nothing beyond its lists."""
+    """Score of every item, shown or not, [B, N]; None if a source has its lists alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

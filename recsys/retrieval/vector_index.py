@@ -1,4 +1,4 @@
-"""What every index of item vectors does; ``index.py`` makes them.
+"""The interface of indexes of item vectors; ``index.py`` makes them.
 
 Apart from the indexes, so that what only searches one does not depend on how they are built.
 

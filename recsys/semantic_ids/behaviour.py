@@ -39,7 +39,7 @@ def behaviour_ids(
     config: ResidualKMeansConfig,
     start: SemanticIds | None = None,
 ) -> BehaviourIds:
-    """Give every item row with content an ID by its behaviour.
+    """Return every item row with content an ID by its behaviour.
 
     Args:
         behaviour: Item vectors of a sequence model, [N, D]; row 0 is not read.

@@ -102,7 +102,7 @@ class SemanticIds:
         num_item_rows: int | None = None,
         parent: str | None = None,
     ) -> SemanticIds:
-        """Lay unique codes out by item row.
+        """Build from unique codes by item row.
 
         Args:
             item_codes: [M, L].

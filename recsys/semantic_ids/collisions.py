@@ -33,7 +33,7 @@ class UniqueCodes(NamedTuple):
     level_sizes: tuple[int, ...]
 
     def at(self, item_rows: Tensor, num_item_rows: int, quantizer: ResidualKMeans) -> SemanticIds:
-        """Give them to item rows, [N]."""
+        """Return them to item rows, [N]."""
         return SemanticIds.of_items(
             self.codes,
             level_sizes=self.level_sizes,
@@ -63,7 +63,7 @@ def resolve_collisions(
     *,
     taken: Tensor | None = None,
 ) -> UniqueCodes:
-    """Give each item codes of its own.
+    """Return each item codes of its own.
 
     Args:
         vectors: What was encoded, [N, D].
@@ -183,7 +183,7 @@ def _seat_all(
     occupied: Tensor,
     level: int,
 ) -> None:
-    """Give each loser the nearest code with free IDs; losers are in prefix order."""
+    """Return each loser the nearest code with free IDs; losers are in prefix order."""
     size = quantizer.level_sizes[level]
     room = prod(quantizer.level_sizes[level + 1 :])
     last_prefix, last_free = -1, None

@@ -19,7 +19,7 @@ FILE_NAME = "semantic_ids_delta"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Delta:
-    """What turns the version ``parent`` into ``version``."""
+    """Changes from the version ``parent`` to ``version``."""
 
     parent: str
     version: str

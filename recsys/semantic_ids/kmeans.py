@@ -25,9 +25,9 @@ RESTART_SHARE = 0.08
 EARLY = 2 / 3
 """Share of the steps that are early: later a restarted centre would not settle."""
 SEED_ROWS_PER_CENTRE = 32
-"""k-means++ looks at so many rows per centre."""
+"""k-means++ looks at this many rows per centre."""
 WHOLE_BATCHES = 4
-"""Up to so many batches of rows, each step takes all rows."""
+"""Up to this many batches of rows, each step takes all rows."""
 BALANCE_TEMPERATURE = 0.3
 """Blur of the choice that penalties are found with, in shares of the spread of a row's distances;
 0.2 makes the loads swing."""
@@ -133,7 +133,7 @@ def k_means_plus_plus(rows: Tensor, num_centres: int, generator: torch.Generator
 
 
 def takes_all(rows: Tensor, config: KMeansConfig) -> bool:
-    """Whether each step reads all rows, [N, D], because they fill few batches."""
+    """Return whether each step reads all rows, [N, D], because they fill few batches."""
     return len(rows) <= WHOLE_BATCHES * config.batch_rows
 
 
@@ -183,7 +183,7 @@ def fit_centres(
     """Find centres of rows [N, D] float32, from those of ``start`` where given.
 
     Batches follow the order of the rows, which must be random where they are many.
-    A warm start keeps each old centre as so many rows that never leave it, so that codes keep
+    A warm start keeps each old centre as this many rows that never leave it, so that codes keep
     their meaning and centres without rows stay where they are.
     """
     vectors = initial_centres(rows, num_centres, config, generator) if start is None else start[0]

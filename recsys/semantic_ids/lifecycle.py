@@ -27,7 +27,7 @@ def append(
     reserved: Tensor | None = None,
     given: tuple[Tensor, Tensor] | None = None,
 ) -> SemanticIds:
-    """Give IDs to new items; no other ID changes.
+    """Return IDs to new items; no other ID changes.
 
     Args:
         vectors: Content of the new items, [M, D].

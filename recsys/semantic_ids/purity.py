@@ -1,4 +1,4 @@
-"""Whether items with one prefix are of one category, and how much of that is chance.
+"""Purity: share of items with one prefix in one category, and how much of that is chance.
 
 Deep prefixes hold one item each and are pure whatever they mean, so a purity says something only
 beside the purity of the same prefixes with the categories dealt out at random.

@@ -51,7 +51,7 @@ class QualityReport:
     ``levels``: as encoded, before collisions are resolved; ``published``: afterwards, with a level
     that resolves collisions where there is one. ``collisions_before``: items that share their codes
     with an earlier item, as encoded. ``largest_group``: most items with one code sequence;
-    ``groups_before``: (items, number of sequences that so many items share), ascending.
+    ``groups_before``: (items, number of sequences that this many items share), ascending.
     ``moved[l]``: share of items whose code at level l was changed to make IDs unique.
     ``reconstruction_error``: squared error over the variance, 1 where all items are replaced by
     their mean; ``errors_by_level[l]``: the same of the first l + 1 codes alone;

@@ -132,7 +132,7 @@ class ResidualKMeans:
         return digest_of({"kind": KIND}, self.tensors())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Name the state."""
+        """Return the state."""
         named: dict[str, Tensor] = {}
         for index, level in enumerate(self.levels):
             named[f"codebook_{index}"] = level.vectors

@@ -34,7 +34,7 @@ DEAD = -1
 
 
 class Restriction(NamedTuple):
-    """What the item masks of R requests leave of a trie.
+    """Parts of a trie that the item masks of R requests allow.
 
     ``head`` has the allowed next codes of each dense level, ``tail`` says of each other level
     behind which children there is an allowed leaf, [R, children + M] bool, padded as they are.
@@ -228,7 +228,7 @@ class Trie:
         return states
 
     def item_rows(self, states: Tensor) -> Tensor:
-        """Name the items of states after all L codes, [B] int64; 0 for dead ones."""
+        """Return the items of states after all L codes, [B] int64; 0 for dead ones."""
         if self.num_items == 0:
             return torch.zeros_like(states)
         leaf = states.clamp(min=0)

@@ -18,9 +18,9 @@ from torch import Tensor
 from recsys.semantic_ids.codes import check_level_sizes
 
 HEAD_CELLS_PER_ITEM = 2
-"""Levels are dense while there are at most so many prefixes an item, or for the first level."""
+"""Levels are dense while there are at most this many prefixes an item, or for the first level."""
 MASK_CELLS = 1 << 25
-"""Levels of at most so many nodes times codes have their masks ready, a byte each."""
+"""Levels of at most this many nodes times codes have their masks ready, a byte each."""
 
 
 class TailLevel(NamedTuple):

@@ -95,11 +95,11 @@ class VersionStore:
         return SemanticIds.load(self.path_of(version), self._known(version))
 
     def path_of(self, version: str | None = None) -> Path:
-        """Name the directory of a version, or of the current one."""
+        """Return the directory of a version, or of the current one."""
         return self._place(self._known(version))
 
     def quantizer_path(self, version: str | None = None) -> Path:
-        """Name the directory that the version's quantiser is loaded from."""
+        """Return the directory that the version's quantiser is loaded from."""
         return self.path_of(version) / QUANTIZER
 
     def origin(self, version: str | None = None) -> dict[str, Any]:

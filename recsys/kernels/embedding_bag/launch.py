@@ -27,7 +27,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 class Arguments:
-    """What a kernel is called with, or several that take the same arguments."""
+    """Arguments of one kernel, or of several that take the same."""
 
     __slots__ = ("index", "kind", "numbers", "tensors", "values")
 
@@ -129,7 +129,7 @@ class Streams(NamedTuple):
         torch.cuda.set_stream(self.second)
 
     def join(self) -> None:
-        """Let the first stream wait for the second."""
+        """Make the first stream wait for the second."""
         self.end.record(self.second)
         self.own.wait_event(self.end)
 
@@ -142,7 +142,7 @@ def _streams(own: torch.cuda.Stream) -> Streams:
 
 
 def part_streams(device: torch.device) -> Streams | None:
-    """Let a second stream go on from where the current one is; None where there are no streams."""
+    """Fork a second stream that follows the current one; None without streams."""
     if device.type != "cuda":
         return None
     streams = _streams(torch.cuda.current_stream(device))

@@ -1,4 +1,4 @@
-"""Where many embedding tables of different widths lie in one flat tensor.
+"""Layout of many embedding tables of different widths in one flat tensor.
 
 Tables are laid out by width. Tables of one width touch each other, so the place of a row follows
 from its key alone: ``start + (key - first_key) * D``. A key numbers the rows of all tables.
@@ -103,12 +103,12 @@ class TableLayout:
 
     @property
     def uniform(self) -> bool:
-        """Whether all tables have one width."""
+        """Return whether all tables have one width."""
         return len(self.classes) == 1
 
     @cached_property
     def aligned(self) -> bool:
-        """Whether every row begins at a multiple of 8 elements, in the tables and the results."""
+        """True if every row begins at a multiple of 8 elements, in the tables and the results."""
         return all(dim % 8 == 0 for dim in self.dims)
 
     def start(self, table: int) -> int:
@@ -123,7 +123,7 @@ class TableLayout:
         return weights[start : start + rows * dim].view(rows, dim)
 
     def feature_data(self, device: torch.device | str) -> Tensor:
-        """What kernels must know of each feature, [4, F] int64.
+        """Build the table of features that kernels read, [4, F] int64.
 
         First key, number of rows, first output column; last, the features ordered by width.
         """

@@ -92,7 +92,7 @@ def new_state(
 
 
 def is_adam(config: OptimizerConfig) -> bool:
-    """Whether the update depends on how many there were."""
+    """Return whether the update depends on how many there were."""
     return config.rule in (Optimizer.ADAM, Optimizer.ROWWISE_ADAM)
 
 

@@ -37,7 +37,7 @@ class TimeBias:
 
 
 def distance_buckets(max_length: int, num_buckets: int) -> Tensor:
-    """Give each distance a bucket: the nearer half one by one, the rest on a log scale.
+    """Return each distance a bucket: the nearer half one by one, the rest on a log scale.
 
     The buckets of Raffel et al. 2020 (T5).
 
@@ -53,7 +53,7 @@ def distance_buckets(max_length: int, num_buckets: int) -> Tensor:
 
 
 def time_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
-    """Give elapsed seconds a bucket, floor(log2(1 + seconds)); negative ones count as 0."""
+    """Return elapsed seconds a bucket, floor(log2(1 + seconds)); negative ones count as 0."""
     # The exponent of a 64-bit float; a logarithm rounds up just below a power of two.
     exponent = torch.frexp(elapsed.clamp_min(0).double() + 1.0).exponent.long() - 1
     return exponent.clamp_max(num_buckets - 1)

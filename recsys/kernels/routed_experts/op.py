@@ -126,7 +126,7 @@ def _check(rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Ten
 
 
 class Routed(NamedTuple):
-    """Where rows go."""
+    """Choices of a router."""
 
     logits: Tensor
     """[B, E] float32."""
@@ -137,7 +137,7 @@ class Routed(NamedTuple):
 
 
 def can_route(rows: Tensor, num_experts: int, top_k: int) -> bool:
-    """Whether there is a kernel for this: bfloat16 rows on a GPU, few enough experts."""
+    """Return whether there is a kernel for this: bfloat16 rows on a GPU, few enough experts."""
     fits = rows.ndim == 2 and rows.dtype == torch.bfloat16
     on_kernels = runs("routed_experts", rows)
     few = num_experts <= MAX_ROUTED_EXPERTS and top_k <= min(MAX_TOP_K, num_experts)

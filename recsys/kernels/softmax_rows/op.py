@@ -15,11 +15,11 @@ from recsys.kernels.softmax_rows.reference import SoftmaxRows, softmax_rows_refe
 
 NAME = "softmax_rows"
 MULTIPLE = 8
-"""Rows of so many halves lie at whole 16 bytes, which fast matrix products need."""
+"""Rows of this many halves lie at whole 16 bytes, which fast matrix products need."""
 
 
 def room_for_columns(vectors: Tensor, num_columns: int) -> int:
-    """Say how many columns the scores of some vectors should have, so that products are fast."""
+    """Return how many columns the scores of some vectors should have, so that products are fast."""
     return -(-num_columns // MULTIPLE) * MULTIPLE if runs(NAME, vectors) else num_columns
 
 

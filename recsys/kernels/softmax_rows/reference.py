@@ -1,4 +1,4 @@
-"""What the kernel of ``softmax_rows`` computes, in plain torch.
+"""The kernel of ``softmax_rows`` in plain torch.
 
 Axes: P positions, C candidates.
 """

@@ -31,7 +31,7 @@ MAX_K = 1_024
 
 
 def mask_words(mask: ItemMask | None, num_item_rows: int, device: torch.device | str) -> Tensor:
-    """Lay a mask out as the kernel reads it, [W] int32; None allows all but row 0."""
+    """Pack a mask as the kernel reads it, [W] int32; None allows all but row 0."""
     num_words = -(-num_item_rows // GROUP)
     if mask is None:
         words = torch.full((num_words,), -1, dtype=torch.int32, device=device)

@@ -33,7 +33,7 @@ class HstuBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, events: Tensor, layout: Layout) -> Tensor:
-        """Let each event read itself and those before it, [M, D] -> [M, D]."""
+        """Attend to each event itself and those before it, [M, D] -> [M, D]."""
         projected = functional.silu(self.projection(self.input_norm(events)))  # [M, 4 D]
         gate, value, query, key = projected.chunk(4, dim=1)
         query, key, value = (

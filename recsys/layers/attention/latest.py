@@ -1,4 +1,4 @@
-"""What a block of attention says of the latest event of one history, with its weights folded.
+"""Output of a block of attention for one history's latest event, weights folded.
 
 A server needs that event alone, and a few small products take less time than starting the twenty
 operations of the block. With q = W_q x + b and k_j = W_k x_j, q . k_j = (W_k^T q) . x_j up to a

@@ -1,4 +1,4 @@
-"""What a block of sparse attention says of one history's latest event, with its weights folded.
+"""Output of a block of sparse attention for one history's latest event, weights folded.
 
 Keys and values are products with the normed events (``latest``), and a mean of keys is a product
 with a mean of normed events. So of ten thousand events only the means of their blocks are computed,
@@ -41,7 +41,7 @@ class LatestSparse:
         self._value_bias = torch.einsum("ohe,he->oh", output, value_bias)
 
     def means(self, rows: Tensor, before: Tensor | None) -> Tensor:
-        """Give the mean normed event of each block before the window, [blocks, D].
+        """Return the mean normed event of each block before the window, [blocks, D].
 
         Args:
             rows: Of the history's items, oldest first, [M].

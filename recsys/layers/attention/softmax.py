@@ -20,7 +20,7 @@ from recsys.layers.feed_forward import feed_forward
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the events of a batch of sequences lie; computed once for all blocks."""
+    """Places of the events of a batch of sequences; computed once for all blocks."""
 
     offsets: Tensor
     """[B + 1], sequence b owns events offsets[b] .. offsets[b + 1], the oldest first."""
@@ -35,7 +35,7 @@ class Layout:
 
     @classmethod
     def of(cls, offsets: Tensor, segments: Tensor, max_length: int, times: Tensor | None) -> Layout:
-        """Lay out sequences of at most ``max_length`` events."""
+        """Arrange sequences of at most ``max_length`` events."""
         places = torch.arange(len(segments), device=offsets.device) - offsets[segments]
         length = max_length
         if offsets.device.type == "cpu":
@@ -44,7 +44,7 @@ class Layout:
         return cls(offsets, segments, places, max(1, length), times)
 
     def padded(self, values: Tensor) -> Tensor:
-        """Lay events out left-aligned with zeros behind, [M, ...] -> [B, T, ...]."""
+        """Pad events with zeros on the right, [M, ...] -> [B, T, ...]."""
         if len(self.offsets) == 2 and len(values) == self.length:
             return values[None]
         out = values.new_zeros(len(self.offsets) - 1, self.length, *values.shape[1:])
@@ -126,7 +126,7 @@ class RelativeBias(nn.Module):
 
 
 def by_pair(by_distance: Tensor) -> Tensor:
-    """Give each pair of places i >= j what stands at i - j, others 0, [H, T] -> [H, T, T].
+    """Return each pair of places i >= j what stands at i - j, others 0, [H, T] -> [H, T, T].
 
     By copies and a shift of each row by one, since the gradient of an indexed lookup adds the pairs
     of a distance one after the other: a third of a step's time with 200 places on a GPU.
@@ -155,7 +155,7 @@ class AttentionBlock(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, events: Tensor, layout: Layout) -> Tensor:
-        """Let each event read itself and those before it, [M, D] -> [M, D]."""
+        """Attend to each event itself and those before it, [M, D] -> [M, D]."""
         projected = layout.padded(self.query_key_value(self.attention_norm(events)))
         query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))
         read = causal_attention(query, key, value, self.bias(layout))  # [B, H, T, D / H]

@@ -48,7 +48,7 @@ class SparseBlock(nn.Module):
         self.register_buffer("buckets", buckets, persistent=False)
 
     def forward(self, events: Tensor, layout: Layout) -> Tensor:
-        """Let each event read itself and those before it, [M, D] -> [M, D]."""
+        """Attend to each event itself and those before it, [M, D] -> [M, D]."""
         query, parts, gates = self._prepared(events, layout)
         chunks = []
         for begin in range(0, query.shape[2], WINDOW):
@@ -86,7 +86,7 @@ class SparseBlock(nn.Module):
     def _prepared(
         self, events: Tensor, layout: Layout
     ) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
-        """Give queries, [B, H, T, D / H]; keys, values and means of both by block; gates."""
+        """Return queries, [B, H, T, D / H]; keys, values and means of both by block; gates."""
         normed = self.attention_norm(events)
         projected = layout.padded(self.query_key_value(normed))
         query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))

@@ -46,7 +46,7 @@ class TargetAttention(nn.Module):
         nn.init.normal_(self.recency.weight, std=0.1 / math.sqrt(dim))
 
     def prepare(self, history: Jagged, inputs: Tensor) -> ReadableHistory:
-        """Lay histories out, the latest event last, and make their keys.
+        """Pad histories, the latest event last, and compute their keys.
 
         Args:
             inputs: Vector of each event, [M, D].

@@ -38,7 +38,7 @@ class CodeChildren(nn.Module):
             self.register_buffer(f"keys_{level}", padded, persistent=False)
 
     def forward(self, prefixes: Tensor, level: int) -> Tensor:
-        """Say which codes of ``level`` some item has behind each prefix, [P] -> [P, K] bool.
+        """Return which codes of ``level`` some item has behind each prefix, [P] -> [P, K] bool.
 
         No shape depends on data, so that a GPU is not waited for.
         """

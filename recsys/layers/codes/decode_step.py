@@ -1,4 +1,4 @@
-"""What decodes semantic IDs code by code, as models offer it and a beam search asks for it.
+"""Decoding of semantic IDs code by code, between models and a beam search.
 
 Axes: B requests, W beams of a request, L levels, K codes of a level.
 """
@@ -23,18 +23,18 @@ class Beams(NamedTuple, Generic[StateT]):
     codes: Tensor
     """The code that each one took there, [B, W] int64; in range also for beams that are dead."""
     state: StateT
-    """What the step before returned, its beams in the order of that step."""
+    """State of the step before, its beams in the order of that step."""
 
 
 class Decoded(NamedTuple, Generic[StateT]):
-    """What a model says of the next code."""
+    """Prediction of the next code."""
 
     logits: Tensor
     """Logits or log-probabilities, [B, W, K]; minus infinity is never chosen."""
     state: StateT
     """The model's own memory of its beams (their keys and values), handed to the next step."""
     softmax_over: Literal["level", "catalogue"] = "level"
-    """What the probabilities of a step are shared among: all codes of the level, or those that
+    """Support of the softmax of a step: all codes of the level, or those that
     lead to some item of the catalogue, whatever a request may be shown."""
 
 

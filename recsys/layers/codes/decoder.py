@@ -75,7 +75,7 @@ class DistanceBias(nn.Module):
         return functional.embedding(bucket, self.weights).movedim(-1, -2)
 
     def pairs(self, num_places: int) -> Tensor:
-        """Give every place its bias of every other, [H, T, T], -inf ahead; each distance once."""
+        """Return every place its bias of every other, [H, T, T], -inf ahead; each distance once."""
         device = self.weights.device
         distance = torch.arange(num_places - 1, -num_places, -1, device=device)  # [2 T - 1]
         numbers: Tensor = self(distance).contiguous()  # [H, 2 T - 1]
@@ -107,7 +107,7 @@ class CodeBlock(nn.Module):
         return added
 
     def read(self, places: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Let places attend to each other.
+        """Compute attention among places.
 
         Args:
             places: [B, T, D].
@@ -122,7 +122,7 @@ class CodeBlock(nn.Module):
         return self._add(places, self.output(read.transpose(1, 2).flatten(2))), key, value
 
     def keys_and_values(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Give what ``read`` gives beside the places, where nobody reads those any more."""
+        """Return what ``read`` gives beside the places, if those are not read any more."""
         _, key, value = self._projected(places)
         return key, value
 
@@ -149,7 +149,7 @@ class CodeBlock(nn.Module):
 
 
 def own_rows(own: Tensor) -> Tensor:
-    """Lay a beam's tokens out for each of its queries, [B, W, S, H, d] -> [B, W, 1, H, S, d]."""
+    """Repeat a beam's tokens for each of its queries, [B, W, S, H, d] -> [B, W, 1, H, S, d]."""
     return own.transpose(2, 3)[:, :, None]
 
 
@@ -171,7 +171,7 @@ def side_by_side(query: Tensor) -> Tensor:
 
 
 def repeat_tokens(bias: Tensor, num_tokens: int) -> Tensor:
-    """Give each token its beam's bias, [.., W or 1, T] -> [.., W S or 1, T]."""
+    """Return each token its beam's bias, [.., W or 1, T] -> [.., W S or 1, T]."""
     return bias if bias.shape[2] == 1 else bias.repeat_interleave(num_tokens, dim=2)
 
 
@@ -206,7 +206,7 @@ def joint_attention(
 
 
 def is_fused_faster(query: Tensor, length: int) -> bool:
-    """Say whether a kernel that never writes the scores of a context pays, on a GPU without grad.
+    """True if a kernel that never writes the scores of a context pays, on a GPU without grad.
 
     It wants the bias' rows aligned.
     """

@@ -10,7 +10,7 @@ occurred, which is what large tables need.
 
 Row 0 of every table stands for "unknown". It starts at zero, so a value never met in training
 adds nothing, and it learns like any other row where training data holds unknown values. Ragged
-batches have no padding; whoever pads with row 0 for ``lookup`` masks those places.
+batches have no padding; a caller that pads with row 0 for ``lookup`` masks those places.
 
 Axes: B examples, M values of one feature in the whole batch, D width.
 """
@@ -122,9 +122,9 @@ class EmbeddingBags(nn.Module):
         self.updates: RowUpdates | None = None
         self._looked_up = False
         self.is_sharded = False
-        """Whether rows lie on several ranks (``training/distributed/sharded.py``)."""
+        """True if rows lie on several ranks (``training/distributed/sharded.py``)."""
         self.lies_on_every_rank = False
-        """Whether several ranks train whole copies of the tables, which then move dense."""
+        """True if several ranks train whole copies of the tables, which then move dense."""
         self._by_torchrec = backend == "torchrec" and find_spec("torchrec") is not None
         self.collection: nn.Module = (
             torchrec_collection(tables) if self._by_torchrec else PlainCollection(tables)
@@ -322,18 +322,18 @@ class EmbeddingBags(nn.Module):
         self.collection, self.updates, self.is_sharded = collection, None, False
 
     def begin_step(self, learning_rate: float) -> None:
-        """Tell row updates the learning rate of the step that begins."""
+        """Return row updates the learning rate of the step that begins."""
         assert self.updates is not None
         self._looked_up = False
         self.updates.begin(learning_rate)
 
     def may_move(self, loss: Tensor) -> bool:
-        """Say whether the backward may run; a loss that is not finite will move no row."""
+        """Return whether the backward may run; a loss that is not finite will move no row."""
         assert self.updates is not None
         return self.updates.may_move(loss)
 
     def update_state(self) -> dict[str, Tensor]:
-        """Name the row updates' tensors as an optimizer's: ``<slot>/<parameter>``, and the step."""
+        """Return the row updates' tensors by names: ``<slot>/<parameter>``, and the step."""
         return {} if self.updates is None else named_state(self.updates)
 
     @torch.no_grad()

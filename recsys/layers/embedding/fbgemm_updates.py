@@ -25,7 +25,7 @@ from recsys.layers.embedding.tables import TableConfig, joined
 
 
 def fbgemm_can(tables: Sequence[TableConfig], config: RowUpdateConfig) -> bool:
-    """Say whether FBGEMM is there and can move these rows on a CPU."""
+    """Return whether FBGEMM is there and can move these rows on a CPU."""
     return (
         config.rule in ("sgd", "rowwise_adagrad")
         and config.max_row_norm is None

@@ -59,7 +59,7 @@ class RowUpdateConfig:
         self.kernel_config()
 
     def kernel_config(self) -> OptimizerConfig:
-        """Say the same to the kernels."""
+        """Return the same to the kernels."""
         return OptimizerConfig(
             rule=Optimizer[self.rule.upper()],
             epsilon=self.eps,
@@ -74,7 +74,7 @@ class RowUpdates(Protocol):
 
     weights: Mapping[str, nn.Parameter]
     refuses_ids: bool
-    """Whether ``pool`` on a CPU raises a RuntimeError where an id lies outside its table."""
+    """True if ``pool`` on a CPU raises a RuntimeError where an id lies outside its table."""
 
     def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
         """Sum every feature's rows, feature name -> [B, D].
@@ -93,7 +93,7 @@ class RowUpdates(Protocol):
         """See to it that a loss that is not finite moves nothing."""
 
     def state(self) -> State:
-        """Give the tensors of the state, not copies."""
+        """Return the tensors of the state, not copies."""
 
     def num_steps(self) -> int:
         """Count the updates done; waits for the device."""
@@ -103,7 +103,7 @@ class RowUpdates(Protocol):
 
 
 def named_state(updates: RowUpdates) -> dict[str, Tensor]:
-    """Name the state as an optimizer's is in a checkpoint: ``<slot>/<parameter>``, and the step."""
+    """Return the state by a checkpoint's names: ``<slot>/<parameter>``, and the step."""
     tensors = {
         f"{slot}/{PATH.format(name)}": tensor
         for slot, by_table in updates.state().items()
@@ -114,7 +114,7 @@ def named_state(updates: RowUpdates) -> dict[str, Tensor]:
 
 
 def load_named_state(updates: RowUpdates, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``named_state`` gave."""
+    """Load what ``named_state`` gave."""
     own = named_state(updates)
     for name, tensor in own.items():
         given = tensors.get(name)
@@ -139,7 +139,7 @@ def same_places(weights: Mapping[str, nn.Parameter], views: Mapping[str, Tensor]
 
 
 class DeviceScalars:
-    """What the update reads on the device, so that the host need not wait."""
+    """Numbers that the update reads on the device, so that the host need not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self.learning_rate = torch.zeros(1, device=device)

@@ -1,4 +1,4 @@
-"""What embedding tables are: names, sizes, and how the values of a feature are pooled.
+"""Embedding tables: names, sizes, and how the values of a feature are pooled.
 
 Axes: B examples, M values of one feature in the whole batch, D width.
 """
@@ -86,7 +86,7 @@ def pooling_weights(values: Jagged, pooling: str, dtype: torch.dtype) -> Tensor:
 def joined(
     values: Mapping[str, Jagged], features: Sequence[str], room: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Lay features one after the other: ids [M], in ``room`` if given, and offsets [F * B + 1]."""
+    """Concatenate features: ids [M], in ``room`` if given, and offsets [F * B + 1]."""
     own = [values[feature] for feature in features]
     if len(own) == 1:
         return own[0].values, own[0].offsets

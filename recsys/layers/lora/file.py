@@ -30,7 +30,7 @@ PLAIN: dict[str, Any] = {
     "use_dora": False,
     "use_rslora": False,
 }
-"""What PEFT can do and this package cannot: any other value is refused."""
+"""Options of PEFT that this package lacks: any other value is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def load_adapter(
 
 
 def _matrices(adapter: LoraAdapter) -> dict[str, Tensor]:
-    """Name an adapter's matrices as PEFT does."""
+    """Return an adapter's matrices by PEFT's names."""
     tensors: dict[str, Tensor] = {}
     for name in adapter.layers:
         one = adapter.correction(name)

@@ -48,7 +48,7 @@ class LoraConfig:
     alpha: float = 16.0
     """The correction is multiplied by alpha / rank."""
     dropout: float = 0.0
-    """Of the adapter's input, in training."""
+    """Dropout of the adapter's input, in training."""
     max_share: float = 0.05
     """Maximum parameters, as a share of the base's."""
 
@@ -178,13 +178,13 @@ class LoraAdapter(nn.Module):
         return self.num_parameters / sum(one.numel() for one in self.base.parameters())
 
     def correction(self, name: str) -> LowRank:
-        """Give the matrices of a layer."""
+        """Return the matrices of a layer."""
         found = self.corrections[name.replace(".", "/")]
         assert isinstance(found, LowRank)
         return found
 
     def table_correction(self, name: str) -> LowRankRows:
-        """Give the matrices of a table."""
+        """Return the matrices of a table."""
         found = self.table_corrections[name]
         assert isinstance(found, LowRankRows)
         return found

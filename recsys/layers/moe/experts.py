@@ -151,7 +151,7 @@ def _weighed(outputs: Tensor, weights: Tensor, slot_of: Tensor) -> Tensor:
 
 
 def dispatch(rows: Tensor, slots: Slots) -> Tensor:
-    """Lay rows out in their slots, [B, D] -> [S, D]."""
+    """Gather rows into their slots, [B, D] -> [S, D]."""
     if not torch.is_grad_enabled():
         return rows.index_select(0, slots.row_of_slot)
     return cast(

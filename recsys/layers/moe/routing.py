@@ -31,7 +31,7 @@ def without_autocast(device: str) -> AbstractContextManager[None]:
 
 
 class Routing(NamedTuple):
-    """Where each row goes."""
+    """Experts and weights of each row."""
 
     experts: Tensor
     """[B, K] int64, the best expert first."""
@@ -128,7 +128,7 @@ class BiasedRouter(nn.Module):
         self.certainty_weight, self.evenness_weight = certainty_weight, evenness_weight
         self.by_softmax = scores == "softmax"
         self.moves_by_batch = True
-        """Whether a training step moves biases."""
+        """True if a training step moves biases."""
         self.scores = nn.Linear(dim, num_experts, bias=False)
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(num_experts))
@@ -162,7 +162,7 @@ class BiasedRouter(nn.Module):
         return Routing(experts_BK, weights_BK, loss)
 
     def _scored(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Give logits and scores, [B, E] each."""
+        """Return logits and scores, [B, E] each."""
         with without_autocast(rows.device.type):
             logits_BE: Tensor = self.scores(rows.float())
         # Down the columns of the transpose: of a few experts, seven times faster on a CPU.

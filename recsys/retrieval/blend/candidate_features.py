@@ -34,7 +34,7 @@ OF_SOURCE = ("lead", "z_score", "reciprocal_rank", "contribution")
 
 
 def feature_names(sources: Sequence[str]) -> tuple[str, ...]:
-    """Name the F features of a candidate.
+    """Return the F features of a candidate.
 
     Of the blend: its score minus the first place's, its reciprocal rank, the item's events
     (log1p). Of each source: lead and z-score in its list, reciprocal rank, its contribution to the

@@ -188,7 +188,7 @@ class OneQueryFeatures:
 
 
 def _near(observed: NDArray[np.bool_]) -> Tensor:
-    """Say what of the events meets the candidates: the latest, and means over few and over all.
+    """Return what of the events meets the candidates: the latest, and means over few and over all.
 
     Means of cosines are products with a mean, so events are added before they meet candidates.
     """

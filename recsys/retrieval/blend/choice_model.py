@@ -22,7 +22,7 @@ TOLERANCE = 1e-7
 
 
 class Choices(NamedTuple):
-    """What stood to choose in each query, and what was chosen."""
+    """Candidates of each query, and the chosen ones."""
 
     features: Tensor
     """[Q, C, P] float32."""
@@ -36,7 +36,7 @@ class Choices(NamedTuple):
         return Choices(*(values[queries] for values in self))
 
     def by_kind(self, kinds: Tensor, num_kinds: int, weights: Tensor) -> Choices:
-        """Give each kind of item features of its own.
+        """Return each kind of item features of its own.
 
         Args:
             kinds: Kind of each candidate, [Q, C] in [-1, I).

@@ -27,7 +27,7 @@ class DrawnChoices(NamedTuple):
     """Choices to fit on, and whose they are."""
 
     choices: Choices
-    """Of Q queries."""
+    """Choices of Q queries."""
     queries: Tensor
     """[Q] int64, number of each query in the lists."""
     item_rows: Tensor
@@ -80,7 +80,7 @@ def queries_found(lists: Mapping[str, TopK], targets: Jagged) -> Tensor:
 
 
 def kinds_of(values: Tensor | None, bounds: Sequence[float], num_values: int) -> Tensor:
-    """Tell which kind each value is of, [num_values] int64.
+    """Return which kind each value is of, [num_values] int64.
 
     Values below the first bound are of kind 0, from it to below the second of kind 1, and so on;
     NaN and missing values are of `UNKNOWN_KIND`. Without bounds there is kind 0 alone.
@@ -104,7 +104,7 @@ def kinds_of_rows(kinds: Tensor, item_rows: Tensor) -> Tensor:
 
 
 def evenly(values: Tensor, at_most: int) -> Tensor:
-    """Keep at most so many values, evenly spaced, in order."""
+    """Keep at most this many values, evenly spaced, in order."""
     if len(values) <= at_most:
         return values
     return values[torch.arange(at_most) * len(values) // at_most]

@@ -19,7 +19,7 @@ class LearnedBlendConfig:
     l2: float = 1.0
     """Pulls the weights of all towards 0; worth a few queries."""
     non_negative: bool = True
-    """Whether being in one more list can never harm an item."""
+    """True if being in one more list can never harm an item."""
     max_queries: int = 20_000
     """Queries fitted on, evenly spaced; fewer where there are kinds of items."""
     max_candidates: int = 128
@@ -57,9 +57,9 @@ class BlendConfig(LearnedBlendConfig):
     """
 
     enabled: bool = True
-    """Whether weights are learned on validation; else the surface's weights serve."""
+    """True if weights are learned on validation; else the surface's weights serve."""
     recent_demand: bool = True
-    """Whether weights may also read how much each item was wanted, lately and ever, where events
+    """True if weights may also read how much each item was wanted, lately and ever, where events
     have times; they do where that is better on validation by more than noise."""
     min_found: int = 20
     """Validation users with their item in any list, in each half, below which none are learned."""

@@ -29,16 +29,16 @@ EVENTS_AT_ONCE = 1 << 20
 NEVER = 3_000.0
 """Days since the last event of an item without one."""
 DEMAND = (*(f"events.{days:g}d" for days in HALF_LIVES), "events", "age", "last")
-"""Logarithms (log1p) of an item's events, those of so many days ago counting half; of all of them;
+"""Logarithms (log1p) of an item's events, half as much after each of these days; of all of them;
 of the days since the first; and of the days since the last one, less that of ``NEVER``."""
 DEMAND_L2 = 10.0
-"""Pulls weights of demand, of features of deviation 1, towards 0; worth so many queries."""
+"""Pulls weights of demand, of features of deviation 1, towards 0; worth this many queries."""
 LONGEST = 4_095
 """Events of a history; longer ones count as so long."""
 LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
 """By length: one table for one query and for many, whose logarithms may differ in the last bit."""
 PARTS = 3
-"""Of what an item's demand adds: for everyone, for visitors without a history, and times the
+"""Parts of an item's demand: for everyone, for visitors without a history, and times the
 logarithm (log1p) of the history's length."""
 
 
@@ -82,7 +82,7 @@ def demand_before(sequences: Sequences, ends: Rows, num_item_rows: int) -> Tenso
 
 
 def history_parts(history_lengths: Tensor) -> Tensor:
-    """Say how much each part counts for histories of so many events, [B] -> [B, PARTS] float64.
+    """Return how much each part counts for histories of some lengths, [B] -> [B, PARTS] float64.
 
     Of a history of unknown length, -1, the first part alone does.
     """
@@ -91,7 +91,7 @@ def history_parts(history_lengths: Tensor) -> Tensor:
 
 
 class DemandOfChoices(NamedTuple):
-    """What is known of the candidates themselves."""
+    """Demand of the candidates themselves."""
 
     features: Tensor
     """[Q, C, PARTS * D] float32, each of deviation 1."""

@@ -57,7 +57,7 @@ from recsys.retrieval.blend.source_features import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlendFit:
-    """What the weights were fitted on and how well they explain it."""
+    """Queries that the weights were fitted on, and the fit's losses."""
 
     num_queries: int
     num_found: int
@@ -242,7 +242,7 @@ class LearnedBlend:
         return total
 
     def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
-        """Say by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
+        """Return by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
         size = self.weights[-1, -1].abs().sum(1).double()  # [S]
         lists_any = (merged.ranks != ABSENT).any(1)  # [B, S]
         there = (lists_any * size[chosen]).sum(1)

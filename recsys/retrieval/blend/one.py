@@ -80,12 +80,12 @@ class _Merged(NamedTuple):
     """[S, L], the place of each item in each list; -1 where it does not have it."""
 
     def spread(self, values: Doubles) -> Doubles:
-        """Lay out what each place adds, [C] -> [S, L]; 0 where a list does not have the item."""
+        """Arrange what each place adds, [C] -> [S, L]; 0 where a list does not have the item."""
         laid_out: Doubles = np.append(values, 0.0)[self.where]
         return laid_out
 
     def rank_of(self) -> Rows:
-        """Lay out the ranks, [S, L]."""
+        """Arrange the ranks, [S, L]."""
         return np.where(self.where < 0, ABSENT, self.ranks[self.where])
 
 

@@ -1,4 +1,4 @@
-"""Lay the scored lists of several sources side by side, item by item, as features for a blend.
+"""Features of a blend: the scored lists of several sources, item by item.
 
 Scores of two sources mean different things, so each list is first brought to its own scale. Every
 feature is 0 where the source does not have the item and never less where it has, so that with
@@ -102,7 +102,7 @@ def list_scores(scores: Tensor, item_rows: Tensor) -> ListScores:
 
 
 def lead_scales(lists: Mapping[str, TopK]) -> Tensor:
-    """Say what brings each source's leads to a mean square of 1, [S] float32; 1 without any."""
+    """Return what brings each source's leads to a mean square of 1, [S] float32; 1 without any."""
     found = []
     for top in lists.values():
         leads, number = list_scores(*top).leads.double(), int((top.item_rows > 0).sum())
