@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys.kernels.topk_search.op import GROUP
+from recsys.kernels.topk_search import GROUP
 from recsys.kernels.tuning import config_for, shape_class
 
 
