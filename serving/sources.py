@@ -24,7 +24,7 @@ from recsys.models.generative.history_reader import BeamState, GenerativeContext
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
-from recsys.models.two_tower_one import OneQuery
+from recsys.models.two_tower import OneQuery
 from recsys.retrieval.beam_search import BeamSearch
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.generated import GeneratedSource

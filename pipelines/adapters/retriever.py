@@ -20,8 +20,7 @@ from pipelines.adapters.inputs import DomainQueries
 from pipelines.adapters.task import Judged, Task, TrainedAdapter
 from recsys.data.batch import JaggedBatch
 from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
-from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows
+from recsys.data.windows import BatchOrder, training_windows
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.models import names

@@ -16,7 +16,7 @@ from pipelines.engine.errors import UnstableTrainingError
 from pipelines.training.run import ProgressBar
 from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.training import device_named
+from recsys.fitting.spec import device_named
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pipelines.auto.machine import Machine
 from pipelines.auto.shape import DataShape
 from pipelines.engine.memory import GIB
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_weights.ease import ease_bytes, ease_seconds
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.passes import TrainingConfig
 
 REFERENCE = 2.0e11

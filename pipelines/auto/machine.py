@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pipelines.engine.memory import GIB, free_memory
-from recsys.fitting.training import device_named
+from recsys.fitting.spec import device_named
 from serving.settings import usable_cpus
 
 SIZE = 1_024

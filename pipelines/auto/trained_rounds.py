@@ -18,7 +18,7 @@ from pipelines.config.toml import Table, merge, plain, set_value
 from pipelines.presets import sequence_recipe as recipes
 from pipelines.presets.amazon import MEANING
 from recsys.models import names
-from recsys.models.two_tower import TwoTowerConfig
+from recsys.models.configs import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
 BEST = "best bundle"

@@ -6,23 +6,19 @@ disturbed, and a second call finds them done.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from features.schema import SplitConfig, TieOrder
-from pipelines.backtest.prepare import prepare, recipe_of
+from features.schema import SplitConfig
+from pipelines.backtest.prepare import ORDER, prepare, recipe_of
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.forgotten import list_path
 from pipelines.presets.resolve import with_online_events
 from pipelines.training.fitters import is_on
 from recsys.models.names import BY_NAME, CONTENT
-from recsys.replay.__main__ import CONFIG
-from recsys.replay.fits import REPLAYED
-from recsys.reproduction.prepared import Prepared
+from recsys.replay.experiment import REPLAYED, Prepared
 
 WORKSPACE = "workspace"
-ORDER: TieOrder = "given"
 
 
 def models_of(config: RunConfig) -> tuple[str, ...]:
@@ -60,20 +56,10 @@ def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
 def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepared:
     """Prepare the arrays of a replay."""
     config = with_online_events(replayed_config(config, folder))
+    prepared = prepare(config.data.dataset or OWN_DATA, config, show_progress=show_progress)
+    # Without texts there is no content to compare.
+    has_content = bool((prepared.inputs.catalogue.content[1:] != 0).any())
     models = config.backtest.models
-    recipe = recipe_of(config, (*models, "blend_fast"), models)
-    # An item without a text has no content, and a model of none is left out.
-    prepared = prepare(config.data.dataset or OWN_DATA, config, recipe, show_progress=show_progress)
-    has_content = bool((prepared.catalogue.content[1:] != 0).any())
-    if has_content or CONTENT.name not in models:
-        return prepared
-    models = tuple(name for name in models if name != CONTENT.name)
-    return replace(prepared, recipe=recipe_of(config, (*models, "blend_fast"), models))
-
-
-def save_arrays(prepared: Prepared, config: RunConfig, folder: Path) -> None:
-    """Write the arrays and the replay's settings, for ``python -m recsys.replay``."""
-    prepared.save(folder)
-    settings = replace(config.backtest, models=prepared.recipe.sources)
-    text = json.dumps(asdict(settings), indent=2)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    if not has_content:
+        models = tuple(name for name in models if name != CONTENT.name)
+    return replace(prepared, recipe=recipe_of(config, models))

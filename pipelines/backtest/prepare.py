@@ -1,36 +1,35 @@
-"""From a card's configuration to the arrays that its models train on: the data's side of a card.
+"""Read the arrays and settings that models are replayed and tuned on.
 
-The stages up to the semantic IDs run in a workspace of their own, so a second call finds them done.
+The stages up to the content run in a workspace of their own, so a second call finds them done.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import polars as pl
-import torch
 
+from features.schema import TieOrder
 from pipelines.config.run import RunConfig
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
+from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
 from pipelines.training.fitters import settings_of
 from recsys.data.durable import digest_of_file
-from recsys.models.names import GENERATIVE, SEQUENCE
-from recsys.reproduction.prepared import VERSION, Prepared
-from recsys.reproduction.recipe import Recipe
-from recsys.semantic_ids.codes import ItemCodes, SemanticIds
+from recsys.models.names import BY_NAME
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.members import of_first
+from recsys.replay.experiment import Prepared, Recipe
 from recsys.training.passes import TrainingConfig
 from serving.surfaces import HOME
 
-PREPARING = ("build_features", "enrich_items", "embed_items", "build_semantic_ids")
+PREPARING = ("build_features", "enrich_items", "embed_items")
 DIGITS = 16
+ORDER: TieOrder = "given"
 ORDER_COLUMNS = ("sequence_index", "event_time")
 
 
@@ -49,24 +48,18 @@ def files_digest(paths: Sequence[Path]) -> str:
     return hashlib.sha256(digests.encode()).hexdigest()[:DIGITS]
 
 
-def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:
-    """Take what shapes the models out of a run's configuration."""
+def recipe_of(config: RunConfig, models: Sequence[str]) -> Recipe:
+    """Return the settings of some models in a run's configuration."""
+    settings, trainings = {}, {}
+    for one in map(BY_NAME.__getitem__, models):
+        own = settings_of(one, config)
+        # All members are of profile full, which is not replayed.
+        settings[one.name] = of_first(own) if isinstance(own, SequenceConfig) else own
+        if one.training:
+            trainings[one.name] = only_training(getattr(config, one.training))
     return Recipe(
-        rows=tuple(rows),
-        sources=tuple(sources),
-        popularity=config.popularity,
-        item_to_item=config.item_to_item,
-        ease=config.ease,
-        item_knn=config.item_knn,
-        content=config.content_similarity,
-        two_tower=config.two_tower,
-        two_tower_training=only_training(config.two_tower_training),
-        sequence=settings_of(SEQUENCE, config),
-        sequence_training=only_training(config.sequence_training),
-        generative=settings_of(GENERATIVE, config),
-        generative_training=only_training(config.generative_training),
-        generative_ids=config.semantic_ids.source,
-        generative_teaching=config.generative_training.teaching,
+        models=settings,
+        trainings=trainings,
         blend=config.blend,
         fusion_weights=dict(HOME.weights),
         metric=config.evaluation.primary_metric,
@@ -81,37 +74,16 @@ def only_training(training: TrainingConfig) -> TrainingConfig:
     )
 
 
-def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool) -> Prepared:
-    """Run the preparing stages and gather what they made."""
-    # IDs of behaviour come from the sequence model that is trained on the arrays.
-    settings = replace(config.semantic_ids, source="content")
-    config = with_dataset(replace(config, semantic_ids=settings))
+def prepare(name: str, config: RunConfig, *, show_progress: bool) -> Prepared:
+    """Run the preparing stages and read what they made."""
+    config = with_dataset(config)
     events = config.data.event_paths()
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
-    features, content = (config.workspace / stage for stage in ("build_features", "embed_items"))
-    orders = tie_orders(features)
-    inputs = {order: read_inputs(features, content, order) for order in orders}
-    first = inputs[orders[0]]
-    encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
     return Prepared(
         name=name,
         data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
-        recipe=recipe,
-        orders={order: part.sequences for order, part in inputs.items()},
-        catalogue=first.catalogue,
-        sizes=first.sizes,
-        user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
-        codes=read_codes(config),
-        content_columns=config.semantic_ids.content_columns,
-        about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
+        recipe=recipe_of(config, config.backtest.models),
+        inputs=read_inputs(
+            config.workspace / "build_features", config.workspace / "embed_items", ORDER
+        ),
     )
-
-
-def read_codes(config: RunConfig) -> ItemCodes | None:
-    """Lay a run's semantic IDs out by item row; None where there are none."""
-    artefact = config.workspace / "build_semantic_ids"
-    if not (artefact / "semantic_ids.json").exists():
-        return None
-    ids = SemanticIds.load(artefact)
-    rows = torch.from_numpy(np.load(artefact / "id_rows.npy", allow_pickle=False))
-    return replace(ids.by_item_row(rows), version=VERSION)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.backtest.arrays import ORDER, arrays_of
+from pipelines.backtest.arrays import arrays_of
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.executor.ray_cluster import ray_cluster
@@ -52,9 +52,8 @@ def backtest(
         prepared = arrays_of(config, folder, show_progress=show_progress)
         replay = replay_of(
             prepared,
-            replace(config.backtest, models=prepared.recipe.sources),
+            replace(config.backtest, models=tuple(prepared.recipe.models)),
             folder,
-            order=ORDER,
             seed=config.seed,
             device=config.device,
         )

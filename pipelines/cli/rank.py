@@ -39,7 +39,7 @@ from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
 from pipelines.stages.list import STAGES
-from recsys.training.distributed.process_group import RanksError, local_device, process_group
+from recsys.training.distributed.several import RanksError, local_device, process_group
 
 OUT_OF_MEMORY = "out of memory"
 FOLDER = "recsys/folder"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recsys.evaluation.rubrics import RUBRICS
+from recsys.evaluation.judges import RUBRICS
 
 
 @dataclass(frozen=True, kw_only=True)

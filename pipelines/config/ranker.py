@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
-from recsys.models.ease import EaseConfig
 from recsys.models.ranker.config import Trunk
 from recsys.training.ranker_config import RankerFitConfig
 
@@ -38,8 +37,6 @@ class RankerTrainingConfig(RankerFitConfig):
     compared: tuple[Trunk, ...] = ()
     """Other trunks of equal compute, trained and evaluated for the report; each takes as long as
     the ranker."""
-    linear: EaseConfig = field(default_factory=EaseConfig)
-    """EASE weights, whose scores are features of candidates."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,8 +42,7 @@ FIXED_KEYS: Mapping[str, str] = {
         "router_evenness id_init_scale task_weighting task_weights routed_by "
         "num_shared_experts"
     ),
-    "ranker_training": "task_share shown_share line_l2 line_queries",
-    "ranker_training.linear": "l2 max_items",
+    "ranker_training": "task_share shown_share line_l2 line_queries linear",
     "adapter": "alpha centred",
     "index": (
         "hnsw_neighbors hnsw_build_effort ivf_lists_per_sqrt_row masked_exact_max_rows "

@@ -29,19 +29,21 @@ from pipelines.config.release import ReleaseConfig as ReleaseConfig
 from pipelines.config.tracking import TrackingConfig
 from pipelines.config.updates import UpdatesConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
-from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.configs import (
+    ContentSimilarityConfig,
+    EaseWeightsConfig,
+    ItemKnnConfig,
+    ItemToItemConfig,
+    NextBasketConfig,
+    PopularityConfig,
+    RepeatsConfig,
+    TextTowerConfig,
+    TwoTowerConfig,
+)
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
-from recsys.models.item_to_item import ItemToItemConfig
-from recsys.models.item_weights.ease import EaseWeightsConfig
-from recsys.models.item_weights.item_knn import ItemKnnConfig
-from recsys.models.item_weights.next_basket import NextBasketConfig
-from recsys.models.item_weights.repeats import RepeatsConfig
 from recsys.models.names import check_outside
-from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.text_search.tower import TextTowerConfig
-from recsys.models.two_tower import TwoTowerConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.faiss_build import FaissIndexConfig

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from recsys.content.prompt import Completion, LanguageModel, Prompt, Schema, Tokens
-from recsys.evaluation.rubrics import Known
+from recsys.evaluation.judges import Known
 
 NAME = "language_model"
 MAX_TITLES = 20

@@ -29,13 +29,14 @@ from recsys.data.durable import replace_file
 from recsys.evaluation.bootstrap import BootstrapConfig
 from recsys.evaluation.judges import (
     Judge,
+    Known,
     biases_of,
     click_agreement,
     planted_lists,
     rank_correlation,
+    rubrics_of,
     separation,
 )
-from recsys.evaluation.rubrics import Known, rubrics_of
 from recsys.models.names import POPULARITY
 from serving.recommend import Recommender
 

@@ -17,18 +17,28 @@ from pipelines.off_policy.policies import Answer, EvaluatedPolicy, Refused
 from pipelines.off_policy.served_log import ServedLog
 from recsys.evaluation.off_policy.estimators import (
     Estimate,
+    RateModel,
     cascade_doubly_robust,
     direct_method,
     doubly_robust,
+    fitted_folds,
+    fold_of,
     ips,
     mean_of,
     snips,
 )
-from recsys.evaluation.off_policy.intervals import interval_of
-from recsys.evaluation.off_policy.logs import WEIGHTS, Floats, Integers, LoggedLists, clipped
-from recsys.evaluation.off_policy.overlap import Overlap, effective_size, overlap, typical_slot
-from recsys.evaluation.off_policy.reward_model import RateModel, fitted_folds, fold_of
-from recsys.evaluation.off_policy.sequences import betting_sequence
+from recsys.evaluation.off_policy.intervals import betting_sequence, interval_of
+from recsys.evaluation.off_policy.logs import (
+    WEIGHTS,
+    Floats,
+    Integers,
+    LoggedLists,
+    Overlap,
+    clipped,
+    effective_size,
+    overlap,
+    typical_slot,
+)
 
 MAX_LISTS = 20_000
 SWITCH_AT = 10.0

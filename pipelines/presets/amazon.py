@@ -15,11 +15,9 @@ from pipelines.config.run import (
     TwoTowerTrainingConfig,
 )
 from pipelines.presets.shop import shop
-from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.configs import ContentSimilarityConfig, PopularityConfig, TwoTowerConfig
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
-from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.two_tower import TwoTowerConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.optim import ScheduleConfig

@@ -18,12 +18,10 @@ from pipelines.config.run import (
     TwoTowerTrainingConfig,
 )
 from pipelines.presets.shop import shop
+from recsys.models.configs import ItemToItemConfig, PopularityConfig, TwoTowerConfig
 from recsys.models.generative.config import GenerativeConfig
-from recsys.models.item_to_item import ItemToItemConfig
-from recsys.models.popularity import PopularityConfig
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 
 

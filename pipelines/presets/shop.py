@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.config.run import EvaluationConfig, RunConfig, SearchConfig, TwoTowerTrainingConfig
-from recsys.models.item_weights.ease import EaseWeightsConfig
-from recsys.models.popularity import PopularityConfig
-from recsys.models.two_tower import TwoTowerConfig
+from recsys.models.configs import EaseWeightsConfig, PopularityConfig, TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
 

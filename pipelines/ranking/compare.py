@@ -19,8 +19,7 @@ from recsys.models.ranker.model import Ranker
 def with_trunk(config: RunConfig, ranker: Ranker, trunk: Trunk) -> RunConfig:
     """Configure a ranker with another trunk, at the same cost of a candidate."""
     other = at_equal_compute(ranker.config, ranker.inputs, trunk)
-    weights, values = config.ranker.task_weights, config.ranker.task_values
-    return replace(config, ranker=replace(other, task_weights=weights, task_values=values))
+    return replace(config, ranker=replace(other, task_values=config.ranker.task_values))
 
 
 def trunk_summary(

@@ -121,7 +121,6 @@ def candidate_builder(
         sequences.users_of(visible),
         np.asarray(sequences.item_rows[visible]),
         inputs.sizes.num_item_rows,
-        config.linear,
     )
     return CandidateBuilder(
         blend=blend,

@@ -5,7 +5,7 @@ Axes: U queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from pipelines.config.run import RunConfig
 from recsys.data.top_k import reranked_places
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.training import TrainingRun, run_training
+from recsys.fitting.spec import TrainingRun, run_training
 from recsys.models.ranker.config import RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
-from recsys.training.ranker_fit import logits_of, ranker_loss, scores_of
+from recsys.training.ranker_fit import SHOWN_SHARE, logits_of, ranker_loss, scores_of
 from recsys.training.ranking_examples import RankingExamples
 from recsys.training.shown_lists import fit_examination, shown_losses, usable
 
@@ -86,17 +86,10 @@ def make_ranker(
         num_slots=num_slots,
     )
     torch.manual_seed(config.seed)
-    known = replace(
-        config.ranker,
-        task_weights=_of_tasks(config.ranker.task_weights, tasks),
-        task_values=_of_tasks(config.ranker.task_values, tasks),
-    )
+    # The data may lack a task that has a value.
+    values = {name: one for name, one in config.ranker.task_values.items() if name in tasks}
+    known = replace(config.ranker, task_values=values)
     return Ranker(known, sizes, inputs.catalogue, item_counts)
-
-
-def _of_tasks(values: Mapping[str, float], tasks: Sequence[str]) -> dict[str, float]:
-    """Drop values of tasks that the data does not have."""
-    return {name: value for name, value in values.items() if name in tasks}
 
 
 def fit_ranker(
@@ -127,7 +120,7 @@ def fit_ranker(
 
     def loss_of_both(step: int) -> Tensor:
         assert impression_loss is not None
-        return event_loss(step) + training.shown_share * impression_loss(step)
+        return event_loss(step) + SHOWN_SHARE * impression_loss(step)
 
     loss_at = event_loss if impression_loss is None else loss_of_both
 

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.evaluation.auc import area_under_curve
-from recsys.evaluation.calibration import expected_calibration_error, reliability_curve
+from recsys.evaluation.calibration import (
+    area_under_curve,
+    expected_calibration_error,
+    reliability_curve,
+)
 from recsys.fitting.inputs import ModelInputs
 from recsys.layers.moe.routing import expert_use, load_by_group
 from recsys.models.ranker.model import Ranker

@@ -21,12 +21,18 @@ from pipelines.searching.judged import Judged, Rows, personal_orders
 from pipelines.searching.texts import popularity_of, title_index
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
+from recsys.models.configs import TextTowerConfig
 from recsys.models.text_search.lexical import WordIndex
-from recsys.models.text_search.merging import START, fit_weights, weighed
-from recsys.models.text_search.queries import ItemText
-from recsys.models.text_search.search import FEATURES, Candidates, TextSearch
-from recsys.models.text_search.tokens import split
-from recsys.models.text_search.tower import TextTowerConfig, train_tower
+from recsys.models.text_search.search import (
+    FEATURES,
+    START,
+    Candidates,
+    TextSearch,
+    fit_weights,
+    weighed,
+)
+from recsys.models.text_search.tokens import ItemText, split
+from recsys.models.text_search.tower import train_tower
 
 KEPT = 0.2
 """Share of the items that the tower makes no queries of."""

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
-from recsys.models.text_search.queries import ItemText, Kind, MadeQuery, QueryMaker
 from recsys.models.text_search.search import Candidates, TextSearch
-from recsys.models.text_search.tokens import split
+from recsys.models.text_search.tokens import ItemText, Kind, MadeQuery, QueryMaker, split
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items import ItemSearch, TitleIndex
 

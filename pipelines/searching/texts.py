@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from recsys.models.text_search.queries import ItemText
+from recsys.models.text_search.tokens import ItemText
 from serving.items import TitleIndex
 
 ATTRIBUTES = ("categories", "brand")

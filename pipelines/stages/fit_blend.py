@@ -31,8 +31,8 @@ from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
 from recsys.fitting.inputs import ModelInputs
+from recsys.models.configs import TextTowerConfig
 from recsys.models.names import source_name
-from recsys.models.text_search.tower import TextTowerConfig
 from recsys.retrieval.sources import Source
 from serving.surfaces import HOME
 

@@ -11,19 +11,14 @@ from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.training.fitters import is_on, settings_of
 from recsys.data.dataset import FitSplit
+from recsys.fitting.counted import CHOICE_USERS
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.item_weights import CHOICE_USERS
 from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import TrainingRun, device_named
+from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun, device_named
 
 
 def own_settings(spec: ModelSpec, config: RunConfig) -> Any:
-    """Return a model's settings, those of another package's model as its own class.
-
-    Raises:
-        ValueError: That class refuses them.
-    """
+    """Return a model's settings, those of another package's model as its own class."""
     outside = config.models.get(spec.name)
     if outside is None:
         return settings_of(spec.names, config)
@@ -39,9 +34,6 @@ def baselines_of(
     """Fit the models without a training that are on and have something to be fitted on.
 
     Args:
-        inputs: The events.
-        config: The run's.
-        split: What is fitted on.
         chosen: Folder of these models as they were fitted on train, whose settings are taken; None
             chooses among a model's settings by validation.
     """
@@ -57,7 +49,9 @@ def baselines_of(
             continue
         settings = own_settings(spec, config)
         if chosen is not None and spec.chooses and (chosen / spec.name).exists():
-            settings = replace(settings, **spec.load(chosen / spec.name, data.over).settings)
+            before = spec.load(chosen / spec.name, data.over).settings
+            known = {name: one for name, one in before.items() if hasattr(settings, name)}
+            settings = replace(settings, **known)
         fitted = spec.fit(settings, data, split, Start(run, judge))
         if fitted is not None:
             models[spec.name] = fitted.model

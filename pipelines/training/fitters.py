@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from pipelines.config.run import RunConfig, TrainingConfig
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Fitted, Refit
+from recsys.fitting.spec import Data, Fitted, ModelSpec, Refit, Start
 from recsys.models.names import MODELS, ModelName
 
 
@@ -58,7 +57,6 @@ class ModelFitter:
         return self.name.replace("_", "-")
 
     def num_examples(self, sequences: Sequences, split: FitSplit) -> int:
-        """Count the examples of one pass."""
         assert self.spec.num_examples is not None
         return self.spec.num_examples(self.settings, sequences, split)
 
@@ -77,7 +75,7 @@ def whole_model(folder: Path, spec: ModelSpec) -> Path:
 
 
 def was_trained(folder: Path) -> bool:
-    """Say whether a training stage wrote a model into an order's folder, or was off."""
+    """Return whether a training stage wrote a model into an order's folder, or was off."""
     return (folder / "training.json").exists()
 
 
@@ -87,9 +85,6 @@ def refit_of(
     """Read the number of steps that validation chose.
 
     Args:
-        folder: Of the training stage, of one order of tied times.
-        fitter: Of the model.
-        inputs: What is fitted on; its train split is what the steps were chosen for.
         may_continue: Whether the trained weights are continued where the settings say so; never
             where they have seen events that the refit must not.
     """

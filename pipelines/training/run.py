@@ -1,4 +1,4 @@
-"""What the training stages share: progress, curves, validation queries and orders of tied times."""
+"""Parts of the training stages: progress, curves, validation queries, orders of tied times."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.training.fitters import ModelFitter
 from recsys.data.dataset import FitSplit
-from recsys.fitting.continued import NewEvents
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.inputs import ModelInputs, NewEvents
 from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Fitted, StopBy, TrainingRun, device_named
+from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, device_named
 from recsys.kernels.choice import summary
-from recsys.training.distributed.process_group import local_device
-from recsys.training.distributed.several import present_ranks
+from recsys.training.distributed.several import local_device, present_ranks
 from recsys.training.loop import TrainingDiverged
 
 NOTHING_TO_TRAIN_ON = (
@@ -43,11 +40,7 @@ class Curve:
     """
 
     def __init__(self, run: RunLog, name: str = "", kept: Path | None = None) -> None:
-        """Log to ``run`` as ``<name>/<metric>``, or as ``<metric>`` without a name.
-
-        Args:
-            kept: File that each record is appended to.
-        """
+        """Log to ``run`` as ``<name>/<metric>``, or as ``<metric>`` without a name."""
         self.rows = [] if kept is None else read_records(kept)
         self._run = run
         self._above = f"{name}/" if name else ""
@@ -77,7 +70,6 @@ class Curve:
             self.write(self._kept)
 
     def write(self, path: Path) -> None:
-        """Write one JSON line a record."""
         lines = [json.dumps(row, sort_keys=True) + "\n" for row in self.rows]
         path.write_text("".join(lines), encoding="utf-8")
 
@@ -145,10 +137,6 @@ def training_run(
     """Show a training on the terminal and log its curve as ``<name>/<metric>``.
 
     Args:
-        context: Of the stage.
-        name: Of the training in the run's log.
-        title: Of its progress bar.
-        checkpoint_dir: Where its state is kept.
         curve_file: Where its curve is kept meanwhile; None starts it anew after a kill.
 
     Raises:
@@ -194,18 +182,7 @@ def fit(
     note: str,
     new: NewEvents | None = None,
 ) -> tuple[Fitted[Any], Curve]:
-    """Train a model of a stage; a killed training resumes.
-
-    Args:
-        context: Of the stage.
-        fitter: The model.
-        data: What it is fitted on.
-        until: The split whose events it sees.
-        stop_by: Validation's queries for a fresh training, or a refit or the weights it continues.
-        name: Of the training in the run's log and among the checkpoints.
-        note: Said in the title of its progress bar.
-        new: Events that continued weights have not seen.
-    """
+    """Train a model of a stage; a killed training resumes."""
     with training_run(
         context,
         name,
@@ -229,13 +206,7 @@ def train_each_order(
     spec: ModelSpec,
     data_for: Callable[[ModelInputs], Data] = lambda inputs: Data(inputs=inputs),
 ) -> StageRows:
-    """Train once for each order of tied times; each resumes from its newest checkpoint.
-
-    Args:
-        context: Of the stage.
-        spec: The model.
-        data_for: Makes what it is fitted on from the events of an order.
-    """
+    """Train once for each order of tied times; each resumes from its newest checkpoint."""
     fitter = ModelFitter.of(spec, context.config)
     features = context.inputs["build_features"]
     num_labels = num_steps = num_items = cut_short = 0

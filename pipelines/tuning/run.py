@@ -2,9 +2,8 @@
 
 <folder>/
   workspace/      the stages that prepare the arrays
-  arrays/         what trials are fitted on
-  trials/<n>/     lists and metrics of a trial; trial 0 has the present settings
-  trials.jsonl    a line a finished trial; a later call goes on behind the last
+  trials/<n>/     the metric of every query in a trial; trial 0 has the present settings
+  trials.jsonl    a line a finished trial; a later call continues after the last
   tune.json       what was tried, the best, and its difference from the present settings
   best.toml       the best settings, as a configuration has them
 """
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from features.parallel import Runner
-from pipelines.backtest.arrays import arrays_of
+from pipelines.backtest.arrays import WORKSPACE, arrays_of
 from pipelines.backtest.prepare import recipe_of
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, to_toml, validate
@@ -30,15 +29,14 @@ from pipelines.engine.artifacts import to_json
 from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
 from pipelines.tuning.space import BLEND, Setting, as_table, row_of
-from pipelines.tuning.trials import Outcome, Processes, Trial, by_query, run_trial
+from pipelines.tuning.trials import Outcome, Processes, Trial, run_trial, values_of
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.paired import PairedConfig, paired
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import Recipe
-from recsys.reproduction.run import METRICS
+from recsys.replay.experiment import Prepared, Recipe
 
 JOURNAL, DOCUMENT, BEST = "trials.jsonl", "tune.json", "best.toml"
 LOCK = ".tune.lock"
+METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50", "mrr@10")
 Say = Callable[[str], None]
 
 
@@ -84,9 +82,7 @@ def prepared_for(config: RunConfig, folder: Path, *, show_progress: bool) -> Pre
     """Prepare the arrays that all trials are fitted on."""
     # Nothing is replayed, so whatever a replay could not continue is no obstacle.
     plainly = replace(config, backtest=replace(config.backtest, policies=("full",), models=()))
-    prepared = arrays_of(plainly, folder, show_progress=show_progress)
-    prepared.save(folder / "arrays")
-    return prepared
+    return arrays_of(plainly, folder, show_progress=show_progress)
 
 
 class Study:
@@ -101,7 +97,7 @@ class Study:
         say: Say,
     ) -> None:
         self.config, self.folder, self.say = config, folder, say
-        self.space, self.sources = space, prepared.recipe.sources
+        self.space, self.sources = space, tuple(prepared.recipe.models)
         self.row, self.metric = row_of(space), config.evaluation.primary_metric
         if self.row not in (*self.sources, BLEND):
             raise ValueError(
@@ -128,7 +124,7 @@ class Study:
 
     def recipe(self, values: dict[str, Any]) -> Recipe:
         """Resolve the settings of a trial."""
-        return recipe_of(self._config(values), (self.row,), self.sources)
+        return recipe_of(self._config(values), self.sources)
 
     def _config(self, values: dict[str, Any]) -> RunConfig:
         refuse_old_keys(as_table(values), "--over")
@@ -158,7 +154,7 @@ class Study:
         """Describe a trial."""
         return Trial(
             number=number,
-            arrays=str(self.folder / "arrays"),
+            workspace=str(self.folder / WORKSPACE),
             out=str(self.folder / "trials"),
             recipe=self.recipe(values),
             row=self.row,
@@ -270,8 +266,8 @@ class Study:
             return None
         config = PairedConfig(confidence=0.95)
         judged = paired(
-            by_query(self.trial(0, {})).numpy(),
-            by_query(self.trial(best.number, best.values)).numpy(),
+            values_of(self.trial(0, {})),
+            values_of(self.trial(best.number, best.values)),
             config,
         )
         return {

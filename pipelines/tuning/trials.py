@@ -1,4 +1,4 @@
-"""One trial: a recipe fitted on train and measured on validation, in a folder of its own.
+"""One trial: settings fitted on train and measured on validation, in a folder of its own.
 
 The test split is not looked at.
 """
@@ -15,57 +15,55 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from features.parallel import num_cores
-from pipelines.backtest.arrays import ORDER
+from pipelines.backtest.prepare import ORDER
+from pipelines.inputs.tensors import read_inputs
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
-from recsys.fitting.training import device_named
-from recsys.reproduction.fit import Experiment
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import run_once
-from recsys.reproduction.recipe import Recipe
-from recsys.reproduction.run import RunSettings, load_ranked
+from recsys.fitting.blend import SourceLists, known_demand
+from recsys.fitting.catalogue import SPECS
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import rank_queries
+from recsys.fitting.spec import device_named
+from recsys.models.names import source_name
+from recsys.replay.experiment import Experiment, Recipe, lists_of_source
 from recsys.training.loop import TrainingDiverged
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
-SPLIT: Literal["validation"] = "validation"
+VALUES = "values.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one trial is to do, wherever it runs."""
+    """What one trial is to do, on any machine."""
 
     number: int
-    arrays: str
-    """Folder of the prepared arrays."""
+    workspace: str
+    """Folder of the stages that prepare the arrays."""
     out: str
     """Folder of all trials."""
     recipe: Recipe
     row: str
+    """Model that is measured; the blend of all if it is none of the recipe's."""
     metric: str
     seed: int
     device: str
 
     @property
     def folder(self) -> Path:
-        """Of this trial's lists and metrics."""
+        """Folder of this trial."""
         return Path(self.out) / f"{self.number:03d}"
-
-    def settings(self) -> RunSettings:
-        """Describe its run."""
-        return RunSettings(
-            order=ORDER, seed=self.seed, splits=(SPLIT,), device=self.device, why="recsys tune"
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,36 +85,56 @@ def run_trial(trial: Trial) -> tuple[int, float | None, float, str | None]:
     """Fit and measure."""
     begin = time.perf_counter()
     try:
-        result = run_once(arrays(trial.arrays, trial.recipe), trial.folder, trial.settings())
+        values = measured(trial)
     except (ValueError, TrainingDiverged) as error:
         return trial.number, None, time.perf_counter() - begin, " ".join(str(error).split())
-    metric = float(result["rows"][trial.row][SPLIT][trial.metric])
-    return trial.number, metric, time.perf_counter() - begin, None
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    np.save(trial.folder / VALUES, values, allow_pickle=False)
+    return trial.number, float(np.nanmean(values)), time.perf_counter() - begin, None
 
 
-def arrays(folder: str, recipe: Recipe) -> Prepared:
-    """Read the arrays, once a process, with a recipe."""
-    return replace(_loaded(folder), recipe=recipe)
+def measured(trial: Trial) -> NDArray[np.float64]:
+    """Measure every validation query, [Q]; NaN without a target."""
+    recipe, device = trial.recipe, device_named(trial.device)
+    experiment = Experiment(
+        recipe=recipe,
+        inputs=inputs_in(trial.workspace),
+        seed=trial.seed,
+        device=device,
+        checkpoints=trial.folder / "checkpoints",
+    )
+    queries = experiment.queries("validation")
+    if trial.row in recipe.models:
+        source = experiment.fit(SPECS[trial.row]).source
+        ranks = rank_queries(source, queries, device).ranks
+        return per_user_metric(Jagged(ranks, queries.targets().offsets), trial.metric).numpy()
+    lists = {
+        source_name(name): lists_of_source(experiment.fit(SPECS[name]).source, queries, device)
+        for name in recipe.models
+    }
+    examples = SourceLists.of_queries(
+        lists,
+        queries,
+        experiment.inputs.item_counts("train"),
+        trial.seed,
+        known_demand(experiment.inputs, "train"),
+    )
+    drawn = torch.from_numpy(queries.held_out.drawn(recipe.blend.max_queries, trial.seed))
+    blend = recipe.fitted_blend(examples, drawn, device).blend
+    return blend.measured(examples, trial.metric, by_half=True, device=device).numpy()
 
 
 @lru_cache(maxsize=1)
-def _loaded(folder: str) -> Prepared:
-    return Prepared.load(Path(folder))
+def inputs_in(workspace: str) -> ModelInputs:
+    """Read the prepared arrays, once a process."""
+    folder = Path(workspace)
+    return read_inputs(folder / "build_features", folder / "embed_items", ORDER)
 
 
-def by_query(trial: Trial) -> Tensor:
+def values_of(trial: Trial) -> NDArray[np.float64]:
     """Read a finished trial's metric of every validation query, [Q]."""
-    prepared = arrays(trial.arrays, trial.recipe)
-    experiment = Experiment(
-        prepared=prepared,
-        inputs=prepared.inputs(ORDER),
-        seed=trial.seed,
-        device=device_named("cpu"),
-    )
-    path = trial.folder / trial.settings().name / f"{trial.row}.npz"
-    ranks = load_ranked(path)[SPLIT].ranks
-    targets = experiment.queries(SPLIT).targets()
-    return per_user_metric(Jagged(ranks, targets.offsets), trial.metric)
+    values: NDArray[np.float64] = np.load(trial.folder / VALUES, allow_pickle=False)
+    return values
 
 
 class Processes:

@@ -1,4 +1,4 @@
-"""What an update is to do: a day's increment, a full run, or nothing; with the reason in words."""
+"""Choice of an update: a day's increment, a full run, or nothing; with the reason in words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
+from pipelines.config.toml import without_keys
 from pipelines.engine.artifacts import Manifest, digest_of_json
 from pipelines.engine.workspace import bundles_dir
 from pipelines.publishing.gate.documents import MONITOR
@@ -26,20 +28,16 @@ IGNORED = {"build_features": ("splits",), "train_ranker": ("evaluation",)}
 
 @dataclass(frozen=True)
 class Decision:
-    """What an update does and why."""
+    """Kind of an update, and why."""
 
     kind: Kind
     reason: str
     base: Path | None = None
-    """What an increment continues."""
+    """Folder that an increment continues."""
 
 
 def decide(config: RunConfig) -> Decision:
-    """Decide by the settings, by what is served, and by what has arrived.
-
-    Args:
-        config: The run's, with its files.
-    """
+    """Decide by the settings, by what is served, and by what has arrived."""
     version = served_version(bundles_dir(config))
     if config.updates.policy == "never" and version is not None:
         return Decision("nothing", 'updates.policy = "never"')
@@ -72,7 +70,7 @@ def read_before(folder: Path) -> list[str]:
 def must_be_full(
     config: RunConfig, version: str | None, folder: Path | None, base: Released | None
 ) -> str | None:
-    """Say why what is served cannot be continued; None where it can."""
+    """Return why what is served cannot be continued; None where it can."""
     if version is None:
         return "nothing is served yet"
     if base is None or folder is None:
@@ -89,7 +87,7 @@ def must_be_full(
 
 
 def why_full(config: RunConfig, base: Released) -> str | None:
-    """Say why a full run is due: by its age, or because the monitor wants one."""
+    """Return why a full run is due: by its age, or because the monitor wants one."""
     days = config.updates.full_every_days
     age = datetime.now(UTC) - datetime.fromisoformat(base.full_time)
     if days is not None and age >= timedelta(days=days):
@@ -108,13 +106,15 @@ def why_full(config: RunConfig, base: Released) -> str | None:
 
 
 def changed_settings(folder: Path, config: RunConfig) -> list[str]:
-    """Name the sections that the served models were made with and that have changed."""
+    """List the sections of the served models' configuration that have changed."""
     changed = []
     for stage in STAGES:
         before = settings_of(folder, stage.name)
         if before is None:
             continue
-        now = stage.config_of(config)
+        fixed = [*REMOVED_KEYS]
+        now = without_keys(stage.config_of(config), fixed)
+        before = without_keys(dict(before), fixed)
         ignored = (*IGNORED.get(stage.name, ()), "evaluation")
         changed += [
             name

@@ -74,13 +74,6 @@ def run_update(
 ) -> list[StageOutcome]:
     """Continue what is served on what is new, judge it, and release it or keep what is served.
 
-    Args:
-        config: The shop's, with its events.
-        base: What the served bundle was made from.
-        show_progress: Whether stages draw bars.
-        recorder: Where the runs of stages are tracked.
-        finished: Called with each stage's outcome.
-
     Raises:
         WorkspaceBusyError: Another increment runs.
         RefusedError: A release check did not pass.

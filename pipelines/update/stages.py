@@ -46,12 +46,10 @@ from pipelines.training.fitters import ModelFitter, whole_model
 from pipelines.training.run import fit, write_training
 from recsys.content.attribute_schema import extraction_of
 from recsys.content.columns import ColumnEncoder
-from recsys.fitting.continued import NewEvents
 from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
-from recsys.fitting.inputs import GIVEN, ModelInputs
+from recsys.fitting.inputs import GIVEN, ModelInputs, NewEvents
 from recsys.fitting.sequence import SEQUENCE
-from recsys.fitting.spec import Data, ModelSpec
-from recsys.fitting.training import Refit
+from recsys.fitting.spec import Data, ModelSpec, Refit
 from recsys.fitting.two_tower import TWO_TOWER
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.config import SequenceConfig
@@ -121,7 +119,7 @@ def build_features(context: StageContext) -> StageRows:
 
 
 def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
-    """Say which events continued weights have not seen: newer ones, and those held out before."""
+    """Return the events that continued weights have not seen: newer or held-out ones."""
     folder, base = weights_of(context)
     sequences, config = inputs.sequences, context.config
     assert sequences.times is not None
@@ -175,11 +173,7 @@ def fit_baselines(context: StageContext) -> StageRows:
 
 
 def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.int64]]:
-    """List rows of users' ids that have other owners than when the weights were trained.
-
-    Args:
-        trained: Folder of what the weights' bundle was made from.
-    """
+    """List rows of users' ids that have other owners than when the weights were trained."""
     owners = read_owners(context.inputs["build_features"])
     before = read_owners(trained / "build_features")
     if owners is None or before is None:

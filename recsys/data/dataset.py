@@ -30,18 +30,14 @@ from recsys.data.batch import Jagged, JaggedBatch, offsets_of
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test", "all"]
 FitSplit = Literal["train", "all"]
-"""What a model is fitted on: all events before those held out, or every event."""
+"""Events that a model is fitted on: all before those held out, or every event."""
 USERS_PER_SLICE = 100_000
 RANGES_PER_SLICE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Every user's events in order; see the module's picture.
-
-    Raises:
-        ValueError: If the arrays do not fit each other.
-    """
+    """Every user's events in order; see the module's picture."""
 
     item_rows: Rows
     offsets: Rows
@@ -108,7 +104,7 @@ class Sequences:
         return len(self.offsets) - 1
 
     def visible_end(self, split: Literal["train", "validation", "all"]) -> Rows:
-        """Where each user's events end for a model fit on ``split`` and what precedes it, [U]."""
+        """Return the end of each user's events for a model fit on ``split`` and before, [U]."""
         ends = {"train": self.train_end, "validation": self.validation_end, "all": self.offsets[1:]}
         return ends[split]
 
@@ -138,7 +134,7 @@ class Sequences:
         return bounds[split]
 
     def users_of(self, positions: Rows) -> Rows:
-        """Name the user row that owns each position, [P]."""
+        """Return the user row that owns each position, [P]."""
         owners: Rows = np.searchsorted(self.offsets, positions, side="right") - 1
         return owners
 
@@ -181,7 +177,6 @@ class Sequences:
 
         Args:
             positions: Labels, [B].
-            max_history: Keep the latest so many events before each label.
             user_features: Categorical rows by user row, each [U]; become ``user.<name>``.
 
         Returns:

@@ -82,7 +82,7 @@ def fsync_tree(directory: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file and rename it into place; a reader finds the old one or the new."""
+    """Write a file and rename it into place; a reader finds the old one or the new."""
     partial = path.with_name(f"{PARTIAL}{os.getpid()}-{path.name}")
     try:
         write(partial)
@@ -120,11 +120,7 @@ def replace_link(link: Path, target: str) -> None:
 
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """Offer a temporary directory that becomes ``final`` if the block ends well.
-
-    Raises:
-        ValueError: If ``final`` is there.
-    """
+    """Offer a temporary directory that becomes ``final`` if the block ends well."""
     if final.exists():
         raise ValueError(f"{final} exists and is never changed; choose another version")
     partial = final.with_name(PARTIAL + final.name)
@@ -214,11 +210,6 @@ class Held:
     """
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        """Hold folders.
-
-        Raises:
-            ValueError: One of them is being removed.
-        """
         import fcntl
 
         self._descriptors: list[int] = []

@@ -42,7 +42,7 @@ class HeldOut:
         )
 
     def target_positions(self) -> Rows:
-        """Say where each target stands; those of a query follow each other, [M]."""
+        """Return the position of each target; those of a query follow each other, [M]."""
         return concatenated_ranges(self.positions, self.positions + self.targets.lengths().numpy())
 
     def take(self, queries: Rows) -> HeldOut:

@@ -73,7 +73,7 @@ class ItemMask:
         return other._allowed
 
     def allows(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell for each row whether it may be shown; rows outside the catalogue may not."""
+        """Return for each row whether it may be shown; rows outside the catalogue may not."""
         if len(rows) and rows.min() >= 0 and rows.max() < self.num_item_rows:
             return self._allowed[rows]
         inside = (rows >= 0) & (rows < self.num_item_rows)
@@ -85,7 +85,6 @@ class ItemMask:
         return self._count
 
     def rows(self) -> NDArray[np.int64]:
-        """List the allowed rows in ascending order."""
         return np.flatnonzero(self._allowed)
 
     def as_bool(self) -> Tensor:

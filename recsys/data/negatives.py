@@ -46,9 +46,7 @@ def mixed_candidates(
 
     Args:
         labels: Label item rows, [B], drawn in proportion to ``item_counts``.
-        num_uniform: Number of uniform draws.
         item_counts: Training events of each item, [N]; row 0 is ignored.
-        generator: Of the draws, in place of the global one.
     """
     num_items = len(item_counts) - 1
     shape = (num_uniform,)
@@ -75,10 +73,7 @@ def sampled_softmax_loss(
     Args:
         label_scores: Score of each query's label, [B].
         candidate_scores: Score of each query with each candidate, [B, C].
-        candidates: The candidates and their expected counts.
         labels: Label item rows, [B].
-        label_smoothing: Share of the target spread evenly over the catalogue, estimated on the
-            uniform candidates (on all candidates where there are none).
     """
     hits = labels[:, None] == candidates.rows  # [B, C]
     corrected = candidate_scores - candidates.log_expected

@@ -1,4 +1,4 @@
-"""What the processes that share a training step's batch know of each other.
+"""Shares of a training step's batch among processes.
 
 A step's batch is the same however many processes work on it: each takes a part, and the mean of
 their losses is the loss of the whole. A loss that needs more than its part (in-batch negatives, the
@@ -30,7 +30,7 @@ class StepShare(Protocol):
         """
 
     def draws(self, device: torch.device) -> torch.Generator | None:
-        """Give the generator of draws that are to be equal in all processes; None is torch's."""
+        """Return the generator of draws that are equal in all processes; None is torch's."""
 
 
 class WholeStep:

@@ -33,11 +33,7 @@ def _packed(strings: Sequence[str], name: str) -> tuple[NDArray[np.uint8], NDArr
 
 
 def write_string_table(directory: Path, name: str, strings: Sequence[str]) -> list[Path]:
-    """Write the strings and return the two files.
-
-    Raises:
-        ValueError: If a string cannot be written as UTF-8 (a lone surrogate).
-    """
+    """Write the strings and return the two files."""
     utf8, offsets = _packed(strings, name)
     paths = [directory / f"{name}.utf8.npy", directory / f"{name}.offsets.npy"]
     np.save(paths[0], utf8, allow_pickle=False)
@@ -87,11 +83,6 @@ class StringTable:
             yield from self._decoded(begin, begin + _CHUNK)
 
     def check(self) -> None:
-        """Decode everything, to see that it can be.
-
-        Raises:
-            ValueError: A text is not UTF-8.
-        """
         for begin in range(0, len(self), _CHUNK):
             self._joined(begin, begin + _CHUNK)
 
@@ -142,7 +133,6 @@ class StringTable:
         return table
 
     def _index(self) -> dict[str, int]:
-        """First row by text, of those that no earlier table has."""
         if self._rows is None:
             before = self._before
             first = 0 if before is None else len(before)

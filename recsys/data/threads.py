@@ -31,10 +31,6 @@ def side_by_side(make: Callable[[Part], Made], parts: Iterable[Part]) -> list[Ma
 
     In threads of its own where torch uses one, as in a server that loads a bundle: whoever lets
     torch use more has these do the work. A part is computed by one thread in either case.
-
-    Args:
-        make: Mostly of torch's operations, during which Python runs elsewhere.
-        parts: Independent of each other.
     """
     waiting = list(parts)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -56,7 +56,6 @@ def reranked_places(scores: Tensor, length: int) -> Tensor:
 
     Args:
         scores: [B, k], -inf where the list is short; equal scores keep their order.
-        length: Of the whole lists, L; a small catalogue's have fewer than k places.
 
     Returns:
         Places in the lists as they were, [B, L].
@@ -71,11 +70,6 @@ def top_k_of_scores(scores: Tensor, k: int, mask: ItemMask | None = None) -> Top
 
     Args:
         scores: [B, N], column = item row; column 0 is skipped and -inf means not eligible.
-        k: List length; lists with fewer eligible items end in row -1, score -inf.
-        mask: Items that may be returned, of N item rows.
-
-    Raises:
-        ValueError: k < 1, a mask of another length, or a score that is NaN.
     """
     if scores.ndim != 2 or scores.shape[1] < 1:
         raise ValueError(f"scores must be [B, N] with N >= 1, got {tuple(scores.shape)}")
@@ -132,8 +126,6 @@ def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = No
     """Rank items by float32 scores on a CPU, [N], of which -inf marks what is not eligible.
 
     Args:
-        scores: Of every item row, or of some.
-        k: Most items of the list.
         item_rows: Distinct rows that the scores are of, [N], in any order; None is all.
     """
     _check_k(k)
@@ -198,7 +190,7 @@ def _nan_error(query: int) -> ValueError:
 
 
 def _first_of_equals(scores: Tensor, values: Tensor, columns: Tensor) -> Tensor:
-    """Let the lowest columns of [R, N] scores stand where lists [R, k] reach their last value.
+    """Prefer the lowest columns of [R, N] scores among equals at the end of lists [R, k].
 
     Whatever lies above the last value is in the list in any case.
     """
@@ -221,11 +213,7 @@ def no_items(num_queries: int, k: int, device: torch.device | str = "cpu") -> To
 
 
 def allowed_rows(mask: ItemMask | None, num_item_rows: int) -> Tensor:
-    """Unpack a mask, or allow all but row 0, [num_item_rows] bool.
-
-    Raises:
-        ValueError: If the mask covers another number of item rows.
-    """
+    """Unpack a mask, or allow all but row 0, [num_item_rows] bool."""
     mask = mask if mask is not None else ItemMask.all(num_item_rows)
     if mask.num_item_rows != num_item_rows:
         raise ValueError(

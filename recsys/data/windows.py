@@ -9,10 +9,12 @@ Axes: U users, W windows, B windows of a batch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch, offsets_of
@@ -67,7 +69,7 @@ def window_batch(sequences: Sequences, starts: Rows, ends: Rows) -> JaggedBatch:
 
 
 def next_events(history: Jagged) -> tuple[Tensor, Tensor]:
-    """Name the label of each position, the event after it, [M], and whether there is one, [M].
+    """Return the label of each position, the event after it, [M], and whether it exists, [M].
 
     The last event of each example has none; its label is 0.
     """
@@ -77,3 +79,42 @@ def next_events(history: Jagged) -> tuple[Tensor, Tensor]:
     # Ends of empty examples are the end before them, or -1: the place before the first event.
     has_label = torch.cat([has_label.new_zeros(1), has_label]).index_fill(0, ends, False)[1:]
     return labels.masked_fill(~has_label, 0), has_label
+
+
+@dataclass
+class BatchOrder:
+    """Cuts a fresh permutation of the examples into batches, epoch after epoch.
+
+    The examples left over at the end of an epoch (fewer than a batch) are dropped; the next
+    epoch's permutation brings them back. A data set smaller than a batch is one whole batch.
+    """
+
+    num_samples: int
+    batch_size: int
+    seed: int
+    _epoch: int = field(default=-1, init=False, repr=False)
+    _permutation: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64), init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError(
+                f"num_samples must be >= 1, got {self.num_samples}: there is nothing to train on; "
+                "look at the features report for what filtering removed"
+            )
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, self.num_samples // self.batch_size)
+
+    def indices(self, step: int) -> NDArray[np.int64]:
+        """Return the examples of one step, [min(batch_size, num_samples)]."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng([self.seed, epoch])
+            self._permutation = rng.permutation(self.num_samples)
+            self._epoch = epoch
+        return self._permutation[place * self.batch_size : (place + 1) * self.batch_size]

@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 MAX_CHARACTERS = 200
-"""Of a text that is split into words, where the caller does not say."""
+"""Characters of a text that are split into words by default."""
 APOSTROPHES = re.compile("['\u2019]")
 
 _LETTERS = str.maketrans(
@@ -36,10 +36,5 @@ def fold(text: str) -> str:
 
 
 def words_of(text: str, most: int = MAX_CHARACTERS) -> list[str]:
-    """Split a text into folded words; an apostrophe splits none (``d'Amélie`` is ``damelie``).
-
-    Args:
-        text: What somebody wrote.
-        most: Characters of it that are read.
-    """
+    """Split a text into folded words; an apostrophe splits none (``d'Amélie`` is ``damelie``)."""
     return _WORD.findall(APOSTROPHES.sub("", fold(text[:most])))

@@ -1,4 +1,4 @@
-"""What a model's lists are like besides right: coverage, novelty, diversity, fairness of exposure.
+"""Measures beyond accuracy: coverage, novelty, diversity, fairness of exposure.
 
 Every function reads the lists of `RankingResult.top_k`: item rows best first, -1 where a list is
 short. Measures of one list are given per user, so that they can be sliced, bootstrapped and
@@ -24,11 +24,7 @@ MAX_CELLS = 1 << 22
 
 
 def item_popularity(histories: Jagged, num_item_rows: int) -> Tensor:
-    """Count the users who have each item in their history, [N] int64; a repeat counts once.
-
-    Args:
-        histories: Item rows of each user's training events.
-    """
+    """Count the users who have each item in their history, [N] int64; a repeat counts once."""
     inside = (histories.values > 0) & (histories.values < num_item_rows)
     pairs = histories.segments()[inside] * num_item_rows + histories.values[inside]
     return torch.bincount(torch.unique(pairs) % num_item_rows, minlength=num_item_rows)
@@ -44,9 +40,6 @@ def catalogue_coverage(lists: Tensor, k: int, eligible: ItemMask) -> float:
     """Share of the eligible items that at least one list shows (Ge et al., RecSys 2010).
 
     Grows with the number of users, so it compares models for the same users only.
-
-    Raises:
-        ValueError: No item is eligible.
     """
     allowed = eligible.as_bool()
     if not allowed.any():
@@ -79,7 +72,6 @@ def novelty(lists: Tensor, k: int, popularity: Tensor, num_users: int) -> Tensor
 
     Args:
         popularity: Users who have each item, [N] (`item_popularity`).
-        num_users: Users over whom popularity was counted.
     """
     if num_users < 1:
         raise ValueError(f"num_users must be >= 1, got {num_users}; popularity counts users")
@@ -145,9 +137,6 @@ def category_diversity(lists: Tensor, k: int, categories: Jagged, num_categories
     The cosine of two sets is |A and B| / sqrt(|A| |B|) (Ochiai), so the distance is 0 for equal
     sets and 1 for disjoint ones; an item without categories is at distance 1 from all others.
     NaN for a list with fewer than two items.
-
-    Args:
-        categories: Distinct category rows of every item row, N ragged values below C.
     """
     shown = _first(lists, k)
     num_of_item = categories.lengths().double()  # [N]
@@ -174,8 +163,6 @@ def category_totals(
     """Add the weight of each of a user's items to all of the item's categories, [B, C].
 
     Args:
-        items: Item rows of each user, from 0 to N - 1.
-        categories: Category rows of every item row, N ragged values below C.
         weights: Of every item row, [N] float64.
     """
     lengths = categories.lengths()[items.values]  # [M], categories of each listed item
@@ -205,12 +192,7 @@ def _list_means(shown: Tensor, values: Tensor) -> Tensor:
 
 
 def _mean_distance(total: Tensor, squares: Tensor, num_items: Tensor) -> Tensor:
-    """1 - mean cosine over pairs, from the sum of the unit vectors: no pair is visited, [b].
-
-    Args:
-        total: Sum of each list's unit vectors, [b, D].
-        squares: Sum of their squared lengths (number of items whose vector is not zero), [b].
-    """
+    """1 - mean cosine over pairs, from the sum of the unit vectors: no pair is visited, [b]."""
     cosines = (total**2).sum(1) - squares  # over ordered pairs of different items
     distance = 1 - cosines / (num_items * (num_items - 1))
     return distance.masked_fill(num_items < 2, torch.nan)

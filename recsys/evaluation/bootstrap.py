@@ -73,9 +73,6 @@ def bootstrap_intervals(
 
     Args:
         values: Metric name to one value per user, [U] each, all for the same users.
-
-    Raises:
-        ValueError: A metric that no user has, infinite values, or lengths that differ.
     """
     config = config or BootstrapConfig()
     table = as_table(values)  # [U, M]
@@ -93,7 +90,7 @@ def bootstrap_intervals(
 
 
 def as_table(values: Mapping[str, Tensor | Floats]) -> Floats:
-    """Lay metrics side by side, [U, M] float64; NaN is allowed, infinity is not."""
+    """Stack metrics as columns, [U, M] float64; NaN is allowed, infinity is not."""
     if not values:
         raise ValueError("no metric was given; name at least one, such as 'ndcg@10'")
     columns = [np.asarray(column, dtype=np.float64) for column in values.values()]

@@ -36,12 +36,8 @@ def reliability_curve(
     Args:
         probabilities: [P] in [0, 1].
         labels: [P], 0 or 1.
-        num_bins: Bins wanted; empty ones are left out.
         equal_counts: Cut at quantiles instead of equal widths. Click probabilities crowd near 0,
             where equal widths put nearly all of them in one bin. Equal predictions share a bin.
-
-    Raises:
-        ValueError: Nothing to bin, probabilities outside [0, 1] or labels other than 0 and 1.
     """
     probabilities, labels = _checked(probabilities, labels)
     if num_bins < 1:
@@ -77,10 +73,6 @@ def category_shares(items: Jagged, categories: Jagged, num_categories: int) -> T
 
     An item splits its weight evenly over its categories; repeats count again. A user whose items
     have no category has a row of zeros.
-
-    Args:
-        items: Item rows of each user.
-        categories: Category rows of every item row, N ragged values below C.
     """
     weights = 1 / categories.lengths().clamp_min(1).double()  # [N]
     totals = category_totals(items, categories, num_categories, weights)  # [U, C]
@@ -106,8 +98,6 @@ def list_miscalibration(
 
     Args:
         lists: Item rows best first, [U, K], -1 where short.
-        histories: Item rows of each user's training events.
-        categories: Category rows of every item row, N ragged values below C.
     """
     if not 0 < smoothing < 1:
         raise ValueError(
@@ -152,3 +142,27 @@ def _checked(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         place = int(wrong.nonzero()[0])
         raise ValueError(f"label {float(labels[place])} at {place} must be 0 or 1")
     return probabilities.double(), labels.double()
+
+
+def area_under_curve(scores: Tensor, labels: Tensor) -> float:
+    """Chance that a random positive is scored above a random negative, equals counting a half.
+
+    Args:
+        scores: Higher is surer, [P].
+        labels: 0 or 1, [P].
+
+    Returns:
+        0.5 is chance, 1 is perfect; NaN where there is one class only.
+    """
+    if bool(scores.isnan().any()):
+        raise ValueError("scores must not be NaN; leave such predictions out")
+    positive = labels == 1
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not (num_positive and num_negative):
+        return float("nan")
+    _, place, counts = torch.unique(scores, return_inverse=True, return_counts=True)
+    # Equal scores share the mean of the ranks that they take up.
+    last = counts.cumsum(0).double()
+    ranks = (last - (counts.double() - 1) / 2)[place]
+    above = ranks[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(above / (num_positive * num_negative))

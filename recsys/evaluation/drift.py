@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.evaluation.auc import area_under_curve
+from recsys.evaluation.calibration import area_under_curve
 
 Numbers = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -158,12 +158,12 @@ def logistic_regression(x: Numbers, labels: Numbers) -> Numbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """What is known of a signal before a day, all [T], one entry a calendar day."""
+    """History of a signal before a day, all [T], one entry a calendar day."""
 
     scores: Numbers
     """Values on the scale where deviations add; NaN where there was none."""
     residuals: Numbers
-    """What each deviated from its expectation; NaN where there was none yet."""
+    """Deviation of each from its expectation; NaN without one."""
     noise: Numbers
     """Standard error of each score by the day's counts."""
     streaks: Rows
@@ -173,14 +173,14 @@ class Past:
 
 
 class Band(NamedTuple):
-    """Where a signal is expected, on its scale of scores."""
+    """Expected range of a signal, on its scale of scores."""
 
     expected: float
     """The middle of the band."""
     low: float
     high: float
     base: float
-    """What `expected_score` gives; a day's residual is counted from it."""
+    """Result of `expected_score`, from which a day's residual is counted."""
     num_past: int
     """Past deviations that the bounds were learned from."""
 
@@ -205,7 +205,7 @@ def expected_score(past: Past, weekday: int) -> float:
 
 
 def weekday_effects(past: Past) -> Numbers:
-    """Give each weekday's usual deviation from the week around it, [7], shrunk to 0."""
+    """Return each weekday's usual deviation from the week around it, [7], shrunk to 0."""
     scores = np.where(past.streaks > 0, np.nan, past.scores)[-SEASON_DAYS:]
     weekdays = past.weekdays[-SEASON_DAYS:]
     effects = np.zeros(7)

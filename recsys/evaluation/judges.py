@@ -9,7 +9,9 @@ Axes: L lists, k list length, U users, N item rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,9 +19,158 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from recsys.evaluation.auc import area_under_curve
+from recsys.data.batch import Jagged
+from recsys.evaluation.beyond_accuracy import category_diversity, item_popularity
 from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
-from recsys.evaluation.rubrics import Known
+from recsys.evaluation.calibration import area_under_curve
+
+MAX_HISTORY = 50
+"""Latest events of a history that a list is held against."""
+NUM_NEAREST = 3
+BLOCK_ITEMS = 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Known:
+    """Training events and the catalogue, by which lists are judged."""
+
+    histories: Jagged
+    """Training events of every user row, oldest first, [U]."""
+    categories: Jagged
+    """Category rows of every item row, [N]."""
+    num_categories: int
+    content: Tensor
+    """[N, D]; D may be 0."""
+    first_seen: Tensor | None = None
+    """When each item had its first training event, as a share of the time of training, [N]; NaN
+    for items without one. None where events have no times."""
+
+    @cached_property
+    def popularity(self) -> Tensor:
+        """Users who have each item, [N]."""
+        return item_popularity(self.histories, self.num_item_rows)
+
+    @property
+    def num_item_rows(self) -> int:
+        return self.categories.batch_size
+
+    @cached_property
+    def taken(self) -> Tensor:
+        """Items of each user as sparse ones, [U, N]."""
+        pairs = torch.stack([self.histories.segments(), self.histories.values])
+        pairs = torch.unique(pairs, dim=1)
+        size = (self.histories.batch_size, self.num_item_rows)
+        ones = torch.ones(pairs.shape[1])
+        return torch.sparse_coo_tensor(pairs, ones, size, is_coalesced=True, check_invariants=True)
+
+    def history(self, user: int) -> Tensor:
+        first, last = self.histories.offsets[user : user + 2].tolist()
+        return self.histories.values[max(first, last - MAX_HISTORY) : last]
+
+    def popular(self, user: int, k: int) -> Tensor:
+        """The k most popular items that a user does not have."""
+        own = self.histories.values[
+            int(self.histories.offsets[user]) : int(self.histories.offsets[user + 1])
+        ]
+        counts = self.popularity.double().clone()
+        counts[own] = -1
+        counts[0] = -1
+        return counts.topk(min(k, len(counts) - 1)).indices
+
+
+class Rubric(Protocol):
+    """Scores lists [L, k] of user rows [L], 0 to 1."""
+
+    def __call__(self, lists: Tensor, users: Tensor, known: Known) -> Tensor:
+        """Score each list, [L]."""
+
+
+def relevance(lists: Tensor, users: Tensor, known: Known) -> Tensor:
+    """How often users who have the list's items also have those of the history, [L].
+
+    Of each item the mean of its `NUM_NEAREST` largest cosines with items of the history, by the
+    users who have both (training events alone); of a list the mean over its items.
+
+    Args:
+        lists: Item rows, 0 for a hole, [L, k].
+        users: User row of each list, [L].
+    """
+    popularity = known.popularity.double().clamp_min(1)
+    items = torch.unique(lists[lists > 0])
+    found = torch.zeros(lists.shape, dtype=torch.float64)
+    transposed = known.taken.t().coalesce()
+    for block in items.split(BLOCK_ITEMS):
+        own = known.taken.index_select(1, block).to_dense()  # [U, b]
+        shared = (transposed @ own).double()  # [N, b]
+        cosines = shared / (popularity[:, None] * popularity[block]).sqrt()
+        column = torch.full((known.num_item_rows,), -1)
+        column[block] = torch.arange(len(block))
+        for row, user in enumerate(users.tolist()):
+            at = column[lists[row]]
+            there = at >= 0
+            if not there.any() or not len(history := known.history(user)):
+                continue
+            near = cosines[history][:, at[there]]  # [H, c]
+            best = near.topk(min(NUM_NEAREST, len(near)), dim=0).values.mean(0)
+            found[row, there] = best
+    return found.sum(1) / (lists > 0).sum(1).clamp_min(1)
+
+
+def distinct(lists: Tensor, users: Tensor, known: Known) -> Tensor:
+    """How unlike each item is the most similar other one, by content; repeats are 0, [L]."""
+    unit = normalize(known.content.double(), dim=1)[lists]  # [L, k, D]
+    alike = (unit @ unit.transpose(1, 2)).clamp(0, 1)
+    alike = torch.where(lists[:, :, None] == lists[:, None, :], 1.0, alike)
+    there = (lists > 0)[:, :, None] & (lists > 0)[:, None, :]
+    others = ~torch.eye(lists.shape[1], dtype=torch.bool)
+    closest = alike.masked_fill(~(there & others), 0).amax(2)  # [L, k]
+    return 1 - closest.sum(1) / (lists > 0).sum(1).clamp_min(1)
+
+
+def diversity(lists: Tensor, users: Tensor, known: Known) -> Tensor:
+    """Mean distance of two items by their categories, [L]; 0 for lists of one item."""
+    spread = category_diversity(lists, lists.shape[1], known.categories, known.num_categories)
+    return spread.nan_to_num(0)
+
+
+def personal(lists: Tensor, users: Tensor, known: Known) -> Tensor:
+    """Share of a list that is not among the as many most popular items new to the user, [L]."""
+    number = (lists > 0).sum(1)
+    found = torch.zeros(len(lists), dtype=torch.float64)
+    for row, user in enumerate(users.tolist()):
+        length = int(number[row])
+        if length:
+            popular = torch.isin(lists[row], known.popular(user, length)) & (lists[row] > 0)
+            found[row] = 1 - float(popular.sum()) / length
+    return found
+
+
+def freshness(lists: Tensor, users: Tensor, known: Known) -> Tensor:
+    """Mean time of the items' first events, as a share of the time of training, [L]."""
+    assert known.first_seen is not None
+    first = known.first_seen.double().nan_to_num(1)[lists]
+    there = lists > 0
+    return (first * there).sum(1) / there.sum(1).clamp_min(1)
+
+
+RUBRICS: Mapping[str, Rubric] = {
+    "relevance": relevance,
+    "distinct": distinct,
+    "diversity": diversity,
+    "personal": personal,
+    "freshness": freshness,
+}
+
+
+def rubrics_of(known: Known) -> dict[str, Rubric]:
+    """Return the rubrics that there are data for."""
+    missing = {
+        "distinct": known.content.shape[1] == 0,
+        "diversity": known.num_categories < 2,
+        "freshness": known.first_seen is None,
+    }
+    return {name: rubric for name, rubric in RUBRICS.items() if not missing.get(name)}
+
 
 Floats = NDArray[np.float64]
 Judge = Callable[[Tensor, Tensor], Tensor]
@@ -72,7 +223,7 @@ def _with_twins(items: Tensor, unit: Tensor) -> Tensor:
 
 
 def _category_sets(known: Known) -> Tensor:
-    """Give each item the unit vector of its categories, [N, C]."""
+    """Return the unit vector of each item's categories, [N, C]."""
     sets = torch.zeros(known.num_item_rows, known.num_categories, dtype=torch.float64)
     sets[known.categories.segments(), known.categories.values] = 1
     return normalize(sets, dim=1)
@@ -144,7 +295,7 @@ def rank_correlation(one: Tensor, other: Tensor) -> float:
 
 
 def _ranks(values: Floats) -> Floats:
-    """Give ranks; equals share their mean."""
+    """Return ranks; equals share their mean."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     ranks: Floats = (last - (counts - 1) / 2)[place]
@@ -152,7 +303,7 @@ def _ranks(values: Floats) -> Floats:
 
 
 class Biases(NamedTuple):
-    """What moves a judge and should not, in standard deviations of its scores."""
+    """Biases of a judge, in standard deviations of its scores."""
 
     position: float
     """Mean size of the change where a list is reversed."""

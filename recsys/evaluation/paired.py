@@ -41,7 +41,7 @@ class PairedConfig:
     """How a pair is judged; equal configs and values give equal verdicts."""
 
     confidence: float = 0.975
-    """Of both intervals; of equal pairs about one minus this is called better or worse."""
+    """Confidence of both intervals; one minus this of equal pairs is called better or worse."""
     margin: float = 0.02
     """Relative loss that is tolerated: a challenger is not worse if its interval excludes more."""
     slice_margin: float = 0.1
@@ -72,7 +72,7 @@ class PairedConfig:
 
 
 class Paired(NamedTuple):
-    """What the same queries say of two systems."""
+    """Comparison of two systems on the same queries."""
 
     num_queries: int
     num_users: int
@@ -134,12 +134,8 @@ def paired(
     Args:
         champion: One value a query, [Q]; NaN where there is none, which leaves the query out.
         challenger: The same of the challenger, [Q].
-        config: Confidence, margin, power.
         users: User of each query, [Q]; None where each query is another user's.
         blocks: Block of time of each query, [Q]; None where there are no times.
-
-    Raises:
-        ValueError: Lengths that differ, infinite values, or no query that both have a value for.
     """
     config = config or PairedConfig()
     before, after, users, blocks = _known(champion, challenger, users, blocks)
@@ -179,8 +175,6 @@ def detectable(standard_error: float, config: PairedConfig, freedom: int | None 
     """Smallest true difference whose interval excludes 0 with the power of the config.
 
     Args:
-        standard_error: Of the difference.
-        config: Confidence and power.
         freedom: Of the error, one less than the blocks; None for many users.
     """
     normal = NormalDist()
@@ -223,7 +217,7 @@ class SliceLoss(NamedTuple):
     name: str
     found: Paired
     p_value: float
-    """Of no loss beyond the margin, by Holm's levels over all slices."""
+    """P-value of no loss beyond the margin, by Holm's levels over all slices."""
     harmed: bool
 
 
@@ -242,9 +236,7 @@ def slice_losses(
         champion: One value a query, [Q].
         challenger: The same of the challenger, [Q].
         slices: Which queries are in each slice, [Q].
-        config: Margin and error of all slices together.
         users: User of each query, [Q]; None where each query is another user's.
-        min_users: Slices with fewer are left out: they show nothing.
     """
     config = config or PairedConfig()
     tests: list[tuple[str, Paired, float]] = []

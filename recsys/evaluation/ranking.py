@@ -29,7 +29,7 @@ UNRANKED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class RankingConfig:
-    """What is measured."""
+    """List lengths that are measured."""
 
     ks: tuple[int, ...] = (5, 10, 20, 50, 100)
     """List lengths of the metrics; the longest is also the length of the kept lists."""
@@ -111,22 +111,14 @@ METRICS: dict[str, Callable[[Jagged, int], Tensor]] = {
 
 
 def per_user_metric(ranks: Jagged, name: str) -> Tensor:
-    """One metric of every user by its name, [U] float64, NaN for a user without targets.
-
-    Args:
-        name: Such as "ndcg@10"; any of `METRICS` at any k >= 1.
-    """
+    """One metric of every user by its name, [U] float64, NaN for a user without targets."""
     check_metric_name(name)
     metric, _, k = name.partition("@")
     return METRICS[metric](ranks, int(k))
 
 
 def check_metric_name(name: str) -> None:
-    """Refuse a name that is no metric at a list length.
-
-    Raises:
-        ValueError: Says which names there are.
-    """
+    """Refuse a name that is no metric at a list length."""
     metric, _, k = name.partition("@")
     if metric not in METRICS or not k.isdigit() or int(k) < 1:
         raise ValueError(f"metric must be one of {sorted(METRICS)} @ k >= 1, got {name!r}")
@@ -143,12 +135,12 @@ def _sum_per_user(values: Tensor, ranks: Jagged) -> Tensor:
 
 
 def _known(values: Tensor, ranks: Jagged) -> Tensor:
-    """Give users without targets NaN, so that no mean takes them for misses, [U]."""
+    """Set users without targets to NaN, so that no mean counts them as misses, [U]."""
     return values.masked_fill(ranks.lengths() == 0, torch.nan)
 
 
 class RankingResult(NamedTuple):
-    """What a model recommends to each user and where the user's targets stand in it."""
+    """Lists of each user and the ranks of the user's targets."""
 
     metrics: dict[str, float]
     """Means over the users that have a target: "recall@10", "ndcg@10", "hit_rate@10", ..."""
@@ -164,11 +156,7 @@ class RankingResult(NamedTuple):
     """Best items of each query, [U, K]; -1 / -inf where fewer are eligible."""
 
     def per_user(self, name: str) -> Tensor:
-        """One metric of every query, [U] float64, NaN for a query without targets.
-
-        Args:
-            name: Such as "ndcg@10"; any k, also one that is not in the config.
-        """
+        """One metric of every query, [U] float64, NaN for a query without targets."""
         return per_user_metric(self.ranks, name)
 
 
@@ -187,15 +175,10 @@ def evaluate_ranking(
     Args:
         score: Scores of every item row for a batch, [B, N]; column 0 is ignored, -inf means
             not eligible, NaN is refused. The tensor is left as it is.
-        batches: Queries with a "user" feature (one user_row each).
         targets: Held-out item rows of each query, over all batches in order. An item named
             twice counts once; a query may have none, and then no mean counts it.
         exclude: Item rows never recommended to each query, such as the full history (the
             "history" feature is cut to what the model reads). A target among them is a miss.
-
-    Raises:
-        ValueError: No query has a target, the batches and targets do not fit, or a score is
-            NaN.
     """
     config = config or RankingConfig()
     targets = distinct_targets(targets)
@@ -253,12 +236,7 @@ def evaluate_lists(
         lists: Best first, [B, k].
         scores: Of every eligible item, [B, N], -inf for others, by which targets beyond the lists
             rank; None where the lists hold all that is known.
-        queries: With a "user" feature.
         targets: As of ``evaluate_ranking``, of these queries.
-        config: Lengths of the metrics.
-
-    Raises:
-        ValueError: A score is NaN.
     """
     targets = distinct_targets(targets)
     if scores is None:
@@ -286,11 +264,7 @@ def _cut(lists: TopK, k: int) -> TopK:
 
 
 def joined_results(parts: Sequence[RankingResult], config: RankingConfig) -> RankingResult:
-    """Join the results of consecutive queries, as if they had been evaluated together.
-
-    Raises:
-        ValueError: No query has a target.
-    """
+    """Join the results of consecutive queries, as if they had been evaluated together."""
     targets, ranks = _joined([p.targets for p in parts]), _joined([p.ranks for p in parts])
     return RankingResult(
         metrics=mean_metrics(ranks, config),

@@ -46,7 +46,7 @@ class SequentialConfig:
     narrow_at: int = 5_000
     """Number of users of both arms at which the sequence is to be narrowest."""
     min_users: int = 100
-    """Of each arm, before which there is no claim."""
+    """Users of each arm below which there is no claim."""
 
     def __post_init__(self) -> None:
         if not 0 < self.error < 1:
@@ -71,7 +71,7 @@ class Moments(NamedTuple):
     mean: Floats
     """NaN before the first user."""
     variance: Floats
-    """Of one user's outcome, with n - 1; NaN before the second."""
+    """Variance of one user's outcome, with n - 1; NaN before the second."""
 
 
 class Differences(NamedTuple):
@@ -108,11 +108,7 @@ def moments_at(outcomes: Floats, looks: Integers) -> Moments:
 def differences(
     first: Moments, second: Moments, config: SequentialConfig | None = None, comparisons: int = 1
 ) -> Differences:
-    """Compute the confidence sequence of the second mean less the first.
-
-    Args:
-        comparisons: How many arms are compared with the first; the error is divided among them.
-    """
+    """Compute the confidence sequence of the second mean less the first."""
     config = config or SequentialConfig()
     error = config.error / comparisons
     found = second.mean - first.mean
@@ -140,7 +136,6 @@ def sample_ratio(
     Args:
         arms: Number of the arm of each user, in the order of their first lists, [U].
         shares: Of each arm, above 0, [A].
-        strength: Of the mixture in users: larger finds small faults, smaller finds large ones soon.
 
     Returns:
         The p-value after each user, which never grows, [U], and how many of each arm there were,

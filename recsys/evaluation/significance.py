@@ -94,8 +94,6 @@ class EvaluatedRun:
         Args:
             user_rows: User of each query, [U].
             targets: Held-out item rows of each query.
-            ranks: Rank of each target from 1, 0 where it has none.
-            metrics: Such as ["ndcg@10", "recall@10"].
         """
         order = user_rows.argsort(stable=True)
         return cls(
@@ -134,10 +132,6 @@ def compare_runs(
     """Compare every candidate with the baseline on every metric of the baseline.
 
     P-values are adjusted over all of these tests together, so compare all candidates in one call.
-
-    Raises:
-        ValueError: A run measured on other data, users or targets (both digests are named), a
-            metric that a candidate lacks, or one that no user has in both runs.
     """
     config = config or ComparisonConfig()
     for candidate in candidates:

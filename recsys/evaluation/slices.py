@@ -23,12 +23,23 @@ from recsys.data.batch import Jagged, offsets_of
 from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
 from recsys.evaluation.ranking import per_user_metric
 
+HEAD_SHARE = 0.5
+"""The most popular items that together hold this share of training events are the head."""
+TORSO_SHARE = 0.4
+"""The next most popular ones that hold this share; the rest, bar cold ones, is the tail."""
+NEW_MAX_EVENTS = 4
+"""Users with at most this many training events are new; those with none are among them."""
+HEAVY_SHARE = 0.2
+"""Share of the users who are not new that are heavy, the most active ones."""
+HISTORY_LENGTHS = (0, 5, 10, 20, 50, 100)
+"""Greatest length of each bucket of histories."""
+
 
 class Slice(NamedTuple):
     """A named set of targets."""
 
     group: str
-    """What it cuts by, such as "item_popularity"."""
+    """Criterion of the slice, such as "item_popularity"."""
     name: str
     targets: Tensor
     """[M] bool, one for each target of the ranking."""
@@ -46,50 +57,11 @@ class SliceMetrics:
     """Empty for an empty slice: there is no value, and a NaN would not be JSON."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, ready for `json.dumps`."""
         metrics = {name: value._asdict() for name, value in self.metrics.items()}
         return asdict(self) | {"metrics": metrics}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ItemPopularitySlices:
-    """Where head, torso and tail begin, as shares of all training events."""
-
-    head_share: float = 0.5
-    """The most popular items that together hold this share of events are the head."""
-    torso_share: float = 0.4
-    """The next most popular ones that hold this share; the rest, bar cold ones, is the tail."""
-
-    def __post_init__(self) -> None:
-        if self.head_share <= 0 or self.torso_share < 0:
-            raise ValueError(f"shares must be positive, got {self.head_share}, {self.torso_share}")
-        if self.head_share + self.torso_share > 1:
-            raise ValueError(
-                f"head_share {self.head_share} and torso_share {self.torso_share} sum to more "
-                "than 1; the tail holds what they leave"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserActivitySlices:
-    """Who is new and who is heavy, by training events."""
-
-    new_max_events: int = 4
-    """Users with at most this many events are new; those with none are among them."""
-    heavy_share: float = 0.2
-    """Share of the users who are not new that are heavy, the most active ones."""
-
-    def __post_init__(self) -> None:
-        if self.new_max_events < 0 or not 0 < self.heavy_share < 1:
-            raise ValueError(
-                "new_max_events must be >= 0 and heavy_share between 0 and 1, got "
-                f"{self.new_max_events} and {self.heavy_share}"
-            )
-
-
-def item_popularity_slices(
-    targets: Jagged, popularity: Tensor, config: ItemPopularitySlices | None = None
-) -> list[Slice]:
+def item_popularity_slices(targets: Jagged, popularity: Tensor) -> list[Slice]:
     """Cut targets into head, torso, tail and cold (never seen in training) items.
 
     Equally popular items are in one slice, so a slice may hold more than its share. Targets
@@ -98,15 +70,14 @@ def item_popularity_slices(
     Args:
         popularity: Training events or users of each item row, [N] int64.
     """
-    config = config or ItemPopularitySlices()
     known = (targets.values > 0) & (targets.values < len(popularity))
     count = torch.where(known, popularity[targets.values.clamp(0, len(popularity) - 1)], 0)  # [M]
     ordered = popularity[1:].sort(descending=True).values.double()
     before = (ordered.cumsum(0) - ordered) / ordered.sum().clamp_min(1)  # share above each item
     # An item belongs where its share begins; ties join the highest slice that one of them is in.
     slack = 1e-9
-    head_min = _least(ordered[before < config.head_share - slack])
-    torso_min = _least(ordered[before < config.head_share + config.torso_share - slack])
+    head_min = _least(ordered[before < HEAD_SHARE - slack])
+    torso_min = _least(ordered[before < HEAD_SHARE + TORSO_SHARE - slack])
     head = (count > 0) & (count >= head_min)
     torso = (count > 0) & (count >= torso_min) & ~head
     return _slices(
@@ -120,9 +91,7 @@ def item_popularity_slices(
     )
 
 
-def user_activity_slices(
-    targets: Jagged, num_events: Tensor, config: UserActivitySlices | None = None
-) -> list[Slice]:
+def user_activity_slices(targets: Jagged, num_events: Tensor) -> list[Slice]:
     """Cut users into new, medium and heavy ones.
 
     Users with equally many events are in one slice; at the cut they are heavy.
@@ -130,10 +99,9 @@ def user_activity_slices(
     Args:
         num_events: Training events of each user of the ranking, [U] int64.
     """
-    config = config or UserActivitySlices()
-    new = num_events <= config.new_max_events
+    new = num_events <= NEW_MAX_EVENTS
     others = num_events[~new].sort(descending=True).values
-    num_heavy = max(1, round(len(others) * config.heavy_share))
+    num_heavy = max(1, round(len(others) * HEAVY_SHARE))
     heavy_min = int(others[num_heavy - 1]) if len(others) else 0
     heavy = ~new & (num_events >= heavy_min)
     return user_slices(
@@ -141,23 +109,18 @@ def user_activity_slices(
     )
 
 
-def history_length_slices(
-    targets: Jagged, lengths: Tensor, upper: Sequence[int] = (0, 5, 10, 20, 50, 100)
-) -> list[Slice]:
+def history_length_slices(targets: Jagged, lengths: Tensor) -> list[Slice]:
     """Cut users by the length of their history: 0, 1-5, 6-10, ..., more than the last.
 
     Args:
         lengths: Events before the label of each user of the ranking, [U] int64.
-        upper: Greatest length of each bucket, ascending.
     """
-    if not upper or list(upper) != sorted(set(upper)) or upper[0] < 0:
-        raise ValueError(f"upper must be ascending lengths >= 0, got {tuple(upper)}")
     members, least = {}, 0
-    for most in upper:
+    for most in HISTORY_LENGTHS:
         name = str(most) if most == least else f"{least}-{most}"
         members[name] = (lengths >= least) & (lengths <= most)
         least = most + 1
-    members[f">{upper[-1]}"] = lengths > upper[-1]
+    members[f">{HISTORY_LENGTHS[-1]}"] = lengths > HISTORY_LENGTHS[-1]
     return user_slices(targets, "history_length", members)
 
 
@@ -167,9 +130,6 @@ def category_slices(
     """Cut targets by category or domain of the item; an item may be in several or none.
 
     Args:
-        group: "category" or "domain".
-        categories: Category rows of every item row, N ragged values; `Jagged.one_each` where
-            each item has one, such as its domain.
         names: Name of each category row, [C]; row 0 (unknown) gets no slice.
     """
     num_items = categories.batch_size
@@ -207,12 +167,7 @@ def slice_metrics(
     metrics: Sequence[str],
     config: BootstrapConfig | None = None,
 ) -> list[SliceMetrics]:
-    """Metrics of each slice with their confidence intervals, in the order given.
-
-    Args:
-        ranks: Rank of each target from 1, 0 where it has none (`RankingResult.ranks`).
-        metrics: Such as ["ndcg@10", "recall@10"].
-    """
+    """Metrics of each slice with their confidence intervals, in the order given."""
     owners = ranks.segments()
     found = []
     for part in slices:

@@ -80,7 +80,7 @@ class SourceLists:
     item_counts: Tensor
     """Events of each item that the sources were fitted on, [N]."""
     demand: Tensor | None = None
-    """Of each item by the same events (``demand_before``), [N, D]; None where they lack times."""
+    """Demand of each item in the same events (``demand_before``), [N, D]; None without times."""
 
     @classmethod
     def collect(
@@ -91,11 +91,7 @@ class SourceLists:
         seed: int,
         demand: Tensor | None = None,
     ) -> SourceLists:
-        """Query every source, by model; the seed draws the halves.
-
-        Raises:
-            ValueError: There is no query.
-        """
+        """Query every source, by model; the seed draws the halves."""
         return cls.of_queries(lists_by_source(sources, queries), queries, item_counts, seed, demand)
 
     @classmethod
@@ -116,7 +112,6 @@ class SourceLists:
         return self.targets.batch_size
 
     def of(self, rows: Tensor, sources: Sequence[str]) -> SourceLists:
-        """Take some queries and sources."""
         return SourceLists(
             {name: lists_of_rows(self.lists[name], rows) for name in sources},
             self.targets.take(rows),
@@ -127,7 +122,6 @@ class SourceLists:
         )
 
     def to(self, device: torch.device) -> SourceLists:
-        """Move everything."""
         return SourceLists(
             {name: TopK(*(part.to(device) for part in top)) for name, top in self.lists.items()},
             self.targets.to(device),
@@ -142,16 +136,11 @@ class SourceLists:
         return distinct_targets(self.targets)
 
     def num_found(self) -> int:
-        """Count queries with a target in any list."""
         return len(queries_found(self.lists, self.targets))
 
 
 def lists_by_source(sources: Mapping[str, Source], queries: EvaluationQueries) -> dict[str, TopK]:
-    """Query every source, by model; the lists are by source, [U, k] each.
-
-    Raises:
-        ValueError: There is no query.
-    """
+    """Query every source, by model; the lists are by source, [U, k] each."""
     if len(queries) == 0:
         raise ValueError(
             "no user has a held-out event in the validation split, so there is nothing to "
@@ -187,7 +176,7 @@ def learned_blend(
 
 
 def default_device(device: torch.device) -> AbstractContextManager[object]:
-    """Let a blend, which makes its tensors on the default device, make them on another."""
+    """Set the default device, on which a blend makes its tensors."""
     return nullcontext() if device.type == "cpu" else device
 
 
@@ -221,7 +210,7 @@ class ProfileBlend:
 
     @classmethod
     def unlearned(cls, blend: LearnedBlend) -> ProfileBlend:
-        """Give every half weights that were not fitted on anyone."""
+        """Use weights that were not fitted on anyone for every half."""
         return cls(served=blend, folds=(blend,) * NUM_FOLDS)
 
     def with_demand(self, demand: Tensor | None) -> ProfileBlend:
@@ -309,14 +298,12 @@ class ProfileBlend:
         return per_user_metric(Jagged(torch.cat(ranks), examples.targets.offsets), metric)
 
     def save(self, directory: Path, profile: str) -> None:
-        """Write all weights into a tie order's folder."""
         self.served.save(directory / f"blend_{profile}")
         for fold, blend in enumerate(self.folds):
             blend.save(directory / "folds" / f"{profile}_{fold}")
 
     @classmethod
     def load(cls, directory: Path, profile: str) -> ProfileBlend:
-        """Read what ``save`` wrote."""
         folds = (directory / "folds" / f"{profile}_{fold}" for fold in range(NUM_FOLDS))
         return cls(
             served=LearnedBlend.load(directory / f"blend_{profile}"),
@@ -338,15 +325,7 @@ def fit_blend(
     metric: str,
     device: torch.device = CPU,
 ) -> FittedBlend:
-    """Fit a profile's weights, judge them, and choose what is served.
-
-    Args:
-        examples: Validation users with the lists of the profile's sources.
-        config: How weights are fitted.
-        fusion_weights: By source, what serves where none are learned.
-        metric: What weights are judged by.
-        device: What computes.
-    """
+    """Fit a profile's weights, judge them, and choose what is served."""
     sources = tuple(examples.lists)
     fusion = fusion_of(sources, fusion_weights)
     alternatives = {FUSION: fusion, **{name: single_of(sources, name) for name in sources}}
@@ -458,7 +437,7 @@ def length_of(metric: str) -> int:
 
 
 def why_not_learned(config: BlendConfig) -> str:
-    """Say why the surface's weights serve."""
+    """Return why the surface's weights serve."""
     if not config.enabled:
         return "blend.enabled is false"
     return (

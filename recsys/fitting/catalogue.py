@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recsys.fitting.baselines import CONTENT, ITEM_TO_ITEM, POPULARITY
+from recsys.fitting.counted import (
+    CONTENT,
+    EASE,
+    ITEM_KNN,
+    ITEM_TO_ITEM,
+    NEXT_BASKET,
+    POPULARITY,
+    REPEATS,
+)
 from recsys.fitting.generative import GENERATIVE
-from recsys.fitting.item_weights import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
 from recsys.fitting.sequence import ENSEMBLE, SEQUENCE
 from recsys.fitting.spec import ModelSpec
 from recsys.fitting.two_tower import TWO_TOWER
@@ -25,12 +32,9 @@ CATALOGUE = (
     ENSEMBLE,
     GENERATIVE,
 )
+SPECS = {spec.name: spec for spec in CATALOGUE}
 
 
 def catalogue_with(outside: Mapping[str, str]) -> tuple[ModelSpec, ...]:
-    """List the rows with those of other packages, by name and address.
-
-    Raises:
-        ValueError: One cannot be imported, or its name is taken.
-    """
+    """List the rows with those of other packages, by name and address."""
     return (*CATALOGUE, *(spec_at(name, address) for name, address in outside.items()))

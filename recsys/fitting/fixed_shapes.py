@@ -22,7 +22,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.windows import Windows
-from recsys.models.sequence.labelled import LabelledEvents
+from recsys.models.sequence.model import LabelledEvents
 
 DEVIATIONS = 4.0
 """Standard deviations of a batch's sum that fit beside its mean."""
@@ -31,7 +31,7 @@ MEASURED_BATCHES = 16
 
 
 def room_for(sizes: Rows, batch_size: int) -> int:
-    """Say what sum of the sizes of so many examples nearly no batch exceeds."""
+    """Return a bound that nearly no batch's sum of sizes exceeds."""
     spread = DEVIATIONS * float(sizes.std()) * math.sqrt(batch_size)
     most = int(np.sort(sizes)[-batch_size:].sum())
     return min(most, math.ceil(batch_size * float(sizes.mean()) + spread))
@@ -77,7 +77,7 @@ class SampledRows(NamedTuple):
         return whole._replace(num_rows=min(num_item_rows, max(room, *counts)))
 
     def kinds(self, items: Rows, labels: Rows, rng: np.random.Generator) -> NDArray[np.uint8]:
-        """Say of every item whether it is ranked, 2, only read, 1, or neither, 0."""
+        """Mark every item as ranked, 2, only read, 1, or neither, 0."""
         kinds = np.zeros(self.num_item_rows, np.uint8)
         kinds[items] = 1
         kinds[labels] = 2
@@ -163,19 +163,13 @@ class FixedWindows(NamedTuple):
         return self.num_events - self.batch_size
 
     def sizes(self) -> list[int]:
-        """Count the numbers of each part of a batch."""
         events = self.num_events + self.num_filling
         num_rows = 0 if self.sampled is None else self.sampled.num_rows
         parts = [events, events, self.num_windows + 1, self.num_pairs, self.num_positions + 1]
         return [*parts, num_rows, num_rows, events if self.reads_times else 0]
 
     def inputs(self, chosen: Rows, rng: np.random.Generator) -> Tensor | None:
-        """Lay windows out as integers on the host; None where they do not fit.
-
-        Args:
-            chosen: Numbers of the windows.
-            rng: Of the uniform draws.
-        """
+        """Write windows as integers on the host; None if they do not fit."""
         starts, ends = self.windows.starts[chosen], self.windows.ends[chosen]
         lengths = ends - starts
         positions = lengths - 1  # [B]
@@ -239,7 +233,7 @@ class FixedQueries(NamedTuple):
     num_filling: int
     max_history: int
     features: tuple[str, ...]
-    """Of the query, one value each."""
+    """Features of the query, one value each."""
 
     @classmethod
     def of(
@@ -264,12 +258,11 @@ class FixedQueries(NamedTuple):
         return self.batch_size + self.num_filling
 
     def sizes(self) -> list[int]:
-        """Count the numbers of each part of a batch."""
         by_query = [self.num_queries] * len(self.features)
         return [self.num_events, self.num_queries + 1, self.batch_size, *by_query]
 
     def inputs(self, queries: JaggedBatch, labels: Tensor) -> Tensor | None:
-        """Lay queries and their labels out as integers on the host; None where they do not fit."""
+        """Write queries and their labels as integers on the host; None if they do not fit."""
         history, size = queries["history"], len(labels)
         rest = self.num_events - len(history.values)
         if rest < 0 or size != self.batch_size:

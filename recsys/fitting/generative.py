@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from recsys.data.dataset import FitSplit
-from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows
+from recsys.data.windows import BatchOrder, training_windows
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.sequence import num_windows
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, fit_retriever
 from recsys.models import names
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
@@ -46,11 +44,9 @@ class SequenceTeacher(NamedTuple):
 def generative_inputs(
     sizes: FeatureSizes, item_codes: ItemCodes, vector_dim: int = 0
 ) -> GenerativeInputs:
-    """Say how much there is of what the model reads.
+    """Return the sizes of the model's inputs.
 
     Args:
-        sizes: Of the catalogue.
-        item_codes: The semantic IDs.
         vector_dim: F, 0 without such vectors.
     """
     return GenerativeInputs(
@@ -74,18 +70,7 @@ def fit_generative(
     split: FitSplit = "train",
     teacher: SequenceTeacher | None = None,
 ) -> Fitted[GenerativeModel]:
-    """Train on every position of a split's windows; beam search on validation picks the weights.
-
-    Args:
-        inputs: What is trained on.
-        item_codes: The semantic IDs.
-        config: The model's.
-        training: Passes, batches, optimizer.
-        run: Where it runs.
-        stop_by: What ends it.
-        split: ``all`` to fit again for serving.
-        teacher: What it learns from besides labels.
-    """
+    """Train on every position of a split's windows; beam search on validation picks the weights."""
     windows = training_windows(inputs.sequences, split, config.max_length)
     vectors = code_teacher = None
     if teacher is not None and config.items == "codes_vectors":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recsys.data.dataset import Rows
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.training import grown_state
+from recsys.fitting.spec import grown_state
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import read_settings
@@ -29,17 +29,7 @@ from recsys.semantic_ids.codes import NO_CODE, ItemCodes
 def grown_generative(
     directory: Path, inputs: ModelInputs, item_codes: ItemCodes, before: ItemCodes
 ) -> GenerativeModel:
-    """Read a trained model over a catalogue to which items were appended since, as it is.
-
-    Args:
-        directory: That its ``save`` wrote.
-        inputs: Of the larger catalogue, whose first rows are the ones it was trained on.
-        item_codes: Semantic IDs of the larger catalogue.
-        before: Those it was trained on.
-
-    Raises:
-        ValueError: The ID of an item has changed, or the model was trained on other IDs.
-    """
+    """Read a trained model over a catalogue to which items were appended since, as it is."""
     config, sizes = read_settings(directory, GenerativeConfig, GenerativeInputs, None)
     sizes.check_version(before.version)
     had_id = before.codes[:, 0] != NO_CODE
@@ -62,13 +52,7 @@ def grown_generative(
 
 
 def without_rows(weights: Mapping[str, Tensor], feature: str, rows: Rows) -> dict[str, Tensor]:
-    """Zero rows of a user feature's table, because what they were trained for has gone.
-
-    Args:
-        weights: Of any model that reads user features.
-        feature: Its name.
-        rows: Of the table; those beyond it are ignored.
-    """
+    """Zero rows of a user feature's table, because what they were trained for has gone."""
     found = dict(weights)
     for name, value in weights.items():
         if name.endswith(f".user_{feature}.weight"):
@@ -84,11 +68,6 @@ def grown_ranker(
     """Read a trained ranker over a catalogue to which items were appended since, as it is.
 
     New items count as unseen.
-
-    Args:
-        directory: That its ``save`` wrote.
-        inputs: Of the larger catalogue, whose first rows are the ones it was trained on.
-        renewed: Rows of user features' tables that have other owners since.
     """
     config, sizes = read_settings(directory, RankerConfig, RankerInputs, None)
     now = replace(

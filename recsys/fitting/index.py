@@ -7,7 +7,7 @@ import torch
 
 from recsys.data.batch import JaggedBatch
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.sources import VectorModel
+from recsys.fitting.spec import VectorModel
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.index import index_of
 from recsys.retrieval.index_recall import tuned_index

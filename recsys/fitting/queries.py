@@ -46,7 +46,7 @@ class RetrievalSettings:
     max_history: int = 200
     """The latest so many events that a source may read."""
     beam_width: int = 100
-    """Of generative retrieval."""
+    """Beams of generative retrieval."""
     exclude_history: bool = True
     """Whether lists leave out what the user already interacted with."""
     max_scores: int = 1 << 24
@@ -111,7 +111,7 @@ class EvaluationQueries:
         return self.held_out.seen.lengths().clamp(max=self.settings.max_history)
 
     def user_rows(self) -> Tensor:
-        """Name the user of each query, [U]."""
+        """Return the user of each query, [U]."""
         return torch.from_numpy(np.asarray(self.inputs.sequences.users_of(self.held_out.positions)))
 
     def targets(self) -> Jagged:
@@ -172,11 +172,7 @@ def measure(
     config: RankingConfig,
     device: torch.device | str = "cpu",
 ) -> dict[str, float]:
-    """Measure a source on the queries of a split: means over those with a target.
-
-    Raises:
-        ValueError: No query has a target, or a score is NaN.
-    """
+    """Measure a source on the queries of a split: means over those with a target."""
     targets, ranks = queries.targets(), []
     for batch in queries.batches(device):
         own = targets.take(batch.rows).to(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,24 +11,74 @@ import torch
 from torch import Tensor
 
 from recsys.data.dataset import FitSplit, Sequences
-from recsys.data.order import BatchOrder
-from recsys.data.windows import Windows, training_windows
-from recsys.fitting.continued import NewEvents
+from recsys.data.windows import BatchOrder, Windows, training_windows
 from recsys.fitting.fixed_shapes import FixedWindows
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.sources import vector_source
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.fitting.inputs import ModelInputs, NewEvents
+from recsys.fitting.spec import (
+    Data,
+    Fitted,
+    ModelSpec,
+    Start,
+    StopBy,
+    TrainingRun,
+    fit_retriever,
+    vector_source,
+)
 from recsys.models import names
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.members import first_members
+from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.neighbours import ItemNeighbours
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.captured import FixedShapeLoss
-from recsys.training.members import Trained, member_seed, train_members
+from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Tracker
+
+Trained = tuple[SequenceModel, TrainResult]
+SEEDS = 1000
+"""Seeds of a run lie below; those of its further members above."""
+
+
+def member_seed(seed: int, number: int) -> int:
+    """Return the seed of a member; the first has the run's."""
+    return seed + SEEDS * number
+
+
+def train_members(
+    config: SequenceConfig, fit_one: Callable[[SequenceConfig, int | None], Trained]
+) -> Trained:
+    """Train a model at once, or its members apart where the settings say so.
+
+    Args:
+        fit_one: Trains a model of some settings; the number is of the member, None of all.
+
+    Returns:
+        The model, in evaluation mode, and how its training went.
+    """
+    if not config.trained_apart:
+        return fit_one(config, None)
+    members, results = [], []
+    for number in range(config.num_members):
+        model, result = fit_one(alone(config, number), number)
+        members.append(model)
+        results.append(result)
+    return side_by_side(config, members), mean_result(results)
+
+
+def mean_result(results: Sequence[TrainResult]) -> TrainResult:
+    """Summarise the trainings of all members; a refit trains each for the mean number of steps."""
+    metrics = [result.best_metric for result in results if result.best_metric is not None]
+    schedules = [one.schedule_steps for one in results if one.schedule_steps is not None]
+    return TrainResult(
+        num_steps=max(result.num_steps for result in results),
+        best_step=round(sum(result.best_step for result in results) / len(results)),
+        best_metric=sum(metrics) / len(metrics) if metrics else None,
+        bad_steps=sum(result.bad_steps for result in results),
+        stopped_early=any(result.stopped_early for result in results),
+        stopped_by_time=any(result.stopped_by_time for result in results),
+        schedule_steps=round(sum(schedules) / len(schedules)) if schedules else None,
+    )
 
 
 def fixed_loss(
@@ -90,7 +140,7 @@ def num_windows(sequences: Sequences, split: FitSplit, max_length: int) -> int:
 
 
 def member_run(run: TrainingRun, number: int) -> TrainingRun:
-    """Give a member its own seed and checkpoints; the first one's curve stands for the model's."""
+    """Return a member's run with its own seed and checkpoints; the first one logs the curve."""
     return replace(
         run,
         seed=member_seed(run.seed, number),
@@ -100,7 +150,7 @@ def member_run(run: TrainingRun, number: int) -> TrainingRun:
 
 
 def member_training(training: TrainingConfig, num_members: int) -> TrainingConfig:
-    """Give a member its share of the time."""
+    """Return a member's training with its share of the time."""
     limit = training.max_seconds
     return training if limit is None else replace(training, max_seconds=limit / num_members)
 

@@ -12,15 +12,22 @@ from torch import Tensor
 
 from recsys.data.batch import moved
 from recsys.data.dataset import FitSplit, Rows, Sequences
-from recsys.data.order import BatchOrder
-from recsys.fitting.continued import NewEvents
+from recsys.data.windows import BatchOrder
 from recsys.fitting.fixed_shapes import FixedQueries
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.sources import vector_source
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Fitted, StopBy, TrainingRun, fit_retriever
+from recsys.fitting.inputs import ModelInputs, NewEvents
+from recsys.fitting.spec import (
+    Data,
+    Fitted,
+    ModelSpec,
+    Start,
+    StopBy,
+    TrainingRun,
+    fit_retriever,
+    vector_source,
+)
 from recsys.models import names
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.configs import TwoTowerConfig
+from recsys.models.two_tower import TwoTower
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.passes import TrainingConfig

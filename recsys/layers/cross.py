@@ -12,21 +12,15 @@ from recsys.layers.wide_linear import WideLinear
 
 
 class CrossNetwork(nn.Module):
-    """Layers x' = x0 * (V U x + b) + x, so that each adds one order of interaction."""
+    """Layers x' = x0 * (W x + b) + x, so that each adds one order of interaction."""
 
-    def __init__(self, dim: int, num_layers: int, rank: int = 0) -> None:
+    def __init__(self, dim: int, num_layers: int) -> None:
         super().__init__()
-        if dim < 1 or num_layers < 0 or not 0 <= rank < dim:
+        if dim < 1 or num_layers < 0:
             raise ValueError(
-                f"a cross network needs dim >= 1, num_layers >= 0 and 0 <= rank < dim, got "
-                f"{dim=}, {num_layers=}, {rank=}"
+                f"a cross network needs dim >= 1 and num_layers >= 0, got {dim=}, {num_layers=}"
             )
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim))
-            if rank
-            else WideLinear(dim, dim)
-            for _ in range(num_layers)
-        )
+        self.layers = nn.ModuleList(WideLinear(dim, dim) for _ in range(num_layers))
 
     def forward(self, fields: Tensor) -> Tensor:
         """Cross the fields of each row, [M, W] -> [M, W]."""

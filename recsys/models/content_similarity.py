@@ -16,7 +16,7 @@ import copy
 import json
 import math
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -26,42 +26,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import JaggedBatch
-from recsys.data.finite import all_finite
+from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.threads import side_by_side
+from recsys.models.configs import ContentSimilarityConfig, without_removed
 
 NORM_FLOOR = 1e-6
+MAX_HISTORY = 50
+"""Latest events of a history that count."""
 BLOCK = 1 << 14
 """Items that are whitened at a time."""
 PAIRS_UP_TO = 4096
 """Items of which the cosines of every two are kept for single queries, in at most 64 MiB: fifty
 rows of them are a seventh of what all vectors are, and leave the cache to other models."""
 START = torch.zeros(1, dtype=torch.int64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContentSimilarityConfig:
-    """Settings of ContentSimilarity."""
-
-    history_power: float = 1.0
-    """The r-th latest event of the history counts r ** -history_power."""
-    max_history: int = 50
-    """Latest events of a history that count."""
-    whitening: float = 1.0
-    """How far directions are made equally long: 1 is fully, 0 leaves the vectors as they are but
-    for their mean."""
-    columns: int | None = None
-    """Columns of the content embeddings that are compared, from the first on; None is all."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.history_power < float("inf"):
-            raise ValueError(f"history_power must be >= 0 and finite, got {self.history_power}")
-        if self.max_history < 1:
-            raise ValueError(f"max_history must be >= 1, got {self.max_history}")
-        if not 0 <= self.whitening <= 1:
-            raise ValueError(f"whitening must be in [0, 1], got {self.whitening}")
-        if self.columns is not None and self.columns < 1:
-            raise ValueError(f"columns must be >= 1 or None for all, got {self.columns}")
 
 
 class Whitening(NamedTuple):
@@ -91,12 +68,12 @@ class Whitening(NamedTuple):
         torch.div(vectors, lengths, out=out).mul_(known[:, None])
 
     @classmethod
-    def fit(cls, content: Tensor, strength: float) -> Whitening:
+    def fit(cls, content: Tensor) -> Whitening:
         """Look at all items with content, [N, F]."""
         known = content[(content != 0).any(1)].double()
         width = content.shape[1]
         mean = known.sum(0) / max(1, len(known))
-        if strength == 0 or len(known) < 2:
+        if len(known) < 2:
             return cls(mean.float(), torch.eye(width, device=content.device))
         apart = known - mean
         covariance = apart.T @ apart / len(known)
@@ -105,7 +82,7 @@ class Whitening(NamedTuple):
             return cls(mean.float(), torch.zeros(width, width, device=content.device))
         # Few items say little of many directions, so there all count more alike.
         spread = spread + spread.mean() * width / len(known)
-        scale = spread.clamp_min(1e-4 * spread.max()) ** (-strength / 2)
+        scale = spread.clamp_min(1e-4 * spread.max()) ** -0.5
         # Back in the embeddings' own axes, so that a sign of an axis decides nothing.
         return cls(mean.float(), (axes * scale @ axes.T).float())
 
@@ -144,14 +121,10 @@ class ContentSimilarity:
         """Take the catalogue's content.
 
         Args:
-            config: How events are weighed.
             content: Content embeddings, [N, F]; rows of zeros (row 0, items without text) have no
                 content.
             whitening: What is done to every vector; None fits it to ``content``. A catalogue that
                 has grown keeps the one it had.
-
-        Raises:
-            ValueError: Embeddings that are not [N, F], or not finite.
         """
         if content.ndim != 2 or len(content) < 1:
             raise ValueError(f"content must be [N, F] with N >= 1, got {tuple(content.shape)}")
@@ -163,7 +136,7 @@ class ContentSimilarity:
             content = content.clone()
             content[0] = 0
         if whitening is None:
-            whitening = Whitening.fit(content, config.whitening)
+            whitening = Whitening.fit(content)
         whitening = whitening.to(content.device)
         if len(whitening.mean) != content.shape[1]:
             raise ValueError(
@@ -200,7 +173,7 @@ class ContentSimilarity:
         place = torch.arange(len(query), device=query.device)
         recency = history.offsets[1:][query] - place  # 1 is the latest
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
-        known = inside & (recency <= self.config.max_history)
+        known = inside & (recency <= MAX_HISTORY)
         weight = recency[known].float() ** -self.config.history_power
         events = self.vectors[history.values[known]] * weight[:, None]
         total = events.new_zeros(queries.batch_size, self.vectors.shape[1])
@@ -218,7 +191,6 @@ class ContentSimilarity:
         return scores.masked_fill_(silent[:, None] | ~self.has_content, -torch.inf)
 
     def to(self, device: torch.device | str) -> ContentSimilarity:
-        """Move the vectors to a device, in place."""
         self.vectors, self.whitening = self.vectors.to(device), self.whitening.to(device)
         self.has_content = self.has_content.to(device)
         return self
@@ -241,11 +213,12 @@ class ContentSimilarity:
         """Read what `save` wrote.
 
         Args:
-            directory: Where it is.
             content: Embeddings of a catalogue that has grown since, [N, F]; None takes the saved
                 vectors.
         """
-        config = ContentSimilarityConfig(**json.loads((directory / "config.json").read_text()))
+        document = json.loads((directory / "config.json").read_text())
+        fixed = {"max_history": MAX_HISTORY, "whitening": 1.0}
+        config = ContentSimilarityConfig(**without_removed(document, fixed, directory))
         tensors = load_file(directory / "content_similarity.safetensors")
         whitening = Whitening(*(tensors[name] for name in Whitening._fields))
         if content is not None:
@@ -261,7 +234,7 @@ class OneHistory:
     def __init__(self, model: ContentSimilarity) -> None:
         self._vectors = model.vectors
         self._silent = (~model.has_content).nonzero()[:, 0].numpy()
-        recency = torch.arange(model.config.max_history, 0, -1)
+        recency = torch.arange(MAX_HISTORY, 0, -1)
         self._weights = recency.float() ** -model.config.history_power
         self._num_events, self._num_items = len(self._weights), len(self._vectors)
 
@@ -305,5 +278,5 @@ class OneHistory:
 
     @cached_property
     def _cosines(self) -> Tensor:
-        """Of every two items, [N, N]."""
+        """Cosines of every two items, [N, N]."""
         return self._vectors @ self._columns

@@ -9,7 +9,6 @@ Axes: E events, N item rows, K items with weights, B queries, k candidates of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +26,11 @@ FILE = "ease.safetensors"
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EaseConfig:
-    """Settings of Ease."""
-
-    l2: float = 200.0
-    """L2 penalty, in events of an item."""
-    max_items: int = 4096
-    """Items with weights, those with the most events; memory and time grow with its square and
-    cube: 64 MiB and 3 seconds."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.l2 < float("inf"):
-            raise ValueError(f"l2 must be > 0 and finite, got {self.l2}")
-        if self.max_items < 1:
-            raise ValueError(f"max_items must be >= 1, got {self.max_items}")
+L2 = 200.0
+"""L2 penalty, in events of an item."""
+MAX_ITEMS = 4096
+"""Items with weights, those with the most events; memory and time grow with its square and cube:
+64 MiB and 3 seconds."""
 
 
 class Ease:
@@ -53,7 +42,6 @@ class Ease:
         Args:
             item_rows: Items with weights, [K] int64, ascending, none twice.
             weights: From each (row) to each (column), [K, K] float32.
-            num_item_rows: Of the catalogue.
         """
         if weights.shape != (len(item_rows), len(item_rows)):
             raise ValueError(
@@ -74,7 +62,8 @@ class Ease:
         user_rows: Rows,
         item_rows: Rows,
         num_item_rows: int,
-        config: EaseConfig,
+        l2: float = L2,
+        max_items: int = MAX_ITEMS,
         device: torch.device | None = None,
     ) -> Ease:
         """Regress every item on the others; repeated items of a user count once.
@@ -82,13 +71,10 @@ class Ease:
         Args:
             user_rows: Of each event, [E].
             item_rows: Of each event, [E]; row 0 is no item.
-            num_item_rows: Of the catalogue.
-            config: Regularisation and size.
-            device: Where it is computed; the weights come back to the host.
         """
         counts = np.bincount(item_rows, minlength=num_item_rows)
         counts[0] = 0
-        order = np.lexsort((np.arange(num_item_rows), -counts))[: config.max_items]
+        order = np.lexsort((np.arange(num_item_rows), -counts))[:max_items]
         kept = np.sort(order[counts[order] > 0])
         by_user = np.argsort(user_rows, kind="stable")
         ends = np.cumsum(np.unique(user_rows, return_counts=True)[1])
@@ -96,7 +82,7 @@ class Ease:
         taken = UserItems.of(item_rows[by_user], starts, ends, None, num_item_rows, len(by_user))
         # Counts are exact in float32.
         gram = shared_users(CoOccurrence(taken), kept).to(device or "cpu").double()
-        gram.diagonal().add_(config.l2)
+        gram.diagonal().add_(l2)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
         weights = -inverse / inverse.diagonal()[None, :]
         weights.fill_diagonal_(0)
@@ -106,7 +92,6 @@ class Ease:
         """Sum the weights from each history to its candidates, [B, k].
 
         Args:
-            history: Item rows of B queries.
             candidates: Item rows, [B, k]; unknown and appended items score 0.
         """
         return self.score_all(history).gather(1, self.places_of(candidates))
@@ -123,7 +108,6 @@ class Ease:
         return torch.where(inside, self.places[torch.where(inside, rows, 0)], len(self.item_rows))
 
     def save(self, directory: Path) -> None:
-        """Write the weights."""
         directory.mkdir(parents=True, exist_ok=True)
         state = {
             "weights": self.weights[:-1, :-1].contiguous(),
@@ -134,6 +118,5 @@ class Ease:
 
     @classmethod
     def load(cls, directory: Path) -> Ease:
-        """Read what ``save`` wrote."""
         state = load_file(directory / FILE)
         return cls(state["item_rows"], state["weights"], int(state["num_item_rows"]))

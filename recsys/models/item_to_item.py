@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.dataset import concatenated_ranges
+from recsys.models.configs import ItemToItemConfig
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 
 Rows = NDArray[np.int64]
@@ -31,35 +32,6 @@ Rows = NDArray[np.int64]
 PAIRS_PER_BLOCK = 1 << 24
 """Pairs that are in memory at a time, about 1 GiB; one item's pairs always go together."""
 MAX_THREADS = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class ItemToItemConfig:
-    """Settings of ItemToItem; the defaults were chosen on validation of three Amazon sets."""
-
-    num_neighbours: int = 200
-    """Strongest pairs of an item that are kept."""
-    window: int = 20
-    """Largest distance between two events that form a pair."""
-    distance_power: float = 0.4
-    """Two events d apart add d ** -distance_power to their pair."""
-    reverse_weight: float = 0.3
-    """Weight of a pair against the direction of time, relative to along it."""
-    source_power: float = 0.3
-    """Divides by (events of the history's item) ** source_power."""
-    target_power: float = 0.15
-    """Divides by (events of the recommended item) ** target_power."""
-    history_power: float = 0.85
-    """The r-th latest event of the history counts r ** -history_power."""
-    max_history: int = 50
-    """Latest events of a history that count."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_neighbours", "window", "max_history"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not 0 <= self.reverse_weight <= 1:
-            raise ValueError(f"reverse_weight must be in [0, 1], got {self.reverse_weight}")
 
 
 class _Events(NamedTuple):
@@ -217,7 +189,6 @@ class ItemToItem(ItemWeights):
             starts: Where each user's visible events begin, [U].
             ends: Where they end (exclusive), [U].
             num_item_rows: Item rows with row 0.
-            config: Weights and sizes.
         """
         return cls(config, count_neighbours(item_rows, starts, ends, num_item_rows, config))
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -28,9 +28,12 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.threads import side_by_side
 from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
+from recsys.models.configs import REMOVED_SETTINGS, without_removed
 
 Config = TypeVar("Config")
 Inputs = TypeVar("Inputs")
+ID_INIT_SCALE = 0.3
+"""Factor of the id table's first values, so that content leads before ids are learned."""
 NEIGHBOURS = "item.neighbours"
 """Feature by which the tower looks up the ids of neighbours."""
 ENCODED_AT_A_TIME = 1 << 16
@@ -55,9 +58,9 @@ class FeatureSizes(ItemSizes):
     """Sizes of what a model reads of items and queries."""
 
     user_features: Mapping[str, int] = field(default_factory=dict)
-    """Name to cardinality of each ``user.<name>`` feature of a query."""
+    """Cardinality of each ``user.<name>`` feature of a query."""
     context_features: Mapping[str, int] = field(default_factory=dict)
-    """Name to cardinality of each ``context.<name>`` feature of a query."""
+    """Cardinality of each ``context.<name>`` feature of a query."""
 
     def query_tables(self, embedding_dim: int) -> list[TableConfig]:
         """Describe one table for each feature of a query."""
@@ -75,7 +78,7 @@ class FeatureSizes(ItemSizes):
 
 @dataclass(frozen=True)
 class ItemCatalogue:
-    """What is known of each item besides its id; may have more rows than were trained on."""
+    """Content and categories of each item; may have more rows than were trained on."""
 
     content: Tensor
     """[N, content_dim] float32, row 0 zero."""
@@ -92,7 +95,7 @@ class ItemCatalogue:
 
 
 class ItemTowerConfig(Protocol):
-    """What ItemTower reads of a model's settings."""
+    """Settings that ItemTower reads."""
 
     @property
     def embedding_dim(self) -> int: ...
@@ -100,8 +103,6 @@ class ItemTowerConfig(Protocol):
     def id_dropout(self) -> float: ...
     @property
     def content_weight(self) -> float: ...
-    @property
-    def id_init_scale(self) -> float: ...
     @property
     def backend(self) -> Backend: ...
 
@@ -117,14 +118,6 @@ class ItemTower(nn.Module):
         num_neighbours: int = 0,
         neighbour_weight: float = 1.0,
     ) -> None:
-        """Build the tower.
-
-        Args:
-            config: Width and how parts are weighed.
-            inputs: Sizes of what is read.
-            num_neighbours: K; 0 for items that read their own ids alone.
-            neighbour_weight: Of the mean of the neighbours' ids beside the item's own.
-        """
         super().__init__()
         self.config, self.inputs = config, inputs
         dim = config.embedding_dim
@@ -148,7 +141,7 @@ class ItemTower(nn.Module):
             )
         self.tables = EmbeddingBags(tables, config.backend)
         with torch.no_grad():
-            self.tables.weight("item").mul_(config.id_init_scale)
+            self.tables.weight("item").mul_(ID_INIT_SCALE)
         self.content = (
             nn.Linear(inputs.content_dim, dim, bias=False) if inputs.content_dim else None
         )
@@ -166,7 +159,6 @@ class ItemTower(nn.Module):
         """Encode items, not normalised: the history reads them so, [R, D].
 
         Args:
-            items: ``item`` (item row) and ``item.categories``.
             content: Content embeddings, [R, content_dim].
         """
         rows = items["item"].values
@@ -198,10 +190,10 @@ def _forget_catalogue(model: nn.Module, _: object) -> None:
 
 
 class CatalogueModel(nn.Module):
-    """What models share whose items go through an ItemTower: the catalogue and its vectors."""
+    """Base of models whose items go through an ItemTower: the catalogue and its vectors."""
 
     FILE: ClassVar[str]
-    """Name of the file of weights."""
+    """File of the weights."""
     config: Any
     inputs: Any
     item_tower: ItemTower
@@ -279,11 +271,7 @@ class CatalogueModel(nn.Module):
 
     @torch.no_grad()
     def grown(self, catalogue: ItemCatalogue) -> Self:
-        """Read a catalogue with rows behind those of this one: shares weights, encodes the new.
-
-        Args:
-            catalogue: Its first rows are this model's.
-        """
+        """Read a catalogue with rows behind those of this one: shares weights, encodes the new."""
         twin = copy.copy(self)
         for kind in ("_buffers", "_modules", "_parameters"):
             twin.__dict__[kind] = dict(self.__dict__[kind])
@@ -311,7 +299,6 @@ class CatalogueModel(nn.Module):
         """Encode any items, also ones outside the catalogue, as unit vectors, [R, D].
 
         Args:
-            items: ``item`` (item row, 0 for an unknown one) and ``item.categories``.
             content: Content embeddings, [R, content_dim].
         """
         return self.normalized(self.item_tower(items, content))
@@ -338,20 +325,9 @@ class CatalogueModel(nn.Module):
         return self.eval()
 
 
-REMOVED_SETTINGS: Mapping[str, object] = {
-    "memory_orders": (),
-    "memory_rows": 1 << 16,
-    "first_code_limit": None,
-    "num_shared_experts": 0,
-    "dense_steps": 0,
-    "router_loss_weight": 0.01,
-}
-"""Settings of saved models that were removed, each with the one value that is still read."""
-
-
 def read_settings(
     directory: Path,
-    config: Callable[..., Config],
+    config: type[Config],
     inputs: Callable[..., Inputs],
     backend: Backend | None,
 ) -> tuple[Config, Inputs]:
@@ -359,21 +335,15 @@ def read_settings(
 
     Args:
         backend: Of the embedding tables; None is the one it was trained with.
-
-    Raises:
-        ValueError: The model was saved by an older version with a setting that was removed.
     """
     document = json.loads((directory / "config.json").read_text())
     settings, sizes = (
         {name: tuple(one) if isinstance(one, list) else one for name, one in part.items()}
         for part in (document["config"], document["inputs"])
     )
-    for name in REMOVED_SETTINGS.keys() & settings.keys():
-        if (value := settings.pop(name)) != REMOVED_SETTINGS[name]:
-            raise ValueError(
-                f"{directory} was trained with {name} = {value}, which this version does not read; "
-                "train it again"
-            )
+    own = {field.name for field in fields(cast("Any", config))}
+    removed = {name: value for name, value in REMOVED_SETTINGS.items() if name not in own}
+    settings = without_removed(settings, removed, directory)
     return config(**settings | ({"backend": backend} if backend else {})), inputs(**sizes)
 
 

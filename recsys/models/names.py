@@ -1,4 +1,4 @@
-"""What each retrieval model is called and the words said of it. Imports no model.
+"""Names and texts of each retrieval model. Imports no model.
 
 `recsys.fitting.catalogue` has the models themselves. What only needs names (settings, stages, the
 manifest of a bundle, surfaces, reports, pages) reads this tuple, so that it loads no model for it.
@@ -17,9 +17,9 @@ class ModelName:
     """The names and words of one retrieval model."""
 
     name: str
-    """Name in artefacts' folders and in rows of metrics."""
+    """Folder of its artefacts, and its row of metrics."""
     source: str = ""
-    """Name in blends, surfaces and replies; the model's own by default."""
+    """Source in blends, surfaces and replies; the model's own name by default."""
     part: str = ""
     """Folder in a bundle; the model's own name by default."""
     section: str = ""
@@ -35,7 +35,7 @@ class ModelName:
     repeats: bool = False
     """True if it is for lists that may hold the history."""
     label: str
-    """Name in reports and pages."""
+    """Title in reports and pages."""
     meaning: str
     """How it ranks, in a line of a report."""
     reason: str
@@ -52,12 +52,10 @@ class ModelName:
 
     @property
     def stage(self) -> str:
-        """The stage that fits it."""
         return f"train_{self.variant_of or self.name}" if self.training else "fit_baselines"
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Its sections of the configuration."""
         return (self.section, self.training) if self.training else (self.section,)
 
 
@@ -190,11 +188,7 @@ def source_name(model: str) -> str:
 
 
 def check_outside(addresses: Mapping[str, str]) -> None:
-    """Check names and addresses without importing anything.
-
-    Raises:
-        ValueError: Names the model and what is wrong with it.
-    """
+    """Check names and addresses without importing anything."""
     for name, address in addresses.items():
         if name in BY_NAME or name in TAKEN:
             raise ValueError(

@@ -11,7 +11,7 @@ from recsys.models.names import ModelName, check_outside
 
 
 class Over(NamedTuple):
-    """What a model is loaded over."""
+    """Data that a model is loaded with."""
 
     catalogue: ItemCatalogue
     item_codes: Callable[[], Any] | None = None
@@ -19,11 +19,7 @@ class Over(NamedTuple):
 
 
 def spec_at(name: str, address: str) -> Any:
-    """Import the row of a model of another package (`recsys.fitting.spec.ModelSpec`).
-
-    Raises:
-        ValueError: It cannot be imported, or is not the row of a model of this name.
-    """
+    """Import the row of a model of another package (`recsys.fitting.spec.ModelSpec`)."""
     check_outside({name: address})
     module, _, attribute = address.partition(":")
     try:

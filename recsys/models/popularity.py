@@ -9,9 +9,8 @@ Axes: B queries, E events, N item rows (row 0 is padding and scores -inf).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,31 +20,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
+from recsys.models.configs import PopularityConfig
 
 Rows = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 MAX_HALF_LIVES = 60.0
 """Older events count as if they were so old: float32 still holds the order of items that have no
 others, as where a log of years ago goes on today."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PopularityConfig:
-    """Settings of Popularity."""
-
-    half_life_days: float | None = 365.0
-    """Age at which an event counts half; None counts every event once.
-
-    A year was best on Amazon Beauty's validation split, where users end in different years; a
-    shop that refits daily wants weeks.
-    """
-
-    def __post_init__(self) -> None:
-        if self.half_life_days is not None and not (0 < self.half_life_days < math.inf):
-            raise ValueError(
-                f"half_life_days must be > 0 and finite, got {self.half_life_days}; "
-                "leave it out (None) to count every event once"
-            )
 
 
 class Popularity:
@@ -58,7 +39,6 @@ class Popularity:
         self.item_scores[0] = -torch.inf
 
     def to(self, device: torch.device) -> Popularity:
-        """Return the model on a device."""
         return Popularity(self.config, self.item_scores.to(device))
 
     @classmethod
@@ -75,7 +55,6 @@ class Popularity:
             item_rows: Item of each event, [E], in any order.
             times: Unix seconds of each event, [E], or None: then nothing decays.
             num_item_rows: Item rows with row 0; items without an event score 0.
-            config: The half-life.
         """
         return cls.fit_parts(lambda: iter([(item_rows, times)]), num_item_rows, config)
 
@@ -86,13 +65,7 @@ class Popularity:
         num_item_rows: int,
         config: PopularityConfig,
     ) -> Popularity:
-        """Count events that are read in parts, twice; the same numbers as in one part.
-
-        Args:
-            parts: Reads items and times of events, as ``fit`` takes them.
-            num_item_rows: As ``fit``.
-            config: The half-life.
-        """
+        """Count events that are read in parts, twice; the same numbers as in one part."""
         newest = [int(times.max()) for _, times in parts() if times is not None and len(times)]
         counts = np.zeros(num_item_rows)  # [N]
         for item_rows, times in parts():

@@ -10,14 +10,13 @@ Training: softmax over in-batch and uniform negatives with logQ correction (Yi e
 2019; Yang et al., WWW 2020) on cosine / temperature.
 
 Axes: B queries, M history values of a batch, R distinct items, N item rows, C candidates, D width,
-H heads.
+H = 1 head.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -27,9 +26,11 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
 from recsys.data.share import WHOLE, StepShare
+from recsys.layers.attention.latest import LatestEvent, unit_vector
 from recsys.layers.embedding.collection import Backend, EmbeddingBags
 from recsys.layers.feed_forward import feed_forward
 from recsys.layers.lookup import looked_up
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import (
     NORM_FLOOR,
     FeatureSizes,
@@ -38,51 +39,6 @@ from recsys.models.item_tower import (
     RetrievalModel,
     read_settings,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoTowerConfig:
-    """Settings of TwoTower; the defaults were chosen on validation of Amazon Beauty."""
-
-    embedding_dim: int = 128
-    """Width of query and item vectors."""
-    max_history: int = 50
-    """Latest events of a history that count."""
-    num_heads: int = 1
-    """Heads of the attention; they divide the width."""
-    hidden_dim: int = 256
-    """Width inside the query tower's feed-forward layer."""
-    dropout: float = 0.4
-    """Share of values that are dropped in a training step."""
-    id_dropout: float = 0.05
-    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
-    content_weight: float = 3.0
-    """Multiplies the projected content; larger lets content learn faster than the ids."""
-    id_init_scale: float = 0.3
-    """Length of a fresh id embedding; a short one turns with the item's first events."""
-    temperature: float = 0.07
-    """Divides the cosine before the softmax."""
-    label_smoothing: float = 0.1
-    """Share of the target that is spread over all candidates."""
-    num_uniform_negatives: int = 2048
-    """Uniform draws per step; as many as there are items or more means every item once."""
-    backend: Backend = "auto"
-    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")
-        for name in ("dropout", "id_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        if self.embedding_dim % self.num_heads:
-            raise ValueError(
-                f"num_heads must divide embedding_dim {self.embedding_dim}, got {self.num_heads}"
-            )
-        if self.num_uniform_negatives < 0:
-            raise ValueError(
-                f"num_uniform_negatives must be >= 0, got {self.num_uniform_negatives}"
-            )
 
 
 class HistoryAttention(nn.Module):
@@ -94,11 +50,10 @@ class HistoryAttention(nn.Module):
 
     def __init__(self, config: TwoTowerConfig) -> None:
         super().__init__()
-        self.num_heads = config.num_heads
-        dim, head_dim = config.embedding_dim, config.embedding_dim // config.num_heads
+        dim = config.embedding_dim
         self.query = nn.Linear(dim, dim)
-        self.key = nn.Parameter(torch.empty(config.num_heads, head_dim, dim))
-        self.value = nn.Parameter(torch.empty(config.num_heads, dim, head_dim))
+        self.key = nn.Parameter(torch.empty(1, dim, dim))
+        self.value = nn.Parameter(torch.empty(1, dim, dim))
         self.output = nn.Linear(dim, dim)
         for weight in (self.key, self.value):
             nn.init.normal_(weight, std=1 / math.sqrt(dim))
@@ -106,16 +61,16 @@ class HistoryAttention(nn.Module):
     def forward(self, values: Tensor, last: Tensor, segments: Tensor) -> Tensor:
         """Attend from ``last`` [B, D] to ``values`` [M, D] owned by ``segments`` [M] -> [B, D]."""
         num_queries, dim = last.shape
-        query = self.query(last).view(num_queries, self.num_heads, -1)  # [B, H, D / H]
+        query = self.query(last)[:, None]  # [B, H, D]
         folded = torch.einsum("bhe,hed->bhd", query, self.key)  # [B, H, D]
         # Multiply and sum: as an einsum it would be M tiny matrix products.
         own = folded.index_select(0, segments)  # not by [], for which a GPU sorts
         logits = (values[:, None, :] * own).sum(2)  # [M, H]
-        attention = segment_softmax(logits / math.sqrt(dim / self.num_heads), segments, num_queries)
+        attention = segment_softmax(logits / math.sqrt(dim), segments, num_queries)
         weighted = (attention[:, :, None] * values[:, None, :]).flatten(1)  # [M, H D]
-        pooled = values.new_zeros(num_queries, self.num_heads * dim)
-        pooled = pooled.index_add(0, segments, weighted).view(num_queries, self.num_heads, dim)
-        heads = torch.einsum("bhd,hde->bhe", pooled, self.value)  # [B, H, D / H]
+        pooled = torch.zeros_like(last)
+        pooled = pooled.index_add(0, segments, weighted)[:, None]
+        heads = torch.einsum("bhd,hde->bhe", pooled, self.value)  # [B, H, D]
         out: Tensor = self.output(heads.flatten(1))
         return out
 
@@ -152,7 +107,6 @@ class QueryTower(nn.Module):
         """Encode queries as unit vectors, [B, D].
 
         Args:
-            queries: Read for user and context features.
             history: At most max_history item rows of each query, oldest first.
             inputs: The item tower's input of each history value, [M, D].
         """
@@ -193,9 +147,6 @@ class TwoTower(RetrievalModel):
         """Build the towers.
 
         Args:
-            config: Sizes and the loss.
-            inputs: Sizes of what is read.
-            catalogue: Content and categories of every item row.
             item_counts: Training events of each item, [num_item_rows]: the logQ correction needs
                 them, and items without events count as never met. A loaded model has its own.
         """
@@ -236,7 +187,6 @@ class TwoTower(RetrievalModel):
         Args:
             queries: What was known before each label; further ones only fill a batch up.
             item_rows: The labels, [B], each >= 1.
-            share: Of the step's batch, whose labels are the in-batch negatives.
             is_cut: Whether no history has more than max_history events; to look a GPU would have
                 to be waited for.
         """
@@ -289,3 +239,45 @@ class TwoTower(RetrievalModel):
         """
         config, inputs = read_settings(directory, TwoTowerConfig, FeatureSizes, backend)
         return cls(config, inputs, catalogue).with_weights(directory)
+
+
+class OneQuery:
+    """Encodes single queries with a history; the model must not change afterwards."""
+
+    def __init__(self, model: TwoTower) -> None:
+        tower = model.query_tower
+        attention = tower.attention
+        self._inputs = model.all_item_inputs()
+        # The latest event last.
+        self._recency = tower.recency.weight.detach().flip(0)
+        self._num_events = len(self._recency)
+        self._latest = LatestEvent(
+            tower.attention_norm,
+            (attention.query.weight, attention.query.bias),
+            (attention.key, attention.value.transpose(1, 2)),
+            (attention.output.weight, attention.output.bias),
+            tower.hidden,
+        )
+        norm = tower.output_norm
+        self._norm = (norm.weight.detach(), norm.bias.detach(), norm.eps)
+        tables = [] if tower.features is None else tower.features.tables.values()
+        self._tables = [
+            (feature, tower.features.weight(table.name).detach())
+            for table in tables
+            for feature in table.features
+            if tower.features is not None
+        ]
+
+    def query_vector(self, item_rows: Tensor, features: Mapping[str, int]) -> Tensor:
+        """Encode a query as a unit vector, [D].
+
+        Args:
+            item_rows: History, rows of the catalogue, oldest first, at least one.
+        """
+        values = self._inputs.index_select(0, item_rows[-self._num_events :])
+        values += self._recency[-values.shape[0] :]
+        state = self._latest(values, None)
+        state = torch.layer_norm(state, state.shape, *self._norm)
+        for feature, weight in self._tables:
+            state += weight[features[feature]]
+        return unit_vector(state, NORM_FLOOR)

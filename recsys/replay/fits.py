@@ -8,11 +8,10 @@ Axes: Q queries, k list length.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,15 +21,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.continued import NewEvents
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.catalogue import SPECS
+from recsys.fitting.inputs import ModelInputs, NewEvents
 from recsys.fitting.queries import EvaluationQueries, measure
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Refit, device_named
+from recsys.fitting.spec import ModelSpec, Refit, Start, device_named
+from recsys.models.configs import PopularityConfig
 from recsys.models.names import MODELS, POPULARITY
-from recsys.models.popularity import PopularityConfig
+from recsys.models.outside import Over
+from recsys.replay.experiment import (
+    REPLAYED,
+    Experiment,
+    FittedSource,
+    Prepared,
+    lists_of_source,
+)
 from recsys.replay.folder import (
     FIRST,
     WARM_UP,
@@ -40,16 +45,11 @@ from recsys.replay.folder import (
     save_source,
     write_json,
 )
-from recsys.replay.queries import StepQueries, Timeline
-from recsys.replay.steps import ReplayConfig, Step, cut_steps
-from recsys.reproduction.fit import SPECS, Experiment, FittedSource, fit_source
-from recsys.reproduction.prepared import Prepared
+from recsys.replay.steps import ReplayConfig, Step, StepQueries, Timeline, cut_steps
 from recsys.retrieval.blend.demand import demand_before
-from recsys.retrieval.sources import Source, joined_lists
+from recsys.retrieval.sources import Source
 
 Say = Callable[[str], None]
-REPLAYED = tuple(one.name for one in MODELS if one.profile == "fast" and not one.repeats)
-"""Models that can be replayed."""
 TRAINED = tuple(one.name for one in MODELS if one.training and one.name in REPLAYED)
 CHOICE_QUERIES = 2_000
 HALF_LIVES = (7.0, 30.0, 90.0)
@@ -58,18 +58,17 @@ HALF_LIVES = (7.0, 30.0, 90.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Choices:
-    """What the warm-up decided, taken by all later steps."""
+    """Choices of the warm-up for all later steps."""
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By model that validation chooses settings of."""
     best_steps: Mapping[str, int] = field(default_factory=dict)
     """By trained model."""
     num_examples: Mapping[str, int] = field(default_factory=dict)
-    """Of the training that chose the steps, by trained model."""
+    """Examples of the training that chose the steps, by trained model."""
     schedule_steps: Mapping[str, int | None] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
         return asdict(self)
 
 
@@ -80,7 +79,7 @@ class Member(NamedTuple):
     source: Source
     fit_seconds: float
     model: nn.Module | None = None
-    """Of trained models, whose weights a later step continues."""
+    """The trained model, whose weights a later step continues."""
 
 
 class Weights(NamedTuple):
@@ -101,7 +100,7 @@ class StepFits:
     choices: Choices | None = None
     """None makes them: validation of the inputs is the warm-up."""
     weights: Weights | None = None
-    """What is continued; None trains from scratch."""
+    """Weights that are continued; None trains from scratch."""
     frozen: Path | None = None
     """Folder of trained models that are taken as they are."""
 
@@ -119,17 +118,18 @@ class StepFits:
 
     def _fit(self, spec: ModelSpec) -> FittedSource:
         """Fit as the warm-up, as it chose, or from the weights of an earlier step."""
-        experiment, settings = self.experiment, self.experiment.settings(spec)
-        start, training = experiment.start(spec, settings), experiment.passes(spec)
+        experiment, recipe = self.experiment, self.experiment.recipe
+        settings, training = recipe.models[spec.name], recipe.trainings.get(spec.name)
+        start = experiment.start(spec)
         if self.choices is None:
             if spec.name == POPULARITY.name:
                 return self._popularity(settings)
             if spec.chooses:
                 start = start._replace(stop_by=self._judge())
-            return fit_source(experiment, spec.name, settings=settings, start=start)
+            return experiment.fit(spec, settings, start)
         if training is None:
             settings = replace(settings, **self.choices.settings.get(spec.name, {}))
-            return fit_source(experiment, spec.name, settings=settings, start=Start(start.run))
+            return experiment.fit(spec, settings, Start(start.run))
         refit = Refit(
             best_step=self.choices.best_steps[spec.name],
             num_examples=self.choices.num_examples[spec.name],
@@ -140,24 +140,24 @@ class StepFits:
         if self.weights is not None:
             longer = training.continued(self.config.new_passes, self.config.new_rate)
             start = start._replace(training=longer, new=self.weights.new)
-        return fit_source(experiment, spec.name, settings=settings, start=start)
+        return experiment.fit(spec, settings, start)
 
     def _loaded(self, spec: ModelSpec, folder: Path) -> FittedSource:
-        data = Data(inputs=self.experiment.inputs)
-        model = spec.load(folder, data.over).to(self.experiment.device).eval()
-        return FittedSource(spec.source(model, data, sys.maxsize), model=model)
+        over = Over(self.experiment.inputs.catalogue)
+        return self.experiment.source(spec, spec.load(folder, over))
 
     def _judge(self) -> EvaluationQueries:
         return self.experiment.queries("validation").sample(CHOICE_QUERIES, self.experiment.seed)
 
     def _popularity(self, config: PopularityConfig) -> FittedSource:
         """Fit popularity with the half-life that is best on the warm-up."""
-        fits = partial(fit_source, self.experiment, POPULARITY.name)
-        judge = self._judge()
+        spec, judge = SPECS[POPULARITY.name], self._judge()
         if config.half_life_days is None or not len(judge.held_out.positions):
-            return fits(settings=config)
+            return self.experiment.fit(spec, config)
         lives = dict.fromkeys((config.half_life_days, *HALF_LIVES))
-        found = {life: fits(settings=replace(config, half_life_days=life)) for life in lives}
+        found = {
+            life: self.experiment.fit(spec, replace(config, half_life_days=life)) for life in lives
+        }
         measures = RankingConfig(ks=(10,))
 
         def quality(half_life: float) -> float:
@@ -194,7 +194,7 @@ def inputs_before(inputs: ModelInputs, timeline: Timeline, known: int, until: in
 def new_events(
     timeline: Timeline, since: int, until: int, config: ReplayConfig, seed: int
 ) -> NewEvents:
-    """Say what came since a moment, for models that know everything before ``until``."""
+    """Return the events since a moment, for models that know all events before ``until``."""
     starts = np.minimum(timeline.before(since), timeline.before(until))
     return NewEvents(starts=starts, replay_share=config.replay_share, seed=seed)
 
@@ -206,14 +206,13 @@ class Replay:
     prepared: Prepared
     config: ReplayConfig
     models: tuple[str, ...]
-    order: str
     seed: int
     device: str
     folder: ReplayFolder
 
-    @cached_property
+    @property
     def inputs(self) -> ModelInputs:
-        return self.prepared.inputs(self.order)
+        return self.prepared.inputs
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -224,7 +223,6 @@ class Replay:
         return cut_steps(self.inputs.sequences.times, self.config)
 
     def queries(self, step: Step) -> StepQueries:
-        """Collect a step's queries."""
         return StepQueries.of(
             self.timeline,
             step,
@@ -253,17 +251,10 @@ class Replay:
         return demand_before(self.inputs.sequences, ends, self.prepared.num_item_rows)
 
     def fits(self, step: Step, policy: str, number: int) -> StepFits:
-        """Set up what answers a step.
-
-        Args:
-            step: What was before it is known.
-            policy: Of the models.
-            number: Of the step that they answer.
-        """
         until = step.end if policy == WARM_UP else step.begin
         known = inputs_before(self.inputs, self.timeline, step.begin, until)
         experiment = Experiment(
-            prepared=self.prepared,
+            recipe=self.prepared.recipe,
             inputs=known,
             seed=self.seed,
             device=device_named(self.device),
@@ -285,10 +276,13 @@ class Replay:
     def _fittable(self, experiment: Experiment, choices: Choices | None) -> tuple[str, ...]:
         """Leave out trained models that the warm-up had no example for."""
         if choices is None:
-            out = [name for name in TRAINED if not can_train(SPECS[name], experiment)]
-        else:
-            out = [name for name in TRAINED if name not in choices.best_steps]
-        return tuple(name for name in self.models if name not in out)
+            return tuple(
+                name
+                for name in self.models
+                if name not in TRAINED or experiment.can_train(SPECS[name])
+            )
+        known = choices.best_steps
+        return tuple(name for name in self.models if name not in TRAINED or name in known)
 
     def _continued(self, before: int, number: int) -> Weights:
         """Read the weights of an earlier step, and say what is new since."""
@@ -298,13 +292,6 @@ class Replay:
         since, until = self.steps[before].begin, self.steps[number].begin
         new = new_events(self.timeline, since, until, self.config, self.seed + number)
         return Weights(by_model, new)
-
-
-def can_train(spec: ModelSpec, experiment: Experiment) -> bool:
-    """Return whether a trained model has an example."""
-    assert spec.num_examples is not None
-    settings, sequences = experiment.settings(spec), experiment.inputs.sequences
-    return spec.num_examples(settings, sequences, "train") > 0
 
 
 class Unit(NamedTuple):
@@ -358,7 +345,7 @@ def run_step(
         fitted = replay.fits(known_at, policy, number).fitted(made)
     for member in fitted:
         begin_ranking = time.perf_counter()
-        lists = lists_of_source(member.source, evaluation, replay.device)
+        lists = lists_of_source(member.source, evaluation, device_named(replay.device))
         ranking = time.perf_counter() - begin_ranking
         fitting = 0.0 if policy == "never" else member.fit_seconds
         save_source(folder.source(number, policy, member.name), lists)
@@ -376,13 +363,3 @@ def run_step(
     }
     write_json(folder.done(number, policy), document)
     return members
-
-
-def lists_of_source(source: Source, queries: EvaluationQueries, device: str) -> TopK:
-    """Query a source; lists come back to the host, [Q, k]."""
-    k = queries.list_length
-    parts = []
-    for batch in queries.batches(device_named(device)):
-        lists = source(batch.queries, batch.allowed, k).lists
-        parts.append(TopK(*(part.cpu() for part in lists)))
-    return joined_lists(parts)

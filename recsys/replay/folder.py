@@ -42,7 +42,7 @@ FIRST = "first"
 
 @dataclass(frozen=True)
 class ReplayFolder:
-    """Where a replay's files lie."""
+    """Paths of a replay's files."""
 
     path: Path
 

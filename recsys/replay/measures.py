@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
@@ -16,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
 from recsys.evaluation.ranking import list_ranks, per_user_metric
-from recsys.fitting.training import device_named
-from recsys.replay.blending import answered_by
+from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay
 from recsys.replay.folder import PEER, SERVED, read_json
-from recsys.replay.queries import StepQueries
-from recsys.replay.steps import POLICIES, SECONDS_PER_DAY
-from recsys.reproduction.run import device_text
+from recsys.replay.run import answered_by
+from recsys.replay.steps import POLICIES, SECONDS_PER_DAY, StepQueries
 
 METRICS = ("ndcg@10", "recall@10")
 RARE, FREQUENT = 5, 50
@@ -48,6 +48,23 @@ class Measured(NamedTuple):
     rank_seconds: float
 
 
+def measured_lists(path: Path, targets: Jagged) -> Measured:
+    """Measure a file of lists against the targets of its queries."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            item_rows = torch.from_numpy(file["item_rows"].astype(np.int64))
+            seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}; make it once more") from error
+    if len(item_rows) != targets.batch_size:
+        raise ValueError(
+            f"{path} has {len(item_rows)} lists for {targets.batch_size} queries; delete it and "
+            "make it of this replay's queries"
+        )
+    ranks = list_ranks(item_rows, targets)
+    return Measured({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
+
+
 class StepMeasures:
     """Measures lists of one step."""
 
@@ -56,34 +73,16 @@ class StepMeasures:
         self.queries: StepQueries = replay.queries(self.step)
 
     def measured(self, policy: str, row: str) -> Measured | None:
-        """Measure a row; None where it has no lists.
-
-        Raises:
-            ValueError: Its file cannot be read, or is of other queries.
-        """
+        """Measure a row; None where it has no lists."""
         number = self.step.number
         if policy != PEER and row != SERVED:
             policy = answered_by(policy, number)
         path = self.replay.folder.lists(number, policy, row)
-        if not path.exists():
-            return None
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                item_rows = torch.from_numpy(file["item_rows"].astype(np.int64))
-                seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
-        except (OSError, EOFError, KeyError, ValueError, BadZipFile) as error:
-            raise ValueError(f"{path} cannot be read: {error}; make it once more") from error
-        if len(item_rows) != len(self.queries):
-            raise ValueError(
-                f"{path} has {len(item_rows)} lists for {len(self.queries)} queries; delete it and "
-                "make it of this replay's queries"
-            )
-        ranks = list_ranks(item_rows, self.queries.targets)
-        return Measured({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
+        return measured_lists(path, self.queries.targets) if path.exists() else None
 
     @cached_property
     def slices(self) -> dict[str, Tensor]:
-        """Name queries by what their user and targets are, each [Q] bool.
+        """Slice queries by their user and targets, each [Q] bool.
 
         A query is of new items where any of its targets was unknown before the step; rare and
         frequent are by the target with the fewest events.
@@ -105,7 +104,6 @@ class StepMeasures:
         }
 
     def about(self) -> dict[str, Any]:
-        """Describe the step."""
         replay, queries, step = self.replay, self.queries, self.step
         timeline = replay.timeline
         inside = (timeline.times >= step.begin) & (timeline.times < step.end)
@@ -131,7 +129,7 @@ def moment_text(seconds: int) -> str:
 
 
 def rows_of(replay: Replay) -> list[tuple[str, str]]:
-    """Name policy and row of all that is measured, ``served`` first; peers are those found."""
+    """List policy and row of all measurements, ``served`` first; peers are those found."""
     models = read_json(replay.folder.done(1, answered_by("", 1)))["models"]
     own = [(policy, row) for policy in replay.config.policies for row in (SERVED, *models)]
     names = {
@@ -167,7 +165,8 @@ def document_of(replay: Replay) -> dict[str, Any]:
                 rows += failures(replay, one.step.number, policy, row)
                 continue
             collected[policy, row].append((one, measured))
-            rows.append(row_of(replay, one, policy, row, measured))
+            age = (one.step.begin - replay.steps[1].begin) / SECONDS_PER_DAY
+            rows.append(row_of(policy, row, one.step.number, age, measured))
             slices += slices_of(one, policy, row, measured)
     return {
         "data_set": replay.prepared.name,
@@ -195,7 +194,7 @@ def lead_of(
     names: Iterable[tuple[str, str]],
     collected: Mapping[tuple[str, str], list[tuple[StepMeasures, Measured]]],
 ) -> dict[str, Any]:
-    """Say how far the served list is ahead of its best member, in all and on every step.
+    """Compare the served list with its best member, in all and on every step.
 
     Differences are paired by query; the best member of a step is the one that turned out best.
     """
@@ -235,29 +234,24 @@ def paired(differences: Tensor) -> dict[str, float]:
     return {"difference": float(differences.mean()), "standard_error": error}
 
 
-def row_of(
-    replay: Replay, one: StepMeasures, policy: str, row: str, measured: Measured
-) -> dict[str, Any]:
-    """Write a row's line of one step."""
-    known_at = one.step.begin
-    if policy == "never":
-        known_at = replay.steps[1].begin
+def row_of(policy: str, row: str, step: int, age: float, measured: Measured) -> dict[str, Any]:
+    """Write a row's line of one step; the models of policy ``never`` are of an age in days."""
     return {
         "policy": policy,
         "row": row,
-        "step": one.step.number,
+        "step": step,
         "metrics": means(measured.values),
         "standard_errors": {
             name: paired(value)["standard_error"] for name, value in measured.values.items()
         },
         "fit_seconds": measured.fit_seconds,
         "rank_seconds": measured.rank_seconds,
-        "model_age_days": (one.step.begin - known_at) / SECONDS_PER_DAY,
+        "model_age_days": age if policy == "never" else 0.0,
     }
 
 
 def failures(replay: Replay, number: int, policy: str, row: str) -> Iterator[dict[str, Any]]:
-    """Say why a peer has no lists of a step."""
+    """Return why a peer has no lists of a step."""
     path = replay.folder.step(number) / "lists" / f"{policy}.{row}.error.txt"
     if path.exists():
         yield failed(number, policy, row, path.read_text(encoding="utf-8", errors="replace"))

@@ -12,22 +12,86 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recsys.replay.blending import serve
-from recsys.replay.fits import REPLAYED, Replay, Say, Unit, run_step, run_unit, units_of
-from recsys.replay.folder import FIRST, WARM_UP, ReplayFolder, read_json, write_json
-from recsys.replay.queries import save_events
-from recsys.replay.steps import ReplayConfig
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import Recipe
-from recsys.reproduction.run import LEDGER, RunSettings, note_test_look
+from recsys.fitting.blend import FittedBlend, SourceLists
+from recsys.fitting.spec import device_named
+from recsys.models.names import source_name
+from recsys.replay.experiment import Prepared
+from recsys.replay.fits import Replay, Say, Unit, run_step, run_unit, units_of
+from recsys.replay.folder import (
+    FIRST,
+    KEPT,
+    SERVED,
+    WARM_UP,
+    ReplayFolder,
+    load_source,
+    read_json,
+    save_lists,
+    write_json,
+)
+from recsys.replay.steps import ReplayConfig, save_events
+
+
+def answered_by(policy: str, number: int) -> str:
+    """Return the policy whose models answer a step; the first two steps are all policies'."""
+    return {0: WARM_UP, 1: FIRST}.get(number, policy)
+
+
+def source_lists(replay: Replay, number: int, policy: str) -> SourceLists:
+    """Read what every model of a policy listed for a step."""
+    folder, step = replay.folder, replay.steps[number]
+    models = answered_by(policy, number)
+    done = read_json(folder.done(number, models))
+    lists = {
+        source_name(name): load_source(folder.source(number, models, name))
+        for name in done["models"]
+    }
+    queries = replay.evaluation_queries(replay.queries(step))
+    moment = done["known_at"]
+    return SourceLists.of_queries(
+        lists, queries, replay.item_counts(moment), replay.seed, replay.demand(moment)
+    )
+
+
+def fitted_on(replay: Replay, examples: SourceLists) -> FittedBlend:
+    """Learn weights on the queries of a step that is over."""
+    recipe = replay.prepared.recipe
+    drawn = torch.arange(len(examples))
+    if len(drawn) > recipe.blend.max_queries:
+        drawn = torch.linspace(0, len(drawn) - 1, recipe.blend.max_queries).long()
+    return recipe.fitted_blend(examples, drawn, device_named(replay.device))
+
+
+def serve(replay: Replay, policy: str) -> None:
+    """Write the served lists of every judged step."""
+    folder, fitted = replay.folder, None
+    before = source_lists(replay, 0, policy)
+    for step in replay.steps[1:]:
+        lists = source_lists(replay, step.number, policy)
+        path = folder.lists(step.number, policy, SERVED)
+        if not path.exists():
+            if fitted is None or policy != "never":
+                fitted = fitted_on(replay, before)
+            top = fitted.blend.merged(lists, KEPT, device=device_named(replay.device))
+            write_json(folder.step(step.number) / "blends" / f"{policy}.json", summary_of(fitted))
+            save_lists(path, top.item_rows, 0.0, 0.0)
+        before = lists
+
+
+def summary_of(fitted: FittedBlend) -> dict[str, Any]:
+    """Keep of a blend's document what a reader wants."""
+    parts = ("served", "reason", "validation", "weights", "shares")
+    return {name: fitted.document[name] for name in parts if name in fitted.document}
+
 
 DESCRIPTION = "replay.json"
+LEDGER = "ledger.jsonl"
 Task = tuple[Replay, Unit]
 Elsewhere = Callable[[Callable[[Task], list[str]], Iterable[Task]], Iterator[list[str]]]
 """Applies a function to tasks on other machines and hands the results back."""
@@ -38,20 +102,14 @@ def replay_of(
     config: ReplayConfig,
     folder: Path,
     *,
-    order: str,
     seed: int = 0,
     device: str = "auto",
 ) -> Replay:
-    """Describe a replay, and its folder.
-
-    Raises:
-        ValueError: The folder holds another replay, or a model cannot be replayed.
-    """
+    """Describe a replay, and its folder."""
     replay = Replay(
         prepared=prepared,
         config=config,
-        models=config.models or models_of(prepared.recipe),
-        order=order,
+        models=config.models or tuple(prepared.recipe.models),
         seed=seed,
         device=device,
         folder=ReplayFolder(folder),
@@ -61,7 +119,7 @@ def replay_of(
         "data_set": prepared.name,
         "data_digest": prepared.data_digest,
         "recipe": prepared.recipe.digest(),
-        "order": order,
+        "order": prepared.inputs.tie_order,
         "seed": seed,
         "config": settings,
         "steps": [asdict(step) for step in replay.steps],
@@ -77,25 +135,30 @@ def replay_of(
         )
     if not path.exists():
         # Steps are held out from whoever chooses settings, so each replay is a look at them.
-        look = RunSettings(order=order, seed=seed, why="recsys backtest")
-        note_test_look(folder / LEDGER, prepared, look)
+        note_look(replay)
     write_json(path, document)
     return replay
 
 
-def models_of(recipe: Recipe) -> tuple[str, ...]:
-    """Name a recipe's models of profile ``fast``."""
-    return tuple(name for name in REPLAYED if name in recipe.sources)
+def note_look(replay: Replay) -> None:
+    """Record which steps are looked at, by which models."""
+    entry = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "data_set": replay.prepared.name,
+        "tie_order": replay.inputs.tie_order,
+        "model": ", ".join(replay.models),
+        "seed": replay.seed,
+        "config": replay.prepared.recipe.digest(),
+        "why": "recsys backtest",
+    }
+    path = replay.folder.path / LEDGER
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(entry) + "\n")
 
 
 def run(replay: Replay, say: Say, elsewhere: Elsewhere | None = None) -> None:
-    """Do what is not done yet: fits, lists, blends.
-
-    Args:
-        replay: What is replayed.
-        say: Writes a line of the log.
-        elsewhere: Runs units on other machines, which see the replay's folder at the same path.
-    """
+    """Do what is not done yet: fits, lists, blends."""
     write_queries(replay)
     for number, policy in ((0, WARM_UP), (1, FIRST)):
         if not replay.folder.is_done(number, policy):

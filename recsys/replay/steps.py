@@ -9,10 +9,16 @@ Axes: E events.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from recsys.data.batch import Jagged
+from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.data.held_out import HeldOut, ragged
 
 Policy = Literal["full", "incremental", "never"]
 POLICIES: dict[Policy, str] = {
@@ -47,7 +53,7 @@ class ReplayConfig:
     new_passes: float = 2.0
     """Passes of an incremental training over the windows with new events."""
     replay_share: float = 0.25
-    """Of an incremental training's windows beside the new ones: drawn from older events, as a
+    """Windows of an incremental training besides the new ones: drawn from older events, as a
     share of all older windows."""
     new_rate: float = 0.3
     """Peak learning rate of an incremental training, as a share of the schedule's."""
@@ -91,7 +97,7 @@ class ReplayConfig:
             raise ValueError(f"backtest.replay_share must be in [0, 1], got {self.replay_share}")
 
     def continued_step(self, number: int) -> int | None:
-        """Name the step whose weights policy ``incremental`` continues before a step, from 1.
+        """Return the step whose weights policy ``incremental`` continues before a step, from 1.
 
         None where it trains from scratch.
         """
@@ -118,10 +124,6 @@ def cut_steps(times: NDArray[np.int64] | None, config: ReplayConfig) -> tuple[St
 
     Args:
         times: Unix seconds of all events, in any order, [E].
-        config: How many steps, or how long they are.
-
-    Raises:
-        ValueError: There are no times, or too few different ones.
     """
     if times is None:
         raise ValueError(
@@ -170,3 +172,153 @@ def _equal_lengths(
     """
     number = np.unique(ordered // max(1, length))[-(config.num_steps + 1) :]
     return np.stack([number * length, (number + 1) * length], axis=1)
+
+
+Flags = NDArray[np.bool_]
+
+
+class Timeline:
+    """Every user's events in order of time, with what is the same for all steps."""
+
+    def __init__(self, events: Sequences, num_item_rows: int) -> None:
+        assert events.times is not None, "cut_steps refuses events without times"
+        self.events, self.num_item_rows = events, num_item_rows
+        self.times = np.asarray(events.times)
+        self.item_rows = np.asarray(events.item_rows)
+        self.users = np.repeat(np.arange(events.num_user_rows), np.diff(events.offsets))  # [E]
+        late = (np.diff(self.times) < 0) & (np.diff(self.users) == 0)
+        if late.any():
+            raise ValueError(
+                f"user row {int(self.users[np.flatnonzero(late)[0]])} has events that are not in "
+                "order of time; a replay needs event_time to be the order of a user's events "
+                "(leave sequence_index out)"
+            )
+        self.first_times = np.full(num_item_rows, np.iinfo(np.int64).max)  # [N]
+        np.minimum.at(self.first_times, self.item_rows, self.times)
+
+    def before(self, moment: int) -> Rows:
+        """Return the end of each user's events before a moment, [U]."""
+        counts = np.bincount(self.users[self.times < moment], minlength=self.events.num_user_rows)
+        ends: Rows = np.asarray(self.events.offsets[:-1]) + counts
+        return ends
+
+    def known_items(self, moment: int) -> Flags:
+        """Mark the items that had an event before a moment, [N]."""
+        known: Flags = self.first_times < moment
+        known[0] = False
+        return known
+
+    def repeats(self) -> Flags:
+        """Mark the events of an item that the user had before, [E]."""
+        pairs = self.users * self.num_item_rows + self.item_rows
+        _, first = np.unique(pairs, return_index=True)
+        repeated = np.ones(len(pairs), bool)
+        repeated[first] = False
+        return repeated
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepQueries:
+    """Queries of a step with their targets."""
+
+    step: Step
+    user_rows: Rows
+    """[Q]"""
+    history_ends: Rows
+    """Position of the first event of the moment; the user's events before it are known, [Q]."""
+    moments: Rows
+    """Unix seconds, [Q]."""
+    targets: Jagged
+    """Items of the moment, each once, Q queries."""
+    candidates: Flags
+    """Items that lists may hold: those with an event before the step, [N]."""
+
+    def __len__(self) -> int:
+        return len(self.user_rows)
+
+    @classmethod
+    def of(
+        cls, timeline: Timeline, step: Step, *, exclude_history: bool, max_queries: int, seed: int
+    ) -> StepQueries:
+        """Collect the queries of a step, at most so many, drawn by the seed.
+
+        Where lists leave the history out, items that the user had before are no targets.
+        """
+        times, users = timeline.times, timeline.users
+        inside = (times >= step.begin) & (times < step.end)
+        # A user's events of one time follow each other, so the first of them begins a query.
+        starts = np.ones(len(times), bool)
+        starts[1:] = (np.diff(times) != 0) | (np.diff(users) != 0)
+        if exclude_history:
+            wanted = inside & ~timeline.repeats()
+        else:
+            wanted = inside & ~_twice_at_once(timeline, starts)
+        query_of = np.cumsum(starts) - 1  # [E]
+        numbers, counts = np.unique(query_of[wanted], return_counts=True)
+        history_ends = np.flatnonzero(starts)[numbers]
+        found = cls(
+            step=step,
+            user_rows=users[history_ends],
+            history_ends=history_ends,
+            moments=times[history_ends],
+            targets=ragged(timeline.item_rows[wanted], counts),
+            candidates=timeline.known_items(step.begin),
+        )
+        if len(found) <= max_queries:
+            return found
+        rng = np.random.default_rng([seed, step.number])
+        return found.take(np.sort(rng.choice(len(found), max_queries, replace=False)))
+
+    def take(self, rows: Rows) -> StepQueries:
+        return StepQueries(
+            step=self.step,
+            user_rows=self.user_rows[rows],
+            history_ends=self.history_ends[rows],
+            moments=self.moments[rows],
+            targets=self.targets.take(torch.from_numpy(rows)),
+            candidates=self.candidates,
+        )
+
+    def held_out(self, events: Sequences) -> HeldOut:
+        starts = np.asarray(events.offsets)[self.user_rows]
+        before = concatenated_ranges(starts, self.history_ends)
+        return HeldOut(
+            positions=self.history_ends,
+            targets=self.targets,
+            seen=ragged(np.asarray(events.item_rows[before]), self.history_ends - starts),
+        )
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(
+            path,
+            begin=self.step.begin,
+            end=self.step.end,
+            user_rows=self.user_rows,
+            history_ends=self.history_ends,
+            moments=self.moments,
+            targets_values=self.targets.values.numpy(),
+            targets_offsets=self.targets.offsets.numpy(),
+            candidates=self.candidates,
+        )
+
+
+def _twice_at_once(timeline: Timeline, starts: Flags) -> Flags:
+    """Mark the events that repeat an item of their own query, [E]."""
+    pairs = (np.cumsum(starts) - 1) * timeline.num_item_rows + timeline.item_rows
+    _, first = np.unique(pairs, return_index=True)
+    repeated = np.ones(len(pairs), bool)
+    repeated[first] = False
+    return repeated
+
+
+def save_events(timeline: Timeline, path: Path) -> None:
+    """Write all events, so that models from elsewhere can be fitted on the same ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        item_rows=timeline.item_rows,
+        offsets=np.asarray(timeline.events.offsets),
+        times=timeline.times,
+        num_item_rows=timeline.num_item_rows,
+    )

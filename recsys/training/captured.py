@@ -11,16 +11,73 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from recsys.data.batch import moved
 from recsys.kernels.choice import is_on
-from recsys.training.guard import StepGuard
-from recsys.training.optim import clip_gradients
+from recsys.training.optim import Muon, clip_gradients
+
+
+class BadSteps(NamedTuple):
+    """Steps that moved nothing, since they were last read."""
+
+    total: int
+    longest: int
+    """The longest streak, which may have begun before."""
+
+
+class StepGuard:
+    """Steps an optimizer, or skips."""
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        self._optimizer = optimizer
+        # Another subclass of AdamW may do more than the fused kernel, which reads the switch.
+        fused = type(optimizer) in (AdamW, Muon) and all(
+            group.get("fused") for group in optimizer.param_groups
+        )
+        self.waits = not (device.type == "cuda" and fused)
+        """Whether the host sees each step."""
+        self.in_a_row = 0
+        """Bad steps up to the latest, as of the last reading."""
+        self._total = self._longest = 0
+        self._counts = torch.zeros(3, device=device)
+        """On the device: in all, in a row, and the longest streak."""
+
+    def step(self, sum_to_check: Tensor) -> None:
+        """Move the weights where loss plus gradient norm, a scalar, is finite."""
+        if not self.waits:
+            self._step_on_device(sum_to_check)
+        elif bool(torch.isfinite(sum_to_check)):
+            self._optimizer.step()
+            self.in_a_row = 0
+        else:
+            self.in_a_row += 1
+            self._total += 1
+            self._longest = max(self._longest, self.in_a_row)
+
+    def _step_on_device(self, sum_to_check: Tensor) -> None:
+        bad = (~torch.isfinite(sum_to_check)).float()
+        self._optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self._optimizer.step()
+        total, in_a_row, longest = self._counts.unbind()
+        total.add_(bad)
+        in_a_row.add_(bad).mul_(bad)
+        torch.maximum(longest, in_a_row, out=longest)
+
+    def read(self) -> BadSteps:
+        """Read the counts and begin them anew; on a device this waits for it."""
+        if not self.waits:
+            self._total, self.in_a_row, self._longest = map(int, self._counts.tolist())
+            self._counts[0].zero_()
+            self._counts[2] = self._counts[1]
+        bad = BadSteps(self._total, self._longest)
+        self._total, self._longest = 0, self.in_a_row
+        return bad
+
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +99,6 @@ class FixedShapeLoss:
         """Pair the two ways.
 
         Args:
-            loss_at: Loss of the batch of a step, whatever its shape.
             inputs_at: The batch of a step on the host as integers, [S] int64, always of one
                 length; None where it does not fit.
             loss_of: The same loss of such a batch on the device, without waiting for it.
@@ -143,15 +199,7 @@ class CapturedStep:
 def can_capture(
     loss_at: object, guard: StepGuard, device: torch.device, num_steps: int, *, moves_rows: bool
 ) -> bool:
-    """Whether steps may be captured: on CUDA, by the fused optimizer alone, of one shape.
-
-    Args:
-        loss_at: A ``FixedShapeLoss``, or any other loss, which is not captured.
-        guard: Of the optimizer.
-        device: Of the model.
-        num_steps: Of the training.
-        moves_rows: Whether tables move by rows inside the backward, with a rate from the host.
-    """
+    """Whether steps may be captured: on CUDA, by the fused optimizer alone, of one shape."""
     fixed = isinstance(loss_at, FixedShapeLoss)
     fast = device.type == "cuda" and is_on("captured_step") and not guard.waits
     return fixed and fast and not moves_rows and num_steps >= MIN_STEPS

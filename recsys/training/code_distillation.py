@@ -50,7 +50,7 @@ class CodeTeacher:
 
     @torch.no_grad()
     def __call__(self, batch: JaggedBatch, positions: Positions) -> TaughtCodes:
-        """Say what each position should learn, and behind which codes.
+        """Return the target of each position and the codes before it.
 
         Args:
             batch: ``history`` and, where there are times, ``history.times``: the events that the
@@ -74,7 +74,7 @@ class CodeTeacher:
     def _expected(self, batch: JaggedBatch, positions: Positions) -> Tensor:
         """Mix the label with what the model expects, among items with an ID, [P, N]."""
         history, share = batch["history"], self._config.share
-        scores = scores_after_events(self._model, batch) / self._config.temperature  # [M, N]
+        scores = scores_after_events(self._model, batch)  # [M, N]
         if len(scores) != len(history.values):
             raise ValueError(
                 f"the teacher reads {self._model.config.max_length} events and a sequence of the "
@@ -93,7 +93,6 @@ def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
     """Score every item after each event of each history, [M, N]; items seen get ``LEFT_OUT``.
 
     Args:
-        model: In evaluation mode.
         batch: ``history``, item rows of the catalogue, and ``history.times`` where there are times.
     """
     limit = model.config.max_length
@@ -117,7 +116,7 @@ def catalogue_logits(queries: Tensor, items: Tensor, seen: Jagged, temperature: 
 
 
 def shares(sums: Tensor) -> Tensor:
-    """Let rows add up to one, if they add up to anything."""
+    """Normalise rows to sum to one, except rows of zeros."""
     return sums / sums.sum(1, keepdim=True).clamp(min=1e-20)
 
 

@@ -25,12 +25,11 @@ MAX_ITEMS = 1 << 14
 
 
 def item_router(model: Ranker) -> BiasedRouter | None:
-    """Find the router that reads items alone and is balanced by biases; None without."""
+    """Return the router that is balanced by biases; None without."""
     body = model.trunk.body
     if not isinstance(body, SparseMoe):
         return None
-    by_item = model.config.routed_by == "item" and body.router.bias_rate > 0
-    return body.router if by_item else None
+    return body.router
 
 
 def served_items(item_rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,9 +49,7 @@ def settling(model: Ranker, item_rows: Tensor, device: torch.device) -> Callable
     From here on training batches no longer move biases.
 
     Args:
-        model: On ``device``.
         item_rows: Candidates as served, [U, k], on the host; 0 where a list is short.
-        device: Where the model is.
     """
     router = item_router(model)
     if router is None or not bool((item_rows > 0).any()):

@@ -22,7 +22,7 @@ import torch.utils.deterministic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recsys.training.captured import CapturedStep, can_capture
+from recsys.training.captured import BadSteps, CapturedStep, StepGuard, can_capture
 from recsys.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -30,27 +30,29 @@ from recsys.training.checkpoint import (
     prepare_directory,
     save_checkpoint,
 )
-from recsys.training.guard import BadSteps, StepGuard
 from recsys.training.optim import (
     RowTables,
     ScheduleConfig,
     clip_gradients,
     lr_at,
 )
-from recsys.training.progress import Progress, SilentTracker, StderrProgress, Tracker
+from recsys.training.progress import (
+    Progress,
+    SilentTracker,
+    Spent,
+    StderrProgress,
+    Tracker,
+    seconds_now,
+    steps_to_skip,
+)
 from recsys.training.ranks import ALONE, Ranks
-from recsys.training.time_limit import Spent, seconds_now, steps_to_skip
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Numbers of one training run.
-
-    Raises:
-        ValueError: If a number is out of its range.
-    """
+    """Numbers of one training run."""
 
     num_steps: int
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -122,7 +124,6 @@ class TrainState:
     validation_seconds: float = 0.0
 
     def place(self) -> float:
-        """Give the place in the schedule, in steps."""
         return self.step + self.skipped_steps
 
 
@@ -147,7 +148,7 @@ class TrainResult:
 
 
 class Run:
-    """What a checkpoint holds: a model, its optimizer, the counters and the best weights so far."""
+    """State of a training: a model, its optimizer, the counters and the best weights so far."""
 
     def __init__(
         self,
@@ -234,9 +235,6 @@ class Run:
         """Measure the model, keep its weights if they are the best, and note when to stop.
 
         A metric that is not a number is never the best.
-
-        Raises:
-            ValueError: If ``evaluate`` does not return the metric of the config.
         """
         began = seconds_now()
         self.model.eval()
@@ -340,7 +338,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 @contextmanager
 def reproducible_sums(enabled: bool) -> Iterator[None]:
-    """Let torch run only operations that give the same bits each time."""
+    """Allow only torch operations that give the same bits each time."""
     before = torch.are_deterministic_algorithms_enabled()
     memory = torch.utils.deterministic
     fill_before = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -410,13 +408,11 @@ def train(
     """Train a model until its steps, time or patience run out, resuming from ``checkpoint_dir``.
 
     Args:
-        model: On its device, with the weights to start from.
         loss_at: Mean loss of the model on the batch of a step (0, 1, ...), a scalar. The batch
             must depend on the step alone (``BatchOrder``); torch's global generators may be drawn
             from, their state is part of a checkpoint.
         evaluate: Validation metrics of the model; called in eval mode without gradients.
         checkpoint_dir: Folder of this run's checkpoints; None neither saves nor resumes.
-        ranks: The processes that train it together; the mean of their losses is the step's.
 
     Raises:
         TrainingDiverged: If loss or gradients stay non-finite; carries an exit code.

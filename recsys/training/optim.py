@@ -7,8 +7,9 @@ tables may be taken out of AdamW and moved by rows, inside the backward (``layer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,97 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig
-from recsys.training.orthogonal import Muon, block_matrices
+
+MOMENTUM = 0.95
+ITERATIONS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Coefficients of the quintic that moves singular values in (0, 1] to about [0.7, 1.2]."""
+ADAM_LENGTH = 0.2
+"""Root mean square of one of Adam's steps over the learning rate, as found in practice."""
+
+
+def block_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """List the trainable weights of linear layers inside blocks, in the model's order."""
+    return [
+        layer.get_parameter("weight")
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and "blocks" in name.split(".")
+        if layer.weight.requires_grad
+    ]
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Make the singular values of matrices about 1, [S, R, C]; in bfloat16 where it is fast."""
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    tall = x.shape[1] > x.shape[2]
+    if tall:
+        x = x.mT
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        products = x @ x.mT
+        x = a * x + (b * products + c * products @ products) @ x
+    turned: Tensor = (x.mT if tall else x).to(matrices.dtype)
+    return turned
+
+
+class Muon(AdamW):
+    """AdamW that leaves some matrices to orthogonal steps."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], matrices: Sequence[nn.Parameter], **settings: Any
+    ) -> None:
+        super().__init__(groups, **settings)
+        self.found_inf: Tensor | None = None
+        """On the device: not zero where a step is to move nothing, as of torch's fused AdamW."""
+        self._matrices = {id(matrix) for matrix in matrices}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        moving = [
+            (parameter, parameter.grad, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if id(parameter) in self._matrices and parameter.grad is not None
+        ]
+        for parameter, _, _ in moving:
+            parameter.grad = None
+        loss: float | None = super().step(closure)
+        for parameter, gradient, _ in moving:
+            parameter.grad = gradient
+        # Equal shapes at once: a step is many small products.
+        by_shape = sorted(moving, key=lambda one: tuple(one[0].shape))
+        for _, stack in groupby(by_shape, key=lambda one: (tuple(one[0].shape), id(one[2]))):
+            self._turn(list(stack))
+        return loss
+
+    def _turn(self, stack: Sequence[tuple[nn.Parameter, Tensor, dict[str, Any]]]) -> None:
+        steps = []
+        for parameter, gradient, _ in stack:
+            state = self.state[parameter]
+            if "momentum" not in state:
+                # AdamW looks for a count of steps wherever there is a state.
+                state["step"] = torch.zeros((), device=parameter.device)
+                state["momentum"] = torch.zeros_like(parameter)
+            if self.found_inf is None:
+                state["momentum"].mul_(MOMENTUM).add_(gradient)
+            else:
+                moved = MOMENTUM * state["momentum"] + gradient
+                state["momentum"].copy_(self._unless_bad(state["momentum"], moved))
+            steps.append(gradient + MOMENTUM * state["momentum"])
+        group, shape = stack[0][2], stack[0][0].shape
+        length = group["lr"] * ADAM_LENGTH * math.sqrt(max(shape))
+        for (parameter, _, _), turn in zip(stack, orthogonalised(torch.stack(steps)), strict=True):
+            kept = 1 - group["lr"] * group["weight_decay"]
+            if self.found_inf is None:
+                parameter.mul_(kept).sub_(turn, alpha=length)
+            else:
+                parameter.copy_(self._unless_bad(parameter, parameter * kept - turn * length))
+
+    def _unless_bad(self, before: Tensor, after: Tensor) -> Tensor:
+        assert self.found_inf is not None
+        return torch.where(self.found_inf > 0, before, after)
+
 
 ROWS_PAY_FROM = 1 << 25
 """Elements of a layer's tables from which moving rows beats a dense step: on an H200 the dense step
@@ -26,11 +117,7 @@ at 640M (``tests/benchmarks/results/kernels/training_step_cuda.md``)."""
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How the learning rate rises and falls over the steps.
-
-    Raises:
-        ValueError: If a number is out of its range or the decay is unknown.
-    """
+    """How the learning rate rises and falls over the steps."""
 
     learning_rate: float = 1e-3
     """The peak, reached at the end of the warm-up."""
@@ -58,13 +145,7 @@ class ScheduleConfig:
 
 
 def lr_at(step: float, schedule: ScheduleConfig, num_steps: int) -> float:
-    """Give the learning rate of a step, counted from 0, of a run of ``num_steps``.
-
-    Args:
-        step: May lie between two steps, in a run that hurries.
-        schedule: How the rate rises and falls.
-        num_steps: Of the whole run.
-    """
+    """Return the learning rate of a step, counted from 0, of a run of ``num_steps``."""
     if step < schedule.warmup_steps:
         return schedule.learning_rate * (step + 1) / schedule.warmup_steps
     end = schedule.decay_steps or num_steps
@@ -82,23 +163,10 @@ def lr_at(step: float, schedule: ScheduleConfig, num_steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig:
-    """AdamW's own numbers; the learning rate comes from the schedule.
-
-    Raises:
-        ValueError: If a number is out of its range.
-    """
+    """AdamW's own numbers; the learning rate comes from the schedule."""
 
     weight_decay: float = 0.01
     """Share of a weight that a step takes off, times the learning rate."""
-    decay_embeddings: bool = False
-    """Whether embedding tables decay too. Off: a rare item's row would shrink to nothing between
-    its updates."""
-    beta1: float = 0.9
-    """Decay of the gradients' running mean."""
-    beta2: float = 0.999
-    """Decay of the squared gradients' running mean."""
-    eps: float = 1e-8
-    """Added to the divisor, so that it is never 0."""
     tables: Literal["auto", "dense", "adam", "rowwise_adam", "rowwise_adagrad"] = "auto"
     """How embedding tables move. ``dense``: as any other weight, every row at every step. ``adam``:
     only rows of the batch, inside the backward; a row's moments then rest while it does not occur.
@@ -118,23 +186,14 @@ class AdamWConfig:
             raise ValueError(f"tables is one of {kinds}, got {self.tables!r}")
         if self.matrices not in ("adam", "orthogonal"):
             raise ValueError(f"matrices is 'adam' or 'orthogonal', got {self.matrices!r}")
-        if self.decay_embeddings and self.tables in kinds[2:]:
-            raise ValueError(
-                f"tables that move by rows ({self.tables!r}) cannot decay; set decay_embeddings "
-                "to false, or tables to 'dense'"
-            )
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError(f"betas must be in [0, 1), got {self.beta1} and {self.beta2}")
-        if self.eps <= 0:
-            raise ValueError(f"eps must be > 0, got {self.eps}")
 
 
-def decay_groups(
-    model: nn.Module, weight_decay: float, *, decay_embeddings: bool
-) -> list[dict[str, Any]]:
-    """Split the trainable parameters: matrices decay, biases and norms never, embeddings by choice.
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Split the trainable parameters: matrices decay; biases, norms and embeddings never.
+
+    A rare item's row would shrink to nothing between its updates.
 
     Order is that of ``named_parameters`` within each group, so it is the same in every run. Tables
     that move by rows are in neither.
@@ -150,7 +209,7 @@ def decay_groups(
     free: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad and id(parameter) not in by_rows:
-            decays = decay_embeddings if id(parameter) in tables else parameter.ndim >= 2
+            decays = id(parameter) not in tables and parameter.ndim >= 2
             (decaying if decays else free).append(parameter)
     groups = [
         {"params": decaying, "weight_decay": weight_decay},
@@ -179,8 +238,7 @@ def row_updates(layer: EmbeddingBags, config: AdamWConfig) -> RowUpdateConfig | 
         weights = list(layer.parameters())
         fast = layer.backend == "triton" and weights[0].is_cuda
         large = sum(weight.numel() for weight in weights) >= ROWS_PAY_FROM
-        free = not frozen and not config.decay_embeddings
-        rule = "adam" if fast and large and free else "dense"
+        rule = "adam" if fast and large and not frozen else "dense"
     if rule == "dense" or len(frozen) == len(layer.tables):
         return None
     if frozen:
@@ -188,13 +246,7 @@ def row_updates(layer: EmbeddingBags, config: AdamWConfig) -> RowUpdateConfig | 
             f"tables {frozen} are frozen and share a layer with others that move by rows; unfreeze "
             "them, or set tables to 'dense'"
         )
-    return RowUpdateConfig(
-        rule=rule,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        eps=config.eps,
-        max_row_norm=config.max_row_norm,
-    )
+    return RowUpdateConfig(rule=rule, max_row_norm=config.max_row_norm)
 
 
 class RowTables:
@@ -208,7 +260,7 @@ class RowTables:
             layer.begin_step(learning_rate)
 
     def may_move(self, loss: Tensor) -> bool:
-        """Say whether the backward may run: a loss that is not finite moves no row."""
+        """Return whether the backward may run: a loss that is not finite moves no row."""
         allowed = [layer.may_move(loss) for layer in self.layers]
         return all(allowed)
 
@@ -221,18 +273,13 @@ def adamw(model: nn.Module, config: AdamWConfig) -> AdamW:
     for module in model.modules():
         if isinstance(module, EmbeddingBags):
             module.update_rows(row_updates(module, config))
-    groups = decay_groups(model, config.weight_decay, decay_embeddings=config.decay_embeddings)
+    groups = decay_groups(model, config.weight_decay)
     if not groups:
         raise ValueError("the model has no trainable parameter; unfreeze some")
     # One kernel per group instead of six passes over every table, on CPU too.
-    settings: dict[str, Any] = {
-        "betas": (config.beta1, config.beta2),
-        "eps": config.eps,
-        "fused": True,
-    }
     if config.matrices == "orthogonal":
-        return Muon(groups, block_matrices(model), lr=0.0, **settings)
-    return AdamW(groups, lr=0.0, **settings)
+        return Muon(groups, block_matrices(model), lr=0.0, fused=True)
+    return AdamW(groups, lr=0.0, fused=True)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
@@ -249,7 +296,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Name each tensor of an optimizer's state ``<slot>/<parameter>``.
+    """Return each tensor of an optimizer's state by ``<slot>/<parameter>``.
 
     Settings (learning rate, decay, betas) are left out: they come from the config.
     """
@@ -267,18 +314,14 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def joined_name(place: str, name: str) -> str:
-    """Name a parameter of a module within the model; the model's own place is empty."""
+    """Return a parameter's name within the model; the model's own place is empty."""
     return f"{place}.{name}" if place else name
 
 
 def load_optimizer_tensors(
     model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back the state that ``optimizer_tensors`` took, of tables that moved either way.
-
-    Raises:
-        ValueError: If a tensor belongs to no parameter of the optimizer.
-    """
+    """Put back the state that ``optimizer_tensors`` took, of tables that moved either way."""
     tensors = load_row_tables(model, tensors)
     names = {parameter: name for name, parameter in model.named_parameters()}
     # The index is the place in the groups, as Optimizer.state_dict numbers them.
@@ -299,7 +342,7 @@ def load_optimizer_tensors(
 
 
 def load_row_tables(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Give the tables that move by rows their state; return the tensors of all else."""
+    """Load the state of tables that move by rows; return the other tensors."""
     rest = dict(tensors)
     for place, layer in row_tables(model):
         names = [name for name, _ in layer.named_parameters()]

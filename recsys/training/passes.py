@@ -42,7 +42,7 @@ class TrainingConfig:
     max_grad_norm: float | None = 1.0
     """Norm that a gradient is scaled down to; None scales none."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the forward pass; ``auto`` is bfloat16 on a GPU that has it, float32 elsewhere."""
+    """Precision of the forward pass; ``auto`` is bfloat16 on a GPU that has it, else float32."""
     refit_epochs: float | None = None
     """Passes over all events in which a refit continues the trained weights; None trains again
     from the start, for as many passes as validation chose."""
@@ -82,10 +82,7 @@ class TrainingConfig:
         """Describe a refit of as many passes as were best, with that run's schedule.
 
         Args:
-            best_step: Steps that validation chose.
-            num_examples: Of the run that it chose, and of the refit.
             schedule_steps: Steps that the run's schedule took; None where time did not shorten it.
-            share: Share of those passes that is taken, by a schedule as much shorter.
         """
         before, now = num_examples
         growth = share * now / before

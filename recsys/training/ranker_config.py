@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from recsys.models.configs import check_positive
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 from recsys.training.passes import TrainingConfig
 
@@ -19,15 +20,6 @@ class RankerFitConfig(TrainingConfig):
     """Candidates of a training step from the first places of the blend."""
     num_random: int = 30
     """Candidates of a training step drawn from the places behind those."""
-    task_share: float = 0.1
-    """Weight of the pointwise cross entropies, which make logits probabilities, next to the
-    listwise loss, which orders them."""
-    shown_share: float = 0.1
-    """Weight of the loss on impressions, where shown lists are logged."""
-    line_l2: float = 20.0
-    """L2 penalty of the linear correction that is fitted before the network; in queries."""
-    line_queries: int = 8192
-    """Queries that the linear correction is fitted on, evenly spaced."""
     like_from: float = 4.0
     """Events of at least this value are likes."""
     batch_size: int = 64
@@ -40,18 +32,11 @@ class RankerFitConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_hard", "num_random", "line_queries"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if not (math.isfinite(self.line_l2) and self.line_l2 > 0):
-            raise ValueError(f"line_l2 must be > 0 and finite, got {self.line_l2}")
+        check_positive(self, "num_hard", "num_random")
         if self.num_candidates <= self.num_hard:
             raise ValueError(
                 f"num_candidates must be more than num_hard = {self.num_hard}, got "
                 f"{self.num_candidates}"
             )
-        for name in ("task_share", "shown_share"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise ValueError(f"{name} must be >= 0 and finite, got {getattr(self, name)}")
         if not math.isfinite(self.like_from):
             raise ValueError(f"like_from must be finite, got {self.like_from}")

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.order import BatchOrder
 from recsys.data.share import WHOLE, StepShare
+from recsys.data.windows import BatchOrder
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Correction, Ranked
@@ -26,6 +26,15 @@ from recsys.training.ranks import ALONE, Ranks
 
 BLOCK = 256
 """Queries scored at a time."""
+TASK_SHARE = 0.1
+"""Weight of the pointwise cross entropies, which make logits probabilities, next to the listwise
+loss, which orders them."""
+SHOWN_SHARE = 0.1
+"""Weight of the loss on impressions, where shown lists are logged."""
+LINE_L2 = 20.0
+"""L2 penalty of the linear correction that is fitted before the network; in queries."""
+LINE_QUERIES = 8192
+"""Queries that the linear correction is fitted on, evenly spaced."""
 NEVER = -1e4
 """Logit where there is no candidate."""
 
@@ -38,7 +47,6 @@ def listwise_loss(logits: Tensor, drawn: Drawn, share: StepShare = WHOLE) -> Ten
     Args:
         logits: [B, C, T].
         drawn: The candidates; those without a label are left out of the list.
-        share: Of the step's batch.
     """
     absent = drawn.labels[:, :, :1].isnan()
     among = (logits + drawn.log_weights[:, :, None]).masked_fill(absent, NEVER).log_softmax(1)
@@ -61,18 +69,12 @@ def ranker_loss(
     Experts are kept balanced over the queries' whole lists (``expert_balance``).
 
     Args:
-        model: On ``device``; its correction gets scales and weights here.
-        examples: On the host.
         chosen: Queries with a positive candidate, [U].
-        config: Sizes of a step, weights of the losses.
-        seed: Of the order and the draws.
-        device: Where a step's candidates go.
-        ranks: The processes that train together.
     """
     if model.correction is not None:
         candidates = examples.candidates.take(chosen)
         model.correction.fit_scale(candidates.features[candidates.present].to(device))
-        fit_line(model.correction, examples, chosen, config)
+        fit_line(model.correction, examples, chosen)
     losses = StepLosses(model, examples, chosen, config, seed, device, ranks)
     settle = settling(model, examples.candidates.item_rows[chosen], device)
 
@@ -111,7 +113,7 @@ def fixed_loss(
 
 
 def fit_line(
-    correction: Correction, examples: RankingExamples, chosen: Tensor, config: RankerFitConfig
+    correction: Correction, examples: RankingExamples, chosen: Tensor, l2: float = LINE_L2
 ) -> None:
     """Fit the linear correction of each task to whole lists by L-BFGS; the problem is convex.
 
@@ -119,12 +121,9 @@ def fit_line(
     then learns what is not linear.
 
     Args:
-        correction: With fitted scales; its weights are set here.
-        examples: On the host.
         chosen: Queries with a positive candidate, [U].
-        config: ``line_l2`` and ``line_queries``.
     """
-    device, count = correction.weight.device, min(len(chosen), config.line_queries)
+    device, count = correction.weight.device, min(len(chosen), LINE_QUERIES)
     read = chosen[torch.linspace(0, len(chosen) - 1, count).long()]
     features = examples.candidates.features[read].to(device)  # [Q, k, F]
     base = correction.base(features)[..., 0].masked_fill(
@@ -134,7 +133,7 @@ def fit_line(
     for task in range(len(correction.weight)):
         wanted = (examples.labels[read][:, :, task] == 1).to(device)
         wanted = wanted / wanted.sum(1, keepdim=True).clamp(min=1)  # [Q, k]
-        weight = _fitted_line(features, base, wanted, config.line_l2)
+        weight = _fitted_line(features, base, wanted, l2)
         with torch.no_grad():
             correction.weight[task] = weight
 
@@ -179,7 +178,6 @@ class StepLosses:
         device: torch.device,
         ranks: Ranks = ALONE,
     ) -> None:
-        """Take the arguments of ``ranker_loss``."""
         self._model, self._examples, self._chosen = model, examples, chosen
         self._config, self._seed, self._device, self._ranks = config, seed, device, ranks
         num_queries = min(config.batch_size, len(chosen))
@@ -214,11 +212,11 @@ class StepLosses:
     def _loss(self, ranked: Ranked, drawn: Drawn, share: StepShare) -> Tensor:
         listwise = listwise_loss(ranked.logits.view(*drawn.labels.shape), drawn, share)
         tasks = self._model.loss_of(ranked, Feedback(drawn.labels.flatten(0, 1)), share)
-        return listwise + self._config.task_share * tasks
+        return listwise + TASK_SHARE * tasks
 
 
 def device_of(ranker: Ranker) -> torch.device:
-    """Say where a ranker's weights are."""
+    """Return where a ranker's weights are."""
     return next(ranker.parameters()).device
 
 

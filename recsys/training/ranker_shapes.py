@@ -31,13 +31,12 @@ class FixedLists(NamedTuple):
     max_history: int
     num_item_rows: int
     query_features: tuple[str, ...]
-    """Of the query, one value each."""
+    """Features of the query, one value each."""
 
     @classmethod
     def of(
         cls, inputs: RankerInputs, num_queries: int, num_candidates: int, max_history: int
     ) -> FixedLists:
-        """Take the sizes of a ranker's inputs."""
         return cls(
             num_queries=num_queries,
             num_candidates=num_candidates,
@@ -63,11 +62,10 @@ class FixedLists(NamedTuple):
         return [candidates * self.num_features, candidates * self.num_tasks, candidates]
 
     def inputs(self, batch: RankingBatch, drawn: Drawn) -> Tensor | None:
-        """Lay a step out as integers on the host, [S]; None where it does not fit.
+        """Write a step as integers on the host, [S]; None if it does not fit.
 
         Args:
             batch: The candidates drawn for queries, on the host.
-            drawn: The same candidates' labels and weights.
         """
         queries = batch.queries
         single = all(len(queries[one].values) == self.num_queries for one in self.query_features)

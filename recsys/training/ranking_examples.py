@@ -36,7 +36,6 @@ class Outcomes(NamedTuple):
 
     @classmethod
     def of_values(cls, values: Tensor) -> Outcomes:
-        """Describe events without types."""
         return cls(values, torch.zeros(len(values), 0, dtype=torch.bool))
 
     def of_type(self, name: str) -> Tensor:
@@ -48,10 +47,6 @@ def tasks_of(outcomes: Outcomes, like_from: float) -> tuple[tuple[str, ...], str
     """Choose the tasks that held-out events have labels for, with the reason.
 
     A type of event is a task where it has at least ``MIN_OF_A_TYPE`` events and others have too.
-
-    Args:
-        outcomes: Of M events.
-        like_from: Least value of a like.
     """
     known = outcomes.values[~outcomes.values.isnan()]
     liked = int((known >= like_from).sum())
@@ -92,12 +87,6 @@ def labels_of(
     Args:
         item_rows: [U, k].
         targets: Held-out items of each query.
-        outcomes: Of the events behind them, M.
-        tasks: ``next``, ``like`` or types of events, T names.
-        like_from: Least value of a like.
-
-    Raises:
-        ValueError: If a task is none of these.
     """
     queries = targets.segments()
     is_target = item_rows[queries] == targets.values[:, None]  # [M, k]
@@ -156,7 +145,6 @@ class RankingExamples(NamedTuple):
         return self.candidates.take(chosen).batch(self.queries_of(chosen))
 
     def queries_of(self, chosen: Tensor) -> JaggedBatch:
-        """Select queries without their candidates."""
         features = self.queries.features.items()
         return JaggedBatch({name: feature.take(chosen) for name, feature in features})
 
@@ -179,9 +167,6 @@ def draw_places(
 
     Args:
         labels: Of queries with a positive candidate, [B, k, T].
-        num_hard: First places, always included.
-        num_random: Drawn from the places behind.
-        generator: Of the step, so that a resumed run draws the same.
     """
     num_queries, length = labels.shape[:2]
     positive = labels[:, :, 0] == 1

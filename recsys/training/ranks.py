@@ -1,4 +1,4 @@
-"""What a training asks of the processes (ranks) that run it together; here for one alone.
+"""Processes (ranks) that run a training together; here one alone.
 
 ``recsys/training/distributed`` has the ranks of several processes.
 """
@@ -34,7 +34,7 @@ class Ranks(Protocol):
         """Take this rank's examples of a step, or all where ranks are fewer."""
 
     def share(self, step: int, seed: int) -> StepShare:
-        """Tell a loss of the other parts of a step's batch."""
+        """Return the share of a step's batch for a loss."""
 
     def shard(self, model: nn.Module, config: AdamWConfig) -> None:
         """Spread large tables over the ranks; the model is on its device, without an optimizer."""
@@ -75,12 +75,7 @@ class Ranks(Protocol):
         """Put this rank's generators back."""
 
     def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
-        """Make the model one that a single process can use, on every rank.
-
-        Args:
-            model: Takes the best weights where there are any, else keeps its own.
-            best: Of the first rank where tables are sharded, else of each.
-        """
+        """Make the model one that a single process can use, on every rank."""
 
 
 class OneRank:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.order import BatchOrder
+from recsys.data.windows import BatchOrder
 from recsys.models.ranker.batch import Candidates, Feedback
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_config import RankerFitConfig
@@ -25,7 +25,7 @@ class Impressions(NamedTuple):
     """Items of shown lists and their feedback."""
 
     item_rows: Jagged
-    """Of each list, I in all."""
+    """Item rows of each list, I in all."""
     slots: Tensor
     """[I] int64 from 0, the top."""
     labels: Tensor
@@ -38,7 +38,6 @@ def impression_examples(
     """Label the candidates that were shown, NaN for others; impressions of no candidate are lost.
 
     Args:
-        queries: One for each shown list.
         targets: Items that followed each list.
     """
     rows = candidates.item_rows
@@ -71,9 +70,6 @@ def fit_examination(model: Ranker, examples: RankingExamples, chosen: Tensor) ->
     The same item in several slots separates the two.
 
     Args:
-        model: Corrects a base score, was built with ``num_slots`` and has fitted scales; its curve
-            and the level of shown lists are set, and the curve is not trained further.
-        examples: With slots, on the host.
         chosen: Lists to learn from, [U].
     """
     examination, level, correction = model.examination, model.shown_level, model.correction
@@ -122,13 +118,7 @@ def shown_losses(
     """Return the loss of a step's shown lists, a scalar and a function of the step alone.
 
     Args:
-        model: On ``device``, built with ``num_slots``.
-        examples: With slots, on the host.
         chosen: Lists to learn from, [U].
-        config: Size of a step.
-        seed: Of the order.
-        device: Where a step's candidates go.
-        ranks: The processes that train together.
     """
     assert examples.slots is not None
     all_slots = examples.slots

@@ -26,8 +26,7 @@ from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
 from recsys.models import names
-from recsys.models.adapted.model import AdaptedRetriever, twin_of
-from recsys.models.adapted.ranker import AdaptedRanker, check_row_layers
+from recsys.models.adapted.model import AdaptedRanker, AdaptedRetriever, check_row_layers, twin_of
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower

@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recsys.data.finite import all_finite
+from recsys.data.batch import all_finite
 from recsys.models import names
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel

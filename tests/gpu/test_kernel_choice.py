@@ -11,20 +11,18 @@ import pytest
 import torch
 
 from recsys.data.batch import JaggedBatch
+from recsys.fitting.counted import fit_ease
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.item_weights import fit_ease
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.sequence import fit_sequence
-from recsys.fitting.training import TrainingRun
+from recsys.fitting.spec import TrainingRun
 from recsys.fitting.two_tower import fit_two_tower
 from recsys.kernels.choice import KERNELS, uses, without
-from recsys.models.item_weights.ease import EaseWeightsConfig
+from recsys.models.configs import EaseWeightsConfig, TwoTowerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.two_tower import TwoTowerConfig
 from recsys.retrieval.sources import DeviceSource, ScoredSource, behaviour_vectors
-from recsys.training.captured import CapturedStep, FixedShapeLoss
-from recsys.training.guard import StepGuard
+from recsys.training.captured import CapturedStep, FixedShapeLoss, StepGuard
 from recsys.training.optim import AdamWConfig
 from recsys.training.passes import TrainingConfig
 from tests.gpu.test_training_path import INPUTS, catalogue, world

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recsys.fitting.training import TrainingRun, run_training
+from recsys.fitting.spec import TrainingRun, run_training
 from recsys.kernels.choice import without
 from recsys.models.ranker.model import Ranker
 from recsys.training.captured import CapturedStep, FixedShapeLoss

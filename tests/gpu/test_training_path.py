@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.item_mask import ItemMask
-from recsys.data.order import BatchOrder
+from recsys.data.windows import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.two_tower import TwoTower
 from recsys.retrieval.exact import exact_top_k
 from recsys.training.checkpoint import checkpoint_paths
 from recsys.training.loop import TrainConfig, TrainResult, train

@@ -21,25 +21,27 @@ from torch import Tensor
 
 from features.point_in_time import FEATURES
 from recsys.data.batch import Jagged
-from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
-from recsys.models.ease import Ease, EaseConfig
+from recsys.models.configs import (
+    ContentSimilarityConfig,
+    EaseWeightsConfig,
+    ItemToItemConfig,
+    PopularityConfig,
+    TwoTowerConfig,
+)
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.ease import Ease
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
-from recsys.models.item_weights.ease import (
-    EaseWeightsConfig,
-    ease_model,
-    most_frequent,
-    shared_users,
-)
-from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.item_weights.ease import ease_model, most_frequent, shared_users
+from recsys.models.popularity import Popularity
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.two_tower import TwoTower
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
@@ -312,7 +314,7 @@ def _ranker(directory: Path, items: ItemCatalogue, blend: Path, size: SyntheticS
     config = RankerConfig(embedding_dim=8, hidden_dim=8, num_experts=4, backend="torch")
     Ranker(config, inputs, items).save(directory)
     rows = np.arange(1, min(size.num_items, MAX_EXACT) + 1)
-    ease = Ease.fit(rows % 3, rows, size.num_items + 1, EaseConfig())
+    ease = Ease.fit(rows % 3, rows, size.num_items + 1)
     CandidateBuilder(
         blend=merging,
         history_features=HistoryFeatures(items, ease),

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from recsys.models.configs import TextTowerConfig
 from recsys.models.text_search.lexical import WordIndex
 from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import split
-from recsys.models.text_search.tower import TextTower, TextTowerConfig
+from recsys.models.text_search.tower import TextTower
 from serving import recommend
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.items import grown_text_search
@@ -39,7 +40,7 @@ def bundles(tmp_path_factory):
         split(f"{titles[row]} {' '.join(named.categories_of(row))}")
         for row in range(1, named.num_item_rows)
     ]
-    tower = TextTower(TextTowerConfig(dim=128, num_buckets=65_536, num_steps=0))
+    tower = TextTower(TextTowerConfig(dim=128, num_steps=0))
     search = TextSearch(tower, tower.encode(documents), WordIndex.of(documents), WEIGHTS)
     search.save(scratch / "text_search")
     folder = tmp_path_factory.mktemp("bundles")

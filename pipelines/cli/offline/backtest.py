@@ -22,17 +22,12 @@ if TYPE_CHECKING:
 Folder = Annotated[
     Path | None, typer.Option("--out", help="Folder of the replay; <workspace>/backtest without.")
 ]
-Prepare = Annotated[
-    Path | None,
-    typer.Option(help="Write the arrays there, for python -m recsys.replay, and stop."),
-]
 
 
 @on_a_run
 def backtest(
     config: RunConfig,
     folder: Folder = None,
-    prepare: Prepare = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     browse: Open = False,
@@ -51,19 +46,12 @@ def backtest(
       recsys backtest --config shop.toml --set backtest.step_days=7 --set backtest.num_steps=12
 
       recsys backtest --config shop.toml --set engine=ray
-
-      recsys backtest --config shop.toml --prepare arrays/shop
     """
-    from pipelines.backtest.arrays import arrays_of, save_arrays
     from pipelines.backtest.run import FOLDER
     from pipelines.backtest.run import backtest as replay
 
     place = folder or config.workspace / FOLDER
     show_progress = not quiet and log.is_terminal
-    if prepare is not None:
-        save_arrays(arrays_of(config, place, show_progress=show_progress), config, prepare)
-        out.print(f"arrays in {prepare}: python -m recsys.replay {prepare} --out {place}")
-        return
 
     def say(line: str) -> None:
         if not quiet:

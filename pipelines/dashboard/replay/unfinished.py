@@ -11,31 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pipelines.dashboard.context import Context
 from recsys.data.batch import Jagged
-from recsys.evaluation.ranking import list_ranks, per_user_metric
-from recsys.replay.blending import answered_by
 from recsys.replay.folder import PEER, SERVED, ReplayFolder
-from recsys.replay.measures import METRICS, moment_text, paired
+from recsys.replay.measures import METRICS, Measured, measured_lists, moment_text, row_of
+from recsys.replay.run import answered_by
 from recsys.replay.steps import POLICIES, SECONDS_PER_DAY
 
 Row = dict[str, Any]
-
-
-class _Answered(NamedTuple):
-    """A list's measures on a step."""
-
-    values: Mapping[str, Tensor]
-    """By metric, [Q]."""
-    fit_seconds: float
-    rank_seconds: float
 
 
 def measured_so_far(
@@ -90,7 +79,7 @@ def measured_so_far(
 
 def _answers(
     folder: ReplayFolder, number: int, files: Sequence[Path]
-) -> dict[tuple[str, str], _Answered]:
+) -> dict[tuple[str, str], Measured]:
     """Measure all lists of a step, by policy and row; what is half written is passed over."""
     try:
         with np.load(folder.queries(number), allow_pickle=False) as file:
@@ -106,40 +95,19 @@ def _answers(
         if path.name.endswith(".part.npz"):
             continue
         try:
-            found[policy, row] = _answered(path, targets)
-        except (OSError, EOFError, KeyError, ValueError, IndexError, BadZipFile):
+            found[policy, row] = measured_lists(path, targets)
+        except (ValueError, IndexError):
             continue
     return found
 
 
-def _answered(path: Path, targets: Jagged) -> _Answered:
-    with np.load(path, allow_pickle=False) as file:
-        item_rows = torch.from_numpy(file["item_rows"].astype(np.int64))
-        seconds = float(file["fit_seconds"]), float(file["rank_seconds"])
-    if len(item_rows) != len(targets.offsets) - 1:
-        raise ValueError(f"{path} has lists of other queries")
-    ranks = list_ranks(item_rows, targets)
-    return _Answered({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
-
-
 def _rows(
-    found: Mapping[tuple[str, str], _Answered], number: int, policies: Sequence[str], age: float
+    found: Mapping[tuple[str, str], Measured], number: int, policies: Sequence[str], age: float
 ) -> Iterator[Row]:
     """Write the lines of a step for every policy; all policies share the first step's models."""
     for policy in (*policies, PEER):
         made_by = policy if policy == PEER else answered_by(policy, number)
-        for (one, row), answered in found.items():
+        for (one, row), measured in found.items():
             if one != (policy if row == SERVED else made_by):
                 continue
-            yield {
-                "policy": policy,
-                "row": row,
-                "step": number,
-                "metrics": {name: float(value.mean()) for name, value in answered.values.items()},
-                "standard_errors": {
-                    name: paired(value)["standard_error"] for name, value in answered.values.items()
-                },
-                "fit_seconds": answered.fit_seconds,
-                "rank_seconds": answered.rank_seconds,
-                "model_age_days": age if policy == "never" else 0.0,
-            }
+            yield row_of(policy, row, number, age, measured)

@@ -16,7 +16,7 @@ from torch import Tensor
 from pipelines.config.gate import GateConfig
 from pipelines.publishing.gate.subject import Subject, at_least, warning
 from recsys.data.batch import Jagged
-from recsys.evaluation.rubrics import RUBRICS, Known, rubrics_of
+from recsys.evaluation.judges import RUBRICS, Known, rubrics_of
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 

@@ -1,1 +1,1 @@
-"""What another policy would have earned on a log, with how far that can be trusted."""
+"""Value of another policy on a log, with its uncertainty."""

@@ -20,11 +20,12 @@ Axes: n lists, K slots (1 of single actions), A actions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from recsys.evaluation.off_policy.logs import Floats, Mask
+from recsys.evaluation.off_policy.logs import Floats, Integers, Mask
 
 
 class Estimate(NamedTuple):
@@ -32,7 +33,7 @@ class Estimate(NamedTuple):
 
     value: float
     influence: Floats
-    """Of each list, mean 0: how much the value would grow with more of that list, [n]."""
+    """Influence of each list, mean 0: growth of the value with more of that list, [n]."""
 
 
 def mean_of(terms: Floats) -> Estimate:
@@ -84,9 +85,6 @@ def doubly_robust(
     """Correct a reward model by the weighted errors it makes on the log.
 
     Args:
-        rewards: [n, K], as are the next three.
-        predicted: The model's prediction for the logged item of each slot.
-        expected: The mean of its predictions over the evaluated policy.
         switch_at: Errors that are weighed above it do not count.
         self_normalized: Divide the errors of each slot by the mean of their weights.
     """
@@ -110,12 +108,6 @@ def cascade_doubly_robust(
 
     The mean of ``w_1..w_k (r_k - Q_k) + w_1..w_(k-1) V_k`` over lists, summed over slots. What
     stands behind a list's end must be 0 in rewards, predicted and expected, and 1 in the weights.
-
-    Args:
-        rewards: [n, K], as are the next three.
-        slot_weights: Of each slot given those above it.
-        predicted: Q_k: what the model predicts from the slot on, given the logged items down to it.
-        expected: V_k: the mean of it over the evaluated policy's items for the slot.
     """
     _check(rewards, slot_weights=slot_weights, predicted=predicted, expected=expected)
     weights = slot_weights.cumprod(1)
@@ -140,3 +132,69 @@ def _check(rewards: Floats, **others: Floats) -> None:
         if not np.isfinite(values).all():
             at = np.argwhere(~np.isfinite(values))[0].tolist()
             raise ValueError(f"{name} must be finite, got {values[tuple(at)]} at {at}")
+
+
+STRENGTH = 5.0
+"""Expected rewards that an item's own count for as much as the average."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RateModel:
+    """Rates of slots and items."""
+
+    slots: Floats
+    """Mean reward of each slot, [K]."""
+    items: Floats
+    """Factor of each item row, 1 for one that was never shown, [N]."""
+
+    @classmethod
+    def fit(
+        cls,
+        items: Integers,
+        rewards: Floats,
+        present: Mask,
+        num_item_rows: int,
+        strength: float = STRENGTH,
+    ) -> RateModel:
+        """Count; no list at all gives rates of 0."""
+        earned = np.where(present, rewards, 0.0)
+        slots = earned.sum(0) / np.maximum(present.sum(0), 1)
+        rows = items[present]
+        expected = np.bincount(
+            rows, np.broadcast_to(slots, items.shape)[present], minlength=num_item_rows
+        )
+        own = np.bincount(rows, earned[present], minlength=num_item_rows)
+        return cls(slots=slots, items=(own + strength) / (expected + strength))
+
+    def rates(self, items: Integers) -> Floats:
+        """Predict the reward of items in their slots, [..., K]."""
+        found: Floats = self.items[items] * self.slots
+        return found
+
+    @property
+    def below(self) -> Floats:
+        """Mean reward of all slots below each, [K]."""
+        found: Floats = self.slots.sum() - self.slots.cumsum()
+        return found
+
+
+def fold_of(groups: Integers, num_folds: int = 5) -> Integers:
+    """Return the fold of each list's group, such as its user, [n]."""
+    if num_folds < 2:
+        raise ValueError(f"num_folds must be at least 2, got {num_folds}")
+    _, owners = np.unique(groups, return_inverse=True)
+    shuffled = np.random.default_rng(0).permutation(owners.max(initial=0) + 1)
+    found: Integers = (shuffled[owners] % num_folds).astype(np.int64)
+    return found
+
+
+def fitted_folds(
+    items: Integers, rewards: Floats, present: Mask, num_item_rows: int, folds: Integers
+) -> list[RateModel]:
+    """Fit a model for each fold, on all lists outside it."""
+    return [
+        RateModel.fit(
+            items[folds != fold], rewards[folds != fold], present[folds != fold], num_item_rows
+        )
+        for fold in range(int(folds.max()) + 1)
+    ]

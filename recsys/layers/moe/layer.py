@@ -26,12 +26,6 @@ class SparseMoeConfig:
     router_dim: int | None = None
     """Width of the router's input; None is ``dim``."""
     router: Literal["sigmoid", "softmax"] = "sigmoid"
-    bias_rate: float = 0.01
-    """How far a bias moves in a step, at most."""
-    certainty_weight: float = 0.0
-    """Weight of the entropy of a row's routing."""
-    evenness_weight: float = 0.0
-    """Weight of the negative entropy of mean routing."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
@@ -56,15 +50,7 @@ class SparseMoe(nn.Module):
         self.config = config
         dim, hidden_dim, num_experts = config.dim, config.hidden_dim, config.num_experts
         router_dim = config.router_dim or dim
-        self.router = BiasedRouter(
-            router_dim,
-            num_experts,
-            config.top_k,
-            scores=config.router,
-            bias_rate=config.bias_rate,
-            certainty_weight=config.certainty_weight,
-            evenness_weight=config.evenness_weight,
-        )
+        self.router = BiasedRouter(router_dim, num_experts, config.top_k, scores=config.router)
         self.experts = Experts(num_experts, dim, hidden_dim, dim)
 
     def forward(

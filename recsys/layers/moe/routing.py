@@ -19,6 +19,8 @@ from torch import Tensor, distributed, nn
 
 from recsys.kernels.routed_experts.op import can_route, count_visits, route
 
+BIAS_RATE = 0.01
+"""Largest move of an expert's bias in a training step."""
 SETTLED_SHARE = 0.01
 """Share of the first move that is left for the last one of a settling."""
 
@@ -96,8 +98,8 @@ class BiasedRouter(nn.Module):
     """Chooses by score plus a bias that rises while an expert gets too few rows.
 
     The bias takes part in the choice and not in the weight, so balance costs no gradient. It moves
-    once a training step, by ``bias_rate`` times the lack of rows over the mean load, at most
-    ``bias_rate``: the published sign of the lack, but without its swinging about the balance. Where
+    once a training step, by ``BIAS_RATE`` times the lack of rows over the mean load, at most
+    ``BIAS_RATE``: the published sign of the lack, but without its swinging about the balance. Where
     training batches are not what is served, set ``moves_by_batch`` to False and ``settle`` it.
     """
 
@@ -108,24 +110,16 @@ class BiasedRouter(nn.Module):
         top_k: int,
         *,
         scores: Literal["sigmoid", "softmax"] = "sigmoid",
-        bias_rate: float = 0.01,
-        certainty_weight: float = 0.0,
-        evenness_weight: float = 0.0,
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
             raise ValueError(f"top_k must be in [1, num_experts = {num_experts}], got {top_k}")
         if scores not in ("sigmoid", "softmax"):
             raise ValueError(f"scores is 'sigmoid' or 'softmax', got {scores!r}")
-        if bias_rate < 0:
-            raise ValueError(f"bias_rate must be >= 0, got {bias_rate}")
-        if certainty_weight < 0 or evenness_weight < 0:
-            raise ValueError(
-                "certainty_weight and evenness_weight must be >= 0, got "
-                f"{certainty_weight} and {evenness_weight}"
-            )
-        self.top_k, self.bias_rate = top_k, bias_rate
-        self.certainty_weight, self.evenness_weight = certainty_weight, evenness_weight
+        self.top_k = top_k
+        self.certainty_weight = self.evenness_weight = 0.0
+        """Weights of the entropy of a row's chances (a row goes to one expert) and of minus the
+        entropy of the mean chances (clusters get experts of their own); only studies set them."""
         self.by_softmax = scores == "softmax"
         self.moves_by_batch = True
         """True if a training step moves biases."""
@@ -199,7 +193,7 @@ class BiasedRouter(nn.Module):
         if distributed.is_available() and distributed.is_initialized():
             distributed.all_reduce(counts)
         lack = 1 - counts * (len(self.bias) / counts.sum().clamp(min=1))
-        self.bias += self.bias_rate * lack.clamp(-1, 1)
+        self.bias += BIAS_RATE * lack.clamp(-1, 1)
         # Only differences matter; left alone the mean would drift.
         self.bias -= self.bias.mean()
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recsys.data.batch import JaggedBatch
 from recsys.layers.lora.bank import LoraBank
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.layers.lora.table import targeted_tables
 from recsys.models.item_tower import CatalogueModel
+from recsys.models.ranker.model import Ranker
+from recsys.models.ranker.network import Reader
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 
@@ -33,7 +36,7 @@ ENCODED_AT_A_TIME = 1 << 16
 
 
 def adapted_layers(model: Model) -> tuple[str, ...]:
-    """Give the default targets of adapters: the query side, and the projection of content."""
+    """Return the default targets of adapters: the query side, and the projection of content."""
     reading = QUERY_LAYERS[type(model)]
     return (reading,) if model.item_tower.content is None else (reading, CONTENT_LAYER)
 
@@ -54,13 +57,6 @@ def centre_items(model: Model, adapter: LoraAdapter, rows: Tensor, share: float)
     part dominates every cosine. The projected content c_i is corrected by
     - share m (mean content . c_i) / |mean content|^2 with m the items' mean input, a correction of
     rank 1 that replaces the adapter's first. Call it before training.
-
-    Args:
-        rows: The domain's items.
-        share: Of the mean that is subtracted; at 1 the items' mean input becomes zero.
-
-    Raises:
-        ValueError: If the adapter does not correct the projection of content.
     """
     if CONTENT_LAYER not in adapter.layers:
         raise ValueError(f"items are centred by a correction of {CONTENT_LAYER}; add it to targets")
@@ -77,14 +73,7 @@ class AdaptedRetriever:
     """A base with the adapters of several domains."""
 
     def __init__(self, model: Model, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Put adapters into a model; without a domain it computes what it did.
-
-        Args:
-            adapters: By domain, made for this model.
-
-        Raises:
-            ValueError: If an adapter is for another base.
-        """
+        """Put adapters into a model; without a domain it computes what it did."""
         self.model = model
         self._bank = LoraBank(model, adapters)
         # Before any adapter corrects it: the model keeps what it encodes first.
@@ -98,7 +87,6 @@ class AdaptedRetriever:
         self._vectors = {domain: model.normalized(one) for domain, one in self._inputs.items()}
 
     def knows(self, domain: str | None) -> bool:
-        """Check whether a domain has an adapter."""
         return domain in self._bank
 
     def item_vectors(self, domain: str | None) -> Tensor:
@@ -146,7 +134,6 @@ class AdaptedRetriever:
     def _rows_of(
         self, domains: Sequence[str | None], device: torch.device
     ) -> dict[str | None, Tensor]:
-        """Find the queries of each domain that has an adapter."""
         return {
             domain: torch.tensor(
                 [row for row, other in enumerate(domains) if other == domain], device=device
@@ -177,3 +164,46 @@ class AdaptedRetriever:
         for hook in hooks:
             hook.remove()
         return torch.cat(parts)
+
+
+ROW_LAYERS = ("cross.*", "trunk.body.[0-9]", "heads.*.0")
+
+
+def ranker_targets(model: Ranker) -> tuple[str, ...]:
+    """Return the default targets of a ranker's adapters, those of ``ROW_LAYERS`` that it has."""
+    linear = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
+    return tuple(
+        pattern for pattern in ROW_LAYERS if any(fnmatchcase(name, pattern) for name in linear)
+    )
+
+
+def check_row_layers(adapter: LoraAdapter) -> None:
+    """Check that an adapter corrects only layers that read one row per candidate."""
+    for name in (*adapter.layers, *adapter.tables):
+        if not any(fnmatchcase(name, pattern) for pattern in ROW_LAYERS):
+            raise ValueError(
+                f"an adapter corrects {name!r}, which does not read candidates row by row; a "
+                f"ranker's adapter may correct {', '.join(ROW_LAYERS)}: train it with those targets"
+            )
+
+
+class AdaptedRanker:
+    """A ranker with the adapters of several domains."""
+
+    def __init__(self, model: Ranker, adapters: Mapping[str, LoraAdapter]) -> None:
+        """Put adapters into a ranker; without a domain it computes what it did."""
+        for adapter in adapters.values():
+            check_row_layers(adapter)
+        self.model = model
+        self._bank = LoraBank(model, adapters)
+
+    def knows(self, domain: str | None) -> bool:
+        return domain in self._bank
+
+    @torch.no_grad()
+    def score_candidates(
+        self, reader: Reader, rows: Tensor, dense: Tensor | None, domain: str | None
+    ) -> Tensor:
+        """Score candidates of one query by tiles, [C] -> [C]; arguments as of the ranker."""
+        with self._bank.choose(domain):
+            return self.model.score_candidates(reader, rows, dense)

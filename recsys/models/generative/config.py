@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from recsys.layers.chunked_softmax import MAX_SCORES
 from recsys.layers.codes.decoder import CodeBlockConfig
 from recsys.layers.embedding.collection import Backend
+from recsys.models.configs import check_positive
 from recsys.models.item_tower import ItemSizes
 
 
@@ -27,12 +27,10 @@ class GenerativeConfig:
     """Heads of the attention; they divide the width."""
     hidden_dim: int = 256
     """Width inside a block's feed-forward layer."""
-    position_buckets: int = 32
-    """Distances between places that have a bias of their own."""
     dropout: float = 0.3
     """Share of values that are dropped in a training step."""
     items: Literal["codes", "codes_tower", "codes_vectors"] = "codes_tower"
-    """What an event is made of: codes alone, or also the item's id, content and categories, or also
+    """Parts of an event: codes alone, or also the item's id, content and categories, or also
     a vector of the item that another model has made, which is read as it is."""
     carries_place: bool = False
     """Whether tokens also carry the state of the place that they stand behind, so that attention
@@ -41,29 +39,21 @@ class GenerativeConfig:
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
     """Factor of the content's vector beside that of the id."""
-    id_init_scale: float = 0.3
-    """Factor of the id table's first values, so that content leads before ids are learned."""
     softmax_over: Literal["level", "catalogue"] = "catalogue"
-    """What a code's probability is shared among: all codes of the level, or those that lead to an
+    """Codes that share the probability: all codes of the level, or those that lead to an
     item of the catalogue."""
     label_smoothing: float = 0.1
     """Share of a code's target spread over the other codes of its softmax."""
-    first_weight: float = 0.1
-    """Weight of a sequence's first event, which no event precedes."""
     dense_weight: float = 1.0
     """Weight of the dense head's loss beside the codes'; 0 for no such head."""
     temperature: float = 0.07
     """Divides the dense head's cosine before the softmax."""
-    dense_label_smoothing: float = 0.2
-    """Share of the target that is spread over all candidates."""
     num_uniform_negatives: int | None = None
     """Uniform draws per step that the dense head ranks beside the batch's labels; None is all."""
     leave_out_history: bool = True
     """Whether items that a position has seen do not stand against its label in the dense head."""
-    max_scores: int = MAX_SCORES
-    """Dense scores that training holds at a time."""
     backend: Backend = "auto"
-    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
+    """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -72,12 +62,10 @@ class GenerativeConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, got {getattr(self, name)!r}")
-        for name in ("dropout", "id_dropout", "label_smoothing", "dense_label_smoothing"):
+        for name in ("dropout", "id_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
-        for name in ("num_layers", "max_length", "position_buckets"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        check_positive(self, "num_layers", "max_length")
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
         self.block_config()
@@ -88,7 +76,6 @@ class GenerativeConfig:
         return self.items == "codes_tower" or self.dense_weight > 0
 
     def block_config(self) -> CodeBlockConfig:
-        """Give the sizes of a block."""
         return CodeBlockConfig(
             dim=self.embedding_dim,
             num_heads=self.num_heads,
@@ -109,11 +96,6 @@ class GenerativeInputs(ItemSizes):
     """Width of the items' vectors, 0 without."""
 
     def check_version(self, semantic_ids: str) -> None:
-        """Refuse semantic IDs of another version.
-
-        Raises:
-            ValueError: Naming both.
-        """
         if semantic_ids != self.semantic_ids:
             raise ValueError(
                 f"the model speaks semantic IDs {self.semantic_ids}, the codes are of "
@@ -121,11 +103,7 @@ class GenerativeInputs(ItemSizes):
             )
 
     def check_vectors(self, vectors: Tensor) -> None:
-        """Refuse vectors that are not one of the width for each item row.
-
-        Raises:
-            ValueError: Another shape.
-        """
+        """Refuse vectors that are not one of the width for each item row."""
         if vectors.shape != (self.num_item_rows, self.vector_dim):
             raise ValueError(
                 f"item vectors {tuple(vectors.shape)} must be one row for each of "
@@ -133,11 +111,7 @@ class GenerativeInputs(ItemSizes):
             )
 
     def check_codes(self, codes: Tensor, num_item_rows: int) -> None:
-        """Refuse codes [N, L] that are not one ID or none for each row of the catalogue.
-
-        Raises:
-            ValueError: Another shape, or codes out of range.
-        """
+        """Refuse codes [N, L] that are not one ID or none for each row of the catalogue."""
         if codes.shape != (num_item_rows, len(self.level_sizes)) or codes.is_floating_point():
             raise ValueError(
                 f"codes {tuple(codes.shape)} {codes.dtype} must be whole numbers, one row for each "
@@ -156,17 +130,11 @@ class GenerativeInputs(ItemSizes):
 
 @dataclass(frozen=True, kw_only=True)
 class TeachingConfig:
-    """How much a generative model learns from a sequence model, and on what.
-
-    Raises:
-        ValueError: If a number is out of its range.
-    """
+    """How much a generative model learns from a sequence model, and on what."""
 
     share: float = 0.0
     """Share of a position's target that the teacher says, the rest is the label; 0 is no teacher.
     The first event of a sequence, which follows on nothing, is all label."""
-    temperature: float = 1.0
-    """Divides the teacher's scores; above 1, unlikely items count more."""
     dropped_events: float = 0.0
     """Sequences lose events at random, each its own share of at most this, so that the teacher
     speaks of histories that nobody has."""
@@ -176,5 +144,3 @@ class TeachingConfig:
             raise ValueError(f"share must be in [0, 1], got {self.share}")
         if not 0 <= self.dropped_events < 1:
             raise ValueError(f"dropped_events must be in [0, 1), got {self.dropped_events}")
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be > 0, got {self.temperature}")

@@ -16,6 +16,9 @@ from recsys.layers.attention.softmax import Layout
 from recsys.layers.codes.decoder import CodeBlock, DistanceBias, SharedContext
 from recsys.models.generative.config import GenerativeConfig
 
+POSITION_BUCKETS = 32
+"""Distances between places that have a bias of their own."""
+
 
 class GenerativeContext(NamedTuple):
     """A batch of histories as every beam reads them."""
@@ -27,23 +30,23 @@ class GenerativeContext(NamedTuple):
     bias: Tensor
     """By distance, -inf where there is no event, [B or 1, H, W or 1, T]."""
     carried: Tensor
-    """What every token carries of its place, [B, W or 1, D]; of width 0 where tokens carry none."""
+    """State of its place that each token carries, [B, W or 1, D]; of width 0 without."""
 
     def block(self, index: int) -> SharedContext:
         return SharedContext(self.keys[index], self.values[index], self.bias)
 
 
 class BeamState(NamedTuple):
-    """What differs by beam."""
+    """State of the beams."""
 
     keys: Tensor
-    """Of the tokens decoded so far, [J, B, W, S, H, D / H]."""
+    """Keys of the tokens decoded so far, [J, B, W, S, H, D / H]."""
     values: Tensor
     """[J, B, W, S, H, D / H]"""
 
 
 class Read(NamedTuple):
-    """What is read of a history."""
+    """Encoded history."""
 
     keys: Tensor
     """[J, B, H, T, D / H]"""
@@ -63,12 +66,11 @@ class HistoryReader(nn.Module):
         self.start = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
         self.dropout = nn.Dropout(config.dropout)
         self.carried_norm = nn.LayerNorm(dim) if config.carries_place else None
-        buckets = config.position_buckets
-        self.among_places = DistanceBias(config.num_heads, buckets, places)
-        self.to_places = DistanceBias(config.num_heads, buckets, places)
+        self.among_places = DistanceBias(config.num_heads, POSITION_BUCKETS, places)
+        self.to_places = DistanceBias(config.num_heads, POSITION_BUCKETS, places)
 
     def places_of(self, inputs: Tensor, layout: Layout) -> Tensor:
-        """Lay events out behind the start, [M, D] -> [B, T, D]."""
+        """Pad events after the start, [M, D] -> [B, T, D]."""
         padded = layout.padded(inputs)
         start = self.start.to(padded.dtype).expand(len(padded), 1, -1)
         places = torch.cat([start, padded], dim=1)
@@ -92,7 +94,7 @@ class HistoryReader(nn.Module):
         return Read(torch.stack(keys), torch.stack(values), carried)
 
     def bias(self, places: Tensor, num_places: int) -> Tensor:
-        """Let a decoder behind ``places`` events read those alone, [...] -> [..., H, T]."""
+        """Mask all but the first ``places`` events, [...] -> [..., H, T]."""
         place = torch.arange(num_places, device=places.device)
         distance = places[..., None] - place
         bias: Tensor = self.to_places(distance)

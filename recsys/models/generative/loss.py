@@ -1,4 +1,4 @@
-"""What a generative model is trained on: positions, codes and items.
+"""Loss of a generative model: positions, codes and items.
 
 Axes: P positions, M events of a batch, L levels, K codes of a level, C candidates, D width.
 """
@@ -19,6 +19,10 @@ from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_tower import NORM_FLOOR
 from recsys.models.sequence.model import Ranked
 
+FIRST_WEIGHT = 0.1
+"""Weight of a sequence's first event, which no event precedes."""
+DENSE_LABEL_SMOOTHING = 0.2
+"""Share of the dense head's target that is spread over all candidates."""
 NUM_PARTS = 8
 """Parts of a batch that are padded each to its own longest sequence on a CPU."""
 
@@ -37,20 +41,19 @@ class Positions(NamedTuple):
 
     @classmethod
     def of(cls, events: Jagged, config: GenerativeConfig) -> Positions:
-        """Predict every known event of sequences."""
         segments = events.segments()
         places = torch.arange(len(segments), device=segments.device) - events.offsets[segments]
-        weights = torch.where(places == 0, config.first_weight, 1.0) * (events.values > 0)
+        weights = torch.where(places == 0, FIRST_WEIGHT, 1.0) * (events.values > 0)
         return cls(segments, places, events.values, weights)
 
 
 class TaughtCodes(NamedTuple):
-    """What positions learn of a teacher."""
+    """Targets of positions by a teacher."""
 
     forced: Tensor
     """Codes behind which each position decodes, [P, L]; in range also where it weighs nothing."""
     targets: tuple[Tensor, ...]
-    """Of each level, how likely its codes are behind those before, [P, K]."""
+    """Probability of each level's codes after those before, [P, K]."""
 
 
 Teacher = Callable[[JaggedBatch, Positions], TaughtCodes]
@@ -102,7 +105,6 @@ def code_loss(
         codes: [P].
         softmax_over: Which codes the probability is shared among, [P, K] bool; None is all.
         weights: [P].
-        label_smoothing: Share of the target spread evenly over ``softmax_over``.
         target: How likely each code is, [P, K]; None is ``codes`` alone.
     """
     logits = logits.float()
@@ -160,7 +162,6 @@ class DenseRanking:
             SoftmaxCandidates(self.items, self.ranked.log_inclusion),
             self.columns,
             self.positions.weights,
-            label_smoothing=self.config.dense_label_smoothing,
+            label_smoothing=DENSE_LABEL_SMOOTHING,
             excluded=self.excluded,
-            max_scores=self.config.max_scores,
         )

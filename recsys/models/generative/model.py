@@ -72,17 +72,11 @@ class GenerativeModel(RetrievalModel):
         """Build the model.
 
         Args:
-            config: Sizes and the loss.
-            inputs: Sizes of what is read, and the version of the semantic IDs.
             codes: Semantic ID of each item row of the catalogue, [N, L]; -1 where there is none.
-            catalogue: Content and categories of every item row.
             item_counts: Training events of each item, [num_item_rows]: items without any count as
                 never met. A loaded model has its own.
             vectors: Of each item, [num_item_rows, vector_dim], where the config reads them; row 0
                 stands for items that came later. A loaded model has its own.
-
-        Raises:
-            ValueError: The codes do not fit the catalogue or the levels, or the vectors the sizes.
         """
         super().__init__(catalogue)
         inputs.check_codes(codes, self.num_item_rows)
@@ -139,7 +133,6 @@ class GenerativeModel(RetrievalModel):
         return read
 
     def blocks(self) -> list[CodeBlock]:
-        """List the decoder's blocks."""
         return cast("list[CodeBlock]", list(self.decoder))
 
     def _history(self, batch: JaggedBatch, limit: int) -> Jagged:
@@ -151,7 +144,7 @@ class GenerativeModel(RetrievalModel):
         return Jagged(torch.where(inside, history.values, 0), history.offsets)
 
     def _places(self, history: Jagged, layout: Layout, from_tower: Tensor | None) -> Tensor:
-        """Lay out the events for the reader, [B, T, D]."""
+        """Arrange the events for the reader, [B, T, D]."""
         inputs = self.tokens.events(self.codes[history.values])
         if self.config.items == "codes_vectors":
             inputs = inputs + self._from_vectors(history.values)
@@ -216,11 +209,7 @@ class GenerativeModel(RetrievalModel):
 
     @torch.no_grad()
     def query_vectors(self, queries: JaggedBatch) -> Tensor:
-        """Encode queries for the dense head as unit vectors, [B, D].
-
-        Raises:
-            ValueError: The model has no dense head.
-        """
+        """Encode queries for the dense head as unit vectors, [B, D]."""
         if self.dense is None:
             raise ValueError(
                 "the model was built with dense_weight 0 and has no dense head; generate by a beam "
@@ -245,8 +234,6 @@ class GenerativeModel(RetrievalModel):
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
                 cut to the latest), and whatever else of each event a teacher reads.
-            teacher: Says how likely every code is, instead of the event's ID; the dense head
-                learns the event.
         """
         config = self.config
         # A sequence's last event is read by no position, but to take it out a GPU would wait.
@@ -355,12 +342,7 @@ class GenerativeModel(RetrievalModel):
 
         Args:
             codes: Semantic ID of each item row of the catalogue, [N, L]; -1 where there is none.
-            semantic_ids: Version of these codes; where the caller knows that items were appended
-                to the model's version, that one.
             backend: Of the embedding tables; None is the one it was trained with.
-
-        Raises:
-            ValueError: The codes are of another version than the model's, both named.
         """
         config, inputs = read_settings(directory, GenerativeConfig, GenerativeInputs, backend)
         inputs.check_version(semantic_ids)

@@ -14,9 +14,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from recsys.data.dataset import concatenated_ranges
+from recsys.models.item_weights.model import WeightTable
 
 Rows = NDArray[np.int64]
 Values = NDArray[np.float32]
@@ -64,8 +67,6 @@ class UserItems:
             starts: Where each user's visible events begin, [U].
             ends: Where they end (exclusive), [U].
             times: Unix seconds of each event, [E].
-            num_item_rows: Of the catalogue.
-            max_events: Of a user, so that one with very many costs no more than its square.
         """
         starts = np.maximum(starts, ends - max_events)
         places = concatenated_ranges(starts, ends)
@@ -106,7 +107,6 @@ class CoOccurrence:
         """Prepare the counting.
 
         Args:
-            items: Of each user.
             values: Of each of them, [P]; a pair counts their product. 1 by default.
             user_weights: Of each user, [U]; 1 by default.
         """
@@ -158,11 +158,7 @@ class CoOccurrence:
         return found.astype(np.float32).reshape(len(item_rows), self.num_item_rows)
 
     def pair_blocks(self, item_rows: Rows) -> Iterator[CountedPairs]:
-        """Count what items share by pairs that there are: work by events, not by the catalogue.
-
-        Args:
-            item_rows: Ascending.
-        """
+        """Count what items share by pairs that there are: work by events, not by the catalogue."""
         lengths = self.items.lengths()
         totals = np.concatenate([[0], np.cumsum(lengths[self._users])])
         work = totals[self._ends[item_rows]] - totals[self._begins[item_rows]]
@@ -192,3 +188,65 @@ class CoOccurrence:
         counts = np.add.reduceat(amount[order].astype(np.float64), first) if len(first) else amount
         rows, others = np.divmod(code[first], self.num_item_rows)
         return CountedPairs(rows, others, counts.astype(np.float32))
+
+
+class WeightBlock(NamedTuple):
+    """The weights from some items."""
+
+    rows: NDArray[np.int64]
+    """[S] item rows, each in one block alone."""
+    columns: Tensor
+    """[C] item rows that get the weights."""
+    weights: Tensor
+    """[S, C] float32 on the columns' device; 0 is none."""
+
+
+class Strongest:
+    """Collects blocks, in any order of their items."""
+
+    def __init__(self, num_item_rows: int, limit: int) -> None:
+        self._limit = limit
+        self._num_item_rows = num_item_rows
+        self._sources = [torch.empty(0, dtype=torch.int64)]
+        self._rows: list[Tensor] = [torch.empty(0, dtype=torch.int32)]
+        self._weights: list[Tensor] = [torch.empty(0)]
+
+    def add(self, block: WeightBlock) -> None:
+        """Keep the strongest of a block on the host, by absolute value."""
+        limit = min(self._limit, block.weights.shape[1])
+        found = block.weights.abs().topk(limit, dim=1).indices  # [S, M]
+        weights = block.weights.gather(1, found).cpu()
+        rows = block.columns[found].cpu()
+        present = (weights != 0) & (rows != 0)
+        source = torch.from_numpy(block.rows)[:, None].expand_as(present)
+        self._sources.append(source[present])
+        self._rows.append(rows[present].to(torch.int32))
+        self._weights.append(weights[present])
+
+    def add_pairs(self, rows: Tensor, columns: Tensor, weights: Tensor) -> None:
+        """Keep the strongest of some items, each of whose pairs are all here.
+
+        Args:
+            rows: [Q] items that the weights are from, ascending.
+            columns: [Q] item rows that get them.
+            weights: [Q] float32; 0 is none.
+        """
+        present = (weights != 0) & (columns != 0)
+        rows, columns, weights = rows[present], columns[present], weights[present]
+        order = weights.abs().argsort(descending=True, stable=True)
+        order = order[rows[order].argsort(stable=True)]  # by item, the strongest first
+        rows = rows[order]
+        place = torch.arange(len(rows)) - torch.searchsorted(rows, rows)
+        kept = place < self._limit
+        self._sources.append(rows[kept])
+        self._rows.append(columns[order][kept].to(torch.int32))
+        self._weights.append(weights[order][kept])
+
+    def table(self) -> WeightTable:
+        sources, order = torch.cat(self._sources).sort(stable=True)
+        lengths = torch.bincount(sources, minlength=self._num_item_rows)
+        return WeightTable(
+            torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+            torch.cat(self._rows)[order],
+            torch.cat(self._weights)[order],
+        )

@@ -15,69 +15,57 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.models.item_weights.co_occurrence import MAX_CELLS, CoOccurrence
-from recsys.models.item_weights.inverse import invert_in_place
+from recsys.models.configs import EaseWeightsConfig
+from recsys.models.item_weights.co_occurrence import MAX_CELLS, CoOccurrence, Strongest, WeightBlock
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights
-from recsys.models.item_weights.strongest import Strongest, WeightBlock
+
+BLOCK = 768
+
+
+def invert_in_place(matrix: Tensor, block: int = BLOCK) -> Tensor:
+    """Write the inverse over a symmetric positive definite matrix [K, K] and return it.
+
+    Blocks of rows are swept one after the other (the sweep operator, Goodnight, 1979), so that
+    nearly all of the K ** 3 operations are products of matrices, and beside the matrix only two
+    of its blocks are in memory; LAPACK's factor and inverse take twice the matrix more.
+    """
+    size = len(matrix)
+    for begin in range(0, size, block):
+        end = min(begin + block, size)
+        factor, failed = torch.linalg.cholesky_ex(matrix[begin:end, begin:end])
+        if failed or not bool(factor.diagonal().isfinite().all()):
+            raise ValueError(
+                "the matrix is not positive definite in this precision; add more to its diagonal"
+            )
+        pivot = torch.cholesky_inverse(factor)  # [D, D]
+        own = torch.zeros(size, end - begin, dtype=matrix.dtype, device=matrix.device)
+        own[:begin], own[end:] = matrix[begin:end, :begin].T, matrix[end:, begin:end]
+        solved = own @ pivot  # [K, D]
+        for first in range(0, size, block):
+            last = min(first + block, size)
+            matrix[first:last, :last].addmm_(solved[first:last], own[:last].T, alpha=-1)
+        matrix[begin:end, :begin], matrix[end:, begin:end] = solved[:begin].T, solved[end:]
+        matrix[begin:end, begin:end] = -pivot
+    # Swept by all rows, it is the negative inverse, and only its lower triangle is up to date.
+    for begin in range(0, size, block):
+        end = min(begin + block, size)
+        own = matrix[begin:end, begin:end]
+        matrix[begin:end, begin:end] = own.tril() + own.tril(-1).T
+        matrix[begin:end, end:] = matrix[end:, begin:end].T
+    return matrix.neg_()
+
 
 Rows = NDArray[np.int64]
 BYTES_PER_CELL = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class EaseWeightsConfig:
-    """Whether EASE is a source of candidates, and its settings."""
-
-    enabled: bool = False
-    """Whether it is fitted, measured beside the others and served."""
-    l2: tuple[float, ...] = (100.0, 30.0, 300.0)
-    """L2 penalties, in users of an item, of which validation chooses."""
-    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
-    """The r-th latest event of the history counts r ** -history_power, of which validation
-    chooses; 0 is plain EASE."""
-    num_weights: int = 100
-    """Strongest weights of each item, by absolute value, that are kept."""
-    exact_items: int = 12_500
-    """Items of the exact regression, those with the most users. Memory grows with the square, time
-    with the cube: 1 GiB and 20 s at 12,500 on one core; estimated 10 GiB and 20 minutes at 50,000
-    on two."""
-    extended_items: int = 50_000
-    """Items with weights at all, those with the most users: each of the others takes time by the
-    size of the catalogue, a million of them hours."""
-    choice_items: int = 3_000
-    """Items of the regressions that ``l2`` is chosen by, where there are several."""
-    max_events: int = 500
-    """Latest events of a user that are read."""
-    max_history: int = 200
-    """Latest events of a history that count."""
-
-    def __post_init__(self) -> None:
-        if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):
-            raise ValueError(f"l2 must be penalties > 0 and finite, got {self.l2}")
-        check_powers(self.history_power)
-        for name in (
-            "num_weights",
-            "exact_items",
-            "extended_items",
-            "choice_items",
-            "max_events",
-            "max_history",
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-
-
-def check_powers(powers: tuple[float, ...]) -> None:
-    """Refuse powers of the recency that are none."""
-    if not powers or not all(0 <= power < float("inf") for power in powers):
-        raise ValueError(f"history_power must be powers >= 0 and finite, got {powers}")
+NUM_WEIGHTS = 100
+"""Strongest weights of each item, by absolute value, that are kept."""
 
 
 def ease_bytes(num_items: int) -> int:
@@ -100,11 +88,7 @@ def fits_device(num_items: int, device: torch.device) -> bool:
 
 
 def check_memory(num_items: int) -> None:
-    """Refuse an exact regression that this machine has no memory for.
-
-    Raises:
-        ValueError: Names both sizes and how many items fit.
-    """
+    """Refuse an exact regression that this machine has no memory for."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if ease_bytes(num_items) <= there:
         return
@@ -146,25 +130,18 @@ def ease_model(
     """Regress by the first of each setting and keep the strongest weights.
 
     Args:
-        co_occurrence: Of all items.
         exact: Items that are regressed on all others of them, ascending, [K].
         shared: Their users in common, [K, K] float32; its memory is used up, its device computes.
-        config: Its tuples' first values are taken.
         extends: Whether other items have weights too.
-
-    Raises:
-        ValueError: ``l2`` is too small for the precision.
     """
-    kept = Strongest(co_occurrence.num_item_rows, config.num_weights)
+    kept = Strongest(co_occurrence.num_item_rows, NUM_WEIGHTS)
     shared.diagonal().add_(config.l2[0])
     inverse = invert_in_place(shared)
     every = most_frequent(co_occurrence, config.extended_items) if extends else exact
     others = np.setdiff1d(every, exact)
     for block in _weights(co_occurrence, exact, others, inverse, config.l2[0]):
         kept.add(block)
-    history = HistoryWeights(
-        power=config.history_power[0], max_events=config.max_history, distinct=True
-    )
+    history = HistoryWeights(power=config.history_power[0], distinct=True)
     return ItemWeights(kept.table(), history, asdict(config))
 
 

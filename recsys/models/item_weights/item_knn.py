@@ -10,62 +10,29 @@ Axes: P distinct items of all users, U users, N item rows.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import numpy as np
 import torch
 
-from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems, Values
-from recsys.models.item_weights.ease import check_powers
+from recsys.models.configs import NO_DECAY, ItemKnnConfig
+from recsys.models.item_weights.co_occurrence import (
+    CoOccurrence,
+    Strongest,
+    UserItems,
+    Values,
+    WeightBlock,
+)
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights
-from recsys.models.item_weights.strongest import Strongest, WeightBlock
 
 SECONDS_PER_DAY = 86_400
-NO_DECAY = 0.0
 PAIRS_FROM = 20_000
 """Item rows from which items are counted by the pairs that there are: a row for each of them has a
 cell for every other, which for a million items takes hours."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ItemKnnConfig:
-    """Whether item-kNN is a source of candidates, and its settings."""
-
-    enabled: bool = False
-    """Whether it is fitted, measured beside the others and served."""
-    length_weight: tuple[float, ...] = (0.0, 0.7)
-    """How much a user's number of items takes from each pair, of which validation chooses."""
-    half_life_days: tuple[float, ...] = (NO_DECAY, 365.0)
-    """Ages at which an event counts half, of which validation chooses; 0 counts every event once,
-    as where events have no times."""
-    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
-    """The r-th latest event of the history counts r ** -history_power, of which validation
-    chooses."""
-    num_neighbours: int = 200
-    """Strongest pairs of an item that are kept."""
-    max_events: int = 500
-    """Latest events of a user that are read."""
-    max_history: int = 200
-    """Latest events of a history that count."""
-
-    def __post_init__(self) -> None:
-        for name in ("length_weight", "half_life_days"):
-            values = getattr(self, name)
-            if not values or not all(0 <= value < float("inf") for value in values):
-                raise ValueError(f"{name} must be numbers >= 0 and finite, got {values}")
-        check_powers(self.history_power)
-        for name in ("num_neighbours", "max_events", "max_history"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-
-
 def item_knn_model(items: UserItems, config: ItemKnnConfig) -> ItemWeights:
-    """Weigh each item's neighbours by the first of each setting.
-
-    Args:
-        items: Of each user, as a model may see them.
-        config: Its tuples' first values are taken.
-    """
+    """Weigh each item's neighbours by the first of each setting."""
     values = _values(items, config.half_life_days[0])
     lengths = items.lengths()
     mean = max(1.0, float(lengths[lengths > 0].mean()) if lengths.any() else 1.0)

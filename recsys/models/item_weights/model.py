@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from recsys.data.batch import JaggedBatch
+from recsys.data.batch import JaggedBatch, all_finite
 from recsys.data.dataset import concatenated_ranges
-from recsys.data.finite import all_finite
 
 Rows = NDArray[np.int64]
 FILE = "weights.safetensors"
@@ -54,11 +53,7 @@ class WeightTable(NamedTuple):
     """[P] float32, none 0."""
 
     def check(self) -> None:
-        """Refuse a table whose parts do not fit each other.
-
-        Raises:
-            ValueError: Names what does not fit.
-        """
+        """Refuse a table whose parts do not fit each other."""
         offsets, rows, weights = self
         cut = offsets[0] == 0 and bool((offsets.diff() >= 0).all())
         if not cut or not int(offsets[-1]) == len(rows) == len(weights):
@@ -73,7 +68,6 @@ class WeightTable(NamedTuple):
             raise ValueError("its weights are not finite; fit it and release the bundle again")
 
     def grown(self, num_item_rows: int) -> WeightTable:
-        """Give rows that were appended no weights."""
         added = self.offsets[-1:].expand(num_item_rows - len(self.offsets) + 1)
         return self._replace(offsets=torch.cat([self.offsets, added]))
 
@@ -113,13 +107,6 @@ class ItemWeights:
         history: HistoryWeights,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Wrap fitted weights.
-
-        Args:
-            table: From each item of a history.
-            history: How its events count.
-            settings: Of the fitter, the chosen ones; kept with the model.
-        """
         self.num_item_rows = len(table.offsets) - 1
         self.table, self.history, self.settings = table, history, dict(settings or {})
         # Looked up, not computed per query: torch's powers differ in the last bit by where in a
@@ -129,7 +116,6 @@ class ItemWeights:
         self._latest_last = self._weights[1:].flip(0).numpy()
 
     def to(self, device: torch.device | str) -> ItemWeights:
-        """Hold the table on a device."""
         table = WeightTable(*(part.to(device) for part in self.table))
         return ItemWeights(table, self.history, self.settings)
 
@@ -156,7 +142,6 @@ class ItemWeights:
 
     @cached_property
     def _arrays(self) -> tuple[NDArray[Any], ...]:
-        """The table, for single histories."""
         return tuple(part.numpy() for part in self.table)
 
     @cached_property
@@ -181,7 +166,6 @@ class ItemWeights:
         """Find the event of the history that adds most to each item's score, [k]; 0 if none does.
 
         Args:
-            item_rows: Distinct items, [k].
             history: Item rows, oldest first.
         """
         offsets, rows, weights = self._arrays
@@ -202,7 +186,6 @@ class ItemWeights:
         return seeds
 
     def save(self, directory: Path) -> None:
-        """Write the table and the settings."""
         directory.mkdir(parents=True, exist_ok=True)
         save_file(self.table._asdict(), directory / FILE)
         document = {"history": asdict(self.history), "settings": self.settings}
@@ -210,7 +193,6 @@ class ItemWeights:
 
     @classmethod
     def load(cls, directory: Path) -> ItemWeights:
-        """Read what ``save`` wrote."""
         document = json.loads((directory / "config.json").read_text())
         table = WeightTable(**load_file(directory / FILE))
         kept = document["settings"].items()

@@ -9,7 +9,7 @@ Axes: V events, K baskets, N item rows, S items of a block.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
@@ -17,42 +17,29 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.dataset import concatenated_ranges
-from recsys.models.item_weights.co_occurrence import MAX_CELLS
-from recsys.models.item_weights.ease import check_powers
-from recsys.models.item_weights.model import HistoryWeights, ItemWeights
-from recsys.models.item_weights.strongest import Strongest, WeightBlock
+from recsys.models.configs import NextBasketConfig, RepeatsConfig
+from recsys.models.item_weights.co_occurrence import MAX_CELLS, Strongest, WeightBlock
+from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
+
+
+def repeats_model(num_item_rows: int, config: RepeatsConfig) -> ItemWeights:
+    """Weigh every item by itself; the first power is taken."""
+    each = torch.arange(num_item_rows)
+    table = WeightTable(
+        offsets=torch.cat([torch.zeros(1, dtype=torch.int64), each]),
+        rows=each[1:].to(torch.int32),
+        weights=torch.ones(num_item_rows - 1),
+    )
+    history = HistoryWeights(power=config.history_power[0])
+    return ItemWeights(table, history, asdict(config))
+
 
 Rows = NDArray[np.int64]
 
-
-@dataclass(frozen=True, kw_only=True)
-class NextBasketConfig:
-    """Whether the next basket is a source, and its settings."""
-
-    enabled: bool = True
-    """Takes effect only where lists may hold the history (evaluation.exclude_history = false) and
-    events have times."""
-    window: int = 3
-    """Baskets behind a basket that form pairs with it."""
-    max_basket: int = 100
-    """Items of a basket that form pairs, the first of it."""
-    source_power: float = 0.5
-    """Divides by (events of the history's item) ** source_power."""
-    target_power: float = 0.3
-    """Divides by (events of the recommended item) ** target_power."""
-    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0, 2.0)
-    """The r-th latest event of the history counts r ** -history_power, of which validation
-    chooses."""
-    num_neighbours: int = 200
-    """Strongest pairs of an item that are kept."""
-    max_history: int = 200
-    """Latest events of a history that count."""
-
-    def __post_init__(self) -> None:
-        check_powers(self.history_power)
-        for name in ("window", "max_basket", "num_neighbours", "max_history"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+MAX_BASKET = 100
+"""Items of a basket that form pairs, the first of it."""
+NUM_NEIGHBOURS = 200
+"""Strongest pairs of an item that are kept."""
 
 
 class Baskets(NamedTuple):
@@ -68,7 +55,7 @@ class Baskets(NamedTuple):
     """[K] owner of each basket."""
 
     @classmethod
-    def of(cls, item_rows: Rows, times: Rows, starts: Rows, ends: Rows, max_basket: int) -> Baskets:
+    def of(cls, item_rows: Rows, times: Rows, starts: Rows, ends: Rows) -> Baskets:
         """Cut the events that a model may see; the arguments are those of ``UserItems.of``."""
         places = concatenated_ranges(starts, ends)
         users = np.repeat(np.arange(len(starts)), ends - starts)
@@ -76,7 +63,7 @@ class Baskets(NamedTuple):
         begins = (np.diff(users, prepend=-1) != 0) | (np.diff(clock, prepend=0) != 0)
         basket = np.cumsum(begins) - 1
         first = np.flatnonzero(begins)
-        kept = np.arange(len(rows)) - first[basket] < max_basket
+        kept = np.arange(len(rows)) - first[basket] < MAX_BASKET
         sizes = np.bincount(basket[kept], minlength=len(first))
         offsets = np.concatenate([[0], np.cumsum(sizes)])
         return cls(rows[kept], basket[kept], offsets, users[first])
@@ -92,7 +79,7 @@ def next_basket_model(
     popularity = np.maximum(counts, 1).astype(np.float64)
     source = torch.from_numpy(popularity**-config.source_power)
     target = torch.from_numpy(popularity**-config.target_power)
-    kept = Strongest(num_item_rows, config.num_neighbours)
+    kept = Strongest(num_item_rows, NUM_NEIGHBOURS)
     every, size = torch.arange(num_item_rows), max(1, MAX_CELLS // num_item_rows)
     for begin in range(1, num_item_rows, size):
         rows = np.arange(begin, min(begin + size, num_item_rows))
@@ -100,9 +87,7 @@ def next_basket_model(
         pairs = torch.from_numpy(_followers(baskets, events, rows, num_item_rows, config.window))
         weights = pairs * source[torch.from_numpy(rows), None] * target
         kept.add(WeightBlock(rows, every, weights.float()))
-    history = HistoryWeights(
-        power=config.history_power[0], max_events=config.max_history, distinct=True
-    )
+    history = HistoryWeights(power=config.history_power[0], distinct=True)
     return ItemWeights(kept.table(), history, asdict(config))
 
 

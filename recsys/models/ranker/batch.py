@@ -1,4 +1,4 @@
-"""What a ranker reads and learns from: queries, their candidates with features, feedback.
+"""Batches of a ranker: queries, their candidates with features, feedback.
 
 Axes: B queries, k candidates of a list, M candidates of a batch, F features, T tasks.
 """
@@ -27,7 +27,6 @@ class RankingBatch(NamedTuple):
     """[M, F of a candidate]."""
 
     def to(self, device: torch.device) -> RankingBatch:
-        """Move to a device."""
         dense = (None if one is None else one.to(device) for one in self[2:])
         return RankingBatch(self.queries.to(device), self.candidates.to(device), *dense)
 
@@ -46,11 +45,10 @@ class Candidates(NamedTuple):
         return self.item_rows > 0
 
     def take(self, chosen: Tensor) -> Candidates:
-        """Select queries."""
         return Candidates(self.item_rows[chosen], self.features[chosen])
 
     def batch(self, queries: JaggedBatch) -> RankingBatch:
-        """Give a ranker these queries with all their candidates."""
+        """Build a ranker's batch of these queries with all their candidates."""
         present = self.present
         candidates = Jagged(self.item_rows[present], offsets_of(present.sum(1)))
         return RankingBatch(queries, candidates, None, self.features[present])

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from recsys.layers.embedding.collection import Backend
+from recsys.models.configs import check_positive
 from recsys.models.item_tower import FeatureSizes
 
 Trunk = Literal["sparse", "dense", "shared_bottom"]
 CHOICES = {
     "trunk": get_args(Trunk),
     "router": ("sigmoid", "softmax"),
-    "routed_by": ("item", "fields"),
-    "task_weighting": ("uncertainty", "fixed"),
     "combination": ("sum", "product"),
 }
 
@@ -66,10 +65,8 @@ class RankerConfig:
     """Latest events of a history that count."""
     num_cross_layers: int = 2
     """Layers in which fields cross (DCN-v2)."""
-    cross_rank: int = 0
-    """Width inside a cross layer; 0 is a full matrix."""
     trunk: Trunk = "sparse"
-    """What lies between the crossed fields and the tasks' heads."""
+    """Block between the crossed fields and the tasks' heads."""
     hidden_dim: int = 48
     """Inner width of an expert, or of a dense trunk."""
     num_experts: int = 8
@@ -77,24 +74,9 @@ class RankerConfig:
     top_k: int = 2
     """Experts of a candidate in a sparse trunk."""
     router: Literal["sigmoid", "softmax"] = "softmax"
-    """How a candidate's experts are chosen and weighed."""
-    routed_by: Literal["item", "fields"] = "item"
-    """What the router reads: the candidate's field alone, so that similar items share experts for
-    every user, or all fields."""
-    bias_rate: float = 0.01
-    """Largest step of an expert's bias, which balances the rows that experts get."""
-    router_certainty: float = 0.0
-    """Weight of each candidate's routing entropy, for ``top_k`` 1: 0.1 lets a router find groups of
-    items by itself."""
-    router_evenness: float = 0.0
-    """Weight of the negative entropy of mean routing, which gives groups experts of their own; at
-    least ``router_certainty``."""
+    """Scores by which experts are chosen and weighed; reads the candidate's field alone."""
     head_dim: int = 32
     """Inner width of each task's head."""
-    task_weighting: Literal["uncertainty", "fixed"] = "uncertainty"
-    """``uncertainty`` learns a weight for each task (Kendall et al., arXiv:1705.07115)."""
-    task_weights: Mapping[str, float] = field(default_factory=dict)
-    """Weight of each task's loss where they are fixed; 1 where not named."""
     combination: Literal["sum", "product"] = "sum"
     """One score of all tasks: sum of value * probability, or product of probability ** value."""
     task_values: Mapping[str, float] = field(default_factory=dict)
@@ -106,13 +88,11 @@ class RankerConfig:
     at 1 the model reads content and categories only, in serving too."""
     content_weight: float = 1.0
     """Factor of the content's vector beside that of the id."""
-    id_init_scale: float = 0.3
-    """Factor of the id table's first values, so that content leads before ids are learned."""
     tile_rows: int = 384
     """Candidates scored at a time, padded, so that a score has the same bits in any batch; a
     multiple of 32. MKL's AVX2 kernels keep that promise at multiples of 96."""
     backend: Backend = "auto"
-    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
+    """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
         self._check_names_and_sizes()
@@ -129,19 +109,16 @@ class RankerConfig:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         if not 0 <= self.id_dropout <= 1:
             raise ValueError(f"id_dropout must be in [0, 1], got {self.id_dropout}")
-        for name in ("task_weights", "task_values"):
-            for task, value in getattr(self, name).items():
-                if not (math.isfinite(value) and value >= 0):
-                    raise ValueError(f"{name} of {task!r} must be >= 0 and finite, got {value}")
+        for task, value in self.task_values.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"task_values of {task!r} must be >= 0 and finite, got {value}")
 
     def _check_names_and_sizes(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is one of {allowed}, got {getattr(self, name)!r}")
         sizes = ("embedding_dim", "key_dim", "max_history", "hidden_dim", "head_dim", "tile_rows")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        check_positive(self, *sizes)
 
 
 def num_fields(inputs: RankerInputs) -> int:
@@ -155,11 +132,10 @@ def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
     dim, num_tasks = config.embedding_dim, len(inputs.tasks)
     width = num_fields(inputs) * dim
     places = config.max_history + 1
-    cross = 2 * width * config.cross_rank if config.cross_rank else width * width
     parts = {
         "attention": 2 * (dim * config.key_dim + places * (config.key_dim + dim)),
         "dense": 2 * len(inputs.candidate_dense) * dim,
-        "cross": 2 * config.num_cross_layers * cross,
+        "cross": 2 * config.num_cross_layers * width * width,
         "trunk": _trunk_flops(config, width),
         "heads": 2 * num_tasks * config.head_dim * (width + 1),
         "correction": 2 * num_tasks * len(inputs.candidate_dense) if inputs.base_feature else 0,
@@ -170,8 +146,7 @@ def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
 def _trunk_flops(config: RankerConfig, width: int) -> int:
     expert = 4 * width * config.hidden_dim
     if config.trunk == "sparse":
-        read = config.embedding_dim if config.routed_by == "item" else width
-        return 2 * read * config.num_experts + config.top_k * expert
+        return 2 * config.embedding_dim * config.num_experts + config.top_k * expert
     return expert
 
 
@@ -180,9 +155,6 @@ def at_equal_compute(config: RankerConfig, inputs: RankerInputs, trunk: Trunk) -
 
     A dense trunk has one network as wide as the experts' cost allows; a shared bottom has one of
     the size of an expert and spends the rest in its heads.
-
-    Raises:
-        ValueError: If even the smallest such trunk costs more.
     """
     target = flops_of(config, inputs)["total"]
     other = replace(config, trunk=trunk)

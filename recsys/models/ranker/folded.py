@@ -58,7 +58,6 @@ class Layers(NamedTuple):
     heads: Heads
 
     def folded(self) -> tuple[nn.Module, ...]:
-        """Give the layers whose weights are folded."""
         return self.attention, self.cross, self.trunk, self.heads
 
 
@@ -117,7 +116,7 @@ class _Space(threading.local):
         return _Space, ()
 
     def take(self, name: str, rows: int, columns: int) -> tuple[Floats, Tensor]:
-        """Give an array [rows, columns] of any content, and the same memory as a tensor."""
+        """Return an array [rows, columns] of any content, and the same memory as a tensor."""
         found = self.arrays.get(name)
         if found is None or found.shape != (rows, columns):
             found = self.arrays[name] = np.zeros((rows, columns), np.float32)
@@ -135,7 +134,6 @@ class FoldedRanker:
 
         Args:
             items: Fields of all items, [N, D].
-            routing: Of all items, where the trunk is sparse.
         """
         self._items: Floats = items.numpy()
         # Beside an item's field stands its routing: both are looked up at once.
@@ -195,7 +193,6 @@ class FoldedRanker:
         return not any(one._forward_hooks or "forward" in vars(one) for one in self._watched)
 
     def read(self, reader: Reader) -> FoldedReader:
-        """Fold one query's encoded history."""
         history = reader.history
         return self._read(
             history.values[0].numpy(), history.mask[0, 0].numpy(), reader.fields.numpy()
@@ -232,7 +229,6 @@ class FoldedRanker:
         """Predict a tile of candidates, [T, columns], of which the first C are theirs.
 
         Args:
-            reader: Of ``read``.
             rows: Item rows, [C].
             dense: Their features, [C, G].
             columns: Of the tile, at least C.
@@ -268,7 +264,6 @@ class FoldedRanker:
         return logits
 
     def _known(self, rows: Rows) -> Rows:
-        """Map rows outside the catalogue to the unknown item."""
         size = len(self._table)
         if len(rows) and rows.min() >= 0 and rows.max() < size:
             return rows
@@ -367,7 +362,6 @@ def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanke
 
     Args:
         items: Fields of all items, [N, D].
-        routing: Of all items, where a router reads items alone.
     """
     body = model.trunk.body
     if isinstance(body, SparseMoe):
@@ -377,11 +371,7 @@ def folded(model: Layers, items: Tensor, routing: Routing | None) -> FoldedRanke
         fits = isinstance(body, nn.Sequential)
     weights = [weight for part in model.folded() for weight in part.parameters()]
     plain = all(one.device.type == "cpu" and one.dtype == torch.float32 for one in weights)
-    if not (fits and plain and _is_full_rank(model.cross)):
+    if not (fits and plain):
         return None
     with torch.no_grad():
         return FoldedRanker(model, items, routing)
-
-
-def _is_full_rank(cross: CrossNetwork) -> bool:
-    return all(isinstance(layer, WideLinear) for layer in cross.layers)

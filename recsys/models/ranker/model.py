@@ -5,7 +5,7 @@ the user's history; fields cross (DCN-v2); a trunk follows, by default a sparse 
 then a small head for each task. With a ``base_feature`` the model learns a correction of that
 score, and equals it at first. Trunks of equal compute: ``config.at_equal_compute``.
 
-Training: cross entropy of each task, with fixed or learned task weights and a position-bias model
+Training: cross entropy of each task, with learned task weights and a position-bias model
 (``layers/examination.py``). Serving: calibrated probabilities and one score of them, computed for
 one query's candidates in tiles of one size, so that bits do not depend on the batch.
 
@@ -71,7 +71,6 @@ class Ranker(CatalogueModel):
     config: RankerConfig
     inputs: RankerInputs
 
-    _task_weights: Tensor
     _task_values: Tensor
 
     def __init__(
@@ -84,19 +83,12 @@ class Ranker(CatalogueModel):
         """Build the model.
 
         Args:
-            config: Sizes, the loss and the score.
-            inputs: Sizes of the inputs, and the tasks.
-            catalogue: Content and categories of every item row.
             item_counts: Training events of each item, [num_item_rows]; items with 0 are unseen.
                 A loaded model has its own; None counts every item as seen.
-
-        Raises:
-            ValueError: If a weight or a value is given for an unknown task.
         """
         super().__init__(catalogue)
-        for name in ("task_weights", "task_values"):
-            if unknown := set(getattr(config, name)) - set(inputs.tasks):
-                raise ValueError(f"{name} names {sorted(unknown)}; tasks are {inputs.tasks}")
+        if unknown := set(config.task_values) - set(inputs.tasks):
+            raise ValueError(f"task_values names {sorted(unknown)}; tasks are {inputs.tasks}")
         self.config, self.inputs = config, inputs
         dim, num_tasks = config.embedding_dim, len(inputs.tasks)
         width = num_fields(inputs) * dim
@@ -110,7 +102,7 @@ class Ranker(CatalogueModel):
         num_dense = len(inputs.candidate_dense)
         self.candidate_dense = nn.Linear(num_dense, dim) if num_dense else None
         self.dropout = nn.Dropout(config.dropout)
-        self.cross = CrossNetwork(width, config.num_cross_layers, config.cross_rank)
+        self.cross = CrossNetwork(width, config.num_cross_layers)
         self.trunk = Trunk(config, width)
         self._routed: tuple[Tensor, Routing | None] | None = None
         self._folded: tuple[Tensor, FoldedRanker | None] | None = None
@@ -124,13 +116,9 @@ class Ranker(CatalogueModel):
         # which few are positive; this is the difference in log-odds, not used in serving.
         both = bool(inputs.num_slots and inputs.base_feature)
         self.shown_level = nn.Parameter(torch.zeros(num_tasks)) if both else None
-        self.log_variances = (
-            nn.Parameter(torch.zeros(num_tasks)) if config.task_weighting == "uncertainty" else None
-        )
-        for kind in ("task_weights", "task_values"):
-            given = getattr(config, kind)
-            of_tasks = torch.tensor([float(given.get(task, 1.0)) for task in inputs.tasks])
-            self.register_buffer(f"_{kind}", of_tasks, persistent=False)
+        self.log_variances = nn.Parameter(torch.zeros(num_tasks))
+        values = [float(config.task_values.get(task, 1.0)) for task in inputs.tasks]
+        self.register_buffer("_task_values", torch.tensor(values), persistent=False)
         self.calibrator = Calibrator(num_tasks)
 
     def tower_output(self, items: JaggedBatch, content: Tensor) -> Tensor:
@@ -230,12 +218,7 @@ class Ranker(CatalogueModel):
         return self.loss_of(self(batch), feedback)
 
     def loss_of(self, ranked: Ranked, feedback: Feedback, share: StepShare = WHOLE) -> Tensor:
-        """Compute the loss of predictions, of this process's share of the step's batch.
-
-        Raises:
-            ValueError: If there are slots and the model was built without, or the reverse; with a
-                base score both are accepted.
-        """
+        """Compute the loss of predictions, of this process's share of the step's batch."""
         labels, slots = feedback
         unseen = slots is None and self.shown_level is not None
         if (slots is None) != (self.examination is None) and not unseen:
@@ -253,21 +236,14 @@ class Ranker(CatalogueModel):
                 ranked.logits, truth, reduction="none"
             )
         per_task = (losses * observed).sum(0) / observed.sum(0).clamp(min=1)  # [T]
-        total = self._weighted(per_task * share.weight(observed))
+        # A weight for each task is learned (Kendall et al., arXiv:1705.07115).
+        weighted = torch.exp(-self.log_variances) * (per_task * share.weight(observed))
+        total: Tensor = (weighted + self.log_variances / 2).sum()
         return total if ranked.routing is None else total + ranked.routing.loss
-
-    def _weighted(self, losses: Tensor) -> Tensor:
-        if self.log_variances is not None:
-            return (torch.exp(-self.log_variances) * losses + self.log_variances / 2).sum()
-        return (losses * self._task_weights).sum()
 
     def logits(self, batch: RankingBatch) -> Tensor:
         """Predict by tiles, [M, T]; a row's bits depend on its query and itself only."""
         return self._of_batch(batch, lambda logits: logits, (len(self.inputs.tasks),))
-
-    def probabilities(self, batch: RankingBatch) -> Tensor:
-        """Probability of each feedback on an examined candidate, [M, T]; calibrated once fitted."""
-        return self._of_batch(batch, self.calibrated, (len(self.inputs.tasks),))
 
     def score(self, batch: RankingBatch) -> Tensor:
         """Compute one score of each candidate, [M]; higher is better."""
@@ -302,7 +278,6 @@ class Ranker(CatalogueModel):
 
         Args:
             history: Item rows, oldest first.
-            features: Row of each ``user.<name>`` and ``context.<name>`` that the model reads.
         """
         latest_rows = self._known(history[-self.config.max_history :])
         inputs = self.all_item_inputs().index_select(0, latest_rows)
@@ -337,8 +312,6 @@ class Ranker(CatalogueModel):
         """Score candidates of one query by tiles, the same bits as ``score``, [C] -> [C].
 
         Args:
-            reader: Of ``reader_of``, ``reader_of_one`` or ``folded_reader_of_one``.
-            rows: Item rows.
             dense: Features of the candidates, [C, F], finite.
         """
         with torch.no_grad():
@@ -377,7 +350,7 @@ class Ranker(CatalogueModel):
         return torch.cat(tiles)[:count]
 
     def _laid_out(self) -> FoldedRanker | None:
-        """Give the folded weights; None where they are not what the layers compute."""
+        """Return the folded weights; None where they are not what the layers compute."""
         inputs = self.all_item_inputs()
         if self.training:
             return None
@@ -413,7 +386,7 @@ class Ranker(CatalogueModel):
         return logits
 
     def layers(self) -> Layers:
-        """Give the layers that candidates go through."""
+        """Return the layers that candidates go through."""
         return Layers(
             self.attention,
             self.correction,
@@ -426,7 +399,7 @@ class Ranker(CatalogueModel):
     def all_item_routing(self) -> Routing | None:
         """Route the whole catalogue, cached as all_item_inputs is.
 
-        None without a router, if it reads more than items, or in training.
+        None without a router, or in training.
         """
         if self.training:
             return None
@@ -462,9 +435,6 @@ class Ranker(CatalogueModel):
         Args:
             logits: Of ``logits``, [P, T].
             labels: [P, T], NaN where not observed.
-
-        Raises:
-            ValueError: If a task has labels of one class only; it is named.
         """
         for task, name in enumerate(self.inputs.tasks):
             own = labels[:, task]
@@ -477,7 +447,6 @@ class Ranker(CatalogueModel):
         self.calibrator.fit(logits, labels)
 
     def _known(self, rows: Tensor) -> Tensor:
-        """Map rows outside the catalogue to the unknown item."""
         return torch.where((rows >= 0) & (rows < self.num_item_rows), rows, 0)
 
     @classmethod

@@ -39,7 +39,7 @@ class Ranked(NamedTuple):
     logits: Tensor
     """[M, T], of feedback on an examined item."""
     routing: Routing | None
-    """Of a sparse trunk."""
+    """Routing of a sparse trunk."""
 
 
 class QueryFields(nn.Module):
@@ -102,11 +102,7 @@ class Correction(nn.Module):
 
     @torch.no_grad()
     def fit_scale(self, features: Tensor) -> None:
-        """Fit the mean and deviation of features [M, F].
-
-        Raises:
-            ValueError: If one is not finite.
-        """
+        """Fit the mean and deviation of features [M, F]."""
         if not bool(features.isfinite().all()):
             raise ValueError("a feature of a candidate is not finite; fill missing values first")
         self.means.copy_(features.double().mean(0))
@@ -153,13 +149,12 @@ class Heads(nn.ModuleList):
         return torch.cat([last(own) for (_, last), own in zip(layers, hidden, strict=True)], dim=1)
 
     def start_from_zero(self) -> None:
-        """Let untrained heads output 0."""
         for last in self.linear(2):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
 
     def linear(self, place: int) -> list[nn.Linear]:
-        """Give one layer of every head: 0 the hidden one, 2 the last."""
+        """Return one layer of every head: 0 the hidden one, 2 the last."""
         return [cast("nn.Sequential", head)[place] for head in self]  # type: ignore[misc]
 
 
@@ -171,7 +166,7 @@ class Trunk(nn.Module):
         # A third of a layer norm's time on a CPU.
         self.norm = nn.RMSNorm(width)
         self.dropout = nn.Dropout(config.dropout)
-        self.routed_dim = config.embedding_dim if config.routed_by == "item" else width
+        self.routed_dim = config.embedding_dim
         self.body: nn.Module
         if config.trunk == "sparse":
             self.body = SparseMoe(
@@ -182,9 +177,6 @@ class Trunk(nn.Module):
                     top_k=config.top_k,
                     router=config.router,
                     router_dim=self.routed_dim,
-                    bias_rate=config.bias_rate,
-                    certainty_weight=config.router_certainty,
-                    evenness_weight=config.router_evenness,
                 )
             )
         else:
@@ -195,8 +187,8 @@ class Trunk(nn.Module):
             )
 
     def routing_of_items(self, items: Tensor) -> Routing | None:
-        """Route items by their fields [N, D]; None where there is no router, or it reads more."""
-        if not isinstance(self.body, SparseMoe) or self.routed_dim != items.shape[1]:
+        """Route items by their fields [N, D]; None without a router."""
+        if not isinstance(self.body, SparseMoe):
             return None
         routing: Routing = self.body.router(items)
         return routing
@@ -208,8 +200,6 @@ class Trunk(nn.Module):
 
         Args:
             crossed: [M, W].
-            fields: The same before the cross layers, the candidate's own first; the router finds
-                groups of items sooner in these.
             routing: Of ``routing_of_items``; None lets the router decide.
         """
         normed = self.norm(crossed)

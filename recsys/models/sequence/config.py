@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from recsys.layers.attention.softmax import BlockConfig
 from recsys.layers.calendar import LAST_DAY
-from recsys.layers.chunked_softmax import MAX_SCORES
 from recsys.layers.embedding.collection import Backend
+from recsys.models.configs import check_positive
 from recsys.models.sequence.encoder import KINDS, Block
 
 
@@ -43,8 +43,6 @@ class SequenceConfig:
     """Heads of the attention; they divide the width."""
     hidden_dim: int = 256
     """Width inside an attention block's feed-forward layer."""
-    position_buckets: int = 32
-    """Distances between events that have a bias of their own; 0 for none."""
     time_buckets: int = 0
     """Biases by log2 of elapsed seconds, where events have times; 0 for none."""
     calendar_days: float = 0.0
@@ -64,9 +62,7 @@ class SequenceConfig:
     """Items whose ids an item also reads: those that occur most near it in the events that the
     model is fitted on (models/sequence/neighbours.py). 0 for none."""
     neighbour_weight: float = 1.0
-    """Of the mean of the neighbours' ids beside the item's own id."""
-    id_init_scale: float = 0.3
-    """Factor of the id table's first values, so that content leads before ids are learned."""
+    """Weight of the mean of the neighbours' ids relative to the item's own id."""
     temperature: float = 0.07
     """Divides the cosine before the softmax."""
     label_smoothing: float = 0.25
@@ -76,12 +72,11 @@ class SequenceConfig:
     leave_out_history: bool = True
     """Whether items that a position has seen do not stand against its label. For data where lists
     do not repeat the history; a label that repeats is learnt either way."""
-    max_scores: int = MAX_SCORES
-    """Scores that training holds at a time: what a large catalogue costs in memory."""
     backend: Backend = "auto"
-    """What looks ids up: TorchRec, our kernel or torch; ``auto`` is what was measured fastest."""
+    """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 
     def __post_init__(self) -> None:
+        check_positive(self, "num_blocks", "num_members")
         self._check_members()
         if self.temperature <= 0:
             raise ValueError(f"temperature must be > 0, got {self.temperature}")
@@ -99,9 +94,6 @@ class SequenceConfig:
                 f"neighbour_weight must be > 0 and finite, got {self.neighbour_weight}; "
                 "num_neighbours = 0 leaves neighbours out"
             )
-        for name in ("num_blocks", "max_scores"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
         if self.num_uniform_negatives is not None and self.num_uniform_negatives < 1:
             raise ValueError(
                 f"num_uniform_negatives must be >= 1, or None for every item, got "
@@ -113,8 +105,6 @@ class SequenceConfig:
         for block in (self.block, *self.member_blocks):
             if block not in KINDS:
                 raise ValueError(f"block is one of {', '.join(KINDS)}, got {block!r}")
-        if self.num_members < 1:
-            raise ValueError(f"num_members must be >= 1, got {self.num_members}")
         if self.embedding_dim % self.num_members:
             raise ValueError(
                 f"num_members must divide embedding_dim {self.embedding_dim}, got "
@@ -135,17 +125,14 @@ class SequenceConfig:
             )
 
     def blocks_of(self, number: int) -> Block:
-        """Name the kind of a member's blocks."""
         return self.member_blocks[number] if self.member_blocks else self.block
 
     def block_config(self) -> BlockConfig:
-        """Give the sizes of each block of a member."""
         return BlockConfig(
             dim=self.embedding_dim // self.num_members,
             num_heads=self.num_heads,
             hidden_dim=self.hidden_dim,
             dropout=self.dropout,
             max_length=self.max_length,
-            position_buckets=self.position_buckets,
             time_buckets=self.time_buckets,
         )

@@ -29,7 +29,7 @@ KINDS: dict[Block, type[AttentionBlock | HstuBlock | SparseBlock]] = {
 
 
 class EncoderConfig(Protocol):
-    """What encoders read of a model's settings."""
+    """Settings that encoders read."""
 
     @property
     def num_members(self) -> int: ...
@@ -44,20 +44,15 @@ class EncoderConfig(Protocol):
     @property
     def dropout(self) -> float: ...
 
-    def block_config(self) -> BlockConfig:
-        """Give the sizes of each block of a member."""
-        ...
+    def block_config(self) -> BlockConfig: ...
 
-    def blocks_of(self, number: int) -> Block:
-        """Name the kind of a member's blocks."""
-        ...
+    def blocks_of(self, number: int) -> Block: ...
 
 
 class Encoder(nn.Module):
     """Turns the events of each sequence into what is expected after each of them."""
 
     def __init__(self, config: EncoderConfig, number: int = 0) -> None:
-        """Build a member by its number."""
         super().__init__()
         dim = config.block_config().dim
         self.max_length = config.max_length
@@ -148,7 +143,7 @@ class Encoders(nn.Module):
 
 
 def unit_shares(vectors: Tensor, num_members: int) -> Tensor:
-    """Give each member's share of vectors [R, D] the same length, so that the whole has length 1.
+    """Scale each member's share of vectors [R, D] to the same length; the whole has length 1.
 
     The cosine of two such vectors is the mean of the members' cosines.
     """

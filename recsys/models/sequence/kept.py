@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 States: TypeAlias = Sequence[tuple[Tensor, ...]]
-"""What the blocks keep of the events that were read."""
+"""State of the blocks after some events."""
 Advance: TypeAlias = Callable[[Tensor, Tensor | None, States | None, int], tuple[Tensor, States]]
 """Encodes a history's rows and times [M], given the states of its first so many events; gives the
 unit vector [D] and the states of them all."""
@@ -67,14 +67,6 @@ class KeptHistories:
         max_bytes: int = MAX_BYTES,
         max_seconds: float = MAX_SECONDS,
     ) -> None:
-        """Keep nothing yet.
-
-        Args:
-            advance: Of a model that does not change afterwards.
-            shortest: Histories of fewer events are not kept.
-            max_bytes: Of all that is kept; the histories not used for longest go first.
-            max_seconds: Without use, after which a state is dropped.
-        """
         self._advance, self._shortest = advance, shortest
         self._max_bytes, self._max_seconds = max_bytes, max_seconds
         self._kept: OrderedDict[bytes, Kept] = OrderedDict()

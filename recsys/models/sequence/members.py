@@ -24,7 +24,7 @@ CONTENT = "item_tower.content."
 OF_EVENTS = frozenset(
     f"item_tower.{name}" for name in ("item_counts", "neighbours", "neighbour_shares")
 )
-"""What is counted in the events, the same for every member."""
+"""Buffers counted from events, the same for every member."""
 
 
 def alone(config: SequenceConfig, number: int) -> SequenceConfig:
@@ -55,15 +55,7 @@ def of_first(config: SequenceConfig) -> SequenceConfig:
 
 
 def side_by_side(config: SequenceConfig, members: Sequence[SequenceModel]) -> SequenceModel:
-    """Join models of one catalogue into one, whose cosines are the mean of theirs.
-
-    Args:
-        config: Of the whole.
-        members: Trained by the settings that `alone` gives.
-
-    Raises:
-        ValueError: Their number or their settings are others.
-    """
+    """Join models of one catalogue into one, whose cosines are the mean of theirs."""
     expected = [alone(config, number) for number in range(config.num_members)]
     if [member.config for member in members] != expected:
         raise ValueError(
@@ -103,7 +95,7 @@ def first_members(model: SequenceModel) -> SequenceModel:
 
 
 def width_of(name: str) -> int:
-    """Say along which axis members share a tensor of the item tower.
+    """Return the axis along which members share a tensor of the item tower.
 
     Tables lie [N, D], the content layer [D, F].
     """

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch, latest
+from recsys.data.batch import Jagged, JaggedBatch, latest, moved
 from recsys.data.share import WHOLE, StepShare
 from recsys.data.windows import next_events
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
@@ -40,8 +40,53 @@ from recsys.models.item_tower import (
 )
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
-from recsys.models.sequence.labelled import LabelledEvents
 from recsys.models.sequence.neighbours import ItemNeighbours
+
+
+class LabelledEvents(NamedTuple):
+    """Sequences cut to what a model reads; every event but a sequence's first is a label."""
+
+    events: Jagged
+    """Item rows of the catalogue, M ragged."""
+    times: Tensor | None
+    """[M] unix seconds, where they are read."""
+    counted: Tensor | None
+    """[M] 0 for events that are no labels; None where all are."""
+    num_positions: int
+    """P."""
+    num_seen: int
+    """X."""
+    seen: Jagged | None = None
+    """Each position's item and those before it, P ragged rows; None counts them from the events."""
+    rows: Tensor | None = None
+    """Distinct item rows, ascending, of all that is read or ranked, [R]; None finds them."""
+    ranked: Tensor | None = None
+    """[R] 0 for rows that no label stands against; None with ``rows``."""
+
+    @classmethod
+    def of(cls, events: Jagged, times: Tensor | None, counted: Tensor | None) -> LabelledEvents:
+        """Count the sizes, best where the events were read."""
+        positions = (events.lengths() - 1).clamp(min=0)
+        num_seen = (positions * (positions + 1)).sum() // 2
+        return cls(events, times, counted, int(positions.sum()), int(num_seen))
+
+    def to(self, device: torch.device | str) -> LabelledEvents:
+        times = None if self.times is None else moved(self.times, device)
+        counted = None if self.counted is None else moved(self.counted, device)
+        seen = None if self.seen is None else self.seen.to(device)
+        rows = None if self.rows is None else moved(self.rows, device)
+        ranked = None if self.ranked is None else moved(self.ranked, device)
+        found = self._replace(times=times, counted=counted, seen=seen, rows=rows, ranked=ranked)
+        return found._replace(events=self.events.to(device))
+
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """Return the events that have a label, [P], and their offsets by sequence, [B + 1]."""
+        lengths = (self.events.lengths() - 1).clamp(min=0)
+        offsets = functional.pad(lengths.cumsum(0), (1, 0))
+        pushed = self.events.offsets[:-1] - offsets[:-1]  # [B], by the last events before
+        pushed = torch.repeat_interleave(pushed, lengths, output_size=self.num_positions)
+        return torch.arange(self.num_positions, device=offsets.device) + pushed, offsets
+
 
 NOT_RANKED = 1e4
 """Taken off a score, it leaves the item no share of a softmax; infinity, added to a label that
@@ -67,9 +112,7 @@ def sampled_items(
 
     Args:
         labels: Item rows, [P], drawn in proportion to ``item_counts``; 0 is no label.
-        num_uniform: Draws from the catalogue, with replacement.
         item_counts: Training events of each item, [N].
-        generator: Of the draws, in place of the global one.
     """
     num_items = len(item_counts) - 1
     shape = (num_uniform,)
@@ -91,7 +134,6 @@ def seen_before(history: Jagged, num_seen: int | None = None) -> Jagged:
     """List for each event of each sequence its item and those before it, M ragged rows.
 
     Args:
-        history: At least one sequence.
         num_seen: Items listed in all; None counts them, for which a GPU is waited for.
     """
     segments = history.segments()
@@ -108,9 +150,6 @@ def places_among(rows: Tensor, values: Tensor, num_item_rows: int, first: int = 
 
     Args:
         rows: Distinct item rows of at least ``first``, [R].
-        values: Item rows.
-        num_item_rows: N.
-        first: The lowest that may be among ``rows``.
     """
     if len(rows) == num_item_rows - first:
         return (values - first).clamp(min=0)
@@ -135,13 +174,8 @@ class SequenceModel(RetrievalModel):
         """Build the model.
 
         Args:
-            config: Sizes and the loss.
-            inputs: Sizes of what is read; user and context features are not.
-            catalogue: Content and categories of every item row.
             item_counts: Training events of each item, [num_item_rows]: samples are corrected by
                 them, and items without events count as never met. A loaded model has its own.
-            neighbours: Of each item, where ``config.num_neighbours`` asks for them; a loaded model
-                has its own.
         """
         super().__init__(catalogue)
         self.config = config
@@ -234,7 +268,6 @@ class SequenceModel(RetrievalModel):
             batch: As ``labelled`` reads it, or what that returned.
             softmax_over: Item rows, ascending, of the softmax, [C], such as a domain's items;
                 every label is one of them. By default what the settings say.
-            share: Of the step's batch; draws stand against the labels of all of it.
         """
         given = batch if isinstance(batch, LabelledEvents) else self.labelled(batch)
         events, times, seen = given.events, given.times, given.seen
@@ -307,11 +340,7 @@ class SequenceModel(RetrievalModel):
     def _softmax(
         self, encoded: Tensor, items: Tensor, ranked: Ranked, seen: Jagged | None, labels: Tensor
     ) -> Tensor:
-        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D].
-
-        Args:
-            seen: Items that do not stand against a position's label, P ragged rows.
-        """
+        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
         config, num_item_rows = self.config, self.inputs.num_item_rows
         weights = (labels > 0).float()  # an unknown item is no label
         if labels.is_cuda:
@@ -341,7 +370,6 @@ class SequenceModel(RetrievalModel):
                 weights,
                 label_smoothing=config.label_smoothing,
                 excluded=excluded,
-                max_scores=config.max_scores,
             )
             for query, item in zip(queries, vectors, strict=True)
         ]

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.models.item_to_item import ItemToItemConfig, Rows, count_neighbours
+from recsys.models.configs import ItemToItemConfig
+from recsys.models.item_to_item import Rows, count_neighbours
 from recsys.models.item_weights.model import WeightTable
 
 WINDOW = 20
@@ -40,7 +41,6 @@ class ItemNeighbours(NamedTuple):
             starts: Where each user's visible events begin, [U].
             ends: Where they end (exclusive), [U].
             num_item_rows: Item rows with row 0.
-            num_neighbours: K.
         """
         # One more than K, because an item that repeats is near itself.
         config = ItemToItemConfig(

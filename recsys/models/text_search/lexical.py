@@ -51,17 +51,15 @@ class WordIndex:
         return found
 
     def knows(self, words: Sequence[str]) -> bool:
-        """Say whether every word is one of some item."""
+        """Return whether every word is one of some item."""
         return all(word in self._known for word in words)
 
     def save(self, directory: Path) -> None:
-        """Write the tables and the words."""
         if self._index is not None:
             self._index.save(str(directory), show_progress=False)
 
     @classmethod
     def load(cls, directory: Path, num_item_rows: int) -> WordIndex:
-        """Read what ``save`` wrote."""
         if not (directory / PARAMETERS).exists():
             return cls(None, num_item_rows)
         index = _library().BM25.load(str(directory), load_corpus=False, show_progress=False)

@@ -24,16 +24,79 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from recsys.data.top_k import best_of_one
+from recsys.models.configs import TextTowerConfig, without_removed
 from recsys.models.text_search.lexical import WordIndex
-from recsys.models.text_search.merging import weighed
 from recsys.models.text_search.tokens import bags_of, split
-from recsys.models.text_search.tower import TextTower, TextTowerConfig
+from recsys.models.text_search.tower import (
+    BATCH_SIZE,
+    LEARNING_RATE,
+    NUM_BUCKETS,
+    TEMPERATURE,
+    TextTower,
+)
+
+START = (4.0, 2.0, 4.0, 0.5, 1.0)
+L2 = 1e-3
+NUM_STEPS = 200
+
+
+def weighed(
+    features: NDArray[np.float32], weights: Sequence[float] | NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Score candidates, [K, F] -> [K].
+
+    Not by BLAS, whose product of finite numbers once reported an invalid value.
+    """
+    scores: NDArray[np.float32] = np.einsum("kf,f->k", features, np.asarray(weights, np.float32))
+    return scores
+
+
+def fit_weights(
+    features: Sequence[NDArray[np.float32]],
+    targets: Sequence[int],
+    l2: float = L2,
+    start: Sequence[float] = START,
+) -> list[float]:
+    """Fit by the softmax over each query's candidates (ListNet, Cao et al., 2007).
+
+    Weights are kept at 0 or above: no evidence for an item may count against it.
+
+    Args:
+        features: Of each query, [K, F].
+        targets: Place of the item that was looked for among them; queries without are left out by
+            the caller.
+        start: Where weights start, [F]; by default those of ``FEATURES``.
+
+    Returns:
+        A weight for each feature; those that every query has 0 for keep their start.
+    """
+    if not features:
+        return list(start)
+    lengths = [len(one) for one in features]
+    padded = torch.zeros(len(features), max(lengths), len(start))
+    mask = torch.zeros(len(features), max(lengths), dtype=torch.bool)
+    for row, one in enumerate(features):
+        padded[row, : len(one)], mask[row, : len(one)] = torch.from_numpy(one), True
+    labels = torch.tensor(list(targets))
+    begin = torch.tensor(start)
+    weights = begin.clone().requires_grad_()
+    optimizer = torch.optim.Adam([weights], lr=0.1)
+    for _ in range(NUM_STEPS):
+        logits = (padded @ weights.clamp_min(0)).masked_fill(~mask, -torch.inf)
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        loss = loss + l2 * (weights - begin).square().sum()
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    used = padded.abs().sum((0, 1)) > 0
+    return torch.where(used, weights.detach().clamp_min(0), begin).tolist()
+
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 FEATURES = ("words", "title", "spelling", "popularity", "personal")
-"""What a candidate is known by; ``personal`` is 0 where nobody is known."""
+"""Features of a candidate; ``personal`` is 0 for an unknown user."""
 NUM_EACH = 200
 """Candidates by title, and by spelling."""
 NUM_WORDS = 500
@@ -59,11 +122,7 @@ class Candidates:
     """Whether any item has a word of the query, or a title begins with its words."""
 
     def personal(self, ranked: Rows) -> Floats:
-        """Add somebody's own order of these items: the features with their places, [K, 5].
-
-        Args:
-            ranked: Some or all of the items, best first.
-        """
+        """Add somebody's own order of these items: the features with their places, [K, 5]."""
         features = self.features.copy()
         features[:, -1] = PERSONAL_SCALE / (PERSONAL_SCALE + _places(self.item_rows, ranked))
         return features
@@ -83,10 +142,6 @@ class TextSearch:
 
         Args:
             item_vectors: By the tower, [N, D]; rows without a text are zeros.
-            weights: Of ``FEATURES``.
-
-        Raises:
-            ValueError: Parts that do not fit.
         """
         if len(weights) != len(FEATURES) or not np.isfinite(weights).all():
             raise ValueError(
@@ -118,12 +173,10 @@ class TextSearch:
         """Find what a text may mean.
 
         Args:
-            text: As typed.
-            titles: Items whose titles have all words of it, or begin with them, best first.
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        vector = self.tower(bags_of([query], self.tower.config.num_buckets))[0]
+        vector = self.tower(bags_of([query], NUM_BUCKETS))[0]
         scores = self.words.scores(query)
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)
@@ -151,7 +204,6 @@ class TextSearch:
         return candidates.item_rows[order], scores[order]
 
     def save(self, directory: Path) -> None:
-        """Write the parts."""
         directory.mkdir(parents=True, exist_ok=True)
         save_file({"table": self.tower.table.weight.detach()}, directory / TOWER)
         save_file({"item_vectors": self.item_vectors.contiguous()}, directory / VECTORS)
@@ -164,13 +216,14 @@ class TextSearch:
 
     @classmethod
     def load(cls, directory: Path) -> TextSearch:
-        """Read what ``save`` wrote.
-
-        Raises:
-            ValueError: Parts that do not fit.
-        """
         document = json.loads((directory / CONFIG).read_text())
-        tower = TextTower(TextTowerConfig(**document["tower"]))
+        fixed = {
+            "num_buckets": NUM_BUCKETS,
+            "batch_size": BATCH_SIZE,
+            "learning_rate": LEARNING_RATE,
+            "temperature": TEMPERATURE,
+        }
+        tower = TextTower(TextTowerConfig(**without_removed(document["tower"], fixed, directory)))
         tower.table.weight = torch.nn.Parameter(
             load_file(directory / TOWER)["table"], requires_grad=False
         )

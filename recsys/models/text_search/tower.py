@@ -10,50 +10,21 @@ Axes: B texts, T tokens, D width, N item rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.models.text_search.queries import ItemText, QueryMaker
-from recsys.models.text_search.tokens import Bags, bags_of, split
+from recsys.models.configs import TextTowerConfig
+from recsys.models.text_search.tokens import Bags, ItemText, QueryMaker, bags_of, split
 
 ENCODED_AT_ONCE = 4_096
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTowerConfig:
-    """Size and training of the text tower.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
-
-    dim: int = 64
-    """Width of a text's vector."""
-    num_buckets: int = 65_536
-    """Hashed words and parts of words; more have fewer collisions and take more memory."""
-    num_steps: int = 300
-    """Of its training; 0 leaves random vectors, which match spellings alone."""
-    batch_size: int = 256
-    """Queries of a step; the items of the others are negatives."""
-    learning_rate: float = 3e-3
-    """Of the optimiser (Adam)."""
-    temperature: float = 0.05
-    """By which cosines are divided in the loss."""
-
-    def __post_init__(self) -> None:
-        for name in ("dim", "num_buckets", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.num_steps < 0 or not self.learning_rate > 0 or not self.temperature > 0:
-            raise ValueError(
-                "num_steps must be >= 0 (0 leaves random vectors, which match spellings alone), "
-                f"learning_rate and temperature > 0, got {self.num_steps}, {self.learning_rate} "
-                f"and {self.temperature}"
-            )
+NUM_BUCKETS = 65_536
+"""Hashed words and parts of words."""
+BATCH_SIZE = 256
+LEARNING_RATE = 3e-3
+TEMPERATURE = 0.05
 
 
 class TextTower(nn.Module):
@@ -62,7 +33,7 @@ class TextTower(nn.Module):
     def __init__(self, config: TextTowerConfig, seed: int = 0) -> None:
         super().__init__()
         self.config = config
-        self.table = nn.EmbeddingBag(config.num_buckets, config.dim, mode="sum", sparse=True)
+        self.table = nn.EmbeddingBag(NUM_BUCKETS, config.dim, mode="sum", sparse=True)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             self.table.weight.normal_(std=config.dim**-0.5, generator=generator)
@@ -76,7 +47,7 @@ class TextTower(nn.Module):
     def encode(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Encode texts that are split into words, [B, D]."""
         parts = [
-            self(bags_of(texts[begin : begin + ENCODED_AT_ONCE], self.config.num_buckets))
+            self(bags_of(texts[begin : begin + ENCODED_AT_ONCE], NUM_BUCKETS))
             for begin in range(0, len(texts), ENCODED_AT_ONCE)
         ]
         return torch.cat(parts) if parts else torch.zeros(0, self.config.dim)
@@ -94,7 +65,6 @@ def train_tower(
 
     Args:
         items: Those that queries are made of; items without a word are left out.
-        progress: Gets the steps done and the loss.
     """
     tower = TextTower(config, seed)
     known = [item for item in items if split(item.text)]
@@ -103,14 +73,14 @@ def train_tower(
     documents = [split(item.text) for item in known]
     attributes = [frozenset(item.attributes) for item in known]
     maker, random = QueryMaker(seed), np.random.default_rng(seed)
-    optimizer = torch.optim.SparseAdam(list(tower.parameters()), lr=config.learning_rate)
-    size = min(config.batch_size, len(known))
+    optimizer = torch.optim.SparseAdam(list(tower.parameters()), lr=LEARNING_RATE)
+    size = min(BATCH_SIZE, len(known))
     for step in range(config.num_steps):
         rows = random.choice(len(known), size, replace=False)
         queries = [maker.make(known[row]) for row in rows]
-        left = tower(bags_of([split(query.text) for query in queries], config.num_buckets))
-        right = tower(bags_of([documents[row] for row in rows], config.num_buckets))
-        logits = left @ right.T / config.temperature
+        left = tower(bags_of([split(query.text) for query in queries], NUM_BUCKETS))
+        right = tower(bags_of([documents[row] for row in rows], NUM_BUCKETS))
+        logits = left @ right.T / TEMPERATURE
         named = np.array(
             [[query.attribute in attributes[row] for row in rows] for query in queries]
         )

@@ -27,14 +27,90 @@ from recsys.data.batch import Jagged
 from recsys.layers.embedding.collection import EmbeddingBags, torchrec_collection
 from recsys.layers.embedding.row_updates import SLOTS, RowUpdateConfig, Rule, State
 from recsys.layers.embedding.tables import PlainCollection
-from recsys.training.distributed.whole import (
-    broadcast_whole,
-    copy_parts,
-    gathered_parts,
-    local_parts,
-    shards_of,
-)
 from recsys.training.optim import ROWS_PAY_FROM, AdamWConfig, joined_name
+
+CHUNK_BYTES = 1 << 26
+"""Sent at a time, so that a table needs no second copy on its way."""
+Place = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A part of a table and the rank that holds it; every rank knows all of them."""
+
+    offsets: Place
+    sizes: Place
+    owner: int
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Cut the part out of a whole tensor; of one number a row, by rows alone."""
+        ends = zip(self.offsets, self.sizes, strict=True)
+        return whole[tuple(slice(one, one + size) for one, size in ends)[: whole.dim()]]
+
+
+def shards_of(sharded: Any) -> list[Shard]:
+    """List all parts of a ShardedTensor, in the order in which they are gathered."""
+    return [
+        Shard(
+            offsets=tuple(meta.shard_offsets),
+            sizes=tuple(meta.shard_sizes),
+            owner=meta.placement.rank(),
+        )
+        for meta in sharded.metadata().shards_metadata
+    ]
+
+
+def local_parts(sharded: Any) -> dict[Place, Tensor]:
+    """Return this rank's parts of a ShardedTensor by the offsets of its first axes."""
+    return {tuple(one.metadata.shard_offsets): one.tensor for one in sharded.local_shards()}
+
+
+def gathered_parts(
+    shards: Sequence[Shard], mine: Mapping[Place, Tensor], shape: Sequence[int]
+) -> Tensor | None:
+    """Gather a table on the first rank's host, [N, D] or [N], float32; None on the others."""
+    rank = dist.get_rank()
+    whole = torch.empty(tuple(shape)) if rank == 0 else None
+    for shard in shards:
+        if shard.owner == rank == 0:
+            assert whole is not None
+            shard.of(whole).copy_(_part(mine, shard, whole.dim()))
+        elif shard.owner == rank:
+            for chunk in _chunks(_part(mine, shard, len(shape))):
+                dist.send(chunk.detach().float().cpu().contiguous(), dst=0)
+        elif whole is not None:
+            for chunk in _chunks(shard.of(whole)):
+                received = torch.empty(chunk.shape)
+                dist.recv(received, src=shard.owner)
+                chunk.copy_(received)
+    return whole
+
+
+def copy_parts(shards: Sequence[Shard], mine: Mapping[Place, Tensor], whole: Tensor) -> None:
+    """Copy what this rank holds out of a whole tensor, [N, D] or [N]."""
+    for shard in shards:
+        if shard.owner == dist.get_rank():
+            part = _part(mine, shard, whole.dim())
+            part.copy_(shard.of(whole).view_as(part))
+
+
+def _part(mine: Mapping[Place, Tensor], shard: Shard, num_axes: int) -> Tensor:
+    part = mine[shard.offsets] if shard.offsets in mine else mine[shard.offsets[:num_axes]]
+    return part.view(part.shape[0]) if num_axes == 1 else part
+
+
+def _chunks(part: Tensor) -> list[Tensor]:
+    row_bytes = max(1, part[:1].numel() * part.element_size())
+    return list(torch.split(part, max(1, CHUNK_BYTES // row_bytes)))
+
+
+def broadcast_whole(value: Tensor) -> None:
+    """Send the first rank's tensor to every rank's host, part by part."""
+    flat = value.detach().view(-1)
+    if len(flat):
+        for part in torch.split(flat, max(1, CHUNK_BYTES // flat.element_size())):
+            dist.broadcast(part, src=0)
+
 
 Sharding = Literal["auto", "table_wise", "row_wise", "column_wise"]
 RULES = {"cpu": ("rowwise_adagrad",), "cuda": ("rowwise_adagrad", "adam", "rowwise_adam")}
@@ -44,50 +120,31 @@ FUSED = {
     "adam": "ADAM",
     "rowwise_adam": "PARTIAL_ROWWISE_ADAM",
 }
+PLANNED_BATCH = 4096
+"""Examples of a rank's lookup, by which the planner estimates."""
 WEIGHTS = "collection.embedding_bags.{}.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
-    """Which tables are spread over ranks, and how.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
+    """Which tables are spread over ranks, and how."""
 
     shard_from: int = ROWS_PAY_FROM
     """Elements of a layer's tables from which they are sharded; smaller ones lie on every rank."""
     sharding: Sharding = "auto"
     """How; ``auto`` lets the planner choose for each table."""
-    device_memory: float | None = None
-    """GiB that the planner may fill on a GPU; None takes what the GPU has."""
-    host_memory: float | None = None
-    """The same of a rank's share of the host's memory."""
-    batch_size: int = 4096
-    """Examples of a rank's lookup, by which the planner estimates."""
 
     def __post_init__(self) -> None:
-        if self.shard_from < 0 or self.batch_size < 1:
-            raise ValueError(
-                f"shard_from must be >= 0 and batch_size >= 1, got {self.shard_from} and "
-                f"{self.batch_size}"
-            )
-        for name in ("device_memory", "host_memory"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0 GiB, got {value}")
+        if self.shard_from < 0:
+            raise ValueError(f"shard_from must be >= 0, got {self.shard_from}")
 
 
 def rule_of(layer: EmbeddingBags, config: AdamWConfig, sharding: ShardingConfig) -> Rule | None:
-    """Choose by which rule a layer's rows move where it is sharded; None leaves it replicated.
-
-    Raises:
-        ValueError: The configured rule cannot move sharded rows on this device.
-    """
+    """Choose by which rule a layer's rows move where it is sharded; None leaves it replicated."""
     size = sum(layer.weight(name).numel() for name in layer.tables)
     device = next(layer.parameters()).device.type
     can = RULES[device]
-    if config.tables == "dense" or size < sharding.shard_from or config.decay_embeddings:
+    if config.tables == "dense" or size < sharding.shard_from:
         return None
     if config.tables != "auto" and config.tables not in can:
         raise ValueError(
@@ -148,11 +205,7 @@ class ShardedTables:
         return found
 
     def load_moments(self, tensors: dict[str, Tensor]) -> None:
-        """Take this rank's part of the state out of a checkpoint's tensors.
-
-        Raises:
-            ValueError: A tensor is missing or has another shape, as another rule's has.
-        """
+        """Take this rank's part of the state out of a checkpoint's tensors."""
         for name, weights, mine in self._slots():
             whole, shape = tensors.pop(name, None), self._shape(name, weights)
             if whole is None or tuple(whole.shape) != shape:
@@ -178,7 +231,7 @@ class ShardedTables:
         return found
 
     def _weights(self) -> dict[str, Any]:
-        """Name the sharded weights, in the same order on every rank."""
+        """Return the sharded weights, in the same order on every rank."""
         return {
             joined_name(place, name): value
             for place, layer in self._layers.items()
@@ -186,7 +239,7 @@ class ShardedTables:
         }
 
     def _shape(self, name: str, weights: Any) -> tuple[int, ...]:
-        """Say the shape of a slot: a number a row, or one an element."""
+        """Return the shape of a slot: a number a row, or one an element."""
         one_a_row = self._rule == "rowwise_adagrad" or (
             self._rule == "rowwise_adam" and name.startswith("exp_avg_sq/")
         )
@@ -196,7 +249,6 @@ class ShardedTables:
         """Put plain tables in place of sharded ones, on every rank's host.
 
         Args:
-            model: On the host from here on.
             best: Weights that it takes, at the first rank; None keeps its own.
         """
         state = self.state_of(model) if best is None else best
@@ -225,7 +277,7 @@ class ShardedRowUpdates:
         self._tables: ShardedTables | None = None
 
     def attach(self, tables: ShardedTables) -> None:
-        """Tell it the model's sharded tables, once they are there."""
+        """Set the model's sharded tables."""
         self._tables = tables
 
     def begin(self, learning_rate: float) -> None:
@@ -300,16 +352,8 @@ def shard_tables(
 ) -> ShardedTables | None:
     """Spread the large tables of a model over the ranks; the others lie on each.
 
-    Args:
-        model: The same on every rank, on its device; its large tables are replaced.
-        config: By which rule rows move.
-        sharding: Which tables, and how.
-
     Returns:
         None where no table is large.
-
-    Raises:
-        ValueError: TorchRec is not installed, or the rule cannot move or clip sharded rows.
     """
     found: dict[str, EmbeddingBags] = {}
     rules = set()
@@ -334,9 +378,7 @@ def shard_tables(
             "or torchrun.shard_from above the tables' size so that they stay whole on every rank"
         )
     (rule,) = rules
-    row_config = RowUpdateConfig(
-        rule=rule, beta1=config.beta1, beta2=config.beta2, eps=config.eps, max_row_norm=None
-    )
+    row_config = RowUpdateConfig(rule=rule, max_row_norm=None)
     return _sharded(model, found, row_config, sharding)
 
 
@@ -388,7 +430,7 @@ def _sharded(
 
 
 def fused_params(config: RowUpdateConfig) -> dict[str, Any]:
-    """Say the rule to FBGEMM."""
+    """Return the rule as FBGEMM's settings."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
     return {
@@ -407,7 +449,7 @@ def planned(
     sharding: ShardingConfig,
     device: torch.device,
 ) -> Any:
-    """Let TorchRec's planner place the tables, by the memory that is really there."""
+    """Place the tables by TorchRec's planner and the free memory."""
     from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
     from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -425,21 +467,19 @@ def planned(
         world_size=size,
         compute_device=device.type,
         local_world_size=min(size, max(1, torch.cuda.device_count() or size)),
-        **memory_caps(sharding, device),
+        **memory_caps(device),
     )
     planner = EmbeddingShardingPlanner(
-        topology=topology, batch_size=sharding.batch_size, constraints=constraints
+        topology=topology, batch_size=PLANNED_BATCH, constraints=constraints
     )
     group = dist.group.WORLD
     return planner.collective_plan(model, [sharder], group)
 
 
-def memory_caps(sharding: ShardingConfig, device: torch.device) -> dict[str, int]:
-    """Say how many bytes the planner may fill on a device and on a rank's part of the host."""
-    size, gib = dist.get_world_size(), 1 << 30
-    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // size
-    found = {"ddr_cap": int((sharding.host_memory or host / gib) * gib)}
+def memory_caps(device: torch.device) -> dict[str, int]:
+    """Return the bytes that the planner may fill on a device and on a rank's part of the host."""
+    size = dist.get_world_size()
+    found = {"ddr_cap": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // size}
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        found["hbm_cap"] = int((sharding.device_memory or free / gib) * gib)
+        found["hbm_cap"] = torch.cuda.mem_get_info(device)[0]
     return found

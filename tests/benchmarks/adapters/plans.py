@@ -115,7 +115,6 @@ REAL = Plans(
         num_members=2,
         calendar_days=140.0,
         backend="torch",
-        max_scores=1 << 28,
     ),
     shared=Plan(epochs=14, learning_rate=2e-3),
     own=(Plan(epochs=14, learning_rate=2e-3),),

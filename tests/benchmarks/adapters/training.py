@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_window_batch, domain_windows
-from recsys.data.order import BatchOrder
-from recsys.data.windows import Windows, training_windows
+from recsys.data.windows import BatchOrder, Windows, training_windows
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw

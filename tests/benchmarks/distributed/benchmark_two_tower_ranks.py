@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recsys.layers.embedding.collection import filled_later
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.training.distributed.process_group import local_device, process_group
-from recsys.training.distributed.several import SeveralRanks
+from recsys.models.two_tower import TwoTower
+from recsys.training.distributed.several import SeveralRanks, local_device, process_group
 from recsys.training.distributed.sharded import ShardingConfig
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
@@ -270,10 +270,7 @@ def work(args: argparse.Namespace) -> None:
         found: dict[str, Any] = {"trainings": [], "exchanges": []}
         out = Path(args.out)
         for case in cases(tiny=args.tiny, size=size):
-            batch = max(one for one, _ in case.phases)
-            sharding = ShardingConfig(
-                shard_from=1, sharding=cast("Any", case.sharding), batch_size=batch // size
-            )
+            sharding = ShardingConfig(shard_from=1, sharding=cast("Any", case.sharding))
             ranks = SeveralRanks(sharding) if case.sharded else ALONE
             own = trained(case, ranks, device, out / f"checkpoint-{size}")
             gc.collect()

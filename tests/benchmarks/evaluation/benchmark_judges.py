@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from pipelines.judging.run import judge_lists
-from recsys.evaluation.judges import planted_lists, separation
-from recsys.evaluation.rubrics import rubrics_of
+from recsys.evaluation.judges import planted_lists, rubrics_of, separation
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.recsys.evaluation.test_judges import BY_RUBRIC, world
 

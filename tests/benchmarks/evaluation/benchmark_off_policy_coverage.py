@@ -17,10 +17,8 @@ from recsys.evaluation.off_policy.estimators import (
     ips,
     snips,
 )
-from recsys.evaluation.off_policy.intervals import interval_of
-from recsys.evaluation.off_policy.logs import WEIGHTS
-from recsys.evaluation.off_policy.overlap import overlap, typical_slot
-from recsys.evaluation.off_policy.sequences import betting_sequence
+from recsys.evaluation.off_policy.intervals import betting_sequence, interval_of
+from recsys.evaluation.off_policy.logs import WEIGHTS, overlap, typical_slot
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.recsys.evaluation.off_policy.worlds import (
     draw_log,

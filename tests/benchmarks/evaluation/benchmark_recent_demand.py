@@ -5,7 +5,7 @@
     python -m tests.benchmarks.evaluation.benchmark_recent_demand moment ARRAYS --out FOLDER
     python -m tests.benchmarks.evaluation.benchmark_recent_demand write FOLDER ... --device NAME
 
-ARRAYS are of ``--prepare`` of recsys backtest or of a card in benchmarks/reproduction. ``replay``
+ARRAYS are of ``--prepare`` of a card in benchmarks/reproduction. ``replay``
 fits every model before each step and learns the blend on the step before, with demand and without.
 ``moment`` fits on what was before a moment, learns on the validation part, refits with it, and is
 judged on everything after. Both need torch, numpy and safetensors alone.
@@ -23,15 +23,15 @@ from typing import Any
 from torch import Tensor
 
 import recsys.replay.run as replay_run
-from recsys.fitting.training import device_named
-from recsys.replay import blending
+from recsys.fitting.spec import device_named
+from recsys.replay import experiment
 from recsys.replay.run import replay_of
 from recsys.replay.steps import ReplayConfig
-from recsys.reproduction.fit import Experiment
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import config_of
-from recsys.reproduction.run import RunSettings, metrics_of
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.recipes.fit import Experiment
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.recipe import config_of
+from tests.benchmarks.recipes.run import RunSettings, metrics_of
 from tests.benchmarks.reproduction.ranking_run import REFIT, RankingRun, chosen_steps, run_once
 
 SOURCES = ("popularity", "item_to_item", "ease", "content", "sequence")
@@ -39,7 +39,7 @@ WHY = "what recent demand adds to the blend"
 METRICS = ("recall@10", "ndcg@10")
 
 
-def with_demand(prepared: Prepared, *, on: bool) -> Prepared:
+def with_demand(prepared: Any, *, on: bool) -> Any:
     recipe = prepared.recipe
     blend = replace(recipe.blend, recent_demand=on)
     return replace(prepared, recipe=replace(recipe, blend=blend))
@@ -56,20 +56,23 @@ def replayed(options: argparse.Namespace) -> None:
     config = config_of(ReplayConfig, json.loads(path.read_text()) if path.exists() else {})
     models = {"models": options.models, "policies": ["full"], "num_steps": options.steps}
     config = config_of(ReplayConfig, {**asdict(config), **models})
-    order, device = next(iter(prepared.orders)), options.device
-    folder = options.out / "replay"
-    replay = replay_of(prepared, config, folder, order=order, seed=options.seed, device=device)
+    device = options.device
+    log = experiment.Prepared(
+        name=prepared.name,
+        data_digest=prepared.data_digest,
+        recipe=prepared.recipe.replayed(options.models),
+        inputs=prepared.inputs(next(iter(prepared.orders))),
+    )
+    replay = replay_of(log, config, options.out / "replay", seed=options.seed, device=device)
     # Lists with their scores are read below, and would be removed once they are blended.
     replay_run.serve = lambda replay, policy: None
     replay_run.run(replay, lambda line: print(line, flush=True))
-    before = blending.source_lists(replay, 0, "full")
+    before = replay_run.source_lists(replay, 0, "full")
     for step in replay.steps[1:]:
-        lists = blending.source_lists(replay, step.number, "full")
+        lists = replay_run.source_lists(replay, step.number, "full")
         values = {}
         for on in (False, True):
-            fitted = blending.fitted_on(
-                replace(replay, prepared=with_demand(prepared, on=on)), before
-            )
+            fitted = replay_run.fitted_on(replace(replay, prepared=with_demand(log, on=on)), before)
             values[on] = fitted.blend.measured(
                 lists, prepared.recipe.metric, device=device_named(device)
             )

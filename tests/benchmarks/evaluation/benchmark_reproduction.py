@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from recsys.reproduction.recipe import REFITTED, ROWS
 from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
+from tests.benchmarks.recipes.recipe import REFITTED, ROWS
 from tests.benchmarks.reproduction.card import FOLDER, Card, card_names, read_card, read_published
 from tests.benchmarks.reproduction.page import AS_SERVED, facts_of, markdown_page, tables_of
 from tests.benchmarks.reproduction.summary import expected_toml, out_of_band, summary_of

@@ -23,10 +23,9 @@ import polars as pl
 
 from pipelines.datasets.open_bandit import CAMPAIGNS, POLICIES, impressions
 from pipelines.off_policy.evaluation import Material, OffPolicyConfig, document_of
-from recsys.evaluation.off_policy.estimators import mean_of
+from recsys.evaluation.off_policy.estimators import RateModel, fitted_folds, fold_of, mean_of
 from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import Floats, Integers, LoggedLists
-from recsys.evaluation.off_policy.reward_model import RateModel, fitted_folds, fold_of
 
 KEY = ["domain", "slot", "item_id"]
 

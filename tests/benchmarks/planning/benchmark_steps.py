@@ -20,8 +20,9 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import filled_later
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.two_tower import TwoTower
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker

@@ -38,10 +38,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.fitting.training import device_named
-from recsys.models.ease import EaseConfig
+from recsys.fitting.spec import device_named
+from recsys.models.ease import MAX_ITEMS
 from recsys.models.ranker.config import Trunk
-from recsys.reproduction.prepared import Prepared
 from tests.benchmarks.harness import command_line, device_name
 from tests.benchmarks.ranker.seeds import (
     CORRECTION,
@@ -59,6 +58,7 @@ from tests.benchmarks.ranker.sources import (
     write_lists,
 )
 from tests.benchmarks.ranker.tables import note_test_looks, read_kept, write_set, write_sets
+from tests.benchmarks.recipes.prepared import Prepared
 
 VALUES = "values.npz"
 WHENS: tuple[When, ...] = ("before", "now")
@@ -217,9 +217,9 @@ def prepare(name: str, directory: Path) -> None:
     """Make the arrays of a preset, with each event's value beside them; needs the whole package."""
     import polars as pl
 
-    from pipelines.backtest.prepare import prepare as prepared_of
-    from pipelines.backtest.prepare import recipe_of
     from pipelines.presets.resolve import resolve
+    from tests.benchmarks.recipes.prepare import prepare as prepared_of
+    from tests.benchmarks.recipes.prepare import recipe_of
 
     sources = ("popularity", "item_to_item", "content", "two_tower", "sequence")
     with tempfile.TemporaryDirectory() as folder:
@@ -259,7 +259,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--linear-items",
         type=int,
-        default=EaseConfig().max_items,
+        default=MAX_ITEMS,
         help="items with linear weights, those with the most events",
     )
     parser.add_argument(
@@ -296,8 +296,7 @@ def measure(given: argparse.Namespace) -> None:
     data = replace(data, most_judged=given.most_judged)
     for seed in given.seeds:
         if given.lists is None:
-            linear = EaseConfig(max_items=given.ease)
-            run_seed(given, data, seed, Recipe(linear=linear))
+            run_seed(given, data, seed, Recipe(linear_items=given.ease))
             continue
         lists = lists_of(data, given.when, seed, given.splits, device_named("auto"))
         write_lists(lists, given.lists / f"{given.when}-{seed}.npz")

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows
 from recsys.data.top_k import TopK, reranked_places
-from recsys.evaluation.auc import area_under_curve
+from recsys.evaluation.calibration import area_under_curve
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.blend import SourceLists as QueriedLists
 from recsys.fitting.blend import default_device, learned_blend, learned_profile
 from recsys.layers.moe.routing import expert_use
-from recsys.models.ease import EaseConfig
+from recsys.models.ease import MAX_ITEMS
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import (
     RankerConfig,
@@ -32,7 +32,6 @@ from recsys.models.ranker.config import (
     flops_of,
 )
 from recsys.models.ranker.model import Ranker
-from recsys.reproduction.prepared import Prepared
 from recsys.retrieval.blend.candidate_features import BASE, CandidateBuilder, feature_names
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -48,6 +47,7 @@ from recsys.training.ranking_examples import (
     tasks_of,
 )
 from tests.benchmarks.ranker.sources import Data, SourceLists, stage
+from tests.benchmarks.recipes.prepared import Prepared
 
 TRUNKS: tuple[Trunk, ...] = ("dense", "shared_bottom", "sparse")
 BLEND, EARLIER_BLEND, CORRECTION = "blend, served", "blend of earlier events", "straight line"
@@ -86,7 +86,7 @@ class Recipe:
     ranker: RankerConfig = field(default_factory=lambda: SPARSE)
     """The sparse trunk, to which the others are made equal."""
     fit: RankerFitConfig = field(default_factory=lambda: FIT)
-    linear: EaseConfig = field(default_factory=EaseConfig)
+    linear_items: int = MAX_ITEMS
 
 
 def outcomes_of(data: Data, of: SourceLists) -> Outcomes:
@@ -220,7 +220,7 @@ class Seed:
         return QueriedLists.of_queries(dict(of.lists), queries, of.item_counts, self.seed)
 
     def _numbers(self, ends: Rows, of: SourceLists) -> HistoryFeatures:
-        linear = self.data.linear(ends, self.recipe.linear, self.device)
+        linear = self.data.linear(ends, self.recipe.linear_items, self.device)
         return HistoryFeatures(self.data.prepared.catalogue, linear, of.vectors)
 
     def _examples(self, of: SourceLists, numbers: HistoryFeatures) -> RankingExamples:

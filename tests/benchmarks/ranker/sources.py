@@ -23,11 +23,11 @@ from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import rank_queries
-from recsys.models.ease import Ease, EaseConfig
+from recsys.models.ease import Ease
 from recsys.models.names import source_name
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fit import Experiment
-from recsys.reproduction.prepared import Prepared
+from tests.benchmarks.recipes.fit import Experiment
+from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.reproduction.fitters import FITTERS
 
 When = Literal["before", "now"]
@@ -105,15 +105,15 @@ class Data:
             queries = queries.sample(self.most_judged, experiment.seed)
         return queries.held_out
 
-    def linear(self, ends: Rows, config: EaseConfig, device: torch.device) -> Ease:
+    def linear(self, ends: Rows, max_items: int, device: torch.device) -> Ease:
         """Fit item-to-item weights on each user's events before an end, [U]."""
         visible = concatenated_ranges(np.asarray(self.sequences.offsets[:-1]), ends)
         return Ease.fit(
             self.sequences.users_of(visible),
             np.asarray(self.sequences.item_rows[visible]),
             self.prepared.num_item_rows,
-            config,
-            device,
+            max_items=max_items,
+            device=device,
         )
 
     def experiment(self, when: When, seed: int, device: torch.device) -> Experiment:

@@ -12,7 +12,7 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, read_toml, validate
 from pipelines.presets import PRESETS
 from recsys.models.names import BY_NAME
-from recsys.reproduction.recipe import ROWS
+from tests.benchmarks.recipes.recipe import ROWS
 
 FOLDER = Path(__file__).parent / "cards"
 PUBLISHED = Path(__file__).parent / "published.toml"

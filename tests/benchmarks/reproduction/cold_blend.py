@@ -28,9 +28,9 @@ from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.queries import EvaluationQueries, Ranked
 from recsys.models.names import source_name
-from recsys.reproduction.fit import Experiment
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.sources import joined_lists
+from tests.benchmarks.recipes.fit import Experiment
 
 Key = tuple[str, str]
 """Setting and split."""

@@ -15,15 +15,17 @@ from typing import Any, cast
 import torch
 
 from recsys.fitting.queries import EvaluationQueries, rank_queries
-from recsys.fitting.training import device_named
+from recsys.fitting.spec import device_named
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
-from recsys.reproduction.fit import Experiment, FittedSource
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import BLENDS
-from recsys.reproduction.run import (
+from recsys.retrieval.generated import generated_source
+from recsys.retrieval.sources import ScoredSource, Source
+from tests.benchmarks.recipes.fit import Experiment, FittedSource
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.recipe import BLENDS
+from tests.benchmarks.recipes.run import (
     LEDGER,
     RESULT,
     RunSettings,
@@ -33,8 +35,6 @@ from recsys.reproduction.run import (
     note_test_look,
     write_json,
 )
-from recsys.retrieval.generated import generated_source
-from recsys.retrieval.sources import ScoredSource, Source
 from tests.benchmarks.reproduction.cold_blend import Key, RankedSettings, blended
 from tests.benchmarks.reproduction.cold_start import (
     ColdStartConfig,

@@ -29,11 +29,11 @@ from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.item_tower import ItemCatalogue
-from recsys.reproduction.prepared import Prepared
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
+from tests.benchmarks.recipes.prepared import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,12 @@ from torch import Tensor
 from recsys.fitting.generative import SequenceTeacher, fit_generative
 from recsys.models.names import BY_NAME, GENERATIVE, SEQUENCE
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fit import SPECS, Experiment, FittedSource, fit_source
 from recsys.retrieval.generated import generated_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
+from tests.benchmarks.recipes.fit import SPECS, Experiment, FittedSource, fit_source
 
 TEACHER = "sequence_model"
 

@@ -30,11 +30,11 @@ from torch import Tensor
 
 from recsys.data.dataset import Sequences
 from recsys.fitting.queries import rank_queries
-from recsys.fitting.training import device_named
+from recsys.fitting.spec import device_named
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fit import Experiment
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import device_text, metrics_of, read_result, write_json
+from tests.benchmarks.recipes.fit import Experiment
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.run import device_text, metrics_of, read_result, write_json
 from tests.benchmarks.reproduction.fitters import sequence_source
 
 WIDTHS = (32, 64, 128, 256)

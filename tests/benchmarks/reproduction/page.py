@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recsys.reproduction.recipe import REFITTED
+from tests.benchmarks.recipes.recipe import REFITTED
 from tests.benchmarks.reproduction.card import Card, PublishedRow
 from tests.benchmarks.reproduction.inputs import reads
 from tests.benchmarks.reproduction.summary import OutOfBand, expected_toml, published_rows

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from recsys.fitting.queries import Ranked
-from recsys.reproduction.fit import Experiment, FittedSource
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.ranking_run import RankingRun, experiment_in
-from recsys.reproduction.run import (
+from recsys.semantic_ids.quality import invalid_share
+from tests.benchmarks.recipes.fit import Experiment, FittedSource
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.ranking_run import RankingRun, experiment_in
+from tests.benchmarks.recipes.run import (
     LEDGER,
     MeasuredSplit,
     RunSettings,
@@ -26,7 +27,6 @@ from recsys.reproduction.run import (
     note_test_look,
     read_json,
 )
-from recsys.semantic_ids.quality import invalid_share
 from tests.benchmarks.reproduction.fitters import FITTERS
 
 REFIT = "_refit"

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import FITTED, REFITTED, ROWS, with_changes
-from recsys.reproduction.run import RunSettings
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.recipe import FITTED, REFITTED, ROWS, with_changes
+from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.cold_run import SETTINGS, run_cold
 from tests.benchmarks.reproduction.ranking_run import REFIT, run_once
 

@@ -34,13 +34,12 @@ from pipelines.searching.fit import ALONE, PERSONAL, gains, kept_items, weights_
 from pipelines.searching.judged import Judged, personal_orders
 from pipelines.searching.texts import item_texts, popularity_of, title_index
 from recsys.data.item_mask import ItemMask
+from recsys.models.configs import TextTowerConfig
 from recsys.models.names import SLOW_MODELS
 from recsys.models.text_search.lexical import WordIndex
-from recsys.models.text_search.merging import START
-from recsys.models.text_search.queries import ItemText, Kind, QueryMaker
-from recsys.models.text_search.search import TextSearch
-from recsys.models.text_search.tokens import split
-from recsys.models.text_search.tower import TextTowerConfig, train_tower
+from recsys.models.text_search.search import START, TextSearch
+from recsys.models.text_search.tokens import ItemText, Kind, QueryMaker, split
+from recsys.models.text_search.tower import train_tower
 from serving.bundle.write import write_bundle
 from serving.items import ItemSearch
 from serving.query import hydrate

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.order import BatchOrder
+from recsys.data.windows import BatchOrder
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
@@ -68,7 +68,6 @@ def config_of(options: argparse.Namespace) -> SequenceConfig:
         dropout=0.1,
         id_dropout=0.0,
         label_smoothing=0.0,
-        id_init_scale=1.0,
         leave_out_history=False,
         backend="torch",
     )

@@ -22,15 +22,15 @@ import numpy as np
 from pipelines.presets.sequence_recipe import DataShape, SequenceRecipe, sequence_recipe
 from recsys.data.dataset import Sequences, concatenated_ranges
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.baselines import fit_item_to_item
+from recsys.fitting.counted import fit_item_to_item
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
 from recsys.fitting.sequence import fit_sequence
-from recsys.fitting.training import TrainingRun, device_named
-from recsys.models.item_to_item import ItemToItemConfig
-from recsys.reproduction.prepared import Prepared
+from recsys.fitting.spec import TrainingRun, device_named
+from recsys.models.configs import ItemToItemConfig
 from recsys.retrieval.sources import ScoredSource
 from tests.benchmarks.harness import Row, command_line, write_results
+from tests.benchmarks.recipes.prepared import Prepared
 
 MODEL_CASES: dict[str, dict[str, Any]] = {
     "recipe": {},

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged, JaggedBatch, offsets_of
-from recsys.fitting.training import TrainingRun, run_training
+from recsys.fitting.spec import TrainingRun, run_training
 from recsys.kernels.choice import without
 from recsys.layers.moe.layer import SparseMoe, SparseMoeConfig
 from recsys.models.item_tower import ItemCatalogue

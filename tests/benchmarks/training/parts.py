@@ -27,18 +27,18 @@ from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
 from recsys.fitting.sequence import fit_sequence, num_windows
-from recsys.fitting.training import Refit, TrainingRun
+from recsys.fitting.spec import Refit, TrainingRun
 from recsys.fitting.two_tower import fit_two_tower, num_labels
 from recsys.kernels.choice import without
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
-from recsys.models.two_tower import TwoTowerConfig
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import RunSettings
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentTracker, Tracker
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.run import RunSettings
 from tests.benchmarks.reproduction.ranking_run import run_once
 from tests.benchmarks.training.peer_parts import Task, recbole, rectools, rectools_fast
 from tests.benchmarks.training.profiled_steps import NUM_STEPS, profiled

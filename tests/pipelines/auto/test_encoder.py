@@ -12,7 +12,7 @@ from pipelines.inputs.tensors import read_inputs
 from pipelines.presets.resolve import ConfigSources
 from pipelines.stages.list import STAGES
 from recsys.content.encoder import HashEncoder
-from recsys.fitting.baselines import fit_content
+from recsys.fitting.counted import fit_content
 from tests.recsys.content.openai_server import (
     OpenAIServer,
     Reply,

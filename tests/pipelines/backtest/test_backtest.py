@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from tests.pipelines.pages.read import blocks_in
-from tests.recsys.testing.synthetic import markov_world, write_csv
 
 DAY = 86_400
 CONFIG = """
@@ -125,23 +124,3 @@ def test_a_peer_whose_file_is_broken_is_a_failed_row_and_the_rest_is_measured(tm
     rows = [row for row in json.loads(printed)["rows"] if row["policy"] == "peer"]
     assert [row["step"] for row in rows] == [2]
     assert "cannot be read" in rows[0]["error"]
-
-
-def test_prepared_arrays_give_the_same_lists_without_the_pipelines(tmp_path):
-    from recsys.replay.__main__ import main
-
-    world = markov_world(num_users=80, num_items=30, seed=0)
-    write_csv(world, tmp_path)
-    settings = shop(tmp_path)
-    code, _, said = run(
-        "--config", settings, "--workspace", tmp_path / "run", "--prepare", tmp_path / "arrays"
-    )
-    assert code == 0, said
-    main([str(tmp_path / "arrays"), "--out", str(tmp_path / "there"), "--device", "cpu"])
-    assert run("--config", settings, "--workspace", tmp_path / "run", "--quiet")[0] == 0
-    here = tmp_path / "run" / "backtest"
-    names = sorted(path.relative_to(here) for path in here.glob("steps/*/lists/*.npz"))
-    assert names
-    for name in names:
-        with np.load(here / name) as ours, np.load(tmp_path / "there" / name) as theirs:
-            assert np.array_equal(ours["item_rows"], theirs["item_rows"]), name

@@ -8,7 +8,7 @@ import torch
 from pipelines.cli.rank import LogFile, error_of
 from pipelines.engine.launch import passed_on
 from pipelines.engine.run_log import RunLog
-from recsys.training.distributed.process_group import RanksError
+from recsys.training.distributed.several import RanksError
 
 
 def test_a_gpu_out_of_memory_says_what_to_change() -> None:

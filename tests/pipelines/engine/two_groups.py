@@ -16,7 +16,7 @@ from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import STEP
 from pipelines.engine.runner import run_stages
 from pipelines.engine.stage import Stage
-from recsys.models.two_tower import TwoTowerConfig
+from recsys.models.configs import TwoTowerConfig
 
 WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
 FIRST_TIME = 1_700_000_000

@@ -93,7 +93,6 @@ def test_a_ranker_that_lost_or_was_never_trained_is_not_released(tmp_path: Path)
     "wrong",
     [
         {"num_candidates": 30},
-        {"task_share": -1.0},
         {"num_random": 0},
         {"share_held_back": 1.0},
         {"refit_share": 0.0},

@@ -8,13 +8,13 @@ from pipelines.searching.fit import fit_text_search, kept_items
 from pipelines.searching.judged import Judged
 from pipelines.searching.texts import item_texts, popularity_of, title_index
 from recsys.fitting.blend import ProfileBlend, fusion_of
+from recsys.fitting.counted import popularity_source
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
-from recsys.fitting.sources import popularity_source
 from recsys.fitting.spec import Data
+from recsys.models.configs import PopularityConfig, TextTowerConfig
 from recsys.models.names import source_name
-from recsys.models.popularity import Popularity, PopularityConfig
-from recsys.models.text_search.tower import TextTowerConfig
-from tests.recsys.reproduction.conftest import small_recipe, small_world
+from recsys.models.popularity import Popularity
+from tests.benchmarks.recipes.conftest import small_recipe, small_world
 
 __all__ = ["small_recipe", "small_world"]
 
@@ -60,7 +60,7 @@ def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
     )
     sources = {"popularity": popularity_source(popularity, Data(inputs=inputs), 10_000)}
     blend = ProfileBlend.unlearned(fusion_of([source_name("popularity")], {"popular": 1.0}))
-    config = TextTowerConfig(num_steps=5, batch_size=16)
+    config = TextTowerConfig(num_steps=5)
     fitted = fit_text_search(texts, config, queries, sources, blend, counts, 0)
     assert fitted is not None
     assert fitted.search.num_item_rows == num_items + 1

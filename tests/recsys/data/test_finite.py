@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recsys.data.finite import all_finite
+from recsys.data.batch import all_finite
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsys.data.order import BatchOrder
+from recsys.data.windows import BatchOrder
 
 
 def test_an_epoch_sees_each_example_once_and_the_next_one_in_another_order() -> None:

@@ -53,7 +53,7 @@ def test_whitened_content_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(content_similarity, "BLOCK", 64)
     content = torch.randn(500, 24, generator=torch.Generator().manual_seed(0))
     content[::7] = 0
-    whitening = Whitening.fit(content, 1.0)
+    whitening = Whitening.fit(content)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

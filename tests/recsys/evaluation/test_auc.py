@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from recsys.evaluation.auc import area_under_curve
+from recsys.evaluation.calibration import area_under_curve
 
 pytestmark = pytest.mark.numerics
 

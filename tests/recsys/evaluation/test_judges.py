@@ -7,13 +7,15 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import BootstrapConfig
 from recsys.evaluation.judges import (
+    RUBRICS,
+    Known,
     biases_of,
     click_agreement,
     planted_lists,
     rank_correlation,
+    rubrics_of,
     separation,
 )
-from recsys.evaluation.rubrics import RUBRICS, Known, rubrics_of
 
 U, N, TOPICS, K = 240, 180, 6, 10
 BY_RUBRIC = {"popular": "personal", "duplicates": "distinct", "off_taste": "relevance"}

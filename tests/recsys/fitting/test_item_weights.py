@@ -9,15 +9,12 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.counted import fit_ease, fit_item_knn, fit_next_basket, fit_repeats
 from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.item_weights import fit_ease, fit_item_knn, fit_next_basket, fit_repeats
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
+from recsys.models.configs import EaseWeightsConfig, ItemKnnConfig, NextBasketConfig, RepeatsConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.item_weights.ease import EaseWeightsConfig
-from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.item_weights.model import ItemWeights
-from recsys.models.item_weights.next_basket import NextBasketConfig
-from recsys.models.item_weights.repeats import RepeatsConfig
 from recsys.retrieval.sources import ScoredSource
 
 NUM_ROWS = 41

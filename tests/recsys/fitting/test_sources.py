@@ -12,13 +12,14 @@ from torch.nn.functional import normalize
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.counted import popularity_source
 from recsys.fitting.index import index_of_model, tuning_queries
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
-from recsys.fitting.sources import popularity_source, vector_source
-from recsys.fitting.spec import Data
+from recsys.fitting.spec import Data, vector_source
+from recsys.models.configs import PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.popularity import Popularity
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.sources import IndexedSource, PopularSource, ScoredSource

@@ -5,10 +5,10 @@ import torch
 
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.sequence import member_training
-from recsys.fitting.training import Refit, TrainingRun, load_trained
+from recsys.fitting.spec import Refit, TrainingRun, load_trained
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.two_tower import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 from tests.recsys.testing.synthetic import markov_world, sequences

@@ -21,18 +21,6 @@ def test_cross_layers_follow_the_papers_formula():
     torch.testing.assert_close(network(fields), second)
 
 
-def test_a_full_rank_in_two_factors_is_a_matrix():
-    torch.manual_seed(1)
-    low, full, fields = CrossNetwork(6, 1, rank=3), CrossNetwork(6, 1), torch.randn(4, 6)
-    narrow, wide = low.layers[0]
-    with torch.no_grad():
-        full.layers[0].weight.copy_(wide.weight @ narrow.weight)
-        full.layers[0].bias.copy_(wide.bias)
-    torch.testing.assert_close(low(fields), full(fields))
-    with pytest.raises(ValueError, match="0 <= rank < dim"):
-        CrossNetwork(6, 1, rank=6)
-
-
 def test_a_candidate_reads_the_events_of_its_own_user():
     torch.manual_seed(2)
     attention = TargetAttention(4, 3, max_history=3)

@@ -5,11 +5,9 @@ import torch
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.content_similarity import (
-    ContentSimilarity,
-    ContentSimilarityConfig,
-    Whitening,
-)
+from recsys.models import content_similarity
+from recsys.models.configs import ContentSimilarityConfig
+from recsys.models.content_similarity import ContentSimilarity, Whitening
 from tests.recsys.models.contracts import (
     assert_queries_are_independent,
     assert_scores_every_item,
@@ -18,7 +16,7 @@ from tests.recsys.models.contracts import (
 
 pytestmark = pytest.mark.numerics
 
-PLAIN = ContentSimilarityConfig(whitening=0.0)
+PLAIN = ContentSimilarityConfig()
 AS_IT_IS = Whitening(torch.zeros(2), torch.eye(2))
 
 
@@ -58,7 +56,7 @@ def test_whitening_makes_every_direction_count_alike() -> None:
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(4001, 2, generator=generator) * torch.tensor([10.0, 1.0])
     vectors[0] = 0
-    whitened = Whitening.fit(vectors, 1.0)
+    whitened = Whitening.fit(vectors)
     apart = (vectors[1:] - whitened.mean) @ whitened.directions
     covariance = apart.T @ apart / len(apart)
     torch.testing.assert_close(covariance, torch.eye(2), atol=5e-2, rtol=0)
@@ -98,7 +96,7 @@ def test_texts_that_span_one_direction_are_whitened(num_items: int) -> None:
     for seed in (0, 8, 14, 24, 27, 44, 62, 74, 94, 97, 141, 143):
         texts = few_words(2, seed=seed)
         vectors = torch.cat([torch.zeros(1, 384), texts[torch.arange(num_items) % 2]])
-        assert_whitened(vectors, Whitening.fit(vectors, 1.0))
+        assert_whitened(vectors, Whitening.fit(vectors))
 
 
 @pytest.mark.parametrize(("num_items", "num_texts"), [(5, 5), (24, 24), (500, 5), (500, 300)])
@@ -106,19 +104,19 @@ def test_fewer_texts_than_columns_are_whitened(num_items: int, num_texts: int) -
     vectors = torch.cat(
         [torch.zeros(1, 384), few_words(num_texts)[torch.arange(num_items) % num_texts]]
     )
-    assert_whitened(vectors, Whitening.fit(vectors, 1.0))
+    assert_whitened(vectors, Whitening.fit(vectors))
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e-38, 1e-44])
 def test_vectors_next_to_zero_tell_nothing(size: float) -> None:
     vectors = torch.cat([torch.zeros(1, 384), few_words(24) * size])
-    fitted = Whitening.fit(vectors, 1.0)
+    fitted = Whitening.fit(vectors)
     assert torch.equal(fitted.directions, torch.zeros(384, 384))
 
 
 def test_one_item_is_compared_as_it_is() -> None:
     vectors = torch.cat([torch.zeros(1, 384), few_words(1)])
-    assert torch.equal(Whitening.fit(vectors, 1.0).directions, torch.eye(384))
+    assert torch.equal(Whitening.fit(vectors).directions, torch.eye(384))
     scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1]))
     assert scores[0, 0] == -torch.inf
 
@@ -126,7 +124,7 @@ def test_one_item_is_compared_as_it_is() -> None:
 @pytest.mark.parametrize("num_items", [2, 24, 500])
 def test_equal_texts_tell_nothing(num_items: int) -> None:
     vectors = torch.cat([torch.zeros(1, 384), few_words(1).expand(num_items, -1)])
-    assert torch.equal(Whitening.fit(vectors, 1.0).directions, torch.zeros(384, 384))
+    assert torch.equal(Whitening.fit(vectors).directions, torch.zeros(384, 384))
     scores = ContentSimilarity(ContentSimilarityConfig(), vectors).score(queries([1, 2]))
     assert (scores == -torch.inf).all()
 
@@ -158,9 +156,9 @@ def test_items_without_content_and_histories_without_any_have_no_evidence() -> N
     assert (scores[1:] == -torch.inf).all()
 
 
-def test_events_beyond_the_window_do_not_count() -> None:
-    config = ContentSimilarityConfig(max_history=2)
-    model = ContentSimilarity(config, content())
+def test_events_beyond_the_window_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content_similarity, "MAX_HISTORY", 2)
+    model = ContentSimilarity(ContentSimilarityConfig(), content())
     scores = model.score(queries([8, 7, 1, 2], [1, 2]))
     torch.testing.assert_close(scores[0], scores[1])
 
@@ -192,16 +190,12 @@ def test_a_grown_catalogue_leaves_the_old_scores_as_they_were(tmp_path: Path) ->
 def test_bad_input_is_refused() -> None:
     with pytest.raises(ValueError, match="history_power must be >= 0"):
         ContentSimilarityConfig(history_power=-1.0)
-    with pytest.raises(ValueError, match="max_history must be >= 1, got 0"):
-        ContentSimilarityConfig(max_history=0)
     with pytest.raises(ValueError, match=r"content must be \[N, F\]"):
         ContentSimilarity(PLAIN, torch.zeros(3))
     broken = content()
     broken[4, 1] = torch.nan
     with pytest.raises(ValueError, match="content of item row 4 is not finite"):
         ContentSimilarity(PLAIN, broken)
-    with pytest.raises(ValueError, match="whitening must be in"):
-        ContentSimilarityConfig(whitening=2.0)
     with pytest.raises(ValueError, match="columns must be >= 1"):
         ContentSimilarityConfig(columns=0)
     with pytest.raises(ValueError, match="embeddings of width 2, the content's is 4"):

@@ -12,7 +12,8 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import top_k_of_scores
 from recsys.models import item_to_item
-from recsys.models.item_to_item import ItemToItem, ItemToItemConfig
+from recsys.models.configs import ItemToItemConfig
+from recsys.models.item_to_item import ItemToItem
 
 pytestmark = pytest.mark.numerics
 

@@ -10,15 +10,15 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.attention import sparse
 from recsys.models import content_similarity
-from recsys.models.content_similarity import ContentSimilarity, ContentSimilarityConfig
+from recsys.models.configs import ContentSimilarityConfig, TwoTowerConfig
+from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneHistory as OneContent
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.models.two_tower_one import OneQuery
+from recsys.models.two_tower import OneQuery, TwoTower
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
@@ -26,13 +26,11 @@ pytestmark = pytest.mark.numerics
 NUM_ITEM_ROWS = 30
 CLOSE = rounding(6 * 64)
 INPUTS = FeatureSizes(num_item_rows=NUM_ITEM_ROWS, content_dim=6)
-SEQUENCE = SequenceConfig(
-    embedding_dim=16, hidden_dim=24, max_length=7, position_buckets=4, backend="torch"
-)
+SEQUENCE = SequenceConfig(embedding_dim=16, hidden_dim=24, max_length=7, backend="torch")
 KINDS = [
     SEQUENCE,
     replace(SEQUENCE, num_heads=2, time_buckets=5, calendar_days=30.0),
-    replace(SEQUENCE, position_buckets=0, absolute_positions=False),
+    replace(SEQUENCE, absolute_positions=False),
     replace(SEQUENCE, num_members=2, member_blocks=("attention", "hstu")),
     replace(SEQUENCE, num_blocks=2, time_buckets=5),
     replace(SEQUENCE, block="sparse", num_blocks=2, calendar_days=30.0),
@@ -108,13 +106,10 @@ def test_sparse_attention_folded(
     torch.testing.assert_close(found, expected, rtol=0, atol=CLOSE)
 
 
-@pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("length", [1, 5, 9])
-def test_two_tower(heads: int, length: int) -> None:
+def test_two_tower(length: int) -> None:
     inputs = replace(INPUTS, user_features={"age": 4}, context_features={"hour": 3})
-    config = TwoTowerConfig(
-        embedding_dim=16, hidden_dim=24, num_heads=heads, max_history=6, backend="torch"
-    )
+    config = TwoTowerConfig(embedding_dim=16, hidden_dim=24, max_history=6, backend="torch")
     model = TwoTower(config, inputs, catalogue())
     stirred(model)
     rows, _ = history(length)
@@ -131,7 +126,8 @@ def test_content_similarity(
     rows: list[int], pairs_up_to: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(content_similarity, "PAIRS_UP_TO", pairs_up_to)
-    config = ContentSimilarityConfig(max_history=8, history_power=0.7)
+    monkeypatch.setattr(content_similarity, "MAX_HISTORY", 8)
+    config = ContentSimilarityConfig(history_power=0.7)
     model = ContentSimilarity(config, catalogue().content)
     expected = model.score(batch_of(torch.tensor(rows)))[0]
     found = OneContent(model).scores(torch.tensor(rows))

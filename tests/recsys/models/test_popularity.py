@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.configs import PopularityConfig
+from recsys.models.popularity import Popularity
 
 DAY = 86_400
 QUERIES = JaggedBatch({"history": Jagged.from_lists([[1], [], [99]])})

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from recsys.reproduction.prepared import Prepared
+from recsys.replay.experiment import Prepared
 from tests.recsys.replay.logs import CLUSTER_SIZE, NUM_CLUSTERS, prepared_of, walks
 
 

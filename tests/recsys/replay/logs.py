@@ -5,13 +5,13 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
+from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import RetrievalSettings
+from recsys.models.configs import EaseWeightsConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.item_weights.ease import EaseWeightsConfig
 from recsys.models.sequence.config import SequenceConfig
+from recsys.replay.experiment import Prepared, Recipe
 from recsys.replay.steps import SECONDS_PER_DAY
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import Recipe
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
@@ -44,11 +44,13 @@ def prepared_of(sequences: Sequences) -> Prepared:
         batch_size=32, max_epochs=2.0, schedule=ScheduleConfig(learning_rate=1e-2)
     )
     recipe = Recipe(
-        rows=(*MODELS, "blend_fast"),
-        sources=MODELS,
-        ease=EaseWeightsConfig(enabled=True, l2=(1.0, 10.0), history_power=(0.0, 1.0)),
-        sequence=SequenceConfig(embedding_dim=8, hidden_dim=8, max_length=10),
-        sequence_training=training,
+        models={
+            "popularity": PopularityConfig(),
+            "item_to_item": ItemToItemConfig(),
+            "ease": EaseWeightsConfig(enabled=True, l2=(1.0, 10.0), history_power=(0.0, 1.0)),
+            "sequence": SequenceConfig(embedding_dim=8, hidden_dim=8, max_length=10),
+        },
+        trainings={"sequence": training},
         blend=BlendConfig(min_found=1),
         retrieval=RetrievalSettings(num_candidates=20),
     )
@@ -58,7 +60,11 @@ def prepared_of(sequences: Sequences) -> Prepared:
         name="walks",
         data_digest="0123456789abcdef",
         recipe=recipe,
-        orders={"given": sequences},
-        catalogue=ItemCatalogue(torch.zeros(num_rows, 4), categories),
-        sizes=FeatureSizes(num_item_rows=num_rows, content_dim=4, num_categories=NUM_CLUSTERS + 1),
+        inputs=ModelInputs(
+            sequences=sequences,
+            catalogue=ItemCatalogue(torch.zeros(num_rows, 4), categories),
+            sizes=FeatureSizes(
+                num_item_rows=num_rows, content_dim=4, num_categories=NUM_CLUSTERS + 1
+            ),
+        ),
     )

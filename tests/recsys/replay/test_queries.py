@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from recsys.data.dataset import Sequences
 from recsys.data.windows import training_windows
-from recsys.fitting.continued import NewEvents
-from recsys.replay.queries import StepQueries, Timeline
-from recsys.replay.steps import Step
+from recsys.fitting.inputs import NewEvents
+from recsys.replay.steps import Step, StepQueries, Timeline
 
 NUM_ITEM_ROWS = 6
 USER = st.lists(st.tuples(st.integers(0, 8), st.integers(1, NUM_ITEM_ROWS - 1)), max_size=8)

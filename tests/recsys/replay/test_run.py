@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from recsys.data.dataset import Sequences
+from recsys.replay.experiment import Prepared
 from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED, read_json
 from recsys.replay.measures import document_of
 from recsys.replay.run import replay_of, run
 from recsys.replay.steps import SECONDS_PER_DAY, ReplayConfig
-from recsys.reproduction.prepared import Prepared
 from tests.recsys.replay.logs import prepared_of, walks
 
 CONFIG = ReplayConfig(num_steps=3, first_share=0.6)
@@ -21,7 +21,7 @@ MODELS = ("popularity", "item_to_item", "ease", "sequence")
 
 
 def replayed(log: Prepared, folder: Path, config: ReplayConfig = CONFIG) -> Replay:
-    replay = replay_of(log, config, folder, order="given", device="cpu")
+    replay = replay_of(log, config, folder, device="cpu")
     run(replay, lambda line: None)
     return replay
 
@@ -114,7 +114,7 @@ def test_processes_give_what_one_gives(log, whole, tmp_path):
 
 def test_another_replay_in_the_folder_is_refused(whole, log):
     with pytest.raises(ValueError, match="holds a replay of other data or settings"):
-        replay_of(log, replace(CONFIG, num_steps=2), whole.folder.path, order="given")
+        replay_of(log, replace(CONFIG, num_steps=2), whole.folder.path)
 
 
 def test_blend_weights_of_a_step_come_from_the_step_before(whole, tmp_path, log, changed):

@@ -12,8 +12,9 @@ from torch.nn.functional import normalize
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import NO_ROW, TopK, no_items
+from recsys.models.configs import PopularityConfig
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
-from recsys.models.popularity import Popularity, PopularityConfig
+from recsys.models.popularity import Popularity
 from recsys.retrieval import sources
 from recsys.retrieval.index import ExactIndex
 from recsys.retrieval.sources import (

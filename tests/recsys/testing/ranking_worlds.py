@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.layers.moe.layer import SparseMoe
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.config import RankerInputs
+from recsys.models.ranker.model import Ranker
 from tests.recsys.testing.auc import auc
 
 TASKS = ("click", "like", "purchase")
@@ -234,3 +236,13 @@ def routing_information(experts: Tensor, groups: Tensor) -> float:
 
     together = entropy(first) + entropy(second)
     return 2 * (together - entropy(joint)) / together if together > 0 else 0.0
+
+
+def drawn_to_one_expert(model: Ranker) -> Ranker:
+    """Let ids start small, and a router find groups of items, each with an expert of its own."""
+    with torch.no_grad():
+        model.item_tower.tables.weight("item").mul_(0.01 / 0.3)
+    if isinstance(model.trunk.body, SparseMoe):
+        model.trunk.body.router.certainty_weight = 0.1
+        model.trunk.body.router.evenness_weight = 0.5
+    return model

@@ -10,6 +10,7 @@ from tests.recsys.testing.ranking_worlds import (
     TASKS,
     RankingWorld,
     RankingWorldConfig,
+    drawn_to_one_expert,
     ranking_world,
     routing_information,
 )
@@ -73,10 +74,9 @@ def test_a_sparse_ranker_learns_relevance_slots_and_finds_the_domains(world):
     torch.manual_seed(0)
     config = RankerConfig(
         embedding_dim=16, key_dim=8, max_history=5, num_cross_layers=1, num_experts=4, top_k=1,
-        hidden_dim=16, router_certainty=0.1, router_evenness=0.5, head_dim=8, id_init_scale=0.01,
-        backend="torch",
+        hidden_dim=16, head_dim=8, backend="torch",
     )  # fmt: skip
-    model = Ranker(config, world.inputs, world.catalogue).train()
+    model = drawn_to_one_expert(Ranker(config, world.inputs, world.catalogue).train())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(200):
         draws = torch.randint(10_000, (128,), generator=torch.Generator().manual_seed(step))

@@ -78,7 +78,7 @@ def mixed(config: TeachingConfig, positions: Positions, scores: Tensor) -> Tenso
         if share > 0:
             # Events lie one after the other: the one before it is that of the row before.
             known = scores[position - 1].masked_fill(~has_id, -torch.inf)
-            target[position] = share * torch.softmax(known / config.temperature, 0)
+            target[position] = share * torch.softmax(known, 0)
         if has_id[label]:
             target[position, label] += 1 - share
     return target
@@ -88,7 +88,7 @@ def mixed(config: TeachingConfig, positions: Positions, scores: Tensor) -> Tenso
     "config",
     [
         TeachingConfig(share=1.0),
-        TeachingConfig(share=0.4, temperature=2.0),
+        TeachingConfig(share=0.4),
         TeachingConfig(share=1e-9),
     ],
 )
@@ -147,7 +147,7 @@ def test_a_student_of_the_teacher_alone_lists_what_the_teacher_ranks_first() -> 
     # Labels mean nothing: who learns from them lists anything.
     lists = torch.randint(1, NUM_ITEM_ROWS, (64, 4)).tolist()
     batch = JaggedBatch({"history": Jagged.from_lists(lists)})
-    says = CodeTeacher(teacher, codes, SIZES, TeachingConfig(share=1.0, temperature=0.3))
+    says = CodeTeacher(teacher, codes, SIZES, TeachingConfig(share=1.0))
     optimizer = torch.optim.Adam(student.parameters(), lr=5e-3)
     for _ in range(150):
         optimizer.zero_grad()
@@ -190,8 +190,6 @@ def test_numbers_out_of_range_are_refused() -> None:
         TeachingConfig(share=1.5)
     with pytest.raises(ValueError, match="dropped_events must be in"):
         TeachingConfig(dropped_events=1.0)
-    with pytest.raises(ValueError, match="temperature must be > 0, got 0"):
-        TeachingConfig(temperature=0)
     batch = JaggedBatch({"history": Jagged.from_lists(LISTS)})
     positions = Positions.of(batch["history"], SMALL)
     short = CodeTeacher(sequence_model(max_length=5), draw_codes(), SIZES, TeachingConfig(share=1))

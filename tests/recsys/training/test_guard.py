@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import AdamW
 
-from recsys.training.guard import BadSteps, StepGuard
+from recsys.training.captured import BadSteps, StepGuard
 
 
 def guard_of(*, waits: bool) -> StepGuard:

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.fitting.sequence import member_seed, train_members
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
 from recsys.training.loop import TrainResult
-from recsys.training.members import member_seed, train_members
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics

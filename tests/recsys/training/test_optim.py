@@ -69,9 +69,9 @@ def model_with_every_kind():
     return model
 
 
-def decaying_names(model, **settings):
+def decaying_names(model):
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = decay_groups(model, 0.1, **settings)
+    groups = decay_groups(model, 0.1)
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     return [sorted(names[id(parameter)] for parameter in group["params"]) for group in groups]
 
@@ -80,14 +80,7 @@ def test_matrices_decay_and_biases_norms_and_tables_do_not():
     model = model_with_every_kind()
     tables = ["bags.collection.embedding_bags.item.weight", "positions.weight"]
     vectors = ["linear.bias", "norm.bias", "norm.weight"]
-    assert decaying_names(model, decay_embeddings=False) == [
-        ["linear.weight"],
-        sorted(tables + vectors),
-    ]
-    assert decaying_names(model, decay_embeddings=True) == [
-        sorted(["linear.weight", *tables]),
-        vectors,
-    ]
+    assert decaying_names(model) == [["linear.weight"], sorted(tables + vectors)]
 
 
 def test_nothing_to_train_is_refused():

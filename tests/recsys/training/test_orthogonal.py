@@ -2,8 +2,16 @@ import pytest
 import torch
 from torch import nn
 
-from recsys.training.optim import AdamWConfig, adamw, load_optimizer_tensors, optimizer_tensors
-from recsys.training.orthogonal import ADAM_LENGTH, Muon, block_matrices, orthogonalised
+from recsys.training.optim import (
+    ADAM_LENGTH,
+    AdamWConfig,
+    Muon,
+    adamw,
+    block_matrices,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    orthogonalised,
+)
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics

@@ -6,10 +6,11 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.share import StepShare
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.two_tower import TwoTower
 from tests.recsys.training.parts import WholeOfAStep, two_parts
 
 NUM_ITEMS, DRAWS = 50, 8

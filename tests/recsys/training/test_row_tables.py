@@ -143,12 +143,10 @@ def test_tables_that_move_by_rows_are_in_no_group_of_the_optimizer():
     assert [name for name, _ in row_tables(model)] == ["bags"]
     adamw(model, AdamWConfig(tables="auto"))
     assert row_tables(model) == [], "on CPU tables are dense"
-    assert len(decay_groups(model, 0.1, decay_embeddings=False)[1]["params"]) == 3
+    assert len(decay_groups(model, 0.1)[1]["params"]) == 3
 
 
 def test_what_does_not_go_together_is_refused():
-    with pytest.raises(ValueError, match="cannot decay"):
-        AdamWConfig(tables="adam", decay_embeddings=True)
     with pytest.raises(ValueError, match=r"tables is one of \('auto', 'dense'"):
         AdamWConfig(tables="lazy")
     model = Tower()

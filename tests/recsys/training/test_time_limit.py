@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from recsys.training import time_limit
+from recsys.training import progress
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import SilentProgress
-from recsys.training.time_limit import Spent, steps_to_skip
+from recsys.training.progress import SilentProgress, Spent, steps_to_skip
 
 pytestmark = pytest.mark.numerics
 
@@ -29,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(time_limit.time, "monotonic", clock)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
     return clock
 
 

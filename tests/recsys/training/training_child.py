@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.order import BatchOrder
+from recsys.data.windows import BatchOrder
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training import checkpoint as checkpoint_module
 from recsys.training.checkpoint import Checkpoint, save_checkpoint

@@ -9,8 +9,7 @@ import torch
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import adapted_layers, twin_of
-from recsys.models.adapted.ranker import ranker_targets
+from recsys.models.adapted.model import adapted_layers, ranker_targets, twin_of
 from serving.bundle.adapters import (
     domain_directory,
     models_of,

@@ -14,8 +14,7 @@ import torch
 from protocol import Histories, Rows, best_unseen, serve
 
 from recsys.data.dataset import Sequences
-from recsys.data.order import BatchOrder
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import BatchOrder, training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel

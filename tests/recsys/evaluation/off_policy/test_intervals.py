@@ -12,9 +12,13 @@ from recsys.evaluation.off_policy.estimators import (
     mean_of,
     snips,
 )
-from recsys.evaluation.off_policy.intervals import interval_of, student_quantile
+from recsys.evaluation.off_policy.intervals import (
+    betting_sequence,
+    default_looks,
+    interval_of,
+    student_quantile,
+)
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade
-from recsys.evaluation.off_policy.sequences import betting_sequence, default_looks
 from tests.recsys.evaluation.off_policy.worlds import (
     draw_log,
     make_world,

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from recsys.evaluation.off_policy.logs import LoggedLists
-from recsys.evaluation.off_policy.overlap import effective_size, overlap, typical_slot
+from recsys.evaluation.off_policy.logs import LoggedLists, effective_size, overlap, typical_slot
 
 
 def test_effective_size_counts_equal_weights():

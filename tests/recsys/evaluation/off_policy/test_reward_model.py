@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from recsys.evaluation.off_policy.reward_model import RateModel, fitted_folds, fold_of
+from recsys.evaluation.off_policy.estimators import RateModel, fitted_folds, fold_of
 
 ITEMS = np.array([[1, 2], [2, 1], [1, 2], [1, 0]])
 REWARDS = np.array([[1.0, 0], [0, 1], [1, 0], [1, 9]])

@@ -87,12 +87,6 @@ def test_a_rows_bits_do_not_depend_on_how_many_rows_its_expert_has():
             lambda: SparseMoe(SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, router="x")),
             "scores is",
         ),
-        (
-            lambda: SparseMoe(
-                SparseMoeConfig(dim=8, hidden_dim=8, num_experts=4, certainty_weight=-1.0)
-            ),
-            "evenness_weight must be >= 0",
-        ),
         (lambda: Experts(0, 8, 8, 8), "positive sizes"),
     ],
 )

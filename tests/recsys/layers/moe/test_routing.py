@@ -101,9 +101,8 @@ def test_certainty_sends_rows_that_cluster_to_one_expert(scores):
     found = {}
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
-        router = BiasedRouter(
-            5, 4, 1, scores=scores, certainty_weight=weight, evenness_weight=weight
-        )
+        router = BiasedRouter(5, 4, 1, scores=scores)
+        router.certainty_weight = router.evenness_weight = weight
         optimizer = torch.optim.Adam(router.parameters(), lr=0.02)
         for _ in range(200):
             routing = router(rows)

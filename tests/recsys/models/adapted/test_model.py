@@ -13,10 +13,11 @@ from recsys.models.adapted.model import (
     centre_items,
     twin_of,
 )
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
+from recsys.models.two_tower import TwoTower
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics

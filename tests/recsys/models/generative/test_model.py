@@ -15,9 +15,8 @@ from torch import Tensor
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.data.item_mask import ItemMask
-from recsys.data.order import BatchOrder
 from recsys.data.top_k import TopK, top_k_of_scores
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import BatchOrder, training_windows, window_batch
 from recsys.layers.codes.decode_step import Beams
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
@@ -38,7 +37,6 @@ SMALL = GenerativeConfig(
     dropout=0.1,
     id_dropout=0.1,
     label_smoothing=0.0,
-    dense_label_smoothing=0.0,
     backend="torch",
 )
 VARIANTS = {
@@ -247,13 +245,13 @@ def test_a_beam_that_covers_all_prefixes_ranks_as_scoring_every_item(
 def test_training_scores_each_prefix_as_generating_behind_it_does(name: str) -> None:
     """The loss of a sequence is minus the log-probability of each event behind those before it."""
     config = {**VARIANTS, "codes alone": CODES_ALONE}[name]
-    config = replace(config, dropout=0.0, id_dropout=0.0, first_weight=0.5)
+    config = replace(config, dropout=0.0, id_dropout=0.0)
     model = drawn(replace(config, dense_weight=0.0))
     lists = [[3, 8, 3, 21, 40], [7], [], [2, 9]]
     total = weights = 0.0
     for events in lists:
         for place, label in enumerate(events):
-            weight = 0.5 if place == 0 else 1.0
+            weight = 0.1 if place == 0 else 1.0
             total -= weight * score_all_items(model, [events[:place]])[0, label].item()
             weights += weight
     assert model.loss(histories(lists)).item() == pytest.approx(total / weights, rel=1e-4)

@@ -4,15 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from recsys.models.configs import EaseWeightsConfig
 from recsys.models.item_weights import ease
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
-from recsys.models.item_weights.ease import (
-    EaseWeightsConfig,
-    check_memory,
-    ease_model,
-    most_frequent,
-    shared_users,
-)
+from recsys.models.item_weights.ease import check_memory, ease_model, most_frequent, shared_users
 from recsys.models.item_weights.model import ItemWeights
 
 pytestmark = pytest.mark.numerics
@@ -80,10 +75,13 @@ def test_rarer_items_extend_the_exact_regression_one_at_a_time(
                 assert found[source, target] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_the_strongest_weights_are_kept_whatever_their_sign() -> None:
+def test_the_strongest_weights_are_kept_whatever_their_sign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pairs, _ = pairs_of()
     every = dense(fitted(pairs, EaseWeightsConfig(l2=(3.0,))))
-    few = dense(fitted(pairs, EaseWeightsConfig(l2=(3.0,), num_weights=2)))
+    monkeypatch.setattr(ease, "NUM_WEIGHTS", 2)
+    few = dense(fitted(pairs, EaseWeightsConfig(l2=(3.0,))))
     for row in range(1, NUM_ROWS):
         order = np.argsort(-np.abs(every[row]))
         assert set(np.flatnonzero(few[row])) == set(order[:2])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from recsys.models.item_weights.inverse import invert_in_place
+from recsys.models.item_weights.ease import invert_in_place
 
 pytestmark = pytest.mark.numerics
 

@@ -5,9 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from recsys.models.configs import ItemKnnConfig
 from recsys.models.item_weights import item_knn
 from recsys.models.item_weights.co_occurrence import UserItems
-from recsys.models.item_weights.item_knn import ItemKnnConfig, item_knn_model
+from recsys.models.item_weights.item_knn import item_knn_model
 
 pytestmark = pytest.mark.numerics
 NUM_ROWS = 7

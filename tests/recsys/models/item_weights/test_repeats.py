@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.models.item_weights.next_basket import Baskets, NextBasketConfig, next_basket_model
-from recsys.models.item_weights.repeats import RepeatsConfig, repeats_model
+from recsys.models.configs import NextBasketConfig, RepeatsConfig
+from recsys.models.item_weights import next_basket
+from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
 
 pytestmark = pytest.mark.numerics
 NUM_ROWS = 6
@@ -32,7 +33,7 @@ def model_of(baskets: list[list[list[int]]], **settings: float) -> np.ndarray:
     lengths = [sum(map(len, user)) for user in baskets]
     ends = np.cumsum(lengths)
     config = NextBasketConfig(**{"source_power": 0.0, "target_power": 0.0, **settings})  # type: ignore[arg-type]
-    cut = Baskets.of(np.array(rows), np.array(times), ends - lengths, ends, config.max_basket)
+    cut = Baskets.of(np.array(rows), np.array(times), ends - lengths, ends)
     table = next_basket_model(cut, NUM_ROWS, config).table
     found = np.zeros((NUM_ROWS, NUM_ROWS))
     source = np.repeat(np.arange(NUM_ROWS), table.offsets.diff().numpy())
@@ -51,9 +52,12 @@ def test_items_of_a_basket_lead_to_those_behind_it_and_to_themselves() -> None:
     np.testing.assert_allclose(found, wanted)
 
 
-def test_baskets_of_two_users_are_apart_and_long_ones_are_cut() -> None:
+def test_baskets_of_two_users_are_apart_and_long_ones_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert not model_of([[[1, 2, 3]], [[4, 5]]]).any()
-    found = model_of([[[1, 2, 3], [4]]], max_basket=2)
+    monkeypatch.setattr(next_basket, "MAX_BASKET", 2)
+    found = model_of([[[1, 2, 3], [4]]])
     assert found[1, 4] == found[2, 4] == 1
     assert not found[3].any()
 

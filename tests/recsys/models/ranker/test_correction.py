@@ -98,14 +98,13 @@ def test_it_learns_what_the_other_numbers_add() -> None:
 
 def test_the_line_is_the_likeliest_one_of_whole_lists() -> None:
     found, model, l2 = examples(), ranker(), 3.0
-    config = RankerFitConfig(num_candidates=LENGTH, num_hard=5, num_random=10, line_l2=l2)
     assert model.correction is not None
     chosen = torch.arange(0, NUM_QUERIES, 2)
     found.candidates.item_rows[4, 15:] = -1
     found.candidates.features[4, 15:] = 0
     found.labels[4, 15:] = torch.nan
     model.correction.fit_scale(found.candidates.features[chosen].flatten(0, 1))
-    fit_line(model.correction, found, chosen, config)
+    fit_line(model.correction, found, chosen, l2)
     # No small change of any weight makes what was taken likelier, by a loss written down anew.
     numbers = model.correction.standardised(found.candidates.features).double()
     weight = model.correction.weight.detach()[0].double().requires_grad_()

@@ -79,16 +79,8 @@ def test_folded_logits_are_those_of_training(changes, events, base):
         torch.testing.assert_close(model.logits(batch), trained, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_experts": 32},
-        {"routed_by": "fields"},
-        {"cross_rank": 4},
-    ],
-)
-def test_other_builds_are_scored_by_their_layers(changes):
-    model, batch = ranker(replace(SMALL, **changes)), asked()
+def test_many_experts_are_scored_by_their_layers():
+    model, batch = ranker(replace(SMALL, num_experts=32)), asked()
     assert not is_folded(model)
     with torch.no_grad():
         torch.testing.assert_close(model.logits(batch), model(batch).logits, rtol=0, atol=1e-5)

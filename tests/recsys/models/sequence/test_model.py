@@ -8,9 +8,8 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.order import BatchOrder
 from recsys.data.top_k import top_k_of_scores
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import BatchOrder, training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import (
@@ -42,9 +41,9 @@ VARIANTS = {
     "sparse": replace(SMALL, block="sparse", num_heads=2),
     "attention with times": replace(SMALL, num_blocks=2, num_heads=2, time_buckets=16),
     "calendar": replace(SMALL, calendar_days=30.0),
-    "sampled": replace(SMALL, num_uniform_negatives=20, max_scores=300),
+    "sampled": replace(SMALL, num_uniform_negatives=20),
     "members": replace(SMALL, num_members=2, num_heads=2, calendar_days=30.0),
-    "no positions": replace(SMALL, position_buckets=0, absolute_positions=False),
+    "no places": replace(SMALL, absolute_positions=False),
 }
 
 
@@ -252,7 +251,7 @@ def test_rivals_alone_stand_against_a_label(name: str) -> None:
 
 def test_sampled_loss_is_about_the_full_one() -> None:
     torch.manual_seed(0)
-    full = built(replace(SMALL, dropout=0.0, id_dropout=0.0, max_scores=50))
+    full = built(replace(SMALL, dropout=0.0, id_dropout=0.0))
     sampled = built(replace(full.config, num_uniform_negatives=30))
     sampled.load_state_dict(full.state_dict())
     batch = JaggedBatch({"history": Jagged.from_lists([[1, 5, 9, 2], [], [7], [4, 8]])})

@@ -13,7 +13,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.sequence import fit_sequence, near_items
-from recsys.fitting.training import Refit, TrainingRun
+from recsys.fitting.spec import Refit, TrainingRun
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side

@@ -17,10 +17,10 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from recsys.data.batch import Jagged, JaggedBatch
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.models.two_tower import TwoTower, TwoTowerConfig
-from recsys.training.distributed.process_group import process_group
-from recsys.training.distributed.several import present_ranks
+from recsys.models.two_tower import TwoTower
+from recsys.training.distributed.several import present_ranks, process_group
 from recsys.training.distributed.sharded import ShardingConfig
 from recsys.training.loop import TrainConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw

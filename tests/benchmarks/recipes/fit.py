@@ -18,16 +18,15 @@ from recsys.data.dataset import Sequences, Split
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
-from recsys.fitting.spec import Data, ModelSpec, Start
-from recsys.fitting.training import Refit, TrainingRun
+from recsys.fitting.spec import Data, ModelSpec, Refit, Start, TrainingRun
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import Recipe
 from recsys.retrieval.sources import Source
 from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentProgress, StderrProgress
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.recipe import Recipe
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
 

@@ -3,7 +3,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from recsys.reproduction.recipe import Recipe, config_of, with_changes
+from tests.benchmarks.recipes.recipe import Recipe, config_of, with_changes
 from tests.benchmarks.reproduction.train import main
 
 

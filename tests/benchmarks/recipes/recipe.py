@@ -16,15 +16,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
 
 from recsys.fitting.queries import RetrievalSettings
-from recsys.models.content_similarity import ContentSimilarityConfig
+from recsys.models.configs import (
+    ContentSimilarityConfig,
+    EaseWeightsConfig,
+    ItemKnnConfig,
+    ItemToItemConfig,
+    PopularityConfig,
+    TwoTowerConfig,
+)
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
-from recsys.models.item_to_item import ItemToItemConfig
-from recsys.models.item_weights.ease import EaseWeightsConfig
-from recsys.models.item_weights.item_knn import ItemKnnConfig
 from recsys.models.names import BY_NAME, ENSEMBLE, MODELS, SEQUENCE, SLOW_MODELS
-from recsys.models.popularity import PopularityConfig
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.two_tower import TwoTowerConfig
+from recsys.replay import experiment
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.passes import TrainingConfig
 
@@ -84,6 +87,18 @@ class Recipe:
             named = getattr(self, name)
             if not named or set(named) - set(allowed):
                 raise ValueError(f"{name} must be some of {', '.join(allowed)}, got {list(named)}")
+
+    def replayed(self, models: Sequence[str]) -> experiment.Recipe:
+        """Keep what a replay of some models reads."""
+        trainings = {name: getattr(self, f"{name}_training", None) for name in models}
+        return experiment.Recipe(
+            models={name: getattr(self, name) for name in models},
+            trainings={name: one for name, one in trainings.items() if one is not None},
+            blend=self.blend,
+            fusion_weights=self.fusion_weights,
+            metric=self.metric,
+            retrieval=self.retrieval,
+        )
 
     def digest(self) -> str:
         """Name these settings by 12 digits; other settings have another name."""

@@ -19,12 +19,12 @@ import torch
 from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_demand
 from recsys.fitting.queries import Ranked, rank_queries
-from recsys.fitting.training import device_named
+from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
-from recsys.reproduction.fit import Experiment, FittedSource, fit_source
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.recipe import BLENDS
-from recsys.reproduction.run import (
+from tests.benchmarks.recipes.fit import Experiment, FittedSource, fit_source
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.recipe import BLENDS
+from tests.benchmarks.recipes.run import (
     RESULT,
     MeasuredSplit,
     RunSettings,

@@ -30,8 +30,8 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import per_user_metric
 from recsys.fitting.queries import Ranked
-from recsys.fitting.training import device_named
-from recsys.reproduction.prepared import Prepared
+from recsys.fitting.spec import device_named
+from tests.benchmarks.recipes.prepared import Prepared
 
 MeasuredSplit = Literal["validation", "test"]
 SPLITS: tuple[MeasuredSplit, ...] = ("validation", "test")

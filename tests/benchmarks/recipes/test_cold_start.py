@@ -8,8 +8,8 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.fitting.blend import SourceLists
-from recsys.reproduction.run import LEDGER, RunSettings
 from recsys.retrieval.blend.config import BlendConfig
+from tests.benchmarks.recipes.run import LEDGER, RunSettings
 from tests.benchmarks.reproduction.cold_blend import equally
 from tests.benchmarks.reproduction.cold_run import run_cold
 from tests.benchmarks.reproduction.cold_start import (

@@ -9,15 +9,15 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.fitting.queries import RetrievalSettings
+from recsys.models.configs import TwoTowerConfig
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.two_tower import TwoTowerConfig
-from recsys.reproduction.prepared import VERSION, Prepared
-from recsys.reproduction.recipe import Recipe
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
+from tests.benchmarks.recipes.prepared import VERSION, Prepared
+from tests.benchmarks.recipes.recipe import Recipe
 
 NUM_CLUSTERS = 8
 CLUSTER_SIZE = 10

@@ -25,8 +25,8 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences
 from recsys.fitting.inputs import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from recsys.reproduction.recipe import Recipe, config_of
 from recsys.semantic_ids.codes import ItemCodes
+from tests.benchmarks.recipes.recipe import Recipe, config_of
 
 DESCRIPTION = "prepared.json"
 ARRAYS = "arrays.npz"

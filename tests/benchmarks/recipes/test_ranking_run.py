@@ -7,10 +7,10 @@ import torch
 
 from recsys.data.top_k import TopK
 from recsys.fitting.queries import rank_queries
-from recsys.reproduction.fit import Experiment
-from recsys.reproduction.recipe import REFITTED, Recipe
-from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
 from recsys.retrieval.blend.learned import LearnedBlend
+from tests.benchmarks.recipes.fit import Experiment
+from tests.benchmarks.recipes.recipe import REFITTED, Recipe
+from tests.benchmarks.recipes.run import LEDGER, RunSettings, load_ranked
 from tests.benchmarks.reproduction.fitters import FITTERS
 from tests.benchmarks.reproduction.ranking_run import run_once
 

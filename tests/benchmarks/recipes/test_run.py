@@ -11,9 +11,9 @@ from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.fitting.sequence import fit_sequence, member_run
 from recsys.models.sequence.members import alone
 from recsys.models.sequence.model import SequenceModel
-from recsys.reproduction.fit import Experiment, FittedSource
-from recsys.reproduction.prepared import Prepared
-from recsys.reproduction.run import LEDGER, RunSettings, load_ranked
+from tests.benchmarks.recipes.fit import Experiment, FittedSource
+from tests.benchmarks.recipes.prepared import Prepared
+from tests.benchmarks.recipes.run import LEDGER, RunSettings, load_ranked
 from tests.benchmarks.reproduction.fitters import FITTERS
 from tests.benchmarks.reproduction.ranking_run import run_once
 

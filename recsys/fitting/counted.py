@@ -1,10 +1,7 @@
-"""Fit models of weights between items; validation chooses among a few settings.
+"""Fit the models that have no training: they count, compare or solve.
 
-A setting that is a tuple holds what is tried; the power of the recency is chosen last, by the first
-of which the others are. The model keeps the chosen ones as tuples of one, so
-that a refit by its settings has nothing to choose.
-
-Axes: N item rows.
+A setting that is a tuple holds what validation chooses among; the power of the recency is chosen
+last. The model keeps the chosen ones as tuples of one, so that a refit has nothing to choose.
 """
 
 from __future__ import annotations
@@ -17,37 +14,64 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from recsys.data.dataset import FitSplit
+from recsys.data.dataset import FitSplit, Rows
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries, measure
-from recsys.fitting.sources import weights_source
-from recsys.fitting.spec import Data, ModelSpec, Start, counted
-from recsys.fitting.training import Fitted
+from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, counted, vector_source
 from recsys.models import names
+from recsys.models.configs import (
+    NO_DECAY,
+    ContentSimilarityConfig,
+    EaseWeightsConfig,
+    ItemKnnConfig,
+    ItemToItemConfig,
+    NextBasketConfig,
+    PopularityConfig,
+    RepeatsConfig,
+)
+from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
 from recsys.models.item_weights.ease import (
-    EaseWeightsConfig,
     check_memory,
     ease_model,
     fits_device,
     most_frequent,
     shared_users,
 )
-from recsys.models.item_weights.item_knn import NO_DECAY, ItemKnnConfig, item_knn_model
+from recsys.models.item_weights.item_knn import item_knn_model
 from recsys.models.item_weights.model import ItemWeights
-from recsys.models.item_weights.next_basket import Baskets, NextBasketConfig, next_basket_model
-from recsys.models.item_weights.repeats import RepeatsConfig, repeats_model
-from recsys.retrieval.sources import ScoredSource
+from recsys.models.item_weights.next_basket import Baskets, next_basket_model, repeats_model
+from recsys.models.popularity import Popularity
+from recsys.retrieval.sources import PopularSource, ScoredSource, Source, WeightsSource
 
 ConfigT = TypeVar("ConfigT", EaseWeightsConfig, ItemKnnConfig)
 CPU = torch.device("cpu")
 METRIC = "ndcg@10"
+MAX_EVENTS = 500
+"""Latest events of a user that EASE and item-kNN read."""
+CHOICE_ITEMS = 3_000
+"""Items of the regressions that ``l2`` is chosen by, where there are several."""
 CHOICE_USERS = 2_000
 """Validation users that settings are chosen by."""
 
 
-def user_items(inputs: ModelInputs, split: FitSplit, max_events: int) -> UserItems:
+def popularity_source(model: Popularity, data: Data, scored_up_to: int) -> Source:
+    """Rank by popularity."""
+    if data.inputs.sizes.num_item_rows <= scored_up_to:
+        return ScoredSource(model.score, needs_history=False)
+    return PopularSource(model.item_scores)
+
+
+def weights_source(model: ItemWeights, data: Data, scored_up_to: int) -> Source:
+    """Rank by weights between items."""
+    if data.inputs.sizes.num_item_rows <= scored_up_to:
+        return ScoredSource(model.score)
+    return WeightsSource(model)
+
+
+def user_items(inputs: ModelInputs, split: FitSplit) -> UserItems:
     """Take each user's items that a model may see."""
     sequences = inputs.sequences
     return UserItems.of(
@@ -56,7 +80,7 @@ def user_items(inputs: ModelInputs, split: FitSplit, max_events: int) -> UserIte
         np.asarray(sequences.visible_end(split)),
         None if sequences.times is None else np.asarray(sequences.times),
         inputs.sizes.num_item_rows,
-        max_events,
+        MAX_EVENTS,
     )
 
 
@@ -70,21 +94,15 @@ def fit_ease(
     """Regress every item on all others.
 
     Args:
-        inputs: The events.
-        config: Settings, several of which validation chooses among.
-        split: What is fitted on.
         judge: Validation's queries; without any, the first of each setting is taken.
         device: Where the matrix is inverted and settings are measured; a GPU without room for it
             leaves both to the host. The model is on the host.
-
-    Raises:
-        ValueError: An ``l2`` is too small for the precision, or the machine for ``exact_items``.
     """
-    pairs = CoOccurrence(user_items(inputs, split, config.max_events))
+    pairs = CoOccurrence(user_items(inputs, split))
     exact = most_frequent(pairs, config.exact_items)
     place = device if fits_device(len(exact), device) else CPU
     if judge is not None and len(config.l2) > 1:
-        part = most_frequent(pairs, min(config.choice_items, config.exact_items))
+        part = most_frequent(pairs, min(CHOICE_ITEMS, config.exact_items))
         shared = shared_users(pairs, part).to(place)
         tried = (
             ease_model(pairs, part, shared.clone(), one, extends=False)
@@ -104,7 +122,7 @@ def fit_item_knn(
     device: torch.device = CPU,
 ) -> ItemWeights:
     """Weigh each item's neighbours; the arguments are those of ``fit_ease``."""
-    items = user_items(inputs, split, config.max_events)
+    items = user_items(inputs, split)
     if items.times is None:
         config = replace(config, half_life_days=(NO_DECAY,))
     each = _each(config, "length_weight", "half_life_days")
@@ -122,11 +140,7 @@ def fit_repeats(
 def fit_next_basket(
     inputs: ModelInputs, config: NextBasketConfig, split: FitSplit, judge: EvaluationQueries | None
 ) -> ItemWeights:
-    """Count what follows each item's baskets; the arguments are those of ``fit_ease``.
-
-    Raises:
-        ValueError: Events have no times.
-    """
+    """Count what follows each item's baskets; the arguments are those of ``fit_ease``."""
     sequences = inputs.sequences
     if sequences.times is None:
         raise ValueError("baskets are events of one time, and these events have none")
@@ -135,7 +149,6 @@ def fit_next_basket(
         np.asarray(sequences.times),
         np.asarray(sequences.offsets[:-1]),
         np.asarray(sequences.visible_end(split)),
-        config.max_basket,
     )
     model = next_basket_model(baskets, inputs.sizes.num_item_rows, config)
     return _best(_by_recency(model), judge)
@@ -207,4 +220,60 @@ NEXT_BASKET = _spec(
     lambda inputs, config, split, judge, _: (
         None if inputs.sequences.times is None else fit_next_basket(inputs, config, split, judge)
     ),
+)
+
+
+def fit_popularity(inputs: ModelInputs, config: PopularityConfig, split: FitSplit) -> Popularity:
+    """Count each item's events, recent ones more."""
+    sequences = inputs.sequences
+    ends = sequences.visible_end(split)
+
+    def parts() -> Iterator[tuple[Rows, Rows | None]]:
+        for visible in sequences.slices_before(ends):
+            times = None if sequences.times is None else np.asarray(sequences.times[visible])
+            yield np.asarray(sequences.item_rows[visible]), times
+
+    return Popularity.fit_parts(parts, inputs.sizes.num_item_rows, config)
+
+
+def fit_item_to_item(inputs: ModelInputs, config: ItemToItemConfig, split: FitSplit) -> ItemToItem:
+    """Count which items occur near each other."""
+    sequences = inputs.sequences
+    return ItemToItem.fit(
+        np.asarray(sequences.item_rows),
+        np.asarray(sequences.offsets[:-1]),
+        np.asarray(sequences.visible_end(split)),
+        inputs.sizes.num_item_rows,
+        config,
+    )
+
+
+def fit_content(inputs: ModelInputs, config: ContentSimilarityConfig) -> ContentSimilarity | None:
+    """Whiten the catalogue's content; None where no item has any."""
+    content = inputs.catalogue.content
+    if content.shape[1] and bool((content[1:] != 0).any()):
+        return ContentSimilarity(config, content)
+    return None
+
+
+POPULARITY = ModelSpec(
+    names=names.POPULARITY,
+    config=PopularityConfig,
+    fit=lambda config, data, until, _: counted(fit_popularity(data.inputs, config, until)),
+    load=lambda folder, _: Popularity.load(folder),
+    source=popularity_source,
+)
+ITEM_TO_ITEM = ModelSpec(
+    names=names.ITEM_TO_ITEM,
+    config=ItemToItemConfig,
+    fit=lambda config, data, until, _: counted(fit_item_to_item(data.inputs, config, until)),
+    load=lambda folder, _: ItemWeights.load(folder),
+    source=weights_source,
+)
+CONTENT = ModelSpec(
+    names=names.CONTENT,
+    config=ContentSimilarityConfig,
+    fit=lambda config, data, *_: counted(fit_content(data.inputs, config)),
+    load=lambda folder, _: ContentSimilarity.load(folder),
+    source=vector_source,
 )

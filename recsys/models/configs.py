@@ -1,0 +1,269 @@
+"""Settings of the models without a training, of the two-tower and of the text search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recsys.layers.embedding.collection import Backend
+
+REMOVED_SETTINGS: Mapping[str, object] = {
+    "memory_orders": (),
+    "memory_rows": 1 << 16,
+    "first_code_limit": None,
+    "position_buckets": 32,
+    "id_init_scale": 0.3,
+    "max_scores": 1 << 26,
+    "num_heads": 1,
+    "first_weight": 0.1,
+    "dense_label_smoothing": 0.2,
+    "cross_rank": 0,
+    "num_shared_experts": 0,
+    "routed_by": "item",
+    "bias_rate": 0.01,
+    "dense_steps": 0,
+    "router_loss_weight": 0.01,
+    "router_certainty": 0.0,
+    "router_evenness": 0.0,
+    "task_weighting": "uncertainty",
+    "task_weights": {},
+}
+"""Removed settings of saved models, each with the one value that is still read."""
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """Refuse settings below 1."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be >= 1, got {getattr(settings, name)}")
+
+
+def without_removed(
+    settings: Mapping[str, Any], removed: Mapping[str, object], place: Path
+) -> dict[str, Any]:
+    """Drop removed settings of a saved model; refuse one that had another value."""
+    for name in removed.keys() & settings.keys():
+        if settings[name] != removed[name]:
+            raise ValueError(
+                f"{place} was trained with {name} = {settings[name]}, which this version does not "
+                "read; train it again"
+            )
+    return {name: value for name, value in settings.items() if name not in removed}
+
+
+NO_DECAY = 0.0
+
+
+def check_powers(powers: tuple[float, ...]) -> None:
+    """Refuse powers of the recency that are none."""
+    if not powers or not all(0 <= power < float("inf") for power in powers):
+        raise ValueError(f"history_power must be powers >= 0 and finite, got {powers}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopularityConfig:
+    """Settings of Popularity."""
+
+    half_life_days: float | None = 365.0
+    """Age at which an event counts half; None counts every event once.
+
+    A year was best on Amazon Beauty's validation split, where users end in different years; a
+    shop that refits daily wants weeks.
+    """
+
+    def __post_init__(self) -> None:
+        if self.half_life_days is not None and not (0 < self.half_life_days < math.inf):
+            raise ValueError(
+                f"half_life_days must be > 0 and finite, got {self.half_life_days}; "
+                "leave it out (None) to count every event once"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemToItemConfig:
+    """Settings of ItemToItem; the defaults were chosen on validation of three Amazon sets."""
+
+    num_neighbours: int = 200
+    """Strongest pairs of an item that are kept."""
+    window: int = 20
+    """Largest distance between two events that form a pair."""
+    distance_power: float = 0.4
+    """Two events d apart add d ** -distance_power to their pair."""
+    reverse_weight: float = 0.3
+    """Weight of a pair against the direction of time, relative to along it."""
+    source_power: float = 0.3
+    """Divides by (events of the history's item) ** source_power."""
+    target_power: float = 0.15
+    """Divides by (events of the recommended item) ** target_power."""
+    history_power: float = 0.85
+    """The r-th latest event of the history counts r ** -history_power."""
+    max_history: int = 50
+    """Latest events of a history that count."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "num_neighbours", "window", "max_history")
+        if not 0 <= self.reverse_weight <= 1:
+            raise ValueError(f"reverse_weight must be in [0, 1], got {self.reverse_weight}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EaseWeightsConfig:
+    """Whether EASE is a source of candidates, and its settings."""
+
+    enabled: bool = False
+    """Whether it is fitted, measured beside the others and served."""
+    l2: tuple[float, ...] = (100.0, 30.0, 300.0)
+    """L2 penalties, in users of an item, of which validation chooses."""
+    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
+    """The r-th latest event of the history counts r ** -history_power, of which validation
+    chooses; 0 is plain EASE."""
+    exact_items: int = 12_500
+    """Items of the exact regression, those with the most users. Memory grows with the square, time
+    with the cube: 1 GiB and 20 s at 12,500 on one core; estimated 10 GiB and 20 minutes at 50,000
+    on two."""
+    extended_items: int = 50_000
+    """Items with weights at all, those with the most users: each of the others takes time by the
+    size of the catalogue, a million of them hours."""
+
+    def __post_init__(self) -> None:
+        if not self.l2 or not all(0 < l2 < float("inf") for l2 in self.l2):
+            raise ValueError(f"l2 must be penalties > 0 and finite, got {self.l2}")
+        check_powers(self.history_power)
+        check_positive(self, "exact_items", "extended_items")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemKnnConfig:
+    """Whether item-kNN is a source of candidates, and its settings."""
+
+    enabled: bool = False
+    """Whether it is fitted, measured beside the others and served."""
+    length_weight: tuple[float, ...] = (0.0, 0.7)
+    """How much a user's number of items takes from each pair, of which validation chooses."""
+    half_life_days: tuple[float, ...] = (NO_DECAY, 365.0)
+    """Ages at which an event counts half, of which validation chooses; 0 counts every event once,
+    as where events have no times."""
+    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
+    """The r-th latest event of the history counts r ** -history_power, of which validation
+    chooses."""
+    num_neighbours: int = 200
+    """Strongest pairs of an item that are kept."""
+    max_history: int = 200
+    """Latest events of a history that count."""
+
+    def __post_init__(self) -> None:
+        for name in ("length_weight", "half_life_days"):
+            values = getattr(self, name)
+            if not values or not all(0 <= value < float("inf") for value in values):
+                raise ValueError(f"{name} must be numbers >= 0 and finite, got {values}")
+        check_powers(self.history_power)
+        check_positive(self, "num_neighbours", "max_history")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatsConfig:
+    """Whether what was taken before is a source, and its settings."""
+
+    enabled: bool = True
+    """Takes effect only where lists may hold the history (evaluation.exclude_history = false)."""
+    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0, 2.0)
+    """An item's r-th latest event counts r ** -history_power, of which validation chooses."""
+
+    def __post_init__(self) -> None:
+        check_powers(self.history_power)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextBasketConfig:
+    """Whether the next basket is a source, and its settings."""
+
+    enabled: bool = True
+    """Takes effect only where lists may hold the history (evaluation.exclude_history = false) and
+    events have times."""
+    window: int = 3
+    """Baskets behind a basket that form pairs with it."""
+    source_power: float = 0.5
+    """Divides by (events of the history's item) ** source_power."""
+    target_power: float = 0.3
+    """Divides by (events of the recommended item) ** target_power."""
+    history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0, 2.0)
+    """The r-th latest event of the history counts r ** -history_power, of which validation
+    chooses."""
+
+    def __post_init__(self) -> None:
+        check_powers(self.history_power)
+        check_positive(self, "window")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContentSimilarityConfig:
+    """Settings of ContentSimilarity."""
+
+    history_power: float = 1.0
+    """The r-th latest event of the history counts r ** -history_power."""
+    columns: int | None = None
+    """Columns of the content embeddings that are compared, from the first on; None is all."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.history_power < float("inf"):
+            raise ValueError(f"history_power must be >= 0 and finite, got {self.history_power}")
+        if self.columns is not None:
+            check_positive(self, "columns")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerConfig:
+    """Settings of TwoTower; the defaults were chosen on validation of Amazon Beauty."""
+
+    embedding_dim: int = 128
+    """Width of query and item vectors."""
+    max_history: int = 50
+    """Latest events of a history that count."""
+    hidden_dim: int = 256
+    """Width inside the query tower's feed-forward layer."""
+    dropout: float = 0.4
+    """Share of values that are dropped in a training step."""
+    id_dropout: float = 0.05
+    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    content_weight: float = 3.0
+    """Multiplies the projected content; larger lets content learn faster than the ids."""
+    temperature: float = 0.07
+    """Divides the cosine before the softmax."""
+    label_smoothing: float = 0.1
+    """Share of the target that is spread over all candidates."""
+    num_uniform_negatives: int = 2048
+    """Uniform draws per step; as many as there are items or more means every item once."""
+    backend: Backend = "auto"
+    """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0, got {self.temperature}")
+        for name in ("dropout", "id_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        if self.num_uniform_negatives < 0:
+            raise ValueError(
+                f"num_uniform_negatives must be >= 0, got {self.num_uniform_negatives}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTowerConfig:
+    """Size and training of the text tower."""
+
+    dim: int = 64
+    """Width of a text's vector."""
+    num_steps: int = 300
+    """Steps of its training; 0 leaves random vectors, which match spellings alone."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "dim")
+        if self.num_steps < 0:
+            raise ValueError(
+                "num_steps must be >= 0 (0 leaves random vectors, which match spellings alone), "
+                f"got {self.num_steps}"
+            )

@@ -1,0 +1,155 @@
+"""Models fitted on the events of one moment by given settings, as sources that rank every item.
+
+Axes: N item rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from recsys.data.dataset import Split
+from recsys.data.top_k import TopK
+from recsys.fitting.blend import FittedBlend, SourceLists, fit_blend
+from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun
+from recsys.models.names import MODELS
+from recsys.retrieval.blend.config import BlendConfig
+from recsys.retrieval.sources import Source, joined_lists
+from recsys.training.loop import TrainResult
+from recsys.training.passes import TrainingConfig
+
+REPLAYED = tuple(one.name for one in MODELS if one.profile == "fast" and not one.repeats)
+"""Models that can be replayed and tuned: those of profile ``fast`` that rank new items."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Settings of the models, of their blend and of the lists."""
+
+    models: Mapping[str, Any]
+    """Settings by model, in the order of a table's rows."""
+    trainings: Mapping[str, TrainingConfig] = field(default_factory=dict)
+    blend: BlendConfig = field(default_factory=BlendConfig)
+    fusion_weights: Mapping[str, float] = field(default_factory=dict)
+    """Fallback weight per source if no weights are learned (default 1)."""
+    metric: str = "ndcg@10"
+    """Metric that blends are judged by."""
+    retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
+
+    def digest(self) -> str:
+        """Return 12 digits that change with any setting."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def fitted_blend(
+        self, lists: SourceLists, drawn: torch.Tensor, device: torch.device
+    ) -> FittedBlend:
+        """Learn the weights of a blend on some of the queries."""
+        weights = {name: self.fusion_weights.get(name, 1.0) for name in lists.lists}
+        examples = lists.of(drawn, tuple(lists.lists))
+        return fit_blend(examples, self.blend, weights, self.metric, device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A data set with the settings of its models."""
+
+    name: str
+    data_digest: str
+    """Digest of the raw events."""
+    recipe: Recipe
+    inputs: ModelInputs
+
+    @property
+    def num_item_rows(self) -> int:
+        return self.inputs.sizes.num_item_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Models to be fitted on the train split of some inputs, with one seed."""
+
+    recipe: Recipe
+    inputs: ModelInputs
+    seed: int
+    device: torch.device
+    checkpoints: Path | None = None
+    """Folder of the states from which a killed training resumes; None keeps none."""
+
+    def queries(self, split: Split) -> EvaluationQueries:
+        return EvaluationQueries.of(self.inputs, split, self.recipe.retrieval)
+
+    def start(self, spec: ModelSpec) -> Start:
+        """Start afresh; validation chooses steps and settings."""
+        run = TrainingRun(
+            seed=self.seed,
+            device=self.device,
+            checkpoint_dir=self.checkpoints and self.checkpoints / spec.name,
+        )
+        training = self.recipe.trainings.get(spec.name)
+        if training is None:
+            return Start(run, self.queries("validation") if spec.chooses else None)
+        queries = self.queries("validation").sample(training.validation_users, self.seed)
+        return Start(run, queries, training)
+
+    def can_train(self, spec: ModelSpec) -> bool:
+        """Return whether a trained model has an example."""
+        assert spec.num_examples is not None
+        settings = self.recipe.models[spec.name]
+        return spec.num_examples(settings, self.inputs.sequences, "train") > 0
+
+    def fit(
+        self, spec: ModelSpec, settings: Any = None, start: Start | None = None
+    ) -> FittedSource:
+        """Fit a model and rank every item by it.
+
+        Args:
+            settings: The recipe's by default.
+            start: Afresh by default.
+        """
+        data = Data(inputs=self.inputs)
+        settings = settings or self.recipe.models[spec.name]
+        fitted = spec.fit(settings, data, "train", start or self.start(spec))
+        if fitted is None:
+            raise ValueError(f"{spec.name} has nothing to rank by here; leave it out of the models")
+        found = self.source(spec, fitted.model)
+        if found.model is not None:
+            return found._replace(training=fitted.result, num_examples=fitted.num_examples)
+        return found._replace(settings=fitted.model.settings if spec.chooses else None)
+
+    def source(self, spec: ModelSpec, model: Any) -> FittedSource:
+        model = model.to(self.device)
+        is_trained = isinstance(model, nn.Module)
+        model = model.eval() if is_trained else model
+        source = spec.source(model, Data(inputs=self.inputs), sys.maxsize)
+        return FittedSource(source, model=model if is_trained else None)
+
+
+class FittedSource(NamedTuple):
+    """A source, with its model and how its training went if it had one."""
+
+    source: Source
+    training: TrainResult | None = None
+    model: nn.Module | None = None
+    num_examples: int = 0
+    settings: Mapping[str, Any] | None = None
+    """Those that validation chose."""
+
+
+def lists_of_source(source: Source, queries: EvaluationQueries, device: torch.device) -> TopK:
+    """Query a source; lists come back to the host, [Q, k]."""
+    parts = []
+    for batch in queries.batches(device):
+        lists = source(batch.queries, batch.allowed, queries.list_length).lists
+        parts.append(TopK(*(part.cpu() for part in lists)))
+    return joined_lists(parts)

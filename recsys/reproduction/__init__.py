@@ -1,1 +1,0 @@
-"""A recipe's models fitted and measured on prepared arrays, with torch, numpy and safetensors."""

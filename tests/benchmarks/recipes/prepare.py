@@ -1,0 +1,102 @@
+"""From a card's configuration to the arrays that its models train on: the data's side of a card.
+
+The stages up to the semantic IDs run in a workspace of their own, so a second call finds them done.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from pipelines.backtest.prepare import events_digest, files_digest, only_training
+from pipelines.config.run import RunConfig
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
+from pipelines.presets.resolve import with_dataset
+from pipelines.stages.list import STAGES
+from pipelines.training.fitters import settings_of
+from recsys.models.names import GENERATIVE, SEQUENCE
+from recsys.semantic_ids.codes import ItemCodes, SemanticIds
+from serving.surfaces import HOME
+from tests.benchmarks.recipes.prepared import VERSION, Prepared
+from tests.benchmarks.recipes.recipe import Recipe
+
+PREPARING = ("build_features", "enrich_items", "embed_items", "build_semantic_ids")
+
+
+def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) -> Recipe:
+    """Take what shapes the models out of a run's configuration.
+
+    Args:
+        config: The run's.
+        rows: What is shown.
+        sources: What a blend merges.
+    """
+    return Recipe(
+        rows=tuple(rows),
+        sources=tuple(sources),
+        popularity=config.popularity,
+        item_to_item=config.item_to_item,
+        ease=config.ease,
+        item_knn=config.item_knn,
+        content=config.content_similarity,
+        two_tower=config.two_tower,
+        two_tower_training=only_training(config.two_tower_training),
+        sequence=settings_of(SEQUENCE, config),
+        sequence_training=only_training(config.sequence_training),
+        generative=settings_of(GENERATIVE, config),
+        generative_training=only_training(config.generative_training),
+        generative_ids=config.semantic_ids.source,
+        generative_teaching=config.generative_training.teaching,
+        blend=config.blend,
+        fusion_weights=dict(HOME.weights),
+        metric=config.evaluation.primary_metric,
+        retrieval=retrieval_settings(config),
+    )
+
+
+def prepare(name: str, config: RunConfig, recipe: Recipe, *, show_progress: bool) -> Prepared:
+    """Run the preparing stages and gather what they made.
+
+    Args:
+        name: Of the data set, as numbers are labelled.
+        config: The card's; its workspace is where the stages write.
+        recipe: What will be trained and measured.
+        show_progress: Whether stages draw bars.
+    """
+    # IDs of behaviour come from the sequence model that is trained on the arrays.
+    settings = replace(config.semantic_ids, source="content")
+    config = with_dataset(replace(config, semantic_ids=settings))
+    events = config.data.event_paths()
+    run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
+    features, content = (config.workspace / stage for stage in ("build_features", "embed_items"))
+    orders = tie_orders(features)
+    inputs = {order: read_inputs(features, content, order) for order in orders}
+    first = inputs[orders[0]]
+    encoder = json.loads((content / "content.json").read_text(encoding="utf-8"))["encoder"]
+    return Prepared(
+        name=name,
+        data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
+        recipe=recipe,
+        orders={order: part.sequences for order, part in inputs.items()},
+        catalogue=first.catalogue,
+        sizes=first.sizes,
+        user_features={name: np.asarray(rows) for name, rows in first.user_features.items()},
+        codes=read_codes(config),
+        content_columns=config.semantic_ids.content_columns,
+        about={"encoder": encoder, "split": config.splits.kind, "seed": config.seed},
+    )
+
+
+def read_codes(config: RunConfig) -> ItemCodes | None:
+    """Lay a run's semantic IDs out by item row; None where there are none."""
+    artefact = config.workspace / "build_semantic_ids"
+    if not (artefact / "semantic_ids.json").exists():
+        return None
+    ids = SemanticIds.load(artefact)
+    rows = torch.from_numpy(np.load(artefact / "id_rows.npy", allow_pickle=False))
+    return replace(ids.by_item_row(rows), version=VERSION)
