@@ -154,14 +154,14 @@ class CapturedSearch(Generic[TensorsT, StateT]):
     """
 
     def __init__(
-        self,
-        beam_search: BeamSearch[TensorsT, StateT],
-        context: TensorsT,
-        k: int,
-        *,
-        restricted: bool,
+        self, beam_search: BeamSearch[TensorsT, StateT], context: TensorsT, k: int
     ) -> None:
-        """Capture a search."""
+        """Capture a search.
+
+        Args:
+            context: A tuple of tensors that the decode step reads and nobody else: they are the
+                graph's input, and each call overwrites them.
+        """
         self._trie = beam_search.trie
         if self._trie.device.type != "cuda":
             raise ValueError(
@@ -169,70 +169,34 @@ class CapturedSearch(Generic[TensorsT, StateT]):
                 "move trie and model there or call BeamSearch.search"
             )
         self._context = context
-        self._allowed: Tensor | None = None
         here = torch.cuda.current_stream(self._trie.device)
         stream: torch.cuda.Stream = torch.cuda.Stream(self._trie.device)  # type: ignore[no-untyped-call]
-
-        def lists() -> TopK:
-            restriction = None
-            if self._allowed is not None:
-                restriction = self._trie.restrict_rows(self._allowed)
-            return beam_search.lists(context, k, restriction)
-
         with torch.no_grad(), torch.cuda.device(self._trie.device):
             # Libraries set themselves up in the first runs, which a capture does not allow.
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
-                batch_size = len(lists().scores)
-                if restricted:
-                    shape = (batch_size, self._trie.num_item_rows)
-                    self._allowed = torch.ones(shape, dtype=torch.bool, device=self._trie.device)
-                lists()
+                batch_size = len(beam_search.lists(context, k).scores)
+                shape = (batch_size, self._trie.num_item_rows)
+                self._allowed = torch.ones(shape, dtype=torch.bool, device=self._trie.device)
+                beam_search.lists(context, k, self._trie.restrict_rows(self._allowed))
             here.wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._lists = lists()
-
-    @torch.no_grad()
-    def search(self, context: TensorsT, masks: Sequence[ItemMask] | None = None) -> TopK:
-        """Rank as ``BeamSearch.search`` does, for a context of the captured shape."""
-        for index, (static, given) in enumerate(zip(self._context, context, strict=True)):
-            if static.shape != given.shape:
-                raise ValueError(
-                    f"tensor {index} of the context is {tuple(given.shape)}, the captured one "
-                    f"{tuple(static.shape)}; pad the context or capture this shape as well"
-                )
-            static.copy_(given)
-        self._restrict(masks)
-        return check_scores(self._replayed())
+                restriction = self._trie.restrict_rows(self._allowed)
+                self._lists = beam_search.lists(context, k, restriction)
 
     @torch.no_grad()
     def lists(self, context: TensorsT, allowed: Tensor) -> TopK:
-        """Do what ``search`` does without ever waiting for the device, NaN unchecked.
+        """Rank as ``BeamSearch.lists`` does, for a context of the captured shape.
 
         Args:
             allowed: Items that each request may be shown, [B, num_item_rows] bool on the device.
         """
-        assert self._allowed is not None, "the search was captured without item masks"
         for static, given in zip(self._context, context, strict=True):
             static.copy_(given)
         self._allowed.copy_(allowed)
-        return self._replayed()
-
-    def _replayed(self) -> TopK:
         self._graph.replay()
         return TopK(self._lists.scores.clone(), self._lists.item_rows.clone())
-
-    def _restrict(self, masks: Sequence[ItemMask] | None) -> None:
-        if self._allowed is None or masks is None:
-            if masks is not None or self._allowed is not None:
-                raise ValueError(
-                    f"the search was captured {'without' if self._allowed is None else 'with'} "
-                    "item masks; capture one search for each"
-                )
-            return
-        _check_num_masks(len(masks), len(self._allowed))
-        self._allowed.copy_(self._trie.allowed_rows(masks))
 
 
 def _check_num_masks(num_masks: int, batch_size: int) -> None:

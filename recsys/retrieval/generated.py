@@ -85,7 +85,7 @@ class GeneratedSource(Source, Generic[ContextT, StateT]):
             if self._calls[key] == CAPTURED_FROM and len(self._captured) < MAX_CAPTURED:
                 own = type(context)(*(part.clone() for part in context))
                 search: Any = self._beam_search
-                self._captured[key] = CapturedSearch(search, own, k, restricted=True)
+                self._captured[key] = CapturedSearch(search, own, k)
         return self._captured.get(key)
 
 

@@ -1,4 +1,4 @@
-"""HSTU attention over jagged sequences: SiLU weights, causal, with relative bias and targets.
+"""HSTU attention over jagged sequences: SiLU weights, causal, with relative bias.
 
     out[i] = sum over allowed j of silu(q[i] . k[j] / sqrt(D) + bias[i, j]) / max_length * v[j]
 
@@ -30,7 +30,6 @@ def hstu_attention(
     offsets: Tensor,
     max_length: int,
     *,
-    num_targets: Tensor | None = None,
     position_bias: PositionBias | None = None,
     time_bias: TimeBias | None = None,
 ) -> Tensor:
@@ -44,18 +43,12 @@ def hstu_attention(
         k: Keys [M, H, D].
         v: Values [M, H, V].
         offsets: [B + 1] int64 or int32, where each sequence begins in M.
-        num_targets: [B], how many of a sequence's last events are candidates that see the
-            history and themselves, but not each other; None for none.
-
-    Returns:
         [M, H, V], of the type of q.
     """
     _check(q, k, v, offsets, max_length)
     _check_biases(q, max_length, position_bias, time_bias)
     if not runs("hstu_attention", q):
-        return reference_attention(
-            q, k, v, offsets, max_length, num_targets, position_bias, time_bias
-        )
+        return reference_attention(q, k, v, offsets, max_length, position_bias, time_bias)
     position = None if position_bias is None else (position_bias.weights, position_bias.buckets)
     time = (
         None
@@ -64,7 +57,7 @@ def hstu_attention(
     )
     bias = (*(position or (None, None)), *(time or (None, None, None)))
     apply: Any = _Attention.apply
-    return cast(Tensor, apply(q, k, v, offsets, max_length, num_targets, *bias))
+    return cast(Tensor, apply(q, k, v, offsets, max_length, *bias))
 
 
 class _Attention(torch.autograd.Function):
@@ -75,10 +68,10 @@ class _Attention(torch.autograd.Function):
         from recsys.kernels.hstu_attention.triton_bias import lay_out_bias
         from recsys.kernels.hstu_attention.triton_kernel import forward
 
-        q, k, v, offsets, max_length, num_targets, *weights = arguments
+        q, k, v, offsets, max_length, *weights = arguments
         position = None if weights[0] is None else (weights[0], weights[1])
         time = None if weights[2] is None else (weights[2], weights[3], weights[4])
-        bias = lay_out_bias(q, offsets, max_length, num_targets, position, time)
+        bias = lay_out_bias(q, offsets, max_length, position, time)
         ctx.save_for_backward(q, k, v, offsets, *bias[: len(bias) - 2])
         ctx.max_length, ctx.counts = max_length, bias[-2:]
         return forward(q, k, v, offsets, max_length, bias)
@@ -93,11 +86,11 @@ class _Attention(torch.autograd.Function):
         bias, do = Bias(*saved, *ctx.counts), gradients[0].contiguous()
         dq, dk, dv = backward(q, k, v, do, offsets, ctx.max_length, bias)
         d_position = d_time = None
-        if ctx.needs_input_grad[6] or ctx.needs_input_grad[8]:
+        if ctx.needs_input_grad[5] or ctx.needs_input_grad[7]:
             positions, times = backward_biases(q, k, v, do, offsets, ctx.max_length, bias)
-            d_position = positions if ctx.needs_input_grad[6] else None
-            d_time = times if ctx.needs_input_grad[8] else None
-        return dq, dk, dv, None, None, None, d_position, None, d_time, None, None
+            d_position = positions if ctx.needs_input_grad[5] else None
+            d_time = times if ctx.needs_input_grad[7] else None
+        return dq, dk, dv, None, None, d_position, None, d_time, None, None
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int) -> None:

@@ -59,25 +59,12 @@ def time_buckets(elapsed: Tensor, num_buckets: int) -> Tensor:
     return exponent.clamp_max(num_buckets - 1)
 
 
-def attention_mask(length: int, num_targets: int, device: torch.device) -> Tensor:
-    """Which events may attend to which: earlier ones, and of the targets only themselves, [L, L].
-
-    Targets are the last events of a sequence: candidates scored side by side, each of which sees
-    the history and itself but no other candidate.
-    """
-    row = torch.arange(length, device=device)
-    causal = row[:, None] >= row[None, :]
-    is_target = row >= length - num_targets
-    return causal & ~(is_target[:, None] & is_target[None, :] & (row[:, None] != row[None, :]))
-
-
 def reference_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
     max_length: int,
-    num_targets: Tensor | None = None,
     position_bias: PositionBias | None = None,
     time_bias: TimeBias | None = None,
 ) -> Tensor:
@@ -102,8 +89,7 @@ def reference_attention(
             elapsed = query_times[:, None] - key_times[None, :]
             bucket = time_buckets(elapsed, time_bias.weights.shape[1])
             scores = scores + time_bias.weights[:, bucket]
-        targets = 0 if num_targets is None else int(num_targets[sequence])
         weights = torch.nn.functional.silu(scores) / max_length
-        weights = weights.masked_fill(~attention_mask(length, targets, q.device), 0.0)
+        weights = weights.masked_fill(row[:, None] < row[None, :], 0.0)
         parts.append(torch.einsum("hij,jhd->ihd", weights.to(v.dtype), v[begin:end]))
     return torch.cat(parts).to(q.dtype) if parts else out

@@ -61,18 +61,17 @@ def _keys_step(
 
 @triton.jit
 def _backward_keys(
-    q_at, k_at, v_at, do_at, dk_out, dv_out, offsets, num_targets, positions, position_stride,
+    q_at, k_at, v_at, do_at, dk_out, dv_out, offsets, positions, position_stride,
     time_table, query_at, known_at, spans, span_stride, scale, inverse_length,
     stride_q, stride_k, stride_v, stride_do, stride_dk, stride_dv,
-    has_targets: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, on_gpu: tl.constexpr,
     exact: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values: all queries from the block on."""
-    place = _place(offsets, num_targets, tl.program_id(1), heads, has_targets)
+    place = _place(offsets, tl.program_id(1), heads)
     bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
-    length, history = place[2], place[3]
+    length = place[2]
     begin_n = tl.program_id(0) * block_n
     if begin_n < length:
         j = begin_n + tl.arange(0, block_n)
@@ -81,11 +80,8 @@ def _backward_keys(
         dk = tl.zeros([block_n, block_dk], tl.float32)
         dv = tl.zeros([block_n, block_dv], tl.float32)
         start = begin_n // block_m * block_m
-        # Queries beyond the block see all of it, unless it holds targets, which few of them do.
-        whole = tl.cdiv(begin_n + block_n, block_m) * block_m
-        if has_targets:
-            whole = tl.where(begin_n + block_n > history, length, whole)
-        whole = tl.minimum(whole, length)
+        # Queries beyond the block see all of it.
+        whole = tl.minimum(tl.cdiv(begin_n + block_n, block_m) * block_m, length)
         for begin in tl.range(start, whole, block_m, num_stages=1):
             dk, dv = _keys_step(
                 dk, dv, q_at, do_at, k, v, begin_n, begin, place, bias, scale, stride_q, stride_do,
@@ -133,24 +129,24 @@ def _queries_step(
 
 @triton.jit
 def _backward_queries(
-    q_at, k_at, v_at, do_at, dq_out, offsets, num_targets, positions, position_stride,
+    q_at, k_at, v_at, do_at, dq_out, offsets, positions, position_stride,
     time_table, query_at, known_at, spans, span_stride, scale, inverse_length,
-    stride_q, stride_k, stride_v, stride_do, stride_dq, has_targets: tl.constexpr,
+    stride_q, stride_k, stride_v, stride_do, stride_dq,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, on_gpu: tl.constexpr,
     exact: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of queries: all keys up to the block."""
-    place = _place(offsets, num_targets, tl.program_id(1), heads, has_targets)
+    place = _place(offsets, tl.program_id(1), heads)
     bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
-    length, history = place[2], place[3]
+    length = place[2]
     begin_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     if begin_m < length:
         i = begin_m + tl.arange(0, block_m)
         q = _load_rows(q_at, i, place, stride_q, dim_k, block_dk)
         do = _load_rows(do_at, i, place, stride_do, dim_v, block_dv)
         dq = tl.zeros([block_m, block_dk], tl.float32)
-        whole = tl.minimum(begin_m, history) // block_n * block_n
+        whole = tl.minimum(begin_m, length) // block_n * block_n
         end = tl.minimum(begin_m + block_m, length)
         for begin in tl.range(0, whole, block_n, num_stages=stages):
             dq = _queries_step(
@@ -175,12 +171,12 @@ def backward(
     scalars = (q.shape[2] ** -0.5, 1.0 / max_length)
     strides = (q.stride(0), k.stride(0), v.stride(0), do.stride(0))
     _backward_keys[(triton.cdiv(max_length, blocks["block_n"]), pairs)](
-        q, k, v, do, dk, dv, offsets, bias.num_targets, *bias.tensors(), *scalars,
+        q, k, v, do, dk, dv, offsets, *bias.tensors(), *scalars,
         *strides, dk.stride(0), dv.stride(0), **bias.sizes(q), **widths, **blocks,
     )  # fmt: skip
     blocks = blocks_of("queries", q, v, biased=bias.present)
     _backward_queries[(triton.cdiv(max_length, blocks["block_m"]), pairs)](
-        q, k, v, do, dq, offsets, bias.num_targets, *bias.tensors(), *scalars,
+        q, k, v, do, dq, offsets, *bias.tensors(), *scalars,
         *strides, dq.stride(0), **bias.sizes(q), **widths, **blocks,
     )  # fmt: skip
     return dq, dk, dv

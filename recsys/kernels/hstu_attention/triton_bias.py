@@ -92,7 +92,7 @@ def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, p
     """Least and greatest time bucket between two blocks of queries and keys."""
     low, high = 0, 0
     if bias[2] is not None:
-        spans = bias[5] + place[4] * bias[6]
+        spans = bias[5] + place[3] * bias[6]
         least_query, most_query = _span_ends(spans, begin_m, block_m, 0)
         least_known, most_known = _span_ends(spans, begin_n, block_n, 2)
         low, high = _bucket_of(least_query - most_known), _bucket_of(most_query - least_known)
@@ -136,9 +136,8 @@ def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_
 
 
 class Bias(NamedTuple):
-    """The biases and targets as the kernels take them; absent ones are None."""
+    """The biases as the kernels take them; absent ones are None."""
 
-    num_targets: Tensor | None
     positions: Tensor | None
     """[H, PAD + max_length + PAD] float32: the bias of each distance, from -PAD on."""
     position_buckets: Tensor | None
@@ -164,7 +163,6 @@ class Bias(NamedTuple):
 
     def sizes(self, q: Tensor) -> dict[str, Any]:
         return {
-            "has_targets": self.num_targets is not None,
             "on_gpu": q.is_cuda,
             "exact": q.dtype == torch.float32,
         }
@@ -215,7 +213,6 @@ def lay_out_bias(
     q: Tensor,
     offsets: Tensor,
     max_length: int,
-    num_targets: Tensor | None,
     position: tuple[Tensor, Tensor] | None,
     time: tuple[Tensor, Tensor, Tensor] | None,
 ) -> Bias:
@@ -244,7 +241,6 @@ def lay_out_bias(
             num_times=num_times, block=1024,
         )  # fmt: skip
     return Bias(
-        num_targets,
         positions,
         buckets,
         times,

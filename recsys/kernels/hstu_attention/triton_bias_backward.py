@@ -73,10 +73,10 @@ def _add_times(
 
 @triton.jit
 def _backward_biases(
-    q_at, k_at, v_at, do_at, position_parts, time_parts, offsets, num_targets, positions,
+    q_at, k_at, v_at, do_at, position_parts, time_parts, offsets, positions,
     position_stride, time_table, query_at, known_at, spans, span_stride, buckets, scale,
     inverse_length, stride_q, stride_k, stride_v, stride_do, num_sequences, num_blocks, max_length,
-    num_positions: tl.constexpr, num_times: tl.constexpr, has_targets: tl.constexpr,
+    num_positions: tl.constexpr, num_times: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block: tl.constexpr, block_p: tl.constexpr, block_t: tl.constexpr,
     parts: tl.constexpr, on_gpu: tl.constexpr, exact: tl.constexpr,
@@ -94,7 +94,7 @@ def _backward_biases(
         sequence = tile // (num_blocks - diagonal)
         begin_n = tile % (num_blocks - diagonal) * block
         begin_m = begin_n + diagonal * block
-        place = _place(offsets, num_targets, sequence * heads + head, heads, has_targets)
+        place = _place(offsets, sequence * heads + head, heads)
         if begin_m < place[2]:
             i, j = begin_m + tl.arange(0, block), begin_n + tl.arange(0, block)
             q = _load_rows(q_at, i, place, stride_q, dim_k, block_dk)
@@ -105,7 +105,7 @@ def _backward_biases(
             ds = _score_gradients(
                 q, k, v, do, begin_m, begin_n, span, place, bias, scale, on_gpu, exact
             )
-            if (diagonal == 0) | (begin_n + block > place[3]):
+            if (diagonal == 0) | (begin_n + block > place[2]):
                 ds = tl.where(_allowed(i[:, None], j[None, :], place), ds, 0.0)
             if num_positions > 0:
                 by_distance += ds
@@ -146,7 +146,7 @@ def backward_biases(
         for n in counts
     )
     _backward_biases[(BIAS_PARTS, num_blocks, heads)](
-        q, k, v, do, position_parts, time_parts, offsets, bias.num_targets, *bias.tensors(),
+        q, k, v, do, position_parts, time_parts, offsets, *bias.tensors(),
         bias.position_buckets, q.shape[2] ** -0.5, 1.0 / max_length,
         q.stride(0), k.stride(0), v.stride(0), do.stride(0),
         len(offsets) - 1, num_blocks, max_length, num_positions=counts[0], num_times=counts[1],

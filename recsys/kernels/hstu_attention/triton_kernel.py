@@ -1,6 +1,6 @@
 """Triton kernels of HSTU attention: what both directions share, and the forward.
 
-Helpers take a program's `place`, (head, first event, length, length of the history, sequence), and
+Helpers take a program's `place`, (head, first event, length, sequence), and
 its `bias`, the tables of `triton_bias`, as tuples.
 
 Axes: M events, H heads, D width of queries and keys, V width of values, B sequences.
@@ -61,9 +61,8 @@ def _sigmoid(x, on_gpu: tl.constexpr, exact: tl.constexpr):
 
 @triton.jit
 def _allowed(i, j, place):
-    """Causal, and a target sees no other target; i and j broadcast to the tile."""
-    length, history = place[2], place[3]
-    return (i >= j) & (i < length) & ((j < history) | (i == j) | (i < history))
+    """Causal; i and j broadcast to the tile."""
+    return (i >= j) & (i < place[2])
 
 
 @triton.jit
@@ -85,15 +84,12 @@ def _store_rows(base, values, rows, place, stride, width: tl.constexpr, block_w:
 
 
 @triton.jit
-def _place(offsets, num_targets, pair, heads: tl.constexpr, has_targets: tl.constexpr):
+def _place(offsets, pair, heads: tl.constexpr):
     """Find head and sequence of a pair, which counts heads first."""
     sequence = pair // heads
     first = tl.load(offsets + sequence).to(tl.int64)
     length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
-    history = length
-    if has_targets:
-        history = length - tl.load(num_targets + sequence).to(tl.int32)
-    return pair % heads, first, length, history, sequence
+    return pair % heads, first, length, sequence
 
 
 @triton.jit
@@ -117,23 +113,22 @@ def _forward_step(
 
 @triton.jit
 def _forward(
-    q_at, k_at, v_at, out, offsets, num_targets, positions, position_stride, time_table, query_at,
+    q_at, k_at, v_at, out, offsets, positions, position_stride, time_table, query_at,
     known_at, spans, span_stride, scale, inverse_length, stride_q, stride_k, stride_v, stride_o,
-    has_targets: tl.constexpr,
     heads: tl.constexpr, dim_k: tl.constexpr, dim_v: tl.constexpr, block_dk: tl.constexpr,
     block_dv: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, on_gpu: tl.constexpr,
     exact: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    place = _place(offsets, num_targets, tl.program_id(1), heads, has_targets)
+    place = _place(offsets, tl.program_id(1), heads)
     bias = (positions, position_stride, time_table, query_at, known_at, spans, span_stride)
-    length, history = place[2], place[3]
+    length = place[2]
     # The last blocks have the most keys, so they start first.
     begin_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
     if begin_m < length:
         i = begin_m + tl.arange(0, block_m)
         q = _load_rows(q_at, i, place, stride_q, dim_k, block_dk)
         acc = tl.zeros([block_m, block_dv], tl.float32)
-        whole = tl.minimum(begin_m, history) // block_n * block_n
+        whole = tl.minimum(begin_m, length) // block_n * block_n
         end = tl.minimum(begin_m + block_m, length)
         for begin in tl.range(0, whole, block_n, num_stages=stages):
             acc = _forward_step(
@@ -190,7 +185,7 @@ def forward(
     blocks = blocks_of("forward", q, v, biased=bias.present)
     grid = (triton.cdiv(max_length, blocks["block_m"]), (len(offsets) - 1) * q.shape[1])
     _forward[grid](
-        q, k, v, out, offsets, bias.num_targets, *bias.tensors(),
+        q, k, v, out, offsets, *bias.tensors(),
         q.shape[2] ** -0.5, 1.0 / max_length, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
         **bias.sizes(q), **widths_of(q, v), **blocks,
     )  # fmt: skip

@@ -195,7 +195,7 @@ def prepare_attention(sizes: tuple[int, ...], device: torch.device, *, backward:
         return hstu_attention(q, k, v, ends, length)
 
     def by_torch(ends: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return reference_attention(q, k, v, ends, length, None, None, None)
+        return reference_attention(q, k, v, ends, length)
 
     def error() -> float:
         few = [one[: 2 * length] for one in sets[0]]

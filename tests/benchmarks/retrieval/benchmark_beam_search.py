@@ -274,8 +274,9 @@ def gpu_rows(
     encode = milliseconds(lambda: model.context(queries), repeats)
     eager = milliseconds(lambda: search.search(context, k), repeats)
     own = GenerativeContext(*(part.clone() for part in context))
-    captured = CapturedSearch(search, own, k, restricted=False)
-    graph = milliseconds(lambda: captured.search(context), repeats)
+    captured = CapturedSearch(search, own, k)
+    allowed = torch.ones(batch_size, trie.num_item_rows, dtype=torch.bool, device=trie.device)
+    graph = milliseconds(lambda: captured.lists(context, allowed), repeats)
     masks = 0.0
     for level in range(1, trie.num_levels):
         states = trie.walk(codes[: batch_size * k, :level].to(trie.device))

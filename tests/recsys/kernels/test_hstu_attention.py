@@ -10,7 +10,6 @@ from recsys.kernels.hstu_attention.op import hstu_attention
 from recsys.kernels.hstu_attention.reference import (
     PositionBias,
     TimeBias,
-    attention_mask,
     distance_buckets,
     reference_attention,
     time_buckets,
@@ -28,11 +27,6 @@ def test_weights_are_silu_over_the_longest_length() -> None:
     first = silu(torch.tensor(3.0)) * 5 / 4
     second = (silu(torch.tensor(6.0)) * 5 + silu(torch.tensor(-2.0)) * 7) / 4
     assert torch.allclose(out, torch.stack([first, second]))
-
-
-def test_targets_see_the_history_and_themselves() -> None:
-    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 1]]
-    assert attention_mask(4, 2, torch.device("cpu")).int().tolist() == expected
 
 
 def test_buckets_ascend_and_stay_in_range() -> None:
@@ -98,7 +92,6 @@ def inputs(
         "v": random(total, heads, dim_v).to(dtype),
         "do": random(total, heads, dim_v).to(dtype),
         "offsets": torch.tensor([0, *lengths]).cumsum(0),
-        "targets": torch.tensor([min(n, 3) for n in lengths]),
         "positions": random(heads, 8),
         "times": random(heads, 12),
         "asked": gaps[1:],
@@ -108,7 +101,7 @@ def inputs(
 
 
 def run(
-    made: dict[str, Tensor], max_length: int, attention: object, *, biased: bool, targets: bool
+    made: dict[str, Tensor], max_length: int, attention: object, *, biased: bool
 ) -> list[Tensor]:
     """Attend and differentiate; out, dq, dk, dv and the bias gradients."""
     leaves = [made[name].clone().requires_grad_() for name in ("q", "k", "v")]
@@ -121,7 +114,7 @@ def run(
         leaves += weights
     out = attention(  # type: ignore[operator]
         *leaves[:3], made["offsets"], max_length,
-        num_targets=made["targets"] if targets else None, position_bias=position, time_bias=time,
+        position_bias=position, time_bias=time,
     )  # fmt: skip
     out.backward(made["do"])
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
@@ -138,9 +131,9 @@ def check_kernel(device: str, shape: Shape, dtype: torch.dtype, repeats: int) ->
     """Compare a kernel with float64, then its bits with those of further runs."""
     lengths, heads, dim, dim_v = shape
     made = inputs(lengths, heads, dim, dim_v, dtype, device)
-    for biased, targets in ((False, False), (True, True)):
+    for biased in (False, True):
         max_length = max(lengths) + 5
-        options = {"biased": biased, "targets": targets}
+        options = {"biased": biased}
         found = run(made, max_length, hstu_attention, **options)
         truth = run(in_double(made), max_length, reference_attention, **options)
         assert len(found) == len(truth) == (6 if biased else 4)

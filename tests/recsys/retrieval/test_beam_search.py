@@ -305,7 +305,7 @@ def test_what_does_not_fit_is_refused() -> None:
     search = BeamSearch(decode_table, trie, beam_width=2, semantic_ids_version=None)
     tables = draw_tables(sizes, 2, 0, False)
     with pytest.raises(ValueError, match="the trie is on cpu"):
-        CapturedSearch(search, tables.logits, 3, restricted=False)
+        CapturedSearch(search, tables.logits, 3)
     with pytest.raises(ValueError, match="k, the list length, must be >= 1, got 0"):
         search.search(tables, 0)
     with pytest.raises(ValueError, match="1 item masks for 2 requests"):
