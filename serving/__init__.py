@@ -13,7 +13,7 @@ A request, in order:
    `exclusions.py` decides which items may be shown, and why others may not;
    `sources.py` lists candidates from each source of the surface (`surfaces.py`);
    `ranking.py` merges the lists, and `bundle/ranker.py` reorders the first places;
-   `arrangement/` applies rules, diversity, caps and exploration (`configuration/`);
+   `arrangement.py` applies rules, diversity, caps and exploration (`configuration/`);
    `reasons.py` gives reasons, if requested.
 4. The reply (`schemas.py`) names the parts that made it and each degraded one; `log.py` logs
    one line, and the front keeps the list's record (`online/records.py`), from which

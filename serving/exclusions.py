@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recsys.data.item_mask import ItemMask
-from serving.arrangement.rules import RuleRows
+from serving.arrangement import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
 from serving.cursor import Cursor

@@ -26,8 +26,7 @@ from recsys.data.top_k import OneList
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.sources import LateError
-from serving.arrangement.slate import Arranged, Arranger
-from serving.arrangement.snapshot import is_kept, snapshot_of
+from serving.arrangement import Arranged, Arranger
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.bundle.manifest import Profile
@@ -57,6 +56,7 @@ from serving.schemas import (
     ServedBy,
 )
 from serving.settings import ServingOptions
+from serving.snapshot import is_kept, snapshot_of
 from serving.sources import sources_of
 from serving.surfaces import SEARCH, Surface
 

@@ -23,7 +23,7 @@ HYDRATE = "serving.query.hydrate"
 USERS = "serving.bundle.users.Users.features"
 BATCH = "pipelines.parity.batch.batch_features"
 CANDIDATES = "recsys.retrieval.blend.candidate_features_one.OneQueryFeatures.candidates"
-SLATE = "serving.arrangement.slate.Arranger.arrange"
+SLATE = "serving.arrangement.Arranger.arrange"
 TIES = "recsys.retrieval.blend.one, serving.ranking: order of equal scores"
 RANKER = "recsys.models.ranker.model.Ranker.score_candidates"
 BLEND = "recsys.retrieval.blend.one.OneQueryBlend.merge"
@@ -290,7 +290,7 @@ def _of_list(logged: Document, online: Document) -> Iterator[Found]:
     for name, path in (
         ("source", "serving.ranking.Ranked.leading"),
         ("propensity", "recsys.reranking.exploration"),
-        ("rules", "serving.arrangement.rules"),
+        ("rules", "serving.arrangement"),
     ):
         other = [
             one

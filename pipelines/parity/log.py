@@ -141,7 +141,7 @@ def _sampled(records: Iterable[tuple[str, bytes]], sample: int) -> tuple[list[Do
     """Choose by the drawn part of the ids, the same ones each time.
 
     Those with the lowest digits keep their features too (`is_kept` of
-    serving/arrangement/snapshot.py): of a long log the sample is made of them.
+    serving/snapshot.py): of a long log the sample is made of them.
     """
     number = 0
 

@@ -44,8 +44,7 @@ from serving.bundle.history_models import (
 from serving.bundle.item_index import compared, grown_item_indexes, load_item_indexes
 from serving.bundle.items import grown_items, grown_text_search, load_items, load_text_search
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
-from serving.bundle.masks import PackedMasks
-from serving.bundle.properties import NO_PROPERTIES, Properties, load_properties
+from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
 from serving.bundle.published import permitted
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import Retriever, grown_retriever, load_retriever

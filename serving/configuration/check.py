@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving.configuration.contradictions import demanded_values, too_many_pins, variants_of
-from serving.configuration.experiments import Experiment
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.rules import Rule
+from serving.configuration.rules import Experiment, Rule
 from serving.filtering.expression import FilterError, parse
 from serving.surfaces import BUILT_IN, Surface
 

@@ -10,9 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from serving.configuration.experiments import Experiment
-from serving.configuration.periods import overlap
-from serving.configuration.rules import Rule
+from serving.configuration.rules import Experiment, Rule, overlap
 from serving.filtering.expression import Comparison, Membership
 from serving.surfaces import Surface
 

@@ -29,8 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from serving.configuration.contradictions import contradictions, doubts, variants_of
-from serving.configuration.experiments import Experiment
-from serving.configuration.rules import Rule
+from serving.configuration.rules import Experiment, Rule
 from serving.filtering.expression import FilterError, parse
 from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface
 

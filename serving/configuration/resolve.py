@@ -12,10 +12,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from serving.configuration.experiments import Experiment
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.periods import ALWAYS, holds
-from serving.configuration.rules import Rule
+from serving.configuration.rules import ALWAYS, Experiment, Rule, holds
 from serving.surfaces import ALIASES, Surface, surfaces_of
 
 RANGE = float(1 << 64)

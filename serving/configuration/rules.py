@@ -1,21 +1,121 @@
-"""Rules of the business: which items are pinned to a slot, moved up or down, or hidden.
+"""Rules and experiments: what holds on which surfaces, for which requests and for how long.
 
-``boost`` and ``bury`` move an item by a number of places in the ranked list. Places and not a
-factor on the score, because scores of two lists, bundles or rankers mean different things: the same
-factor would move an item by one place here and by a hundred there.
+A rule pins items to a slot, moves them up or down, or hides them. ``boost`` and ``bury`` move an
+item by a number of places in the ranked list. Places and not a factor on the score, because scores
+of two lists, bundles or rankers mean different things: the same factor would move an item by one
+place here and by a hundred there. An experiment has arms that change a surface for a share of its
+users.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from datetime import datetime
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from serving.configuration.periods import Names, Period, distinct, share
 from serving.filtering.expression import Expression, parse
-from serving.surfaces import MAX_K, STRICT, Text
+from serving.surfaces import (
+    MAX_K,
+    STRICT,
+    Calibration,
+    Count,
+    Diversity,
+    Exploration,
+    Surface,
+    Text,
+    Weights,
+)
+
+ALWAYS = (-math.inf, math.inf)
+Span = tuple[float, float]
+"""Unix seconds: the first is in it, the last is not."""
+
+
+def _with_offset(moment: datetime) -> datetime:
+    if moment.tzinfo is None:
+        raise ValueError("a time needs its offset from UTC, such as 2026-12-01T00:00:00+01:00")
+    return moment
+
+
+Moment = Annotated[datetime, AfterValidator(_with_offset)]
+
+
+def span_of(begin: datetime | None, end: datetime | None) -> Span:
+    """Return a span in unix seconds; without a begin or an end it has none."""
+    span = (
+        ALWAYS[0] if begin is None else begin.timestamp(),
+        ALWAYS[1] if end is None else end.timestamp(),
+    )
+    if span[0] >= span[1]:
+        assert begin is not None
+        assert end is not None
+        raise ValueError(
+            f"until ({end.isoformat()}) must be after from ({begin.isoformat()}); swap them, or "
+            "leave one out"
+        )
+    return span
+
+
+def overlap(one: Span, other: Span) -> bool:
+    """True if there is a moment that is in both."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def holds(span: Span, moment: float) -> bool:
+    """True if a moment is in a span."""
+    return span[0] <= moment < span[1]
+
+
+def distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that no name is repeated."""
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise ValueError(f"{twice[0]!r} stands there twice; remove one")
+    return names
+
+
+def share(some: tuple[str, ...] | None, others: tuple[str, ...] | None) -> bool:
+    """True if a name is in both; None has every name."""
+    return some is None or others is None or not set(some).isdisjoint(others)
+
+
+Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=1_000), AfterValidator(distinct)]
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Period:
+    """What has a name, and holds on some surfaces for some time."""
+
+    name: Text
+    surfaces: Names | None = None
+    """None is all of them."""
+    since: Annotated[Moment | None, Field(alias="from")] = None
+    """When it begins; ``from`` in a file."""
+    until: Moment | None = None
+    """When it has ended."""
+
+    def __post_init__(self) -> None:
+        span_of(self.since, self.until)
+
+    @cached_property
+    def span(self) -> Span:
+        """The time for which it holds."""
+        return span_of(self.since, self.until)
+
+    def on(self, surface: str) -> bool:
+        """True if it is for a surface."""
+        return self.surfaces is None or surface in self.surfaces
+
+    def meets(self, other: Period) -> bool:
+        """True if both hold on one surface at one time."""
+        return share(self.surfaces, other.surfaces) and overlap(self.span, other.span)
+
 
 MAX_ITEMS = 10_000
 RuleKind = Literal["pin", "boost", "bury", "hide"]
@@ -94,3 +194,56 @@ class Rule(Period):
 
 
 _DOES = {"pin": "pins", "boost": "boosts", "bury": "buries", "hide": "hides"}
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Overrides:
+    """Settings of a surface that an arm changes; the others stay."""
+
+    weights: Annotated[Weights | None, Field(alias="sources")] = None
+    diversity: Diversity | None = None
+    calibration: Calibration | None = None
+    caps: Mapping[Text, Count] | None = None
+    exploration: Exploration | None = None
+
+    def of(self, surface: Surface) -> Surface:
+        """Change a surface.
+
+        Raises:
+            ValueError: The surface cannot be so.
+        """
+        given: dict[str, Any] = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
+        if "weights" in given:
+            # A learned blend has weights of its own.
+            given["learned"] = False
+        return replace(surface, **given)
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Arm:
+    """One of the alternatives."""
+
+    name: Text
+    weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Share of the users, divided by the sum of all arms' weights."""
+    overrides: Overrides = Overrides()
+
+
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Experiment(Period):
+    """Arms on some surfaces. A user stays in one arm; requests without a user id are in none."""
+
+    arms: Annotated[tuple[Arm, ...], Field(min_length=2, max_length=20)]
+    salt: Text | None = None
+    """Another salt shuffles the users again; by default the name."""
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        twice = [name for place, name in enumerate(names) if name in names[:place]]
+        if twice:
+            raise ValueError(f"two arms are called {twice[0]!r}; give each a name of its own")
+        super().__post_init__()

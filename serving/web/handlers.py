@@ -20,8 +20,8 @@ import numpy as np
 from serving.bundle.load import Bundle
 from serving.configuration.check import deed
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.periods import holds
 from serving.configuration.resolve import UnknownSurfaceError
+from serving.configuration.rules import holds
 from serving.cursor import CursorError
 from serving.explanation.phrasing import Phraser, PhrasingOptions
 from serving.explanation.served_list import explain_list

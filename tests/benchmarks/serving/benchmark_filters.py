@@ -24,10 +24,9 @@ from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index_recall import tune_effort
-from serving.arrangement.rules import RuleRows
+from serving.arrangement import RuleRows
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.masks import PackedMasks
-from serving.bundle.properties import NumberColumn, Properties, TextColumn
+from serving.bundle.properties import NumberColumn, PackedMasks, Properties, TextColumn
 from serving.exclusions import Exclusions
 from serving.live import LiveState
 from serving.schemas import Request

@@ -7,9 +7,8 @@ from typing import get_args
 
 import pytest
 
-from serving.configuration.experiments import Arm, Experiment, Overrides
 from serving.configuration.file import configuration_of, keys_of
-from serving.configuration.rules import Audience, Rule, RuleKind
+from serving.configuration.rules import Arm, Audience, Experiment, Overrides, Rule, RuleKind
 from serving.surfaces import KINDS, Calibration, Diversity, Exploration, Surface
 
 PAGE = (Path(__file__).parents[3] / "docs" / "control.md").read_text(encoding="utf-8")

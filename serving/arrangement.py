@@ -5,7 +5,8 @@
 Each step takes what the one before left, best first. Every list says how likely each of its slots
 was, given those before it, where anything in it was drawn.
 
-Axes: n candidates, D width of item vectors, C categories of the candidates, k list length.
+Axes: N item rows, n candidates, D width of item vectors, C categories of the candidates, k list
+length.
 """
 
 from __future__ import annotations
@@ -33,17 +34,53 @@ from recsys.reranking.exploration import (
     thompson,
     thompson_policy,
 )
-from serving.arrangement.rules import NO_ROWS, RuleRows
 from serving.bundle.load import Bundle
 from serving.bundle.properties import ListColumn, TextColumn
 from serving.configuration.resolve import Resolved
 from serving.configuration.rules import Rule
+from serving.filtering.compile import matching_rows
 from serving.query import Query
 from serving.ranking import Ranked
 from serving.schemas import Request
 from serving.surfaces import Exploration, Surface
 
 Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+class RuleRows:
+    """The item rows of rules, for one bundle; made on first use."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._listed: dict[str, Rows] = {}
+        self._hidden: dict[str, Rows] = {}
+
+    def listed(self, rule: Rule) -> Rows:
+        """Rows of the items that a rule names, in its order; unknown ones are left out."""
+        if rule.name not in self._listed:
+            found = map(self._bundle.catalogue.row_of, rule.items)
+            self._listed[rule.name] = np.array([row for row in found if row], np.int64)
+        return self._listed[rule.name]
+
+    def holds_for(self, rule: Rule, rows: Rows) -> Mask:
+        """Mask of the rows that a rule is for, [n]."""
+        found = np.ones(len(rows), np.bool_)
+        if rule.items:
+            found &= np.isin(rows, self.listed(rule))
+        if rule.expression is not None:
+            found &= matching_rows(rows, rule.expression, self._bundle)
+        return found
+
+    def hidden(self, rule: Rule) -> Rows:
+        """Rows that a rule of kind ``hide`` hides."""
+        if rule.name not in self._hidden:
+            every = np.arange(1, self._bundle.num_item_rows)
+            self._hidden[rule.name] = every[self.holds_for(rule, every)]
+        return self._hidden[rule.name]
+
+
 CATEGORY = "category"
 MAX_POOL = 500
 """Candidates that calibration and diversity choose from."""

@@ -1,1 +1,0 @@
-"""From the ranked list to the list that is shown."""
