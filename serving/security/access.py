@@ -11,14 +11,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from urllib.parse import urlsplit
 
 from serving.log import log
 from serving.metrics import route_of
 from serving.routes import find
 from serving.schemas import Scope
-from serving.security import USERS_NOT_SHOWN
+from serving.security import USERS_NOT_SHOWN, is_loopback
 from serving.security.keys import Key, KeyRing, read_keys
 from serving.settings import Settings
 
@@ -222,17 +221,6 @@ def scope_of(path: str, method: str = "GET") -> Scope:
         if (known := find(one, path)) is not None:
             return known.scope or "read"
     return "users" if path.startswith("/v1/users/") else "read"
-
-
-@lru_cache(maxsize=1_000)
-def is_loopback(host: str) -> bool:
-    """True if only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _bearer(headers: Headers) -> str | None:
