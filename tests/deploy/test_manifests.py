@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from serving.routes import PATHS
-from serving.security.access import Access, is_loopback
+from serving.security import is_loopback
+from serving.security.access import Access
 from serving.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from serving.security.access import is_loopback
+from serving.security import is_loopback
 
 COOKIE = "recsys_dashboard"
 WRONG_KEY_SECONDS = 1.0

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.log import LOGGER
-from serving.security.access import Access, Caller, Refusal, TokenBucket, is_loopback, scope_of
+from serving.security import is_loopback
+from serving.security.access import Access, Caller, Refusal, TokenBucket, scope_of
 from serving.security.keys import digest_of
 from serving.settings import Settings
 
