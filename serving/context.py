@@ -53,15 +53,15 @@ def context_rows(
     if not names:
         return {}
     if times is None:
-        state, moment = state_of(np.arange(num_events + num_session)), num_events + num_session
+        state, moment = build_state(np.arange(num_events + num_session)), num_events + num_session
     else:
-        state = state_of(times)
+        state = build_state(times)
         for _ in range(num_session):
             state.update(max(moment - 1, state.latest_time or 0))
     return {name: FEATURES[name].value(state, moment) for name in names}
 
 
-def state_of(times: Rows) -> UserState:
+def build_state(times: Rows) -> UserState:
     """Compute the state after UserState.update with each of these ascending times, at once."""
     if len(times) == 0:
         return UserState()

@@ -133,7 +133,7 @@ class Exclusions:
         detail = "the visitor has had it, and this surface shows what is new"
         history = Exclusion("in_history", detail, rows=query.seen)
         with_history = (*always[:-1], history, always[-1], *masks[::-1])
-        allowed, empty = _all_of(masks)
+        allowed, empty = _intersect(masks)
         if allowed is None:
             rows = np.concatenate([own, query.seen]) if leaves_seen else own
             mask = ItemMask.all_but(num_rows, rows)
@@ -164,11 +164,11 @@ class Exclusions:
             if rule.kind == "hide":
                 detail = f"rule {rule.name!r} hides it on this surface"
                 yield Exclusion("hidden", detail, rows=self.rule_rows.hidden(rule))
-        named = np.append(self._rows_of(query.request.exclude), query.item_row)
+        named = np.append(self._find_rows(query.request.exclude), query.item_row)
         yield Exclusion("excluded", "the request leaves it out", rows=named)
         if page is not None:
             detail = "a page before this one showed it"
-            yield Exclusion("on_an_earlier_page", detail, rows=self._rows_of(page.shown))
+            yield Exclusion("on_an_earlier_page", detail, rows=self._find_rows(page.shown))
 
     def _shown_lately(
         self, query: Query, visitor: Visitor, now_ms: int
@@ -182,7 +182,7 @@ class Exclusions:
             since_ms = now_ms - int(1_000 * within.total_seconds())
             shown, notes = self.live.shown_items(query.request, since_ms)
         detail = f"it was shown to the visitor within {within}"
-        return Exclusion("filtered", detail, rows=self._rows_of(shown)), tuple(shown), notes
+        return Exclusion("filtered", detail, rows=self._find_rows(shown)), tuple(shown), notes
 
     def _masks(
         self, query: Query, searched: Searched | None
@@ -228,13 +228,13 @@ class Exclusions:
         allowed[np.asarray(item_rows, np.int64)] = True
         return allowed
 
-    def _rows_of(self, item_ids: Iterable[str]) -> Rows:
+    def _find_rows(self, item_ids: Iterable[str]) -> Rows:
         """Look items up; unknown ones are left out."""
         rows = map(self.bundle.catalogue.row_of, item_ids)
         return np.array([row for row in rows if row is not None], np.int64)
 
 
-def _all_of(masks: Sequence[Exclusion]) -> tuple[Mask | None, str]:
+def _intersect(masks: Sequence[Exclusion]) -> tuple[Mask | None, str]:
     """Return the items that all masks let through, and the part after which none was left.
 
     The first mask's own array is written into: `why` reads it last.

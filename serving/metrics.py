@@ -23,7 +23,7 @@ from prometheus_client import (
 )
 from prometheus_client.metrics import MetricWrapperBase
 
-from serving.routes import PATHS, template_of
+from serving.routes import PATHS, find_template
 from serving.schemas import DegradedCode
 from serving.surfaces import RULES, SOURCES
 
@@ -64,9 +64,9 @@ Child = TypeVar("Child", bound=MetricWrapperBase)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-def route_of(path: str) -> str:
+def counted_route(path: str) -> str:
     """Return the template of a request's path, ``other`` if no route has it."""
-    return template_of(path) or OTHER
+    return find_template(path) or OTHER
 
 
 _STATUSES = {int(status): str(int(status)) for status in HTTPStatus}
@@ -156,11 +156,11 @@ class ServerMetrics:
         """Count an answered request, refused ones included."""
         counted = self._by_route_and_status.get((route, status))
         if counted is None:
-            counted = self._counter_of(route, status)
+            counted = self._request_counter(route, status)
         counted.inc()
         self._request_seconds[route].observe(seconds)
 
-    def _counter_of(self, route: str, status: int) -> Counter:
+    def _request_counter(self, route: str, status: int) -> Counter:
         known, code = route in PATHS, _STATUSES.get(status)
         counted = self._requests.labels(route if known else OTHER, code or OTHER)
         # Only what is in the fixed sets is kept: the rest has no bound.

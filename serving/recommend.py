@@ -40,7 +40,7 @@ from serving.frames import frame, user_ids
 from serving.items import ItemCards, ItemSearch, Searched, TitleIndex
 from serving.live import LiveState, Opener
 from serving.log import is_logged, log
-from serving.online.records import new_request_id, record_document, seed_of, time_of
+from serving.online.records import new_request_id, read_seed, record_document, time_of
 from serving.online.store import Visitor
 from serving.query import NOTHING, Query, fitted, hydrate
 from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
@@ -56,7 +56,7 @@ from serving.schemas import (
     ServedBy,
 )
 from serving.settings import ServingOptions
-from serving.snapshot import is_kept, snapshot_of
+from serving.snapshot import build_snapshot, is_kept
 from serving.sources import sources_of
 from serving.surfaces import SEARCH, Surface
 
@@ -263,7 +263,7 @@ class Recommender:
             depth: Least number of ranked items that are kept.
         """
         clock, request_id = _Stopwatch(), new_request_id(now_ms)
-        now_ms, seed = time_of(request_id), seed_of(request_id) if seed is None else seed
+        now_ms, seed = time_of(request_id), read_seed(request_id) if seed is None else seed
         page = None if request.cursor is None else read_cursor(request.cursor, now_ms)
         now_ms = now_ms if page is None else page.now_ms
         resolved = self._resolved(request, now_ms)
@@ -336,7 +336,7 @@ class Recommender:
             "shown": list(made.eligible.shown),
         }
         if is_kept(made.reply.request_id, self._options.log_features_share):
-            made_of["features"] = snapshot_of(made.query, arranged.ranked)
+            made_of["features"] = build_snapshot(made.query, arranged.ranked)
         return record_document(made.query.request, made.reply, made_of, _slots(made))
 
     def recommend(

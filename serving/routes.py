@@ -419,7 +419,7 @@ def _templates(path: str) -> Iterator[str]:
             yield template
 
 
-def template_of(path: str) -> str | None:
+def find_template(path: str) -> str | None:
     """Return the template of a request's path; None if no route has it."""
     return next(_templates(path), None)
 

@@ -35,7 +35,7 @@ def digest_of_history(rows: Rows, times: Rows | None) -> str:
     return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
 
 
-def snapshot_of(query: Query, ranked: Ranked | None) -> Mapping[str, object]:
+def build_snapshot(query: Query, ranked: Ranked | None) -> Mapping[str, object]:
     """Collect the inputs of a list.
 
     Args:

@@ -49,7 +49,7 @@ class Traces:
             started: Unix seconds at its first byte.
             timings_ms: ``queue`` and ``worker`` where it had them, and the stages of the reply.
             seconds: From its first byte to the last byte of its response.
-            route: As ``metrics.route_of`` names it.
+            route: As ``metrics.counted_route`` names it.
             traceparent: The request's header of this name; a malformed one begins a new trace.
         """
         parent = self._propagator.extract({"traceparent": traceparent} if traceparent else {})

@@ -88,7 +88,7 @@ def write_adapter(
     Returns:
         Its directory; ``publish_adapter`` serves it.
     """
-    version = _version_of(adapter)
+    version = _adapter_version(adapter)
     final = domain_directory(bundles_dir, domain) / f"adapter-{version}"
     if not final.exists():
         with new_directory(final) as directory:
@@ -111,7 +111,7 @@ def write_adapter(
     return final
 
 
-def _version_of(adapter: LoraAdapter) -> str:
+def _adapter_version(adapter: LoraAdapter) -> str:
     """Hash an adapter's function, since the bytes of safetensors' header may differ."""
     parts = (digest_of_weights(adapter), adapter.base_digest, str(adapter.config.scale))
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:12]

@@ -66,7 +66,7 @@ class ContentNeighbours:
             rows = rows[(rows != item_row) & mask.allows(rows)]
             if len(rows) >= k:
                 break
-        return self._nearest_of(np.sort(rows), np.array([item_row]), k)
+        return self._order_by_cosine(np.sort(rows), np.array([item_row]), k)
 
     def appended_like(self, history: Rows, k: int, mask: ItemMask) -> TopK | None:
         """List the k best allowed appended items that share a first code with the latest history.
@@ -78,9 +78,9 @@ class ContentNeighbours:
         seeds = np.unique(history[-NUM_SEEDS:])
         seeds = seeds[self._first_codes[seeds] != NO_CODE]
         rows = self._appended[np.isin(self._first_codes[self._appended], self._first_codes[seeds])]
-        return self._nearest_of(rows[mask.allows(rows)], seeds, k) if len(seeds) else None
+        return self._order_by_cosine(rows[mask.allows(rows)], seeds, k) if len(seeds) else None
 
-    def _nearest_of(self, rows: Rows, seeds: Rows, k: int) -> TopK:
+    def _order_by_cosine(self, rows: Rows, seeds: Rows, k: int) -> TopK:
         """Order ascending rows by their largest cosine with any seed, equals by item row."""
         listed = no_items(1, k)
         if len(rows) == 0:

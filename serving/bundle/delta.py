@@ -49,7 +49,7 @@ class NewItem:
     categories: Sequence[str] = ()
     """Names; ones the parent does not know become new category rows."""
     properties: Mapping[str, object] = field(default_factory=dict)
-    """By name, as `serving.bundle.properties.column_of` takes them; ones that the bundle does not
+    """By name, as `bundle.properties.build_column` takes them; ones that the bundle does not
     have are not kept."""
 
 
@@ -205,14 +205,14 @@ def write_delta(
         raise ValueError("a delta needs at least one new item")
     chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
     base, newest = chain[0], chain[-1]
-    vectors = _vectors_of(chain, len(items), content, item_vectors)
+    vectors = _check_vectors(chain, len(items), content, item_vectors)
     ids = _extended(semantic_ids_of(chain), semantic_ids, len(items), parent_version)
     earlier = [Delta.load(link) for link in chain[1:]]
     released = parent = Catalogue.load(base.directory)
     for delta in earlier:
         parent = delta.extend(parent)
-    added = _catalogue_of(items, parent)
-    properties = _properties_of(items, newest.manifest)
+    added = _build_catalogue(items, parent)
+    properties = _build_properties(items, newest.manifest)
     dimensions = newest.manifest.dimensions.model_copy(
         update={
             "num_item_rows": parent.num_item_rows + len(items),
@@ -255,7 +255,7 @@ def _next_version(bundles_dir: Path, released: str) -> str:
     return f"{released}+{1 + max((int(count) for count in counts if count.isdigit()), default=0)}"
 
 
-def _vectors_of(
+def _check_vectors(
     chain: Sequence[Link], num_new: int, content: Vectors, item_vectors: Vectors | None
 ) -> dict[str, Vectors]:
     """Hold the new items' vectors against the bundle's, and name their files."""
@@ -290,13 +290,13 @@ def _extended(
     return None
 
 
-def _properties_of(items: Sequence[NewItem], manifest: BundleManifest) -> Properties:
+def _build_properties(items: Sequence[NewItem], manifest: BundleManifest) -> Properties:
     kinds = manifest.properties
     values = {name: [item.properties.get(name) for item in items] for name in kinds}
     return Properties.of_values(kinds, values)
 
 
-def _catalogue_of(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:
+def _build_catalogue(items: Sequence[NewItem], parent: Catalogue) -> Catalogue:
     """Build the table of new items; their categories are rows of the parent's and new ones."""
     rows: dict[str, int] = {}
     values: list[int] = []

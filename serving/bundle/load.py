@@ -150,7 +150,7 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _demand_of(
+def _measure_demand(
     users: Users, blends: Mapping[Profile, LearnedBlend], num_item_rows: int
 ) -> Tensor | None:
     """Measure items' demand by all events of a bundle, [N, D]; None where no blend reads it."""
@@ -177,7 +177,7 @@ def _load_released(link: Link) -> Bundle:
     items = load_items(directory, manifest, catalogue)
     semantic_ids = semantic_ids_of([link])
     blends = load_blends(directory, manifest)
-    demand = _demand_of(users, blends, num_item_rows)
+    demand = _measure_demand(users, blends, num_item_rows)
     blends = {profile: blend.with_demand(demand) for profile, blend in blends.items()}
     content = load_content_similarity(directory, manifest, items)
     sequence = load_sequence(directory, manifest, items)

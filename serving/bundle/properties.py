@@ -171,7 +171,7 @@ class TextColumn:
     def with_any(self, texts: Sequence[str]) -> Mask:
         """Mask of the items that have one of these texts, [N]."""
         wanted = np.zeros(len(self.texts), np.bool_)
-        wanted[_codes_of(self.texts, texts)] = True
+        wanted[_find_codes(self.texts, texts)] = True
         return wanted[self.codes]
 
     def extended(self, more: Column) -> TextColumn:
@@ -228,7 +228,7 @@ class ListColumn:
         """Mask of the items that have at least one of these texts, [N]."""
         found = np.zeros(self.num_item_rows, np.bool_)
         owners, begins = self._owners
-        for code in _codes_of(self.texts, texts):
+        for code in _find_codes(self.texts, texts):
             found[owners[begins[code] : begins[code + 1]]] = True
         return found
 
@@ -292,7 +292,7 @@ class Properties:
         cls, kinds: Mapping[str, PropertyKind], values: Mapping[str, Sequence[object]]
     ) -> Properties:
         """Take what items 1 .. N - 1 have, None where it is missing."""
-        return cls({name: column_of(name, kind, values[name]) for name, kind in kinds.items()})
+        return cls({name: build_column(name, kind, values[name]) for name, kind in kinds.items()})
 
     @classmethod
     def load(cls, bundle: Path, kinds: Mapping[str, PropertyKind]) -> Properties:
@@ -334,7 +334,7 @@ class Properties:
 NO_PROPERTIES = Properties({})
 
 
-def column_of(name: str, kind: PropertyKind, values: Sequence[object]) -> Column:
+def build_column(name: str, kind: PropertyKind, values: Sequence[object]) -> Column:
     """Build one property of items 1 .. N - 1.
 
     Args:
@@ -421,7 +421,7 @@ def _coded(texts: Sequence[str]) -> tuple[StringTable, Rows]:
     return table, np.array([codes[text] for text in texts], np.int64)
 
 
-def _codes_of(table: StringTable, texts: Sequence[str]) -> list[int]:
+def _find_codes(table: StringTable, texts: Sequence[str]) -> list[int]:
     """Find the codes of texts; those that no item has are left out."""
     return [code for text in dict.fromkeys(texts) if (code := table.row_of(text))]
 

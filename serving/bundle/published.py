@@ -19,7 +19,7 @@ Identity = tuple[tuple[str, int, int, int], ...]
 one."""
 
 
-def identity_of(bundle: Path, config: Path | None = None) -> Identity:
+def identify(bundle: Path, config: Path | None = None) -> Identity:
     """Identify a bundle (or ``current``) with the adapters next to it, without reading either.
 
     Args:
@@ -27,13 +27,13 @@ def identity_of(bundle: Path, config: Path | None = None) -> Identity:
     """
     adapters = served_adapters(bundle.parent).values()
     return (
-        _manifest_of(bundle, MANIFEST),
-        *(_manifest_of(directory, ADAPTER_MANIFEST) for directory in adapters),
-        *(() if config is None else (_manifest_of(config.parent, config.name),)),
+        _identify_file(bundle, MANIFEST),
+        *(_identify_file(directory, ADAPTER_MANIFEST) for directory in adapters),
+        *(() if config is None else (_identify_file(config.parent, config.name),)),
     )
 
 
-def _manifest_of(directory: Path, name: str) -> tuple[str, int, int, int]:
+def _identify_file(directory: Path, name: str) -> tuple[str, int, int, int]:
     # realpath gives a path for a link to itself too.
     target = os.path.realpath(directory)
     try:

@@ -244,7 +244,7 @@ def door(options: DoorOptions) -> Server[Any]:
         try:
             tool = tool_named(params.name, allow_events=options.allow_events)
             call = tool.of(params.arguments or {})
-            client = await clients.of(_key_of(context.request, options))
+            client = await clients.of(_caller_key(context.request, options))
             pauses = PAUSES_SECONDS if tool.of_list else ()
             content = to_json(await _result(client, call, pauses))
         except (ServerError, UnreachableError, ValueError) as error:
@@ -296,7 +296,7 @@ def _described(tool: AgentTool) -> types.Tool:
     )
 
 
-def _key_of(request: Any, options: DoorOptions) -> str | None:
+def _caller_key(request: Any, options: DoorOptions) -> str | None:
     """Return the key to call with: the caller's over HTTP, one's own over stdio."""
     if request is None:
         return options.key

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.configuration.contradictions import demanded_values, too_many_pins, variants_of
+from serving.configuration.contradictions import demanded_values, list_variants, too_many_pins
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import Experiment, Rule
 from serving.filtering.expression import FilterError, parse
@@ -107,15 +107,15 @@ def unfit(
     Args:
         sources: Those that the bundle's profile has.
     """
-    for words, surface, _ in variants_of(configuration.surfaces, configuration.experiments):
+    for words, surface, _ in list_variants(configuration.surfaces, configuration.experiments):
         yield from _unfit_surface(words, surface, bundle, sources)
     for rule in configuration.rules:
         yield from _unfit_rule(rule, bundle)
 
     def values_of(rule: Rule, name: str) -> Collection[object]:
-        return _values_of(rule, name, bundle)
+        return _pinned_values(rule, name, bundle)
 
-    variants = variants_of(configuration.surfaces, configuration.experiments)
+    variants = list_variants(configuration.surfaces, configuration.experiments)
     yield from too_many_pins(variants, configuration.rules, values_of)
 
 
@@ -165,7 +165,7 @@ def _unfit_expression(words: str, text: str, bundle: Bundle) -> Iterator[str]:
         yield f"{words}: {text}: {error}"
 
 
-def _values_of(rule: Rule, name: str, bundle: Bundle) -> Collection[object]:
+def _pinned_values(rule: Rule, name: str, bundle: Bundle) -> Collection[object]:
     """Values of a property that any item of a pin has."""
     demanded = demanded_values(rule, name)
     if not rule.items:

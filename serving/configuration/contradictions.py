@@ -32,7 +32,7 @@ def contradictions(
             )
     yield from _of_pins(surfaces, rules)
     yield from _of_items(rules)
-    yield from too_many_pins(variants_of(surfaces, experiments), rules, demanded_values)
+    yield from too_many_pins(list_variants(surfaces, experiments), rules, demanded_values)
 
 
 def _of_pins(surfaces: Mapping[str, Surface], rules: Sequence[Rule]) -> Iterator[str]:
@@ -102,7 +102,7 @@ def doubts(rules: Sequence[Rule]) -> Iterator[str]:
             yield f"rules {one.name!r} and {other.name!r}: an item that is in both is {complaint}"
 
 
-def variants_of(
+def list_variants(
     surfaces: Mapping[str, Surface], experiments: Sequence[Experiment]
 ) -> Iterator[tuple[str, Surface, Experiment | None]]:
     """List the surfaces as they are and as each arm makes them, with words for which it is."""

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from serving.configuration.contradictions import contradictions, doubts, variants_of
+from serving.configuration.contradictions import contradictions, doubts, list_variants
 from serving.configuration.rules import Experiment, Rule
 from serving.filtering.expression import FilterError, parse
 from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface
@@ -79,10 +79,10 @@ def read_configuration(path: Path) -> ServingConfiguration:
         raise ValueError(f"{path} is not valid TOML: {error}") from error
     except RecursionError:
         raise ValueError(f"{path} is nested too deep; a table has a few levels") from None
-    return configuration_of(table, str(path), hashlib.sha256(content).hexdigest()[:12])
+    return check_configuration(table, str(path), hashlib.sha256(content).hexdigest()[:12])
 
 
-def configuration_of(
+def check_configuration(
     table: Table, source: str = "serving.toml", version: str = "unnamed"
 ) -> ServingConfiguration:
     """Check a configuration that was read."""
@@ -98,7 +98,7 @@ def configuration_of(
     experiments = [_with_surfaces(one, "experiments", surfaces, faults) for one in experiments]
     faults.raise_any()
     try:
-        list(variants_of(surfaces, experiments))
+        list(list_variants(surfaces, experiments))
     except ValueError as error:
         faults.add("[[experiments]]", _reason(error))
         faults.raise_any()

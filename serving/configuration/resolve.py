@@ -102,7 +102,7 @@ class _Plan:
         assigner = self._assigners[place]
         if assigner is None or user_id is None:
             return Resolved(self._surface, rules)
-        arm, surface = assigner.arm_of(user_id)
+        arm, surface = assigner.assign(user_id)
         return Resolved(surface, rules, assigner.experiment.name, arm)
 
 
@@ -129,7 +129,7 @@ class _Assigner:
             for arm in experiment.arms
         ]
 
-    def arm_of(self, user_id: str) -> tuple[str, Surface]:
+    def assign(self, user_id: str) -> tuple[str, Surface]:
         user = user_id.encode("utf-8", "surrogatepass")
         waits = []
         for prefix, weight in zip(self._prefixes, self._weights, strict=True):

@@ -46,7 +46,7 @@ def _with_offset(moment: datetime) -> datetime:
 Moment = Annotated[datetime, AfterValidator(_with_offset)]
 
 
-def span_of(begin: datetime | None, end: datetime | None) -> Span:
+def read_span(begin: datetime | None, end: datetime | None) -> Span:
     """Return a span in unix seconds; without a begin or an end it has none."""
     span = (
         ALWAYS[0] if begin is None else begin.timestamp(),
@@ -101,12 +101,12 @@ class Period:
     """When it has ended."""
 
     def __post_init__(self) -> None:
-        span_of(self.since, self.until)
+        read_span(self.since, self.until)
 
     @cached_property
     def span(self) -> Span:
         """The time for which it holds."""
-        return span_of(self.since, self.until)
+        return read_span(self.since, self.until)
 
     def on(self, surface: str) -> bool:
         """True if it is for a surface."""

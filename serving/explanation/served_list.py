@@ -16,7 +16,7 @@ import orjson
 
 from serving.explanation.phrasing import Phraser
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
-from serving.explanation.words import SlotFacts, sentence_of, why_not_sentence
+from serving.explanation.words import SlotFacts, why_not_sentence, write_sentence
 from serving.online.store import RecentEvent, RequestRecord, Visitor
 from serving.query import NOTHING, Rows
 from serving.recommend import Made, Recommender
@@ -112,7 +112,7 @@ def _phrased(
     return slots, None
 
 
-def visitor_of(logged: Mapping[str, Any]) -> Visitor:
+def read_visitor(logged: Mapping[str, Any]) -> Visitor:
     """Return the visitor of a record, as known when the list was made."""
     live = [RecentEvent(*event) for event in logged.get("live", ())]
     return Visitor(live, logged.get("forgotten_ms"), shown=logged.get("shown", ()))
@@ -124,7 +124,7 @@ class _Replay:
     def __init__(self, recommender: Recommender, logged: Mapping[str, Any]) -> None:
         self.recommender, self._logged = recommender, logged
         self._request = Request.model_validate(logged["request"])
-        self._visitor = visitor_of(logged)
+        self._visitor = read_visitor(logged)
 
     def made(
         self,
@@ -234,7 +234,7 @@ class _Words:
             slot,
             reason=item.reason,
             contributions=item.contributions,
-            sentence=sentence_of(row, facts, self._bundle),
+            sentence=write_sentence(row, facts, self._bundle),
         )
         if influence is None:
             return found

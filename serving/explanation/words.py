@@ -44,7 +44,7 @@ class SlotFacts:
     num_left_out: int = 0
 
 
-def sentence_of(item_row: int, facts: SlotFacts, bundle: Bundle) -> str:
+def write_sentence(item_row: int, facts: SlotFacts, bundle: Bundle) -> str:
     """Explain why an item is in its list."""
     if facts.rules:
         return f"It is put here by rule {', '.join(facts.rules)}."
@@ -104,7 +104,7 @@ def _of_history(influence: Influence, rows: Sequence[int], num_hidden: int, bund
     return f"Without {_listed(names)} it would be {where} instead of {influence.place}."
 
 
-def shared_of(item_row: int, other_row: int, bundle: Bundle) -> list[str]:
+def list_shared(item_row: int, other_row: int, bundle: Bundle) -> list[str]:
     """List what two items share: categories, then texts of their properties."""
     catalogue = bundle.catalogue
     others = set(catalogue.categories_of(other_row))
@@ -119,7 +119,7 @@ def shared_of(item_row: int, other_row: int, bundle: Bundle) -> list[str]:
 def _of_shared(item_row: int, rows: Sequence[int], bundle: Bundle) -> list[str]:
     """Describe what an item shares with the first that mattered, if anything."""
     for row in rows:
-        if row != item_row and (found := shared_of(item_row, row, bundle)):
+        if row != item_row and (found := list_shared(item_row, row, bundle)):
             return [f"It shares with {_title(row, bundle)}: {', '.join(found[:MAX_SHARED])}."]
     return []
 

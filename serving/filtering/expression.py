@@ -176,7 +176,7 @@ class _Parser:
 
     def whole(self) -> Node:
         """Parse to the end of the text."""
-        found = self._any_of()
+        found = self._parse_any()
         if self._next.kind != "end":
             self._refuse("'and', 'or' or the end")
         return found
@@ -200,13 +200,13 @@ class _Parser:
         found = "the end" if token.kind == "end" else shown(token.text)
         raise _invalid(f"expected {expected}, found {found}", token.position)
 
-    def _any_of(self) -> Node:
-        parts = [self._all_of()]
+    def _parse_any(self) -> Node:
+        parts = [self._parse_all()]
         while self._takes("or"):
-            parts.append(self._all_of())
+            parts.append(self._parse_all())
         return AnyOf(tuple(parts)) if len(parts) > 1 else parts[0]
 
-    def _all_of(self) -> Node:
+    def _parse_all(self) -> Node:
         parts = [self._term()]
         while self._takes("and"):
             parts.append(self._term())
@@ -221,7 +221,7 @@ class _Parser:
         if self._depth > MAX_NESTING:
             raise _invalid(f"nested deeper than {MAX_NESTING}; write it flatter", position)
         if opened:
-            found = self._any_of()
+            found = self._parse_any()
             if not self._takes(")"):
                 self._refuse("')', 'and' or 'or'")
         else:

@@ -48,7 +48,7 @@ def time_of(request_id: str) -> int:
     return int(request_id[:12], 16)
 
 
-def seed_of(request_id: str) -> int:
+def read_seed(request_id: str) -> int:
     """Return the seed of a list's draws."""
     return int(request_id[16:], 16)
 

@@ -82,7 +82,7 @@ class Breaker:
         self._until = None
 
 
-def _settings_of(url: str) -> dict[str, Any]:
+def _read_url(url: str) -> dict[str, Any]:
     """Read a URL into the settings of a connection."""
     settings = parse_url(url)
     kind = settings.pop("connection_class", Connection)
@@ -102,7 +102,7 @@ class RedisConnections:
         slow_timeout_ms: float,
         pause_seconds: float = PAUSE_SECONDS,
     ) -> None:
-        settings = _settings_of(url)
+        settings = _read_url(url)
         self._make = settings.pop("kind")
         self._settings = settings
         self.prefix: str = settings.pop("prefix", DEFAULT_PREFIX)

@@ -99,7 +99,7 @@ class SqliteFile:
             finally:
                 os.close(folder)
         except (OSError, sqlite3.Error) as error:
-            raise failure_of(self.path, error) from error
+            raise describe_failure(self.path, error) from error
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -114,7 +114,7 @@ class SqliteFile:
             try:
                 return (self._database or self._open()).execute(query, values).fetchall()
             except (sqlite3.Error, UnicodeError) as error:
-                raise failure_of(self.path, error) from error
+                raise describe_failure(self.path, error) from error
 
     @contextmanager
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
@@ -136,7 +136,7 @@ class SqliteFile:
                         database.execute("ROLLBACK")
                     raise
             except (sqlite3.Error, UnicodeError) as error:
-                raise failure_of(self.path, error) from error
+                raise describe_failure(self.path, error) from error
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
@@ -152,7 +152,7 @@ class SqliteFile:
             with self.path.open("rb") as file:
                 begins = file.read(HEADER)
         except OSError as error:
-            raise failure_of(self.path, error) from error
+            raise describe_failure(self.path, error) from error
         if begins != MAGIC:
             raise StoreError(f"online store {self.path}: {_HINTS['NOTADB']}")
         database = sqlite3.connect(
@@ -182,7 +182,7 @@ class SqliteFile:
         return database
 
 
-def failure_of(path: Path, error: Exception) -> StoreError:
+def describe_failure(path: Path, error: Exception) -> StoreError:
     """Describe the fault of a file, and the remedy."""
     if isinstance(error, UnicodeError):
         return StoreError(f"online store {path}: an id is no Unicode text: {error}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from serving.online.sqlite_files import FILES_LOCK, SqliteFile, failure_of
+from serving.online.sqlite_files import FILES_LOCK, SqliteFile, describe_failure
 from serving.online.store import RequestRecord
 
 VERSION = 1
@@ -118,7 +118,7 @@ class DailyRequests:
                     for part in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
                         part.unlink(missing_ok=True)
                 except OSError as error:
-                    raise failure_of(path, error) from error
+                    raise describe_failure(path, error) from error
 
     def close(self) -> None:
         """Close connections."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from features.forget_list import ForgetList, UserKeys
 from serving.online.events import Event
 from serving.online.records import items_of
-from serving.online.sqlite_files import SqliteFile, failure_of
+from serving.online.sqlite_files import SqliteFile, describe_failure
 from serving.online.sqlite_requests import DailyRequests
 from serving.online.store import (
     Forgotten,
@@ -119,7 +119,7 @@ class SqliteStore(OnlineStore):
                 # A folder that this user may not even look into is said so too.
                 self._events.create(_SCHEMA)
             except OSError as error:
-                raise failure_of(folder, error) from error
+                raise describe_failure(folder, error) from error
             with self._events.transaction() as database:
                 # A folder that cannot be written is said at start, not at the first event.
                 database.execute("UPDATE state SET items_version = items_version")
@@ -134,7 +134,7 @@ class SqliteStore(OnlineStore):
         except ValueError as error:
             raise StoreError(str(error)) from error
         except OSError as error:
-            raise failure_of(folder, error) from error
+            raise describe_failure(folder, error) from error
 
     @property
     def _keys(self) -> UserKeys:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from serving.log import log
-from serving.metrics import route_of
+from serving.metrics import counted_route
 from serving.routes import find
 from serving.schemas import Scope
 from serving.security import USERS_NOT_SHOWN, is_loopback
@@ -149,7 +149,7 @@ class Access:
         if (known := find(method, path)) is not None and known.scope is None:
             return ANONYMOUS
         now = time.monotonic() if now is None else now
-        scope = scope_of(path, method)
+        scope = required_scope(path, method)
         key: Key | None = None
         if self.ring is None:
             found = self._without_keys(headers, scope)
@@ -157,7 +157,7 @@ class Access:
             sent = _bearer(headers)
             key = None if sent is None else self.ring.find(sent)
             found = self._by_key(key, scope, now) if key else _unknown(sent)
-        route = f"{method} {route_of(path)}"
+        route = f"{method} {counted_route(path)}"
         if isinstance(found, Refusal):
             self._audit.refused(found, key, route, peer, now)
         elif key is not None and scope in AUDITED:
@@ -213,7 +213,7 @@ class Access:
             return False
 
 
-def scope_of(path: str, method: str = "GET") -> Scope:
+def required_scope(path: str, method: str = "GET") -> Scope:
     """Return the scope that a route demands, or that a path without a route would."""
     if find(method, path) is None and (method == "DELETE" or path.startswith("/v1/admin/")):
         return "admin"

@@ -21,7 +21,7 @@ from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
-from serving.bundle.published import Identity, check_published, identity_of
+from serving.bundle.published import Identity, check_published, identify
 from serving.log import log
 from serving.metrics import ServerMetrics
 from serving.online.opening import NO_STORE
@@ -90,7 +90,7 @@ class Fleet:
     async def start(self) -> None:
         """Load the published bundle and start its workers."""
         check_published(self.settings.followed)
-        self._tried = identity_of(self.settings.followed, self.settings.config)
+        self._tried = identify(self.settings.followed, self.settings.config)
         try:
             await self._serve(Path(self._tried[0][0]), self._tried)
         except OSError as error:
@@ -260,7 +260,7 @@ class Fleet:
     async def poll(self) -> bool:
         """Compare the published bundle with the serving one; return whether it was swapped."""
         self.last_poll = now = time.monotonic()
-        identity = identity_of(self.settings.followed, self.settings.config)
+        identity = identify(self.settings.followed, self.settings.config)
         serving, due = self._serving, now >= self._retry_at
         assert serving is not None
         if identity != self._tried and (due or identity != self._failed):

@@ -17,7 +17,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from serving.log import log
-from serving.metrics import ServerMetrics, route_of
+from serving.metrics import ServerMetrics, counted_route
 from serving.online.records import ID_LENGTH, ID_START, new_request_id, time_of
 from serving.online.writer import EventWriter
 from serving.routes import ROUTES, find
@@ -106,7 +106,7 @@ class Front:
 
     def _observe(self, scope: Scope, status: int, seconds: float, fields: dict[str, Any]) -> None:
         """Count, trace and log a request that has its reply."""
-        route = route_of(scope["path"])
+        route = counted_route(scope["path"])
         self._metrics.observe_request(route, status, seconds)
         parts, timings = fields.pop("parts_ms", {}), fields.pop("timings_ms", {})
         if timings:
@@ -225,7 +225,7 @@ class Front:
             reason = "queue_full" if self._dispatcher.workers else "not_ready"
             raise RefusedError(503, code, message, headers=(RETRY,), reason=reason) from None
         except WorkerDiedError:
-            log("request_killed_workers", {"path": route_of(scope["path"])}, level=ERROR)
+            log("request_killed_workers", {"path": counted_route(scope["path"])}, level=ERROR)
             raise failed() from None
         fields |= frame.head["fields"]
         return frame

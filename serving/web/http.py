@@ -15,7 +15,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from serving.routes import ROUTES, Route, template_of
+from serving.routes import ROUTES, Route, find_template
 from serving.schemas import error_body
 from serving.security import USERS_NOT_SHOWN
 from serving.settings import Settings
@@ -80,7 +80,7 @@ def failed() -> RefusedError:
 
 def unrouted(method: str, path: str) -> RefusedError:
     """Build the refusal of a request without a route."""
-    template = template_of(path)
+    template = find_template(path)
     allowed = [route.method for route in ROUTES if route.path == template]
     if not allowed:
         return RefusedError(404, "no_such_route", "Not Found; GET / lists the routes")

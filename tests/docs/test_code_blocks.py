@@ -24,7 +24,7 @@ from serving.bundle.properties import Properties
 from serving.bundle.users import Users
 from serving.bundle.write import write_bundle
 from serving.client import Client
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.security.keys import Key
 from tests.docs.pages import ROOT, Block, blocks, commands
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
@@ -127,7 +127,7 @@ def test_a_command_that_there_is_not_is_found(line: str, kind: str, message: str
 def test_configurations_are_read(block: Block, tmp_path: Path) -> None:
     table = tomllib.loads(block.text)
     if set(table) <= {"surfaces", "rules", "experiments"}:
-        configuration_of(table)
+        check_configuration(table)
     elif "keys" in table:
         for key in table["keys"]:
             Key.model_validate(key | {"sha256": "0" * 64})

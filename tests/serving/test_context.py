@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
 from serving.bundle.load import load_bundle
-from serving.context import STALE_SECONDS, context_rows, moment_of, state_of
+from serving.context import STALE_SECONDS, build_state, context_rows, moment_of
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
@@ -30,7 +30,7 @@ def test_state_reached_at_once_equals_the_state_event_by_event(times):
     slow = UserState()
     for event_time in times:
         slow.update(event_time)
-    assert state_of(np.array(times, np.int64)) == slow
+    assert build_state(np.array(times, np.int64)) == slow
 
 
 @given(times=ascending, session=st.integers(0, 5), later=st.integers(1, 10**7))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.explanation.served_list import explain_list
 from serving.online.records import record_of
 from serving.online.store import ItemState
@@ -34,7 +34,7 @@ class Store(MemoryStore):
 @pytest.fixture(scope="module")
 def shop(released):
     bundle = Recommender.load(released / "current").bundle
-    recommender, store = Recommender(bundle, configuration=configuration_of(TABLE)), Store()
+    recommender, store = Recommender(bundle, configuration=check_configuration(TABLE)), Store()
     recommender.connect(lambda: store)
     return recommender, store
 

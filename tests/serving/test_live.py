@@ -4,7 +4,7 @@ import pytest
 
 from features.point_in_time import FEATURES
 from serving.bundle.load import load_bundle
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.online.store import ItemState, RecentEvent, StoreError, Visitor
 from serving.query import hydrate
 from serving.recommend import Recommender
@@ -289,7 +289,7 @@ def test_a_record_names_hidden_items_and_of_many_only_their_version(
 
 def test_a_record_has_the_k_that_was_sent(bundle):
     table = {"surfaces": {"home": {"k": 5}}}
-    recommender = Recommender(bundle, configuration=configuration_of(table))
+    recommender = Recommender(bundle, configuration=check_configuration(table))
     assert record_of(recommender, k=20)["request"]["k"] == 20
     assert record_of(recommender)["request"]["k"] == 5
 

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.metrics import DEGRADED_CODES, ServerMetrics, route_of
+from serving.metrics import DEGRADED_CODES, ServerMetrics, counted_route
 
 
 def samples(metrics: ServerMetrics) -> dict[tuple[str, ...], float]:
@@ -124,7 +124,7 @@ def test_no_client_can_add_series() -> None:
     ],
 )
 def test_a_path_is_counted_under_its_route(path: str, route: str) -> None:
-    assert route_of(path) == route
+    assert counted_route(path) == route
 
 
 def test_names_say_their_unit() -> None:

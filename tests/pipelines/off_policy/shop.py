@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 
 from pipelines.inputs.online_events import export_events, export_requests
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
@@ -26,7 +26,7 @@ def rate(item_id, slot=0):
 def serve(bundle, folder, number=400, surface=None, *, users=30, seed=0):
     """Serve lists, click, and export; returns the folder of the export."""
     table = {"surfaces": {"home": surface or EXPLORING}}
-    recommender = Recommender(bundle, configuration=configuration_of(table))
+    recommender = Recommender(bundle, configuration=check_configuration(table))
     store, random = SqliteStore(folder / "online"), np.random.default_rng(seed)
     now_ms = START_MS
     for place in range(number):

@@ -17,7 +17,7 @@ from pipelines.off_policy.policies import BundlePolicy, Refused, load_policy
 from pipelines.off_policy.served_log import read_served_log
 from pipelines.off_policy.words import row_of, words_of
 from recsys.evaluation.off_policy.logs import whole_list
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.recommend import Recommender
 from tests.pipelines.off_policy.shop import EXPLORING, START_MS, rate, serve
 from tests.pipelines.pages.read import blocks_in, document_in
@@ -25,7 +25,7 @@ from tests.pipelines.pages.read import blocks_in, document_in
 
 def policy_of(bundle, surface=None):
     table = {} if surface is None else {"surfaces": {"home": surface}}
-    return BundlePolicy(recommender=Recommender(bundle, configuration=configuration_of(table)))
+    return BundlePolicy(recommender=Recommender(bundle, configuration=check_configuration(table)))
 
 
 def oracle(served, policy):

@@ -5,7 +5,7 @@ from collections import Counter
 import orjson
 import pytest
 
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.online.store import RecentEvent, Visitor
 from serving.query import RequestError
 from serving.recommend import Recommender
@@ -23,7 +23,7 @@ def bundle(released):
 @pytest.fixture
 def of(bundle):
     def made(table):
-        return Recommender(bundle, configuration=configuration_of(table))
+        return Recommender(bundle, configuration=check_configuration(table))
 
     return made
 

@@ -6,7 +6,7 @@ import pytest
 
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
-from serving.bundle.properties import PackedMasks, Properties, column_of
+from serving.bundle.properties import PackedMasks, Properties, build_column
 from serving.bundle.write import write_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 from tests.serving.writable import writable
@@ -68,11 +68,11 @@ def test_a_new_item_with_another_kind_of_value_is_refused(bundles):
 )
 def test_a_value_of_another_kind_is_refused_by_the_name_of_its_property(kind, value):
     with pytest.raises(ValueError, match=f"property size is a {kind}"):
-        column_of("size", kind, [None, value])
+        build_column("size", kind, [None, value])
 
 
 def test_dates_are_seconds_since_1970():
-    found = column_of("at", "date", [date(1970, 1, 2), "1969-12-31T23:00:00", 5, None])
+    found = build_column("at", "date", [date(1970, 1, 2), "1969-12-31T23:00:00", 5, None])
     assert found.values[1:4].tolist() == [86_400, -3_600, 5]
     assert np.isnan(found.values[[0, 4]]).all()
 

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.configuration.resolve import Resolver
 
 USERS = [f"user-{number}" for number in range(100_000)]
@@ -25,7 +25,7 @@ def arms_of(weights, users=USERS, name="test", salt=None):
     }
     if salt is not None:
         experiment["salt"] = salt
-    resolver = Resolver(configuration_of({"experiments": [experiment]}), exclude_history=True)
+    resolver = Resolver(check_configuration({"experiments": [experiment]}), exclude_history=True)
     return [resolver.resolve("home", user, 0).arm for user in users]
 
 

@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 
 NOVEMBER = "from = 2026-11-01T00:00:00Z\nuntil = 2026-12-01T00:00:00Z\n"
 DECEMBER = "from = 2026-12-01T00:00:00Z\nuntil = 2027-01-01T00:00:00Z\n"
@@ -28,7 +28,7 @@ def arms(**overrides):
 
 
 def read(*rules, experiments=(), **surfaces):
-    return configuration_of(
+    return check_configuration(
         {"rules": list(rules), "experiments": list(experiments), "surfaces": surfaces}
     )
 

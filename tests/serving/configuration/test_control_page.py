@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from serving.configuration.file import configuration_of, keys_of
+from serving.configuration.file import check_configuration, keys_of
 from serving.configuration.rules import Arm, Audience, Experiment, Overrides, Rule, RuleKind
 from serving.surfaces import KINDS, Calibration, Diversity, Exploration, Surface
 
@@ -17,12 +17,12 @@ EXAMPLES = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_examples_are_read(example):
-    configuration_of(tomllib.loads(example))
+    check_configuration(tomllib.loads(example))
 
 
 def test_examples_hold_together():
     assert len(EXAMPLES) == 3
-    configuration_of(tomllib.loads("\n".join(EXAMPLES)))
+    check_configuration(tomllib.loads("\n".join(EXAMPLES)))
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from recsys.retrieval.blend.filling import FILL
 from serving.configuration.file import (
     ServingConfiguration,
-    configuration_of,
+    check_configuration,
     read_configuration,
 )
 from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration, surfaces_of
 
 
 def read(text: str) -> ServingConfiguration:
-    return configuration_of(tomllib.loads(text))
+    return check_configuration(tomllib.loads(text))
 
 
 def refused(text: str) -> str:
@@ -281,7 +281,7 @@ def complaint(read: Callable[..., object], *arguments: object) -> str | None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(TABLES)
 def test_any_tables_are_a_configuration_or_a_refusal(table: dict[str, Any]):
-    said = complaint(configuration_of, table)
+    said = complaint(check_configuration, table)
     assert said is None or said.startswith("serving.toml: ")
 
 

@@ -4,11 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from serving.configuration.file import ServingConfiguration, configuration_of
+from serving.configuration.file import ServingConfiguration, check_configuration
 from serving.configuration.resolve import Resolver, UnknownSurfaceError
 from serving.surfaces import BUILT_IN, Diversity
 
-CONFIGURATION = configuration_of(
+CONFIGURATION = check_configuration(
     {
         "rules": [
             {"name": "always", "kind": "hide", "items": ["1"]},

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serving.configuration.file import configuration_of
+from serving.configuration.file import check_configuration
 from serving.explanation.removal import LOST, MAX_JOINT, MAX_LATEST, MAX_STRONGEST
 from serving.explanation.served_list import explain_list
-from serving.explanation.words import BY_SOURCE, shared_of
+from serving.explanation.words import BY_SOURCE, list_shared
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
@@ -94,14 +94,14 @@ def test_every_reason_is_one_that_the_score_has(worlds, world, session):
         if shared:
             row = int(shared[1].removeprefix("Title "))
             own = row_of(recommender, slot.item_id)
-            assert set(shared[2].split(", ")) <= set(shared_of(own, row, recommender.bundle))
+            assert set(shared[2].split(", ")) <= set(list_shared(own, row, recommender.bundle))
 
 
 def test_the_item_that_a_list_hangs_on_is_named(worlds):
     """Nobody took both odd and even items, so without the one even item no even one is near."""
     alone = {"surfaces": {"home": {"sources": {"item_to_item": 1.0}}}}
     bundle = worlds["plain"].bundle
-    recommender = Recommender(bundle, configuration=configuration_of(alone))
+    recommender = Recommender(bundle, configuration=check_configuration(alone))
     found = explained(recommender, session=["item-3", "item-5", "item-4", "item-7"], k=10)
     even = [slot for slot in found.items if int(slot.item_id.removeprefix("item-")) % 2 == 0]
     assert even
@@ -165,7 +165,7 @@ def test_why_not_is_a_sentence(worlds, fields, item_id, says):
 
 def test_a_surface_of_short_lists_is_explained_by_places_behind_them(worlds):
     short = {"surfaces": {"home": {"k": 3, "max_k": 3}}}
-    recommender = Recommender(worlds["plain"].bundle, configuration=configuration_of(short))
+    recommender = Recommender(worlds["plain"].bundle, configuration=check_configuration(short))
     places = []
     for row in range(1, 12):
         found = explained(recommender, user_id=f"user-{row}", k=3)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from serving.log import LOGGER
 from serving.security import is_loopback
-from serving.security.access import Access, Caller, Refusal, TokenBucket, scope_of
+from serving.security.access import Access, Caller, Refusal, TokenBucket, required_scope
 from serving.security.keys import digest_of
 from serving.settings import Settings
 
@@ -300,8 +300,8 @@ def test_methods_of_a_client_do_not_reach_the_log_as_they_are(access, caplog):
 def test_no_way_of_writing_a_path_gives_users_for_less_than_their_scope(text):
     """The router matches decoded paths as they are, so a path is private by its beginning."""
     for path in (f"/v1/users/{text}", f"/v1/users/{text}/history"):
-        assert scope_of(path) == "users"
-    assert scope_of(f"/v1/admin/{text}") == "admin"
+        assert required_scope(path) == "users"
+    assert required_scope(f"/v1/admin/{text}") == "admin"
 
 
 def test_loopback_is_told_by_the_address_alone():
