@@ -13,6 +13,7 @@ import torch
 from click.testing import Result
 
 from pipelines.presets.resolve import resolve
+from pipelines.semantic_ids.append import load_bundle_quantizer
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.build_semantic_ids import read_behaviour
@@ -89,7 +90,7 @@ def test_what_a_bundle_serves_is_what_behaviour_ids_gives(finished: Path) -> Non
     bundle = load_bundle(finished / "bundles/current")
     assert bundle.semantic_ids is not None
     assert torch.equal(torch.as_tensor(bundle.semantic_ids.codes), expected.ids.codes)
-    assert bundle.semantic_ids.quantizer.digest == expected.quantizer.digest
+    assert load_bundle_quantizer(bundle.semantic_ids).digest == expected.quantizer.digest
     reply = Recommender(bundle, ServingOptions(profile="full")).answer(
         Request(user_id="user-0", k=3)
     )

@@ -10,7 +10,13 @@ import torch
 
 from pipelines.publishing import append_items
 from pipelines.publishing.append_items import append
-from pipelines.semantic_ids.append import give_ids, matching_store, publish_ids, published_ids
+from pipelines.semantic_ids.append import (
+    give_ids,
+    load_bundle_quantizer,
+    matching_store,
+    publish_ids,
+    published_ids,
+)
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.content.attribute_schema import AttributeConfig, extraction_of
 from recsys.content.attributes import PROMPT_VERSION
@@ -57,7 +63,7 @@ def store(bundles: Path) -> SemanticIdStore:
     own = load_bundle(bundles / "current").semantic_ids
     assert own is not None
     store = SemanticIdStore(bundles / "semantic_ids")
-    store.publish(own.ids, own.quantizer, ITEM_IDS, ORIGIN)
+    store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS, ORIGIN)
     return store
 
 
@@ -87,7 +93,7 @@ def test_appended_items_have_the_ids_of_the_library_and_the_store_keeps_them(
     assert texts[1] is None, "an item without text has no content to make an ID of"
     expected = lifecycle.append(
         before.ids,
-        before.quantizer,
+        load_bundle_quantizer(before),
         load_bundle(directory).items.content[[41, 43]],  # type: ignore[union-attr]
     )
     assert own.version == expected.version
@@ -123,8 +129,8 @@ def test_store_that_is_ahead_reserves_its_ids_and_gives_known_items_theirs(
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, 4, bundles=bundles)
-    ahead = lifecycle.append(own.ids, own.quantizer, torch.from_numpy(content))
-    store.publish(ahead, own.quantizer, [*ITEM_IDS, "x", "y"], ORIGIN)
+    ahead = lifecycle.append(own.ids, load_bundle_quantizer(own), torch.from_numpy(content))
+    store.publish(ahead, load_bundle_quantizer(own), [*ITEM_IDS, "x", "y"], ORIGIN)
 
     # New z has y's content: it must not take y's ID. x comes to the bundle now and has its own.
     new = published_ids(bundle, bundles, ["z", "x"], content[[1, 0]])
@@ -144,10 +150,13 @@ def test_retired_ids_are_not_inherited(bundles: Path, store: SemanticIdStore) ->
     own = bundle.semantic_ids
     assert own is not None
     content = vectors(3, bundles=bundles)
-    ahead = lifecycle.append(own.ids, own.quantizer, torch.from_numpy(content))
-    store.publish(ahead, own.quantizer, [*ITEM_IDS, "x"], ORIGIN)
+    ahead = lifecycle.append(own.ids, load_bundle_quantizer(own), torch.from_numpy(content))
+    store.publish(ahead, load_bundle_quantizer(own), [*ITEM_IDS, "x"], ORIGIN)
     store.publish(
-        lifecycle.retire(ahead, torch.tensor([41])), own.quantizer, store.item_ids, ORIGIN
+        lifecycle.retire(ahead, torch.tensor([41])),
+        load_bundle_quantizer(own),
+        store.item_ids,
+        ORIGIN,
     )
     new = published_ids(bundle, bundles, ["z"], content)
     assert new.codes[0].tolist() != ahead.codes[41].tolist()
@@ -180,7 +189,7 @@ def test_store_of_another_bundle_is_left_alone(
         other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=9))
         store.publish(replace(own.ids, quantizer_digest=other.digest), other, ITEM_IDS, ORIGIN)
     else:
-        store.publish(own.ids, own.quantizer, ITEM_IDS[::-1], ORIGIN)
+        store.publish(own.ids, load_bundle_quantizer(own), ITEM_IDS[::-1], ORIGIN)
     version = store.current()
     assert matching_store(bundles, bundle) is None
     assert "the next run assigns others" in " ".join(capsys.readouterr().err.split())
