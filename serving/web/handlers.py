@@ -23,7 +23,7 @@ from serving.configuration.file import ServingConfiguration
 from serving.configuration.resolve import UnknownSurfaceError
 from serving.configuration.rules import holds
 from serving.cursor import CursorError
-from serving.explanation.phrasing import Phraser, PhrasingOptions
+from serving.explanation.phrasing import Phraser
 from serving.explanation.served_list import explain_list
 from serving.filtering.compile import known_properties
 from serving.filtering.expression import FilterError
@@ -161,14 +161,9 @@ class Handlers:
                 "this server rewords no sentences: phrasing_url and phrasing_model are not set"
             )
             raise RefusedError(422, "invalid_request", f"phrase: {message}")
-        options = PhrasingOptions(
-            url=settings.phrasing_url,
-            model=settings.phrasing_model,
-            key_variable=settings.phrasing_key_variable,
-            timeout_seconds=settings.phrasing_timeout_seconds,
-        )
+        key, seconds = settings.phrasing_key_variable, settings.phrasing_timeout_seconds
         try:
-            return Phraser.of(options)
+            return Phraser.at(settings.phrasing_url, settings.phrasing_model, key, seconds)
         except ValueError as error:
             raise RefusedError(422, "invalid_request", f"phrase: {error}") from error
 
