@@ -9,7 +9,7 @@ A request, in order:
    `server/fleet.py` has the next one made when another is published.
 3. `recommend.py` runs the stages:
    `live.py` reads what the visitor did since the release from the online store (`online/`);
-   `query.py` looks up ids, history and context features (`context.py`);
+   `query.py` looks up ids, history and context features;
    `exclusions.py` decides which items may be shown, and why others may not;
    `sources.py` lists candidates from each source of the surface (`surfaces.py`);
    `ranking.py` merges the lists, and `bundle/ranker.py` reorders the first places;

@@ -18,7 +18,7 @@ import numpy as np
 from pipelines.inputs.exported import parts_of, scan_parts
 from pipelines.off_policy.served_log import EventHistories, ServedList
 from recsys.evaluation.off_policy.logs import Floats
-from serving.online.records import seed_of
+from serving.online.records import read_seed
 from serving.recommend import Recommender
 from serving.schemas import Request
 
@@ -80,7 +80,7 @@ class BundlePolicy:
         if isinstance(request, Refused):
             return request
         visitor = histories.visitor(served.user_id, served.time_ms, MAX_HISTORY)
-        seed = seed_of(served.request_id) + 1
+        seed = read_seed(served.request_id) + 1
         try:
             made = recommender.make(request, now_ms=served.time_ms, visitor=visitor, seed=seed)
         except ValueError as error:

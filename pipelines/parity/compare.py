@@ -113,7 +113,7 @@ def differences_of(
     if logged.get("forgotten_ms") != online.get("forgotten_ms"):
         yield Found("when the user was forgotten", "serving.online.store.OnlineStore.forget")
     if (moment := _gap(logged.get("unix_time"), online.get("unix_time"))) is not None:
-        yield Found("moment of the features", "serving.context.moment_of", moment)
+        yield Found("moment of the features", "serving.query.moment_of", moment)
     was, features = logged.get("features"), online["features"]
     if was is not None:
         yield from _of_query(was, features)

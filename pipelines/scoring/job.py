@@ -27,7 +27,7 @@ from pipelines.scoring.request import ScoreRequest
 from recsys.data.durable import write_durably
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Profile
-from serving.context import moment_of
+from serving.query import moment_of
 from serving.recommend import Recommender
 from serving.surfaces import surfaces_of
 

@@ -43,7 +43,7 @@ from serving.web.http import (
 from serving.web.writes import write
 
 if TYPE_CHECKING:
-    from serving.traces import Traces
+    from serving.server.traces import Traces
 
 CLOSE = (b"connection", b"close")
 PROBES = tuple(route.path for route in ROUTES if route.kind in ("health", "metrics"))

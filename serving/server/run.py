@@ -24,7 +24,7 @@ from serving.server.front import Front
 from serving.settings import Settings
 
 if TYPE_CHECKING:
-    from serving.traces import Traces
+    from serving.server.traces import Traces
 
 BACKLOG = 4096
 GRACE_SECONDS = 2.0
@@ -97,7 +97,7 @@ def _traces(settings: Settings) -> Traces | None:
     if settings.otlp_endpoint is None:
         return None
     # Takes a tenth of a second to import.
-    from serving.traces import open_traces
+    from serving.server.traces import open_traces
 
     return open_traces(settings.otlp_endpoint)
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
 from serving.bundle.load import load_bundle
-from serving.context import STALE_SECONDS, build_state, context_rows, moment_of
-from serving.query import hydrate
+from serving.query import STALE_SECONDS, build_state, context_rows, hydrate, moment_of
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
 from serving.surfaces import HOME

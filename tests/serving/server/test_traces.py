@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from serving.traces import Traces, open_traces
+from serving.server.traces import Traces, open_traces
 
 STARTED = 1_700_000_000.0
 TIMINGS = {"queue": 2.0, "worker": 5.0, "retrieve": 3.0, "rank": 1.0, "total": 4.0}

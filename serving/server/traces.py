@@ -1,6 +1,6 @@
-"""Traces of requests, sent by OpenTelemetry where ``RECSYS_OTLP_ENDPOINT`` names a collector.
+"""Traces of requests, sent by OpenTelemetry if ``RECSYS_OTLP_ENDPOINT`` names a collector.
 
-Import this only where it does: the libraries take time to import. Which requests are traced is set
+Import this only then: the libraries take time to import. Which requests are traced is set
 as for any OpenTelemetry program (``OTEL_TRACES_SAMPLER``, ``OTEL_TRACES_SAMPLER_ARG``), and so are
 the name and attributes of the service (``OTEL_SERVICE_NAME``, ``OTEL_RESOURCE_ATTRIBUTES``).
 """
