@@ -133,7 +133,7 @@ def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, lo
         source = folder / "steps" / str(step) / "lists"
         shutil.copy(source / "full.served.npz", source / "peer.copy.npz")
     (folder / "steps" / "3" / "lists" / "peer.copy.error.txt").write_text("out of memory\n")
-    document = document_of(replay_of(log, CONFIG, folder, order="given", device="cpu"))
+    document = document_of(replay_of(log, CONFIG, folder, device="cpu"))
     rows = [row for row in document["rows"] if row["policy"] == "peer"]
     served = {
         row["step"]: row["metrics"]
