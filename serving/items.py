@@ -22,7 +22,7 @@ from rapidfuzz.process import extractOne
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.data.words import APOSTROPHES, words_of
-from recsys.models.text_search.search import Candidates, TextSearch
+from recsys.models.text_search.search import SearchCandidates, TextSearch
 from recsys.models.text_search.tokens import shared_parts, split
 from serving.bundle.catalogue import MAX_TITLE
 from serving.bundle.load import Bundle
@@ -198,7 +198,7 @@ class Searched:
     notes: tuple[Degraded, ...] = ()
     """Notes on a corrected query, or that no item has any of its words."""
     search: TextSearch | None = None
-    candidates: Candidates | None = None
+    candidates: SearchCandidates | None = None
     """Features of each item; None if titles alone were searched."""
 
     def listed(self, eligible: ItemMask, personal: NDArray[np.int64] | None = None) -> OneList:

@@ -19,7 +19,7 @@ from recsys.layers.codes.decode_step import Beams, Decoded
 from recsys.models import names
 from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.content_similarity import OneHistory as OneContent
+from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.generative.history_reader import BeamState, GenerativeContext
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel

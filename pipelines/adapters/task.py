@@ -18,7 +18,7 @@ from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import device_named
 from recsys.layers.lora.linear import LoraAdapter
-from recsys.training.loop import TrainConfig, TrainingDiverged, TrainResult, train
+from recsys.training.loop import LoopConfig, TrainingDiverged, TrainResult, train
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
 from serving.bundle.adapters import BaseName
@@ -85,7 +85,7 @@ class Task:
         self,
         adapter: LoraAdapter,
         loss_at: Callable[[int], Tensor],
-        steps: TrainConfig,
+        steps: LoopConfig,
         evaluate: Callable[[nn.Module], Mapping[str, float]] | None,
     ) -> TrainResult:
         """Train an adapter over its frozen base."""

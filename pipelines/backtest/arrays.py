@@ -16,7 +16,7 @@ from pipelines.engine.forgotten import list_path
 from pipelines.presets.resolve import with_online_events
 from pipelines.training.fitters import is_on
 from recsys.models.names import BY_NAME, CONTENT
-from recsys.replay.experiment import REPLAYED, Prepared
+from recsys.replay.experiment import REPLAYED, PreparedData
 
 WORKSPACE = "workspace"
 
@@ -53,7 +53,7 @@ def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
     )
 
 
-def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepared:
+def arrays_of(config: RunConfig, folder: Path, *, show_progress: bool) -> PreparedData:
     """Prepare the arrays of a replay."""
     config = with_online_events(replayed_config(config, folder))
     prepared = prepare(config.data.dataset or OWN_DATA, config, show_progress=show_progress)

@@ -23,7 +23,7 @@ from recsys.data.durable import digest_of_file
 from recsys.models.names import BY_NAME
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
-from recsys.replay.experiment import Prepared, Recipe
+from recsys.replay.experiment import PreparedData, Recipe
 from recsys.training.passes import TrainingConfig
 from serving.surfaces import HOME
 
@@ -74,12 +74,12 @@ def only_training(training: TrainingConfig) -> TrainingConfig:
     )
 
 
-def prepare(name: str, config: RunConfig, *, show_progress: bool) -> Prepared:
+def prepare(name: str, config: RunConfig, *, show_progress: bool) -> PreparedData:
     """Run the preparing stages and read what they made."""
     config = with_dataset(config)
     events = config.data.event_paths()
     run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
-    return Prepared(
+    return PreparedData(
         name=name,
         data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
         recipe=recipe_of(config, config.backtest.models),

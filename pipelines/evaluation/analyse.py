@@ -36,9 +36,9 @@ from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
 from recsys.evaluation.calibration import list_miscalibration
 from recsys.evaluation.ranking import RankingResult, per_user_metric
 from recsys.evaluation.significance import (
-    Comparison,
     ComparisonConfig,
     EvaluatedRun,
+    MetricComparison,
     compare_runs,
 )
 from recsys.evaluation.slices import (
@@ -228,7 +228,7 @@ def paired_tests(
     config: EvaluationConfig,
     baseline: str,
     resamples: BootstrapConfig,
-) -> list[Comparison]:
+) -> list[MetricComparison]:
     """Test every other model against the baseline, all tests corrected together."""
     runs = {
         name: EvaluatedRun.from_ranks(

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipelines.engine.artifacts import to_json
 from recsys.evaluation.bootstrap import Interval
-from recsys.evaluation.significance import Comparison
+from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 
 ANALYSIS = "analysis.json"
@@ -58,7 +58,7 @@ class SplitAnalysis:
     num_users: int
     num_targets: int
     models: Mapping[str, ModelAnalysis]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[MetricComparison, ...]
     """The model that was best on validation against each other one, corrected together."""
 
     def as_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class SplitAnalysis:
             models={
                 name: ModelAnalysis.from_json(model) for name, model in document["models"].items()
             },
-            comparisons=tuple(Comparison(**test) for test in document["comparisons"]),
+            comparisons=tuple(MetricComparison(**test) for test in document["comparisons"]),
         )
 
 

@@ -18,8 +18,8 @@ import polars as pl
 
 from pipelines.experiments.collected import Collected
 from recsys.evaluation.sequential import (
-    Differences,
-    Moments,
+    ArmDifferences,
+    OutcomeMoments,
     SequentialConfig,
     differences,
     moments_at,
@@ -80,7 +80,7 @@ class ExperimentResult:
     """Who saw lists of several arms: their first one counts."""
     days: tuple[date, ...]
     """Looks: the ends of days, in UTC."""
-    sequences: Mapping[str, Differences]
+    sequences: Mapping[str, ArmDifferences]
     """By arm other than the first, [T]."""
 
     @property
@@ -190,7 +190,9 @@ def _days(settled_ms: pl.Series) -> Sequence[date]:
     return [first + timedelta(days=number) for number in range((last - first).days + 1)]
 
 
-def _moments(users: pl.DataFrame, ends: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Moments:
+def _moments(
+    users: pl.DataFrame, ends: np.ndarray[tuple[int], np.dtype[np.int64]]
+) -> OutcomeMoments:
     looks = np.searchsorted(users["settled_ms"].to_numpy(), ends, side="left").astype(np.int64)
     return moments_at(users["outcome"].to_numpy(), looks)
 
@@ -198,8 +200,8 @@ def _moments(users: pl.DataFrame, ends: np.ndarray[tuple[int], np.dtype[np.int64
 def _arm(
     name: str,
     users: pl.DataFrame,
-    moments: Moments,
-    sequence: Differences | None,
+    moments: OutcomeMoments,
+    sequence: ArmDifferences | None,
     share: float | None,
 ) -> ArmResult:
     # Before any window is over there are no looks.

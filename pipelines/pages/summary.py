@@ -10,7 +10,7 @@ from pipelines.pages.report_data import ReportData
 from pipelines.pages.wins import Wins
 from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.bootstrap import Interval
-from recsys.evaluation.significance import Comparison
+from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 from recsys.models.names import POPULARITY
 
@@ -99,7 +99,7 @@ def served_model(data: ReportData) -> str | None:
     return next((model for model in order if model in data.models), None)
 
 
-def swapped(test: Comparison) -> Comparison:
+def swapped(test: MetricComparison) -> MetricComparison:
     """Swap candidate and baseline of a paired test."""
     return test._replace(
         candidate=test.baseline,
@@ -112,7 +112,7 @@ def swapped(test: Comparison) -> Comparison:
     )
 
 
-def comparisons(data: ReportData, order: str | None = None) -> list[Comparison]:
+def comparisons(data: ReportData, order: str | None = None) -> list[MetricComparison]:
     """Return the paired tests on the primary metric of the test split, the better model first."""
     found = data.measured("test", order).comparisons
     tests = [test for test in found if test.metric == data.primary]

@@ -26,7 +26,7 @@ from recsys.models.text_search.lexical import WordIndex
 from recsys.models.text_search.search import (
     FEATURES,
     START,
-    Candidates,
+    SearchCandidates,
     TextSearch,
     fit_weights,
     weighed,
@@ -99,7 +99,7 @@ def fit_text_search(
 
 def weights_of(
     judged: Judged,
-    found: Sequence[Candidates],
+    found: Sequence[SearchCandidates],
     features: Sequence[NDArray[np.float32]],
     rows: Rows | None = None,
 ) -> list[float]:
@@ -115,7 +115,7 @@ def weights_of(
 
 def gains(
     judged: Judged,
-    found: Sequence[Candidates],
+    found: Sequence[SearchCandidates],
     features: Sequence[NDArray[np.float32]],
     weights: Sequence[float],
 ) -> NDArray[np.float64]:
@@ -131,9 +131,9 @@ def gains(
 
 def measured(
     judged: Judged,
-    found: Sequence[Candidates],
+    found: Sequence[SearchCandidates],
     features: Sequence[NDArray[np.float32]],
-    typed: Sequence[Candidates],
+    typed: Sequence[SearchCandidates],
 ) -> dict[str, Any]:
     """Return on validation what words, the tower, both and the user's own list are worth."""
     half = np.arange(len(judged)) % 2

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
-from recsys.models.text_search.search import Candidates, TextSearch
+from recsys.models.text_search.search import SearchCandidates, TextSearch
 from recsys.models.text_search.tokens import ItemText, Kind, MadeQuery, QueryMaker, split
 from recsys.retrieval.sources import Source, lists_of, rank_by_all
 from serving.items import ItemSearch, TitleIndex
@@ -58,20 +58,22 @@ class Judged:
 
     def found(
         self, search: TextSearch, titles: TitleIndex, popularity: NDArray[np.float32]
-    ) -> list[Candidates]:
+    ) -> list[SearchCandidates]:
         """Search for each query's text."""
         finder = ItemSearch(titles, search, popularity, titles.title_of)
         found = [finder.find(one.text).candidates for one in self.made]
         return [one for one in found if one is not None]
 
-    def as_typed(self, search: TextSearch, popularity: NDArray[np.float32]) -> list[Candidates]:
+    def as_typed(
+        self, search: TextSearch, popularity: NDArray[np.float32]
+    ) -> list[SearchCandidates]:
         """Search for each query's text without titles and corrections, as BM25 alone would."""
         return [search.candidates(one.text, (), popularity) for one in self.made]
 
 
 def personal_orders(
     judged: Judged,
-    found: Sequence[Candidates],
+    found: Sequence[SearchCandidates],
     sources: Mapping[str, Source],
     blend: ProfileBlend,
     item_counts: torch.Tensor,

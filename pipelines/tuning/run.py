@@ -32,7 +32,7 @@ from pipelines.tuning.space import BLEND, Setting, as_table, row_of
 from pipelines.tuning.trials import Outcome, Processes, Trial, run_trial, values_of
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.paired import PairedConfig, paired
-from recsys.replay.experiment import Prepared, Recipe
+from recsys.replay.experiment import PreparedData, Recipe
 
 JOURNAL, DOCUMENT, BEST = "trials.jsonl", "tune.json", "best.toml"
 LOCK = ".tune.lock"
@@ -78,7 +78,7 @@ def tune(
         return study.document()
 
 
-def prepared_for(config: RunConfig, folder: Path, *, show_progress: bool) -> Prepared:
+def prepared_for(config: RunConfig, folder: Path, *, show_progress: bool) -> PreparedData:
     """Prepare the arrays that all trials are fitted on."""
     # Nothing is replayed, so whatever a replay could not continue is no obstacle.
     plainly = replace(config, backtest=replace(config.backtest, policies=("full",), models=()))
@@ -91,7 +91,7 @@ class Study:
     def __init__(
         self,
         config: RunConfig,
-        prepared: Prepared,
+        prepared: PreparedData,
         space: tuple[Setting, ...],
         folder: Path,
         say: Say,

@@ -36,7 +36,7 @@ from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import rank_queries
 from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
-from recsys.replay.experiment import Experiment, Recipe, lists_of_source
+from recsys.replay.experiment import Recipe, RecipeFitter, lists_of_source
 from recsys.training.loop import TrainingDiverged
 
 Part = TypeVar("Part")
@@ -96,7 +96,7 @@ def run_trial(trial: Trial) -> tuple[int, float | None, float, str | None]:
 def measured(trial: Trial) -> NDArray[np.float64]:
     """Measure every validation query, [Q]; NaN without a target."""
     recipe, device = trial.recipe, device_named(trial.device)
-    experiment = Experiment(
+    experiment = RecipeFitter(
         recipe=recipe,
         inputs=inputs_in(trial.workspace),
         seed=trial.seed,

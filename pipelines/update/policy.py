@@ -27,7 +27,7 @@ IGNORED = {"build_features": ("splits",), "train_ranker": ("evaluation",)}
 
 
 @dataclass(frozen=True)
-class Decision:
+class UpdateDecision:
     """Kind of an update, and why."""
 
     kind: Kind
@@ -36,23 +36,25 @@ class Decision:
     """Folder that an increment continues."""
 
 
-def decide(config: RunConfig) -> Decision:
+def decide(config: RunConfig) -> UpdateDecision:
     """Decide by the settings, by what is served, and by what has arrived."""
     version = served_version(bundles_dir(config))
     if config.updates.policy == "never" and version is not None:
-        return Decision("nothing", 'updates.policy = "never"')
+        return UpdateDecision("nothing", 'updates.policy = "never"')
     folder = None if version is None else released_folder(config.workspace, version)
     base = None if folder is None else Released.read(folder)
     if base is not None and folder is not None and read_before(folder) == raw_digests(config):
-        return Decision("nothing", f"no new events since {version}")
+        return UpdateDecision("nothing", f"no new events since {version}")
     reason, due = must_be_full(config, version, folder, base), None
     if reason is None and base is not None:
         due = why_full(config, base)
     if config.updates.counts_only and reason is not None:
-        return Decision("nothing", f"{reason}, which takes recsys update without --counts-only")
+        return UpdateDecision(
+            "nothing", f"{reason}, which takes recsys update without --counts-only"
+        )
     if reason is not None or (due is not None and not config.updates.counts_only):
-        return Decision("full", reason or due or "")
-    return Decision("incremental", f"new events since {version}", folder)
+        return UpdateDecision("full", reason or due or "")
+    return UpdateDecision("incremental", f"new events since {version}", folder)
 
 
 def raw_digests(config: RunConfig) -> list[str]:

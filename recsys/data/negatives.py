@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 
-class Candidates(NamedTuple):
+class SampledItems(NamedTuple):
     """Items every label of the batch is ranked against."""
 
     rows: Tensor
@@ -28,10 +28,10 @@ class Candidates(NamedTuple):
     """The last so many candidates are an even sample of the catalogue."""
 
 
-def every_item(num_item_rows: int, device: torch.device | str = "cpu") -> Candidates:
+def every_item(num_item_rows: int, device: torch.device | str = "cpu") -> SampledItems:
     """Take the whole catalogue once: the sampled softmax becomes the full one."""
     rows = torch.arange(1, num_item_rows, device=device)
-    return Candidates(rows, torch.zeros(len(rows), device=device), len(rows))
+    return SampledItems(rows, torch.zeros(len(rows), device=device), len(rows))
 
 
 def mixed_candidates(
@@ -39,7 +39,7 @@ def mixed_candidates(
     num_uniform: int,
     item_counts: Tensor,
     generator: torch.Generator | None = None,
-) -> Candidates:
+) -> SampledItems:
     """Join the batch's labels and uniform draws, with replacement, from the catalogue.
 
     Draws come from torch's global generator of the labels' device, so a seeded run repeats them.
@@ -55,13 +55,13 @@ def mixed_candidates(
     counts = item_counts.float()
     # A label outside the counted events still occurred once.
     in_batch = len(labels) * counts[rows].clamp(min=1) / counts[1:].sum().clamp(min=1)  # [C]
-    return Candidates(rows, torch.log(in_batch + num_uniform / num_items), num_uniform)
+    return SampledItems(rows, torch.log(in_batch + num_uniform / num_items), num_uniform)
 
 
 def sampled_softmax_loss(
     label_scores: Tensor,
     candidate_scores: Tensor,
-    candidates: Candidates,
+    candidates: SampledItems,
     labels: Tensor,
     label_smoothing: float = 0.0,
 ) -> Tensor:

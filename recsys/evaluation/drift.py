@@ -172,7 +172,7 @@ class Past:
     """0 is Monday."""
 
 
-class Band(NamedTuple):
+class AlarmBand(NamedTuple):
     """Expected range of a signal, on its scale of scores."""
 
     expected: float
@@ -226,7 +226,7 @@ def weekday_effects(past: Past) -> Numbers:
     return effects
 
 
-def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -> Band:
+def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -> AlarmBand:
     """Bound a day's score so that a usual day passes the bounds with a chance.
 
     Args:
@@ -239,7 +239,7 @@ def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -
     residuals, errors = past.residuals[known], past.noise[known]
     num = len(residuals)
     if num < 2 or np.isnan(expected):
-        return Band(expected, -np.inf, np.inf, expected, num)
+        return AlarmBand(expected, -np.inf, np.inf, expected, num)
     center = float(np.median(residuals))
     deviations = residuals - center
     sided = np.abs(deviations) if tail == "both" else deviations[deviations > 0]
@@ -252,7 +252,7 @@ def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -
     spread = bound * float(np.sqrt(scale**2 + max(0.0, noise**2 - usual**2)))
     middle = expected + center
     low = -np.inf if tail == "high" else middle - spread
-    return Band(middle, low, middle + spread, expected, num)
+    return AlarmBand(middle, low, middle + spread, expected, num)
 
 
 def tail_bound(z: Numbers, chance: float, tail: Tail) -> float:

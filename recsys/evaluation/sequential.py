@@ -64,7 +64,7 @@ class SequentialConfig:
         return (log + math.log(log + 1)) / self.narrow_at
 
 
-class Moments(NamedTuple):
+class OutcomeMoments(NamedTuple):
     """One arm at each look; the three have the same shape."""
 
     num_users: Floats
@@ -74,7 +74,7 @@ class Moments(NamedTuple):
     """Variance of one user's outcome, with n - 1; NaN before the second."""
 
 
-class Differences(NamedTuple):
+class ArmDifferences(NamedTuple):
     """One arm less another at each look; the three have the same shape."""
 
     difference: Floats
@@ -83,7 +83,7 @@ class Differences(NamedTuple):
     high: Floats
 
 
-def moments_at(outcomes: Floats, looks: Integers) -> Moments:
+def moments_at(outcomes: Floats, looks: Integers) -> OutcomeMoments:
     """Summarise the first users at each look.
 
     Args:
@@ -102,12 +102,15 @@ def moments_at(outcomes: Floats, looks: Integers) -> Moments:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = sums / number
         variance = np.maximum(squares - number * mean**2, 0.0) / (number - 1)
-    return Moments(number, mean + centre, np.where(number > 1, variance, np.nan))
+    return OutcomeMoments(number, mean + centre, np.where(number > 1, variance, np.nan))
 
 
 def differences(
-    first: Moments, second: Moments, config: SequentialConfig | None = None, comparisons: int = 1
-) -> Differences:
+    first: OutcomeMoments,
+    second: OutcomeMoments,
+    config: SequentialConfig | None = None,
+    comparisons: int = 1,
+) -> ArmDifferences:
     """Compute the confidence sequence of the second mean less the first."""
     config = config or SequentialConfig()
     error = config.error / comparisons
@@ -122,7 +125,7 @@ def differences(
         # Where there is no user yet the difference is NaN.
         claimed = np.isfinite(radius)
         low = np.where(claimed, found - radius, -np.inf)
-        return Differences(found, low, np.where(claimed, found + radius, np.inf))
+        return ArmDifferences(found, low, np.where(claimed, found + radius, np.inf))
 
 
 def sample_ratio(

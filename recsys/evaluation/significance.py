@@ -105,7 +105,7 @@ class EvaluatedRun:
         )
 
 
-class Comparison(NamedTuple):
+class MetricComparison(NamedTuple):
     """One metric of a candidate against the baseline, over the users that both have it for."""
 
     metric: str
@@ -128,7 +128,7 @@ def compare_runs(
     baseline: EvaluatedRun,
     candidates: Sequence[EvaluatedRun],
     config: ComparisonConfig | None = None,
-) -> list[Comparison]:
+) -> list[MetricComparison]:
     """Compare every candidate with the baseline on every metric of the baseline.
 
     P-values are adjusted over all of these tests together, so compare all candidates in one call.
@@ -200,7 +200,7 @@ ADJUSTMENTS = {"holm": holm, "benjamini_hochberg": benjamini_hochberg}
 
 def _paired_tests(
     baseline: EvaluatedRun, candidate: EvaluatedRun, config: ComparisonConfig
-) -> list[Comparison]:
+) -> list[MetricComparison]:
     """Test one candidate on every metric; p-values stand unadjusted."""
     theirs = as_table(baseline.metrics)  # [U, M]
     ours = as_table({metric: candidate.metrics[metric] for metric in baseline.metrics})
@@ -213,7 +213,7 @@ def _paired_tests(
     tests = []
     for m, (metric, interval) in enumerate(intervals.items()):
         both = ~np.isnan(differences[:, m])
-        test = Comparison(
+        test = MetricComparison(
             metric=metric,
             baseline=baseline.name,
             candidate=candidate.name,

@@ -139,7 +139,7 @@ class EvaluationQueries:
         return allowed
 
 
-class Ranked(NamedTuple):
+class RankedQueries(NamedTuple):
     """A source's lists for the queries of a split, and where the targets rank."""
 
     lists: TopK
@@ -151,7 +151,7 @@ class Ranked(NamedTuple):
 
 def rank_queries(
     source: Source, queries: EvaluationQueries, device: torch.device | str = "cpu"
-) -> Ranked:
+) -> RankedQueries:
     """Rank every query of a split; everything comes back to the host."""
     targets, lists, ranks = queries.targets(), [], []
     for batch in queries.batches(device):
@@ -163,7 +163,7 @@ def rank_queries(
             found = target_ranks(eligible_scores(ranking.scores, batch.allowed), own)
         lists.append(TopK(*(part.cpu() for part in ranking.lists)))
         ranks.append(found.cpu())
-    return Ranked(joined_lists(lists), torch.cat(ranks))
+    return RankedQueries(joined_lists(lists), torch.cat(ranks))
 
 
 def measure(

@@ -21,7 +21,7 @@ from recsys.models.outside import Over
 from recsys.retrieval.sources import IndexedSource, ScoredSource, Source
 from recsys.retrieval.vector_index import VectorIndex
 from recsys.semantic_ids.codes import ItemCodes
-from recsys.training.loop import Evaluate, TrainConfig, TrainResult, train
+from recsys.training.loop import Evaluate, LoopConfig, TrainResult, train
 from recsys.training.optim import adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import Progress, SilentProgress, SilentTracker, Tracker
@@ -93,7 +93,7 @@ def run_training(
     model: nn.Module,
     loss_at: Callable[[int], Tensor],
     training: TrainingConfig,
-    config: TrainConfig,
+    config: LoopConfig,
     run: TrainingRun,
     evaluate: Evaluate | None,
 ) -> TrainResult:

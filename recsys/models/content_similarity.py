@@ -228,7 +228,7 @@ class ContentSimilarity:
         return model
 
 
-class OneHistory:
+class OneContentHistory:
     """``ContentSimilarity.score`` for one history at a time; the model must not change."""
 
     def __init__(self, model: ContentSimilarity) -> None:

@@ -61,7 +61,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedData:
     """A data set with the settings of its models."""
 
     name: str
@@ -76,7 +76,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class RecipeFitter:
     """Models to be fitted on the train split of some inputs, with one seed."""
 
     recipe: Recipe

@@ -31,9 +31,9 @@ from recsys.models.names import MODELS, POPULARITY
 from recsys.models.outside import Over
 from recsys.replay.experiment import (
     REPLAYED,
-    Experiment,
     FittedSource,
-    Prepared,
+    PreparedData,
+    RecipeFitter,
     lists_of_source,
 )
 from recsys.replay.folder import (
@@ -57,7 +57,7 @@ HALF_LIVES = (7.0, 30.0, 90.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class WarmUpChoices:
     """Choices of the warm-up for all later steps."""
 
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -93,11 +93,11 @@ class Weights(NamedTuple):
 class StepFits:
     """The models of one step of a replay."""
 
-    experiment: Experiment
+    experiment: RecipeFitter
     """With the inputs whose ``train`` is what was known before the step."""
     models: tuple[str, ...]
     config: ReplayConfig
-    choices: Choices | None = None
+    choices: WarmUpChoices | None = None
     """None makes them: validation of the inputs is the warm-up."""
     weights: Weights | None = None
     """Weights that are continued; None trains from scratch."""
@@ -203,7 +203,7 @@ def new_events(
 class Replay:
     """A log to be replayed."""
 
-    prepared: Prepared
+    prepared: PreparedData
     config: ReplayConfig
     models: tuple[str, ...]
     seed: int
@@ -253,7 +253,7 @@ class Replay:
     def fits(self, step: Step, policy: str, number: int) -> StepFits:
         until = step.end if policy == WARM_UP else step.begin
         known = inputs_before(self.inputs, self.timeline, step.begin, until)
-        experiment = Experiment(
+        experiment = RecipeFitter(
             recipe=self.prepared.recipe,
             inputs=known,
             seed=self.seed,
@@ -263,7 +263,7 @@ class Replay:
         before = self.config.continued_step(number) if policy == "incremental" else None
         choices = None
         if policy != WARM_UP:
-            choices = Choices(**read_json(self.folder.path / "choices.json"))
+            choices = WarmUpChoices(**read_json(self.folder.path / "choices.json"))
         return StepFits(
             experiment=experiment,
             models=self._fittable(experiment, choices),
@@ -273,7 +273,7 @@ class Replay:
             frozen=self.folder.models(1, FIRST) if policy == "never" else None,
         )
 
-    def _fittable(self, experiment: Experiment, choices: Choices | None) -> tuple[str, ...]:
+    def _fittable(self, experiment: RecipeFitter, choices: WarmUpChoices | None) -> tuple[str, ...]:
         """Leave out trained models that the warm-up had no example for."""
         if choices is None:
             return tuple(
@@ -354,7 +354,7 @@ def run_step(
             member.model.save(folder.models(number, policy) / member.name)  # type: ignore[operator]
         members.append(member)
     if policy == WARM_UP:
-        write_json(folder.path / "choices.json", Choices(**made).as_json())
+        write_json(folder.path / "choices.json", WarmUpChoices(**made).as_json())
     document = {
         "models": [member.name for member in members],
         "num_queries": len(queries),

@@ -39,7 +39,7 @@ PROTOCOL = (
 )
 
 
-class Measured(NamedTuple):
+class ListMeasures(NamedTuple):
     """A row's lists of one step, measured."""
 
     values: dict[str, Tensor]
@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     rank_seconds: float
 
 
-def measured_lists(path: Path, targets: Jagged) -> Measured:
+def measured_lists(path: Path, targets: Jagged) -> ListMeasures:
     """Measure a file of lists against the targets of its queries."""
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -62,7 +62,7 @@ def measured_lists(path: Path, targets: Jagged) -> Measured:
             "make it of this replay's queries"
         )
     ranks = list_ranks(item_rows, targets)
-    return Measured({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
+    return ListMeasures({name: per_user_metric(ranks, name) for name in METRICS}, *seconds)
 
 
 class StepMeasures:
@@ -72,7 +72,7 @@ class StepMeasures:
         self.replay, self.step = replay, replay.steps[number]
         self.queries: StepQueries = replay.queries(self.step)
 
-    def measured(self, policy: str, row: str) -> Measured | None:
+    def measured(self, policy: str, row: str) -> ListMeasures | None:
         """Measure a row; None where it has no lists."""
         number = self.step.number
         if policy != PEER and row != SERVED:
@@ -147,7 +147,7 @@ def document_of(replay: Replay) -> dict[str, Any]:
         What ``backtest.json`` holds and a page is made of.
     """
     description = read_json(replay.folder.path / "replay.json")
-    collected: dict[tuple[str, str], list[tuple[StepMeasures, Measured]]] = defaultdict(list)
+    collected: dict[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]] = defaultdict(list)
     rows: list[dict[str, Any]] = []
     slices: list[dict[str, Any]] = []
     measures = [StepMeasures(replay, step.number) for step in replay.steps[1:]]
@@ -192,7 +192,7 @@ def document_of(replay: Replay) -> dict[str, Any]:
 def lead_of(
     policy: str,
     names: Iterable[tuple[str, str]],
-    collected: Mapping[tuple[str, str], list[tuple[StepMeasures, Measured]]],
+    collected: Mapping[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]],
 ) -> dict[str, Any]:
     """Compare the served list with its best member, in all and on every step.
 
@@ -234,7 +234,7 @@ def paired(differences: Tensor) -> dict[str, float]:
     return {"difference": float(differences.mean()), "standard_error": error}
 
 
-def row_of(policy: str, row: str, step: int, age: float, measured: Measured) -> dict[str, Any]:
+def row_of(policy: str, row: str, step: int, age: float, measured: ListMeasures) -> dict[str, Any]:
     """Write a row's line of one step; the models of policy ``never`` are of an age in days."""
     return {
         "policy": policy,
@@ -263,7 +263,7 @@ def failed(number: int, policy: str, row: str, error: str) -> dict[str, Any]:
 
 
 def slices_of(
-    one: StepMeasures, policy: str, row: str, measured: Measured
+    one: StepMeasures, policy: str, row: str, measured: ListMeasures
 ) -> Iterator[dict[str, Any]]:
     """Measure the slices that have queries."""
     for name, inside in one.slices.items():
@@ -284,7 +284,7 @@ def means(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def summary_row(
-    policy: str, row: str, collected: Iterable[tuple[StepMeasures, Measured]]
+    policy: str, row: str, collected: Iterable[tuple[StepMeasures, ListMeasures]]
 ) -> dict[str, Any]:
     """Average over the steps, each of the same weight, with intervals by users and by steps."""
     steps = list(collected)

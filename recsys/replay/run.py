@@ -22,7 +22,7 @@ import torch
 from recsys.fitting.blend import FittedBlend, SourceLists
 from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
-from recsys.replay.experiment import Prepared
+from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay, Say, Unit, run_step, run_unit, units_of
 from recsys.replay.folder import (
     FIRST,
@@ -98,7 +98,7 @@ Elsewhere = Callable[[Callable[[Task], list[str]], Iterable[Task]], Iterator[lis
 
 
 def replay_of(
-    prepared: Prepared,
+    prepared: PreparedData,
     config: ReplayConfig,
     folder: Path,
     *,

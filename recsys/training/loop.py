@@ -51,7 +51,7 @@ Evaluate = Callable[[nn.Module], Mapping[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class LoopConfig:
     """Numbers of one training run."""
 
     num_steps: int
@@ -147,14 +147,14 @@ class TrainResult:
     the run; what a refit goes by."""
 
 
-class Run:
+class Training:
     """State of a training: a model, its optimizer, the counters and the best weights so far."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
-        config: TrainConfig,
+        config: LoopConfig,
         directory: Path | None,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -353,7 +353,7 @@ def reproducible_sums(enabled: bool) -> Iterator[None]:
 
 
 def captured_step(
-    run: Run, loss_at: Callable[[int], Tensor], tables: RowTables, guard: StepGuard
+    run: Training, loss_at: Callable[[int], Tensor], tables: RowTables, guard: StepGuard
 ) -> CapturedStep | None:
     """Prepare to run steps as CUDA graphs; None where they cannot be, or should not."""
     config, device = run.config, next(run.model.parameters()).device
@@ -366,7 +366,7 @@ def captured_step(
 
 
 def launched_step(
-    run: Run,
+    run: Training,
     loss_at: Callable[[int], Tensor],
     learning_rate: float,
     tables: RowTables,
@@ -397,7 +397,7 @@ def train(
     model: nn.Module,
     loss_at: Callable[[int], Tensor],
     optimizer: Optimizer,
-    config: TrainConfig,
+    config: LoopConfig,
     *,
     evaluate: Evaluate | None = None,
     tracker: Tracker | None = None,
@@ -422,7 +422,7 @@ def train(
     tracker = SilentTracker() if tracker is None else tracker
     progress = StderrProgress() if progress is None else progress
     device = next(model.parameters()).device
-    run, tables = Run(model, optimizer, config, checkpoint_dir, ranks), RowTables(model)
+    run, tables = Training(model, optimizer, config, checkpoint_dir, ranks), RowTables(model)
     ranks.begin(model)
     run.resume()
     state, guard = run.state, StepGuard(optimizer, device)

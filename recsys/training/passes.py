@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from recsys.training.loop import TrainConfig
+from recsys.training.loop import LoopConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 
 REFIT_WARMUP_SHARE = 0.1
@@ -64,7 +64,7 @@ class TrainingConfig:
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
 
-    def for_examples(self, num_examples: int) -> TrainConfig:
+    def for_examples(self, num_examples: int) -> LoopConfig:
         """Turn passes into steps for so many examples."""
         per_epoch = max(1, num_examples // self.batch_size)
         num_steps = max(1, round(self.max_epochs * per_epoch))
@@ -78,7 +78,7 @@ class TrainingConfig:
         num_examples: tuple[int, int],
         schedule_steps: int | None = None,
         share: float = 1.0,
-    ) -> TrainConfig:
+    ) -> LoopConfig:
         """Describe a refit of as many passes as were best, with that run's schedule.
 
         Args:
@@ -90,7 +90,7 @@ class TrainingConfig:
         whole = schedule_steps or self.for_examples(before).num_steps
         return self.for_steps(num_steps, num_steps, decay_steps=max(1, round(whole * growth)))
 
-    def for_continued_refit(self, num_examples: int) -> TrainConfig:
+    def for_continued_refit(self, num_examples: int) -> LoopConfig:
         """Describe ``refit_epochs`` more passes of trained weights over so many examples."""
         assert self.refit_epochs is not None, "without refit_epochs a refit starts anew"
         rate = self.refit_rate * self.schedule.learning_rate
@@ -108,7 +108,7 @@ class TrainingConfig:
 
     def for_steps(
         self, num_steps: int, eval_every: int, decay_steps: int | None = None
-    ) -> TrainConfig:
+    ) -> LoopConfig:
         """Describe a run of so many steps, with the schedule of one of ``decay_steps``."""
         whole = decay_steps or num_steps
         schedule = ScheduleConfig(
@@ -118,7 +118,7 @@ class TrainingConfig:
             decay_steps=self.schedule.decay_steps or whole,
             final_share=self.schedule.final_share,
         )
-        return TrainConfig(
+        return LoopConfig(
             num_steps=num_steps,
             schedule=schedule,
             max_grad_norm=self.max_grad_norm,

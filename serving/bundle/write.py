@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recsys.data.durable import new_directory
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.content_similarity import OneHistory as OneContent
+from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.names import POPULARITY, TWO_TOWER
 from recsys.models.sequence.model import SequenceModel

@@ -20,7 +20,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.exact import exact_top_k
 from recsys.training.checkpoint import checkpoint_paths
-from recsys.training.loop import TrainConfig, TrainResult, train
+from recsys.training.loop import LoopConfig, TrainResult, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from tests.recsys.testing.synthetic import markov_world, sequences
 
@@ -105,7 +105,7 @@ def fit(
         model,
         loss_at,
         adamw(model, AdamWConfig(tables="adam" if backend == "triton" else "dense")),
-        TrainConfig(
+        LoopConfig(
             num_steps=NUM_STEPS,
             schedule=ScheduleConfig(learning_rate=1e-2),
             deterministic=True,

@@ -19,7 +19,7 @@ from pipelines.engine.console import out
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:
-    from recsys.evaluation.significance import Comparison, EvaluatedRun
+    from recsys.evaluation.significance import EvaluatedRun, MetricComparison
 
 Runs = Annotated[list[Path], typer.Argument(help="Workspaces or evaluate folders; baseline first.")]
 Models = Annotated[str, typer.Option(help="Models, comma-separated; baseline first.")]
@@ -171,7 +171,7 @@ def check_same_data(baseline: EvaluatedRun, other: EvaluatedRun) -> None:
             )
 
 
-def comparison_table(tests: list[Comparison], title: str) -> Table:
+def comparison_table(tests: list[MetricComparison], title: str) -> Table:
     """Tabulate the tests, one a row."""
     columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
     title = f"{title}, {tests[0].num_users:,} users"

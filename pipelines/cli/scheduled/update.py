@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.engine.history import Recording
     from pipelines.engine.runner import StageOutcome
     from pipelines.presets.resolve import ConfigSources
-    from pipelines.update.policy import Decision
+    from pipelines.update.policy import UpdateDecision
 
 CountsOnly = Annotated[
     bool, typer.Option("--counts-only", help="Leave trained weights; recount and index anew.")
@@ -84,12 +84,12 @@ def update_recorded(
     """Ingest, decide, run, and note it in the history."""
     from pipelines.inputs.forgotten import with_forgotten
     from pipelines.presets import resolve as presets
-    from pipelines.update.policy import Decision, decide
+    from pipelines.update.policy import UpdateDecision, decide
 
     settings = with_forgotten(settings)
     bring_in(settings, recording, until)
     settings = presets.with_online_events(presets.with_dataset(settings))
-    decision = Decision("full", "--full") if full else decide(settings)
+    decision = UpdateDecision("full", "--full") if full else decide(settings)
     recording.reasons.append(f"{decision.kind}: {decision.reason}")
     recording.details["kind"] = decision.kind
     out.print(f"{decision.kind}: {decision.reason}", markup=False, soft_wrap=True)
@@ -120,7 +120,7 @@ class Noted:
 
 def run_decided(
     config: RunConfig,
-    decision: Decision,
+    decision: UpdateDecision,
     sources: ConfigSources,
     finished: Callable[[StageOutcome], None],
     *,

@@ -20,7 +20,7 @@ import torch
 from pipelines.dashboard.context import Context
 from recsys.data.batch import Jagged
 from recsys.replay.folder import PEER, SERVED, ReplayFolder
-from recsys.replay.measures import METRICS, Measured, measured_lists, moment_text, row_of
+from recsys.replay.measures import METRICS, ListMeasures, measured_lists, moment_text, row_of
 from recsys.replay.run import answered_by
 from recsys.replay.steps import POLICIES, SECONDS_PER_DAY
 
@@ -79,7 +79,7 @@ def measured_so_far(
 
 def _answers(
     folder: ReplayFolder, number: int, files: Sequence[Path]
-) -> dict[tuple[str, str], Measured]:
+) -> dict[tuple[str, str], ListMeasures]:
     """Measure all lists of a step, by policy and row; what is half written is passed over."""
     try:
         with np.load(folder.queries(number), allow_pickle=False) as file:
@@ -102,7 +102,7 @@ def _answers(
 
 
 def _rows(
-    found: Mapping[tuple[str, str], Measured], number: int, policies: Sequence[str], age: float
+    found: Mapping[tuple[str, str], ListMeasures], number: int, policies: Sequence[str], age: float
 ) -> Iterator[Row]:
     """Write the lines of a step for every policy; all policies share the first step's models."""
     for policy in (*policies, PEER):

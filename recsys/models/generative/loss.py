@@ -17,7 +17,7 @@ from recsys.layers.attention.softmax import Layout
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_tower import NORM_FLOOR
-from recsys.models.sequence.model import Ranked
+from recsys.models.sequence.model import RankedItems
 
 FIRST_WEIGHT = 0.1
 """Weight of a sequence's first event, which no event precedes."""
@@ -125,7 +125,7 @@ class DenseRanking:
     def __init__(
         self,
         config: GenerativeConfig,
-        ranked: Ranked,
+        ranked: RankedItems,
         items: Tensor,
         history: Jagged,
         positions: Positions,

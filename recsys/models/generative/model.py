@@ -46,7 +46,7 @@ from recsys.models.item_tower import (
     RetrievalModel,
     read_settings,
 )
-from recsys.models.sequence.model import Ranked, sampled_items
+from recsys.models.sequence.model import RankedItems, sampled_items
 
 __all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
 
@@ -258,7 +258,9 @@ class GenerativeModel(RetrievalModel):
         dense = DenseRanking(config, ranked, items, history, positions)
         return loss + config.dense_weight * dense.loss(self._queries(hidden[:, 0]))
 
-    def _tower_inputs(self, labels: Tensor, read: Tensor) -> tuple[Ranked | None, Tensor, Tensor]:
+    def _tower_inputs(
+        self, labels: Tensor, read: Tensor
+    ) -> tuple[RankedItems | None, Tensor, Tensor]:
         """Encode items by the tower, each once.
 
         Returns:
@@ -271,7 +273,7 @@ class GenerativeModel(RetrievalModel):
             return None, rows, self.item_inputs(rows)
         if draws is None or draws >= num_item_rows - 1:
             rows, inputs = self.item_inputs_of_all()
-            return Ranked(rows[1:], None), rows, inputs
+            return RankedItems(rows[1:], None), rows, inputs
         ranked = sampled_items(labels, draws, self.item_tower.item_counts)
         rows = torch.unique(torch.cat([ranked.rows, read]))
         return ranked, rows, self.item_inputs(rows)

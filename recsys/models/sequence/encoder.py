@@ -49,7 +49,7 @@ class EncoderConfig(Protocol):
     def blocks_of(self, number: int) -> Block: ...
 
 
-class Encoder(nn.Module):
+class HistoryEncoder(nn.Module):
     """Turns the events of each sequence into what is expected after each of them."""
 
     def __init__(self, config: EncoderConfig, number: int = 0) -> None:
@@ -115,7 +115,7 @@ class Encoders(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.members = nn.ModuleList(Encoder(config, n) for n in range(config.num_members))
+        self.members = nn.ModuleList(HistoryEncoder(config, n) for n in range(config.num_members))
 
     def forward(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> Tensor:
         """Encode as unit vectors, [M, D]; arguments as of ``Encoder``."""
@@ -130,14 +130,14 @@ class Encoders(nn.Module):
         """Encode each sequence's last event alone, [B, D]; none is empty."""
         shares = inputs.chunk(len(self.members), dim=1)
         encoded = [
-            cast("Encoder", member).only_last(share, history, times)
+            cast("HistoryEncoder", member).only_last(share, history, times)
             for member, share in zip(self.members, shares, strict=True)
         ]
         return torch.cat(encoded, dim=1) / math.sqrt(len(self.members))
 
     def last(self, encoded: Tensor, history: Jagged) -> Tensor:
         """Take each sequence's last event, [M, D] -> [B, D]; empty ones have a learned vector."""
-        empty = torch.cat([cast("Encoder", member).no_history for member in self.members])
+        empty = torch.cat([cast("HistoryEncoder", member).no_history for member in self.members])
         padded = torch.cat([unit_shares(empty[None], len(self.members)), encoded])
         return padded[torch.where(history.lengths() > 0, history.offsets[1:], 0)]
 

@@ -93,7 +93,7 @@ NOT_RANKED = 1e4
 counts for nothing, would leave no number."""
 
 
-class Ranked(NamedTuple):
+class RankedItems(NamedTuple):
     """The distinct items a training step ranks."""
 
     rows: Tensor
@@ -107,7 +107,7 @@ def sampled_items(
     num_uniform: int,
     item_counts: Tensor,
     generator: torch.Generator | None = None,
-) -> Ranked:
+) -> RankedItems:
     """Join the labels and uniform draws, each item once.
 
     Args:
@@ -119,7 +119,7 @@ def sampled_items(
     draws = torch.randint(1, num_items + 1, shape, device=labels.device, generator=generator)
     rows = torch.unique(torch.cat([labels, draws]))
     rows = rows[rows > 0]
-    return Ranked(rows, log_inclusion(rows, labels, num_uniform, item_counts))
+    return RankedItems(rows, log_inclusion(rows, labels, num_uniform, item_counts))
 
 
 def log_inclusion(rows: Tensor, labels: Tensor, num_uniform: int, item_counts: Tensor) -> Tensor:
@@ -304,13 +304,13 @@ class SequenceModel(RetrievalModel):
         """Whether a GPU encodes so many distinct items without counting their categories."""
         return len(self._category_rows) == 0 or self.encodes_all(num_rows)
 
-    def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> Ranked:
+    def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> RankedItems:
         if softmax_over is not None:
-            return Ranked(softmax_over, None)
+            return RankedItems(softmax_over, None)
         draws = self.num_draws()
         if draws is None:
             rows = torch.arange(1, self.inputs.num_item_rows, device=labels.device)
-            return Ranked(rows, None)
+            return RankedItems(rows, None)
         return sampled_items(
             share.all_labels(labels),
             draws,
@@ -318,11 +318,11 @@ class SequenceModel(RetrievalModel):
             share.draws(labels.device),
         )
 
-    def _ranked_among(self, rows: Tensor, ranked: Tensor, labels: Tensor) -> Ranked:
+    def _ranked_among(self, rows: Tensor, ranked: Tensor, labels: Tensor) -> RankedItems:
         draws = self.num_draws()
         assert draws is not None, "rows are found where some items are drawn"
         logs = log_inclusion(rows, labels, draws, self.item_tower.item_counts)
-        return Ranked(rows, torch.where(ranked > 0, logs, NOT_RANKED))
+        return RankedItems(rows, torch.where(ranked > 0, logs, NOT_RANKED))
 
     def _inputs_at(self, rows: Tensor) -> Tensor:
         """Encode distinct rows [R] without waiting for a GPU, [R, D]."""
@@ -330,7 +330,7 @@ class SequenceModel(RetrievalModel):
             return self.item_inputs(rows)
         return self.item_inputs_of_all()[1].index_select(0, rows)
 
-    def _inputs(self, ranked: Ranked, history: Jagged) -> tuple[Tensor, Tensor]:
+    def _inputs(self, ranked: RankedItems, history: Jagged) -> tuple[Tensor, Tensor]:
         """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""
         if len(ranked.rows) == self.inputs.num_item_rows - 1:
             return self.item_inputs_of_all()
@@ -338,7 +338,12 @@ class SequenceModel(RetrievalModel):
         return rows, self.item_inputs(rows)
 
     def _softmax(
-        self, encoded: Tensor, items: Tensor, ranked: Ranked, seen: Jagged | None, labels: Tensor
+        self,
+        encoded: Tensor,
+        items: Tensor,
+        ranked: RankedItems,
+        seen: Jagged | None,
+        labels: Tensor,
     ) -> Tensor:
         """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
         config, num_item_rows = self.config, self.inputs.num_item_rows

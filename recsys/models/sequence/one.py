@@ -19,7 +19,7 @@ from recsys.layers.attention.latest_sparse import SHORTEST_WITH_BLOCKS, LatestSp
 from recsys.layers.attention.softmax import AttentionBlock, RelativeBias
 from recsys.layers.attention.sparse import SparseBlock
 from recsys.models.item_tower import NORM_FLOOR
-from recsys.models.sequence.encoder import Encoder
+from recsys.models.sequence.encoder import HistoryEncoder
 from recsys.models.sequence.kept import KeptHistories, States
 from recsys.models.sequence.model import SequenceModel
 
@@ -33,7 +33,7 @@ class OneHistory:
         self._vectors = model.all_item_vectors
         self._limit = config.max_length
         self._reads_times = config.time_buckets > 0 or config.calendar_days > 0
-        encoders = [cast("Encoder", member) for member in model.encoder.members]
+        encoders = [cast("HistoryEncoder", member) for member in model.encoder.members]
         shares = self._inputs.chunk(len(encoders), dim=1)
         self._members = [_Member(*one) for one in zip(encoders, shares, strict=True)]
         self._kept: KeptHistories | None = None
@@ -71,7 +71,7 @@ class OneHistory:
 class _Member:
     """One encoder; folded where it has one block, of attention over all events or over some."""
 
-    def __init__(self, encoder: Encoder, inputs: Tensor) -> None:
+    def __init__(self, encoder: HistoryEncoder, inputs: Tensor) -> None:
         """Fold; the item tower's inputs are this member's own, [N, D]."""
         self._encoder, self._inputs = encoder, inputs
         block, is_alone = encoder.blocks[0], len(encoder.blocks) == 1

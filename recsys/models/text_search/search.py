@@ -111,7 +111,7 @@ CONFIG, TOWER, VECTORS = "search.json", "tower.safetensors", "item_vectors.safet
 
 
 @dataclass(frozen=True)
-class Candidates:
+class SearchCandidates:
     """Items that a text may mean, and what is known of each."""
 
     item_rows: Rows
@@ -169,7 +169,7 @@ class TextSearch:
         )
 
     @torch.inference_mode()
-    def candidates(self, text: str, titles: Sequence[int], popularity: Floats) -> Candidates:
+    def candidates(self, text: str, titles: Sequence[int], popularity: Floats) -> SearchCandidates:
         """Find what a text may mean.
 
         Args:
@@ -195,9 +195,9 @@ class TextSearch:
         features[:, 1] = 1 / (1 + _places(rows, titled)) ** 0.5
         features[:, 2] = (self.item_vectors[torch.from_numpy(rows)] @ vector).numpy()
         features[:, 3] = popularity[rows]
-        return Candidates(rows, features, bool(len(found) or len(titled)))
+        return SearchCandidates(rows, features, bool(len(found) or len(titled)))
 
-    def order(self, candidates: Candidates, features: Floats) -> tuple[Rows, Floats]:
+    def order(self, candidates: SearchCandidates, features: Floats) -> tuple[Rows, Floats]:
         """Rank candidates by their features: rows and scores, best first; ties by row."""
         scores = weighed(features, self.weights)
         order = np.argsort(-scores, kind="stable")

@@ -143,7 +143,7 @@ OF_RANK = "rank-{}/"
 """Begins the names of a further rank's generators in a checkpoint."""
 
 
-class Part:
+class RankPart:
     """A rank's part of one step."""
 
     def __init__(self, step: int, seed: int) -> None:
@@ -177,7 +177,7 @@ class SeveralRanks:
         return np.array_split(examples, self.size)[self.rank]
 
     def share(self, step: int, seed: int) -> StepShare:
-        return Part(step, seed)
+        return RankPart(step, seed)
 
     def shard(self, model: nn.Module, config: AdamWConfig) -> None:
         self._tables = shard_tables(model, config, self._config)

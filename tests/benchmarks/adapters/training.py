@@ -17,7 +17,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.domains import domain_window_batch, domain_windows
 from recsys.data.windows import BatchOrder, Windows, training_windows
 from recsys.models.sequence.model import SequenceModel
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.adapters.domains import Data
@@ -148,7 +148,7 @@ def fit(
         trained,
         loss_at,
         adamw(trained, AdamWConfig(tables="dense")),
-        TrainConfig(
+        LoopConfig(
             num_steps=num_steps,
             schedule=ScheduleConfig(
                 learning_rate=plan.learning_rate,

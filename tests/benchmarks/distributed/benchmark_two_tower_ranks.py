@@ -35,7 +35,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.training.distributed.several import SeveralRanks, local_device, process_group
 from recsys.training.distributed.sharded import ShardingConfig
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress
 from recsys.training.ranks import ALONE, Ranks
@@ -192,7 +192,7 @@ def steps_of(
         queries, labels = case.world.batch(step, batch, part, device)
         return model.loss(queries, labels, ranks.share(step, 0))
 
-    settings = TrainConfig(
+    settings = LoopConfig(
         num_steps=steps if case.save else steps + 1,
         schedule=ScheduleConfig(learning_rate=3e-3, warmup_steps=10, decay="constant"),
         log_every=1,

@@ -23,7 +23,7 @@ from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, T
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
@@ -123,7 +123,7 @@ def step_ms(
             torch.cuda.reset_peak_memory_stats()
         return model.loss(*batches[step % NUM_BATCHES])
 
-    config = TrainConfig(
+    config = LoopConfig(
         num_steps=WARM_UP + num_steps,
         schedule=ScheduleConfig(learning_rate=1e-3),
         checkpoint_seconds=None,

@@ -23,7 +23,7 @@ from recsys.layers.embedding.collection import filled_later
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import command_line
@@ -110,7 +110,7 @@ def measured(case: Case, device: torch.device, num_steps: int) -> dict[str, Any]
         begun.append(time.perf_counter())
         return model.loss(*batches[step % NUM_BATCHES])
 
-    settings = TrainConfig(
+    settings = LoopConfig(
         num_steps=WARM_UP + num_steps,
         schedule=ScheduleConfig(learning_rate=1e-3),
         checkpoint_seconds=None,

@@ -18,7 +18,7 @@ import torch
 
 from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_demand
-from recsys.fitting.queries import Ranked, rank_queries
+from recsys.fitting.queries import RankedQueries, rank_queries
 from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
 from tests.benchmarks.recipes.fit import Experiment, FittedSource, fit_source
@@ -107,7 +107,7 @@ class RankingRun:
     def keep(
         self,
         row: str,
-        ranked: Mapping[MeasuredSplit, Ranked],
+        ranked: Mapping[MeasuredSplit, RankedQueries],
         begin: float,
         about: Mapping[str, Any],
     ) -> dict[str, Any]:
@@ -193,7 +193,9 @@ class RankingRun:
         }
         return self.keep(name, ranked, begin, about)
 
-    def merged(self, blend: ProfileBlend, lists: SourceLists, *, by_half: bool = False) -> Ranked:
+    def merged(
+        self, blend: ProfileBlend, lists: SourceLists, *, by_half: bool = False
+    ) -> RankedQueries:
         """Merge lists and rank the targets in what is kept of them."""
         top = blend.merged(lists, NUM_KEPT, by_half=by_half, device=self.experiment.device)
-        return Ranked(top, list_ranks(top.item_rows, lists.distinct_targets()).values)
+        return RankedQueries(top, list_ranks(top.item_rows, lists.distinct_targets()).values)

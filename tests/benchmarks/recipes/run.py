@@ -29,7 +29,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import per_user_metric
-from recsys.fitting.queries import Ranked
+from recsys.fitting.queries import RankedQueries
 from recsys.fitting.spec import device_named
 from tests.benchmarks.recipes.prepared import Prepared
 
@@ -136,7 +136,7 @@ def write_row(
     folder: Path,
     row: str,
     metrics: Mapping[str, Any],
-    ranked: Mapping[MeasuredSplit, Ranked],
+    ranked: Mapping[MeasuredSplit, RankedQueries],
     about: Mapping[str, Any],
 ) -> None:
     """Write a row's lists, then its metrics and what they are of."""
@@ -144,7 +144,7 @@ def write_row(
     write_json(folder / f"{row}.json", {**about, "row": dict(metrics)})
 
 
-def save_ranked(path: Path, ranked: Mapping[MeasuredSplit, Ranked]) -> None:
+def save_ranked(path: Path, ranked: Mapping[MeasuredSplit, RankedQueries]) -> None:
     """Write lists and ranks of every split into one file."""
     arrays = {}
     for split, one in ranked.items():
@@ -156,11 +156,11 @@ def save_ranked(path: Path, ranked: Mapping[MeasuredSplit, Ranked]) -> None:
     part.replace(path)
 
 
-def load_ranked(path: Path) -> dict[MeasuredSplit, Ranked]:
+def load_ranked(path: Path) -> dict[MeasuredSplit, RankedQueries]:
     """Read what `save_ranked` wrote."""
     with np.load(path, allow_pickle=False) as file:
         return {
-            split: Ranked(
+            split: RankedQueries(
                 TopK(
                     torch.from_numpy(file[f"{split}/scores"]),
                     torch.from_numpy(file[f"{split}/item_rows"].astype(np.int64)),

@@ -26,7 +26,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
-from recsys.fitting.queries import EvaluationQueries, Ranked
+from recsys.fitting.queries import EvaluationQueries, RankedQueries
 from recsys.models.names import source_name
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.sources import joined_lists
@@ -34,7 +34,7 @@ from tests.benchmarks.recipes.fit import Experiment
 
 Key = tuple[str, str]
 """Setting and split."""
-RankedSettings = dict[Key, Ranked]
+RankedSettings = dict[Key, RankedQueries]
 NUM_KEPT = 100
 """Places of a blended list that are measured; metrics read 50."""
 NO_EVENTS_BELOW = 1.0
@@ -133,7 +133,7 @@ def blended(
                 whole = ProfileBlend.unlearned(blend)
                 top = whole.merged(part, NUM_KEPT, device=experiment.device)
                 ranks = list_ranks(top.item_rows, part.distinct_targets()).values
-                merged[plan.names[key[0] == plan.warm], key[1]] = Ranked(top, ranks)
+                merged[plan.names[key[0] == plan.warm], key[1]] = RankedQueries(top, ranks)
     return merged
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from recsys.fitting.queries import Ranked
+from recsys.fitting.queries import RankedQueries
 from recsys.semantic_ids.quality import invalid_share
 from tests.benchmarks.recipes.fit import Experiment, FittedSource
 from tests.benchmarks.recipes.prepared import Prepared
@@ -105,7 +105,7 @@ def refitted_blend(run: RankingRun, later: RankingRun, parts: Sequence[str]) -> 
     """Merge the lists of the refitted models by the weights of the models before."""
     begin = time.perf_counter()
     blend, _ = run.fitted_blend(parts)
-    ranked: dict[MeasuredSplit, Ranked] = {
+    ranked: dict[MeasuredSplit, RankedQueries] = {
         "test": later.merged(blend, later.lists(parts, "test", REFIT))
     }
     return later.keep("blend_refit", ranked, begin, {})

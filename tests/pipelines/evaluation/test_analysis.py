@@ -7,7 +7,7 @@ from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import Analysis, ModelAnalysis, SplitAnalysis
 from pipelines.tracking.recorder import numbers_of_analysis
 from recsys.evaluation.bootstrap import Interval
-from recsys.evaluation.significance import Comparison
+from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 
 
@@ -28,7 +28,7 @@ def made() -> Analysis:
             ),
         ),
     )
-    test = Comparison("ndcg@10", "a", "b", 7, 0.2, 0.3, 0.1, 0.0, 0.2, 0.01, 0.02, True)
+    test = MetricComparison("ndcg@10", "a", "b", 7, 0.2, 0.3, 0.1, 0.0, 0.2, 0.01, 0.02, True)
     part = SplitAnalysis(num_users=7, num_targets=9, models={"a": model}, comparisons=(test,))
     return Analysis(
         orders={"given": {"test": part}}, data_digest="d", protocol="p", primary_metric="ndcg@10"

@@ -17,7 +17,7 @@ from pipelines.pages.summary import (
 )
 from pipelines.pages.wording import MODELS
 from pipelines.publishing.checks import served_row
-from recsys.evaluation.significance import Comparison
+from recsys.evaluation.significance import MetricComparison
 
 
 def change(data, split, model, **values):
@@ -90,7 +90,7 @@ def test_verdict_tells_what_the_tests_show(reported):
         ("two_tower", "blend", -0.1, False),
     ]
     told = tuple(
-        Comparison(**same, baseline=a, candidate=b, difference=gain, significant=real)
+        MetricComparison(**same, baseline=a, candidate=b, difference=gain, significant=real)
         for a, b, gain, real in tests
     )
     splits = data.analysis.orders["given"]

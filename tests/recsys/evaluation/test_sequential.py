@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recsys.evaluation.sequential import (
-    Moments,
+    OutcomeMoments,
     SequentialConfig,
     differences,
     moments_at,
@@ -66,8 +66,8 @@ def test_a_planted_lift_is_found():
 
 def test_two_arms_have_the_known_interval():
     config = SequentialConfig(error=0.05, narrow_at=400)
-    first = Moments(np.array([200.0]), np.array([0.5]), np.array([2.0]))
-    second = Moments(np.array([200.0]), np.array([0.8]), np.array([2.0]))
+    first = OutcomeMoments(np.array([200.0]), np.array([0.5]), np.array([2.0]))
+    second = OutcomeMoments(np.array([200.0]), np.array([0.8]), np.array([2.0]))
     found = differences(first, second, config)
     # rho^2 = (5.9915 + ln 6.9915) / 400; 400 rho^2 = 7.9362; V = .02.
     radius = math.sqrt(0.02 * 2 * 8.9362 / 7.9362 * math.log(math.sqrt(8.9362) / 0.05))

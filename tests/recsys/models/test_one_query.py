@@ -12,7 +12,7 @@ from recsys.layers.attention import sparse
 from recsys.models import content_similarity
 from recsys.models.configs import ContentSimilarityConfig, TwoTowerConfig
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.content_similarity import OneHistory as OneContent
+from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.sequence.config import SequenceConfig

@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from recsys.replay.experiment import Prepared
+from recsys.replay.experiment import PreparedData
 from tests.recsys.replay.logs import CLUSTER_SIZE, NUM_CLUSTERS, prepared_of, walks
 
 
 @pytest.fixture
-def log() -> Prepared:
+def log() -> PreparedData:
     return prepared_of(walks())
 
 
 @pytest.fixture
-def changed() -> Callable[[int], Prepared]:
+def changed() -> Callable[[int], PreparedData]:
     """Make the same log with other items from a moment on."""
 
-    def make(moment: int) -> Prepared:
+    def make(moment: int) -> PreparedData:
         events = walks()
         assert events.times is not None
         items = events.item_rows.copy()

@@ -10,7 +10,7 @@ from recsys.fitting.queries import RetrievalSettings
 from recsys.models.configs import EaseWeightsConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.replay.experiment import Prepared, Recipe
+from recsys.replay.experiment import PreparedData, Recipe
 from recsys.replay.steps import SECONDS_PER_DAY
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.training.optim import ScheduleConfig
@@ -37,7 +37,7 @@ def walks(seed: int = 0) -> Sequences:
     return Sequences(np.concatenate(rows), offsets, ends, ends, times=np.concatenate(times))
 
 
-def prepared_of(sequences: Sequences) -> Prepared:
+def prepared_of(sequences: Sequences) -> PreparedData:
     """Put a log into the form that a replay reads."""
     num_rows = 1 + NUM_CLUSTERS * CLUSTER_SIZE
     training = TrainingConfig(
@@ -56,7 +56,7 @@ def prepared_of(sequences: Sequences) -> Prepared:
     )
     rows = torch.arange(num_rows)
     categories = Jagged(1 + (rows - 1).clamp(min=0) // CLUSTER_SIZE, torch.arange(num_rows + 1))
-    return Prepared(
+    return PreparedData(
         name="walks",
         data_digest="0123456789abcdef",
         recipe=recipe,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recsys.data.dataset import Sequences
-from recsys.replay.experiment import Prepared
+from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED, read_json
 from recsys.replay.measures import document_of
@@ -20,7 +20,7 @@ CONFIG = ReplayConfig(num_steps=3, first_share=0.6)
 MODELS = ("popularity", "item_to_item", "ease", "sequence")
 
 
-def replayed(log: Prepared, folder: Path, config: ReplayConfig = CONFIG) -> Replay:
+def replayed(log: PreparedData, folder: Path, config: ReplayConfig = CONFIG) -> Replay:
     replay = replay_of(log, config, folder, device="cpu")
     run(replay, lambda line: None)
     return replay

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_latest
-from recsys.training.loop import TrainConfig, TrainingDiverged, train
+from recsys.training.loop import LoopConfig, TrainingDiverged, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 
 pytestmark = pytest.mark.numerics
@@ -44,7 +44,7 @@ class Line(nn.Module):
 def config_of(num_steps, **settings):
     schedule = ScheduleConfig(learning_rate=0.05, warmup_steps=10)
     defaults = {"schedule": schedule, "metric": "fit", "patience": None, "log_every": 10}
-    return TrainConfig(num_steps=num_steps, **{**defaults, **settings})
+    return LoopConfig(num_steps=num_steps, **{**defaults, **settings})
 
 
 def run(model, config, *, loss_at=None, **settings):
@@ -325,4 +325,4 @@ def test_checkpoint_of_another_run_is_refused(tmp_path):
 )
 def test_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        TrainConfig(**settings)
+        LoopConfig(**settings)

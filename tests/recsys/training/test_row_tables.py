@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import (
     AdamWConfig,
     ScheduleConfig,
@@ -60,7 +60,7 @@ class Tower(nn.Module):
 
 def config_of(num_steps, **settings):
     defaults = {"schedule": ScheduleConfig(learning_rate=0.02), "checkpoint_every": 5}
-    return TrainConfig(num_steps=num_steps, **{**defaults, **settings})
+    return LoopConfig(num_steps=num_steps, **{**defaults, **settings})
 
 
 def run(model, num_steps, *, loss_at=None, folder=None, tables="adam", **settings):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recsys.training import progress
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentProgress, Spent, steps_to_skip
@@ -67,7 +67,7 @@ class Rates:
 def config_of(num_steps, max_seconds=None, **settings):
     schedule = ScheduleConfig(learning_rate=0.05, decay="linear")
     defaults = {"schedule": schedule, "metric": "fit", "patience": None, "log_every": 1}
-    return TrainConfig(num_steps=num_steps, max_seconds=max_seconds, **{**defaults, **settings})
+    return LoopConfig(num_steps=num_steps, max_seconds=max_seconds, **{**defaults, **settings})
 
 
 def run(model, config, *, validated=True, **settings):
@@ -195,4 +195,4 @@ def test_a_limit_of_no_time_is_refused(seconds):
     with pytest.raises(ValueError, match="max_seconds must be > 0"):
         TrainingConfig(max_seconds=seconds)
     with pytest.raises(ValueError, match="max_seconds must be > 0"):
-        TrainConfig(num_steps=1, max_seconds=seconds)
+        LoopConfig(num_steps=1, max_seconds=seconds)

@@ -23,7 +23,7 @@ from recsys.data.windows import BatchOrder
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training import checkpoint as checkpoint_module
 from recsys.training.checkpoint import Checkpoint, save_checkpoint
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 
 NUM_STEPS = 40
@@ -68,7 +68,7 @@ def run_training(folder, job):
     torch.manual_seed(11)
     model, chain = SmallTower(), Chain()
     optimizer = adamw(model, AdamWConfig())
-    config = TrainConfig(
+    config = LoopConfig(
         num_steps=NUM_STEPS,
         schedule=ScheduleConfig(learning_rate=0.01, warmup_steps=5),
         eval_every=6,

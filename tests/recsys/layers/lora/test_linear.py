@@ -12,7 +12,7 @@ from torch.nn import functional
 from recsys.layers.lora.bank import LoraBank
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from tests.recsys.testing.tensors import rounding
 
@@ -138,7 +138,7 @@ def test_training_finds_a_planted_correction_and_leaves_the_base_alone():
         adapter,
         loss_at,
         adamw(adapter, AdamWConfig(weight_decay=0.0)),
-        TrainConfig(num_steps=400, schedule=schedule),
+        LoopConfig(num_steps=400, schedule=schedule),
     )
     assert loss_at(0).item() < 0.01 * before
     assert digest_of_weights(model) == digest

@@ -12,7 +12,7 @@ from recsys.models.text_search.search import (
     FEATURES,
     PERSONAL_SCALE,
     START,
-    Candidates,
+    SearchCandidates,
     TextSearch,
     fit_weights,
 )
@@ -84,7 +84,7 @@ def test_the_users_own_list_settles_what_fits_alike(search):
 
 def test_places_in_the_users_own_list_are_those_of_a_slow_count():
     rows = np.array([2, 3, 5, 8, 13], np.int64)
-    found = Candidates(rows, np.zeros((5, len(FEATURES)), np.float32), has_word=True)
+    found = SearchCandidates(rows, np.zeros((5, len(FEATURES)), np.float32), has_word=True)
     for own in ([8, 2, 5], [21, 13, 1, 3, 4], [], [13, 8, 5, 3, 2]):
         wanted = [PERSONAL_SCALE / (PERSONAL_SCALE + own.index(r)) if r in own else 0 for r in rows]
         features = found.personal(np.array(own, np.int64))

@@ -22,7 +22,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.training.distributed.several import present_ranks, process_group
 from recsys.training.distributed.sharded import ShardingConfig
-from recsys.training.loop import TrainConfig, train
+from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress
 
@@ -98,7 +98,7 @@ def run(case: str, folder: Path | None, stop_at: int | None = None) -> dict[str,
         trained,
         loss_at,
         adamw(trained, optimizer),
-        TrainConfig(
+        LoopConfig(
             num_steps=NUM_STEPS,
             schedule=ScheduleConfig(learning_rate=0.01, decay="constant"),
             checkpoint_every=3,
