@@ -19,7 +19,8 @@ class ReleaseConfig:
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
     metric: str = "ndcg@10"
     """Number of the served list on the test split that is held against popularity and against the
-    champion's own past; the comparison on the same queries is by ``compared_by``."""
+    champion's own past; the comparison on the same queries is by ``compared_by``, and what is shown
+    to lose more than ``max_loss`` by this one is refused too."""
     min_gain_over_popularity: float = 0.0
     """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1

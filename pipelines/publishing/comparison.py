@@ -7,7 +7,7 @@ neither is shown to be better, ``release.when_undecided`` decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,8 @@ from serving.bundle.manifest import Verdict
 
 NUM_BLOCKS = 20
 """Of equal numbers of queries, by time."""
+MIN_SLICE_USERS = 100
+"""Users without whom a slice shows nothing."""
 
 
 class Compared(NamedTuple):
@@ -36,7 +38,7 @@ class Compared(NamedTuple):
     by: Paired | None
     """By ``release.compared_by``; None where too few queries are answered by both."""
     named: Paired | None
-    """By ``release.metric``, which is printed beside it and decides nothing."""
+    """By ``release.metric``, which refuses what loses in the first places."""
     losses: list[SliceLoss]
     queries: SameQueries
 
@@ -65,6 +67,13 @@ def compare(
         config: The release's.
         domains: Domain of each item row, [N], empty for none; each is a protected slice.
     """
+    return judge(queries, protected_slices(queries, item_counts, domains), config)
+
+
+def judge(
+    queries: SameQueries, slices: Mapping[str, NDArray[np.bool_]], config: ReleaseConfig
+) -> Compared:
+    """Judge the pair, and each slice, [Q], that has enough users: the rule of release."""
     if len(queries) < config.min_compared:
         return Compared(None, None, [], queries)
     settings = config.paired()
@@ -77,16 +86,13 @@ def compare(
     before, after = (per_user_metric(of, config.compared_by).numpy() for of in ranks)
     by, named = judged[config.compared_by], judged[config.metric]
     if not queries.alike:
-        if by.decision == "worse":
-            by = by._replace(decision="not enough evidence")
+        by, named = (
+            one._replace(decision="not enough evidence") if one.decision == "worse" else one
+            for one in (by, named)
+        )
         return Compared(by, named, [], queries)
-    losses = slice_losses(
-        before,
-        after,
-        protected_slices(queries, item_counts, domains),
-        settings,
-        min_users=config.min_compared,
-    )
+    least = min(config.min_compared, MIN_SLICE_USERS)
+    losses = slice_losses(before, after, slices, settings, min_users=least)
     return Compared(by, named, losses, queries)
 
 
@@ -138,6 +144,18 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
             reason=reason_of(found, config),
         )
     ]
+    named = found.named
+    if by.decision != "worse" and named and named.decision == "worse" and not named.not_worse:
+        low, high = named.relative_interval
+        verdicts.append(
+            Verdict(
+                name=f"{config.metric} against the champion in the first places",
+                value=_number(named.relative),
+                bound=-config.max_loss,
+                passed=False,
+                reason=f"worse: {_percent(named.relative)} ({_percent(low)} to {_percent(high)})",
+            )
+        )
     for loss in found.losses:
         if loss.harmed:
             low, high = loss.found.relative_interval

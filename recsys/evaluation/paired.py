@@ -128,6 +128,7 @@ def paired(
     *,
     users: Labels | None = None,
     blocks: Labels | None = None,
+    resampled: bool = True,
 ) -> Paired:
     """Judge a challenger by the values that both have for the same queries.
 
@@ -136,14 +137,18 @@ def paired(
         challenger: The same of the challenger, [Q].
         users: User of each query, [Q]; None where each query is another user's.
         blocks: Block of time of each query, [Q]; None where there are no times.
+        resampled: Bootstrap the interval over users; otherwise it is the normal distribution's.
     """
     config = config or PairedConfig()
     before, after, users, blocks = _known(champion, challenger, users, blocks)
     difference = after - before
     by_user = difference if users is None else group_values(difference, users)
-    found = bootstrap_intervals({"difference": by_user}, config.bootstrap())["difference"]
-    error = _standard_error(by_user)
-    low, high = found.low, found.high
+    error, mean = _standard_error(by_user), float(by_user.mean())
+    reach = error * NormalDist().inv_cdf((1 + config.confidence) / 2)
+    low, high = mean - reach, mean + reach
+    if resampled:
+        drawn = bootstrap_intervals({"difference": by_user}, config.bootstrap())["difference"]
+        mean, low, high = drawn.mean, drawn.low, drawn.high
     time_low = time_high = None
     smallest = detectable(error, config)
     if blocks is not None:
@@ -151,14 +156,14 @@ def paired(
         if (freedom := len(of_block) - 1) >= MIN_BLOCKS - 1:
             of_time = _standard_error(of_block)
             reach = of_time * student(config.confidence, freedom)
-            time_low, time_high = found.mean - reach, found.mean + reach
+            time_low, time_high = mean - reach, mean + reach
             smallest = detectable(max(error, of_time), config, freedom)
     judged = Paired(
         num_queries=len(before),
         num_users=len(by_user),
         champion=float(before.mean()),
         challenger=float(after.mean()),
-        difference=found.mean,
+        difference=mean,
         low=low,
         high=high,
         time_low=time_low,
@@ -219,6 +224,8 @@ class SliceLoss(NamedTuple):
     p_value: float
     """P-value of no loss beyond the margin, by Holm's levels over all slices."""
     harmed: bool
+    gained: bool
+    """Whether any gain is shown, by the same levels."""
 
 
 def slice_losses(
@@ -230,7 +237,7 @@ def slice_losses(
     users: Labels | None = None,
     min_users: int = 100,
 ) -> list[SliceLoss]:
-    """Test each slice for a loss beyond ``config.slice_margin``, one-sided.
+    """Test each slice for a loss beyond ``config.slice_margin`` and for a gain, one-sided.
 
     Args:
         champion: One value a query, [Q].
@@ -239,27 +246,30 @@ def slice_losses(
         users: User of each query, [Q]; None where each query is another user's.
     """
     config = config or PairedConfig()
-    tests: list[tuple[str, Paired, float]] = []
+    tests: list[tuple[str, Paired]] = []
     for name, inside in slices.items():
         if not inside.any():
             continue
         own = None if users is None else users[inside]
-        found = paired(champion[inside], challenger[inside], config, users=own)
-        if found.num_users < min_users:
-            continue
-        tests.append((name, found, _p_of_no_harm(found, config.slice_margin)))
+        found = paired(champion[inside], challenger[inside], config, users=own, resampled=False)
+        if found.num_users >= min_users:
+            tests.append((name, found))
     if not tests:
         return []
-    adjusted = holm(np.array([p_value for _, _, p_value in tests]))
+    margin = config.slice_margin
+    losses = [_tail(one.difference + margin * one.champion, one) for _, one in tests]
+    gains = [_tail(-one.difference, one) for _, one in tests]
+    error = config.slice_error
     return [
-        SliceLoss(name, found, float(p_value), bool(p_value <= config.slice_error))
-        for (name, found, _), p_value in zip(tests, adjusted, strict=True)
+        SliceLoss(name, found, float(loss), bool(loss <= error), bool(gain <= error))
+        for (name, found), loss, gain in zip(
+            tests, holm(np.array(losses)), holm(np.array(gains)), strict=True
+        )
     ]
 
 
-def _p_of_no_harm(found: Paired, margin: float) -> float:
-    """Chance of so great a loss if the true one were the margin."""
-    above = found.difference + margin * found.champion
+def _tail(above: float, found: Paired) -> float:
+    """Return the chance of a value as low as this where the true one is 0."""
     if found.standard_error == 0:
         return 0.0 if above < 0 else 1.0
     return NormalDist().cdf(above / found.standard_error)

@@ -1,37 +1,35 @@
-"""Parts that both pages of comparisons have: differences as a chart, warnings, measures, costs."""
+"""Blocks of both pages of comparisons: differences as a chart, warnings, measures and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pipelines.dashboard.data.answers import Joined, Side
-from pipelines.dashboard.data.measures import COSTS, Measures
-from pipelines.dashboard.data.paired import Moments, interval
-from pipelines.dashboard.data.verdict import cost_words
+from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.pages.charts.shapes import Dot, interval_chart
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Origin, Table
 from pipelines.pages.wording import metric_label, metric_meaning
 
-LETTERS = "ABCDE"
 FEW = 0.5
 """Share of a side's queries below which those in common may not stand for all."""
 DATA_SETTINGS = ("data.", "splits.", "evaluation.", "features.")
+COST_NOTES = {
+    "seconds": "all stages of the run together; comparable on the same machine only",
+    "peak_memory": "of the stage that needed most",
+    "bundle_bytes": "all files of the bundle",
+    "list_ms": "median time in which the release gate had a list made; load is on the page Serving",
+}
 
 
 def origins(sides: Sequence[Side]) -> list[Origin]:
-    """Say what the numbers were computed from, each run once."""
+    """List what the numbers were computed from, each run once."""
     return list({one.run.key: one.run.origin for one in sides}.values())
 
 
-def colors(names: Sequence[str]) -> dict[str, str]:
-    """Colour each side."""
-    return {name: color_of(place) for place, name in enumerate(names)}
-
-
 def warnings(known: Joined, names: Sequence[str]) -> list[str]:
-    """Say where sides are not quite comparable, and on which queries they are compared."""
+    """Name what makes sides less comparable, and the queries that are left out."""
     found = []
     first = known.sides[0].run
     for one, name in zip(known.sides[1:], names[1:], strict=True):
@@ -63,48 +61,31 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
     return found
 
 
-def dot(label: str, series: str, found: Moments, code: int, confidence: float) -> Dot:
-    """Mark a slice's relative difference with its interval, in percent."""
-    first = float(found.first[code])
-    ends = (found.difference, *interval(found, confidence))
-    mean, low, high = (round(100 * float(end[code]) / first, 3) for end in ends)
-    return Dot(
-        label=label,
-        series=series,
-        mean=mean,
-        low=low,
-        high=high,
-        note=f"{label}, {series}: {mean:+.1f}% ({low:+.1f}% to {high:+.1f}%), from {first:.4f} to "
-        f"{float(found.second[code]):.4f}, {int(found.num_users[code]):,} users",
-    )
+def dot_of(label: str, series: str, mean: float, low: float, high: float, words: str) -> Dot:
+    """Mark a relative difference with its interval, in percent."""
+    mean, low, high = (round(100 * value, 3) for value in (mean, low, high))
+    note = f"{label}, {series}: {words}"
+    return Dot(label=label, series=series, mean=mean, low=low, high=high, note=note)
 
 
-def interval_words(found: Moments, code: int, confidence: float) -> str:
-    """Write the interval of a slice's difference."""
-    low, high = (float(end[code]) for end in interval(found, confidence))
-    return f"{low:+.4f} to {high:+.4f}"
-
-
-def difference_chart(
+def interval_chart_of(
     key: str, title: str, note: str, dots: Sequence[Dot], sides: Sequence[Side]
 ) -> Chart:
     """Draw differences with their intervals around 0, one row a label."""
-    labels = list(dict.fromkeys(dot.label for dot in dots))
-    series = list(dict.fromkeys(dot.series for dot in dots))
-    # The first side is what the others are held against, so theirs are the next colours.
-    palette = {name: color_of(place + 1) for place, name in enumerate(series)}
-    lost = sum(dot.high < 0 for dot in dots)
-    won = sum(dot.low > 0 for dot in dots)
+    series = dict.fromkeys(dot.series for dot in dots)
+    # The others are compared with the first side, so theirs are the next colours.
+    palette = {name: color_of(place) for place, name in enumerate(series, start=1)}
+    lost, won = sum(dot.high < 0 for dot in dots), sum(dot.low > 0 for dot in dots)
     return Chart(
         key=key,
         title=title,
         note=note,
-        description=f"{len(dots)} differences with intervals; {won} lie above 0, {lost} below.",
+        description=f"{len(dots)} differences with intervals; {won} are above 0, {lost} below.",
         spec=interval_chart(
             dots,
             palette,
             x_title="relative difference, % (below 0: worse)",
-            labels=labels,
+            labels=list(dict.fromkeys(dot.label for dot in dots)),
             rule_at=0,
         ),
         columns=("row", "side", "difference, %", "low, %", "high, %", "in words"),
@@ -117,29 +98,16 @@ def difference_chart(
 def measures_table(
     measures: Sequence[Measures], names: Sequence[str], sides: Sequence[Side]
 ) -> Table:
-    """Lay accuracy's companions and costs side by side."""
-    kinds = list(dict.fromkeys(name for one in measures for name in one.beyond_accuracy))
+    """List measures beyond accuracy and costs, a column a side."""
     rows: list[list[Cell | LinkedCell]] = []
-    for kind in kinds:
+    for kind in dict.fromkeys(name for one in measures for name in one.beyond_accuracy):
         values = [one.beyond_accuracy.get(kind) for one in measures]
-        rows.append(
-            [
-                metric_label(kind),
-                *("not measured" if value is None else f"{value:.4g}" for value in values),
-                _change(values),
-                metric_meaning(kind),
-            ]
-        )
+        shown = ["not measured" if value is None else f"{value:.4g}" for value in values]
+        rows.append([metric_label(kind), *shown, _change(values), metric_meaning(kind)])
     for name, label in COSTS.items() if len({one.run.key for one in sides}) > 1 else ():
-        costs = [one.cost(name) for one in measures]
-        rows.append(
-            [
-                label[:1].upper() + label[1:],
-                *("not known" if cost is None else cost_words(name, cost) for cost in costs),
-                _change(costs),
-                COST_NOTES[name],
-            ]
-        )
+        values = [one.cost(name) for one in measures]
+        shown = ["not known" if value is None else cost_words(name, value) for value in values]
+        rows.append([label.capitalize(), *shown, _change(values), COST_NOTES[name]])
     return Table(
         key="measures",
         title="Beyond accuracy, and what it costs",
@@ -152,23 +120,12 @@ def measures_table(
             *texts("what it says"),
         ],
         rows=rows,
-        page_length=25,
         origins=origins(sides),
     )
 
 
-COST_NOTES = {
-    "seconds": "all stages of the run together; comparable on the same machine only",
-    "peak_memory": "of the stage that needed most",
-    "bundle_bytes": "all files of the bundle",
-    "list_ms": "median time in which the release gate had a list made; load is on the page Serving",
-}
-
-
 def _change(values: Sequence[float | None]) -> str:
     first = values[0]
-    parts = []
-    for value in values[1:]:
-        known = first is not None and value is not None and first != 0
-        parts.append(f"{(value or 0) / (first or 1) - 1:+.1%}" if known else "-")
-    return ", ".join(parts)
+    return ", ".join(
+        f"{value / first - 1:+.1%}" if first and value is not None else "-" for value in values[1:]
+    )

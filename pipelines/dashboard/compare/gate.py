@@ -1,30 +1,325 @@
-"""What the release gate decided on a side, as its decision file says."""
+"""The release gate's answer on a pair: recorded, or by its rule on the answers that both stored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal
 
+import numpy as np
+from pydantic import TypeAdapter
+
+from pipelines.config.gate import GateConfig
+from pipelines.config.release import ReleaseConfig
+from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side
+from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
+from pipelines.dashboard.data.paired import Pairs
+from pipelines.dashboard.data.slices import label_of
+from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Link, Section, Words
+from pipelines.pages.wording import metric_label
+from pipelines.publishing.comparison import Compared, judge
 from pipelines.publishing.decisions import Decision, decision_on
 from pipelines.publishing.explain import result_of
+from pipelines.publishing.same_queries import SameQueries
+from recsys.data.dataset import concatenated_ranges
+from recsys.data.held_out import ragged
+from recsys.evaluation.paired import Paired, SliceLoss
 
+Answer = Literal["first", "second", "no evidence"]
+Kind = Literal["overall", "slice", "coverage", "cost", "too few"]
+MUCH_DEARER = 1.5
+"""Ratio of costs from which one of two equals is preferred."""
+MUCH_CLEARER = 3.5
+"""Standard errors by which a slice gains more than all queries, if it is named beside them."""
+MAX_NAMED = 3
+"""Slices that are named, the clearest."""
 DECIDING = ("against the champion", "protected slices", "above popularity", "on its own data")
-"""Parts of the names of verdicts that speak of quality; the others are of the bundle."""
+"""Parts of the names of verdicts on quality; the others are on the bundle."""
 UNDECIDED = (
-    "No release gate has decided on these: it decides where recsys run has a champion to hold a "
-    "new bundle against."
+    "No release gate has decided on these: it decides if recsys run has a champion to compare a "
+    "new bundle with. The answer above is by the gate's rule and [release] of B."
 )
 
 
-def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
-    """Say what was decided on the last of the sides that has a decision.
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Evidence for one side."""
+
+    kind: Kind
+    speaks_for: Answer
+    words: str
+    slice: str = ""
+    """Key of the slice that it is about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The answer of the rule, and its evidence. A is the first side, B would take its place."""
+
+    answer: Answer
+    reasons: tuple[Reason, ...]
+    """Those that decided first."""
+    compared: Compared
+    config: ReleaseConfig
+
+    @property
+    def overall(self) -> dict[str, Paired]:
+        """Differences over all queries, by metric."""
+        found = {self.config.compared_by: self.compared.by, self.config.metric: self.compared.named}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def slices(self, speaks_for: Answer) -> list[str]:
+        """Keys of the slices that are named for a side."""
+        return [one.slice for one in self.reasons if one.slice and one.speaks_for == speaks_for]
+
+
+def release_config(context: Context, run: Run) -> ReleaseConfig:
+    """Read ``[release]`` of a run, or of the run that made a bundle; the defaults without one."""
+    settings = run.config
+    if run.made_by is not None and not any(name.startswith("release.") for name in settings):
+        try:
+            settings = context.stores.run(run.made_by).config
+        except NotFoundError:
+            settings = {}
+    table: dict[str, Any] = {"gate": {}}
+    for place, section, known in (
+        (table, "release", ReleaseConfig),
+        (table["gate"], "release.gate", GateConfig),
+    ):
+        for field in fields(known):
+            if (text := settings.get(f"{section}.{field.name}")) is not None:
+                place[field.name] = _value(text)
+    try:
+        found: ReleaseConfig = _reader().validate_python(table)
+    except ValueError:
+        return ReleaseConfig()
+    return found
+
+
+@cache
+def _reader() -> TypeAdapter[ReleaseConfig]:
+    return TypeAdapter(ReleaseConfig)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def judge_pair(
+    pairs: Pairs, measures: tuple[Measures, Measures], config: ReleaseConfig
+) -> Judgement:
+    """Apply the gate's rule to two sides: all queries, each slice, and the catalogue covered.
+
+    If it shows nothing, a large difference in coverage or cost is a reason to prefer one.
+    """
+    compared = judge(*_queries(pairs, config), config)
+    by, named = compared.by, compared.named
+    if by is None or named is None:
+        why = (
+            f"Users with the same held-out item in both: {pairs.known.num_users:,}. Below "
+            f"{config.min_compared} nothing is concluded."
+        )
+        reason = Reason(kind="too few", speaks_for="no evidence", words=why)
+        return Judgement(answer="no evidence", reasons=(reason,), compared=compared, config=config)
+    shown = [
+        *_overall_reasons(by, named, config),
+        *_slice_reasons(compared, config, "first"),
+        *_slice_reasons(compared, config, "second"),
+        *_coverage_reasons(measures, config.gate),
+    ]
+    costs = list(_cost_reasons(measures))
+    answer: Answer = "no evidence"
+    if any(one.speaks_for == "first" for one in shown):
+        answer = "first"
+    elif any(one.speaks_for == "second" for one in shown):
+        answer = "second"
+    elif any(one.speaks_for == "first" for one in costs):
+        answer = "first"
+    elif costs and by.not_worse:
+        answer = "second"
+    reasons = sorted([*shown, *costs], key=lambda one: one.speaks_for != answer)
+    return Judgement(answer=answer, reasons=tuple(reasons), compared=compared, config=config)
+
+
+def _queries(
+    pairs: Pairs, config: ReleaseConfig
+) -> tuple[SameQueries, dict[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+    """Lay joined queries out as the gate reads them, a query a user, with all slices of users."""
+    known = pairs.known
+    ends = np.append(known.starts[1:], len(known))
+    users = np.arange(known.num_users)
+    if len(users) > config.max_compared:
+        drawn = np.random.default_rng(0).choice(users, config.max_compared, replace=False)
+        users = np.sort(drawn)
+    starts = known.starts[users]
+    lengths = ends[users] - starts
+    targets = concatenated_ranges(starts, ends[users])
+    user_of = np.full(len(known), -1)
+    user_of[targets] = np.repeat(np.arange(len(users)), lengths)
+    first, second, items = (
+        ragged(values[targets].astype(np.int64), lengths)
+        for values in (known.ranks[0], known.ranks[1], known.item_rows)
+    )
+    slices = {}
+    for slicing in pairs.slicings.searched:
+        owners = user_of[slicing.queries]
+        marks = np.zeros((len(slicing.names), len(users)), np.bool_)
+        marks[slicing.codes[owners >= 0], owners[owners >= 0]] = True
+        slices |= dict(zip(slicing.keys, marks, strict=True))
+    queries = SameQueries(
+        champion=first,
+        challenger=second,
+        targets=items,
+        num_events=known.places[starts].astype(np.int64),
+        times=None if known.times is None else known.times[starts],
+        by_bundle=False,
+        ahead=0.0,
+    )
+    return queries, slices
+
+
+def difference_words(found: Paired) -> str:
+    """Format a difference with its interval, such as ``+3.1% (+1.0% to +5.2%)``."""
+    low, high = found.relative_interval
+    return (
+        f"{found.relative:+.1%} ({low:+.1%} to {high:+.1%}), from {found.champion:.4f} to "
+        f"{found.challenger:.4f}, {found.num_users:,} users"
+    )
+
+
+def _overall_reasons(by: Paired, named: Paired, config: ReleaseConfig) -> Iterator[Reason]:
+    found = {config.metric: named, config.compared_by: by}
+    for name, one in found.items():
+        harmful = one.decision == "worse" and not one.not_worse
+        opposed = name == config.compared_by and named.decision == "worse"
+        if not harmful and (one.decision != "better" or opposed):
+            continue
+        further = ""
+        if name != config.metric and named.decision != one.decision:
+            further = (
+                " The difference lies further down the list: the first places alone do not show it."
+            )
+        change = "loses" if harmful else "gains"
+        yield Reason(
+            kind="overall",
+            speaks_for="first" if harmful else "second",
+            words=f"Over all queries B {change} {metric_label(name)}: {difference_words(one)}."
+            + further,
+        )
+
+
+def clearness(one: SliceLoss, margin: float) -> float:
+    """Return how clear the loss (below 0) or gain of a slice is, in standard errors."""
+    found = one.found
+    return (found.difference + margin * found.champion) / max(found.standard_error, 1e-12)
+
+
+def _slice_reasons(
+    compared: Compared, config: ReleaseConfig, speaks_for: Answer
+) -> Iterator[Reason]:
+    """Name the slices that are shown to lose too much, or to gain, the clearest first."""
+    lost = speaks_for == "first"
+    margin = config.max_slice_loss if lost else 0.0
+    shown = [one for one in compared.losses if (one.harmed if lost else one.gained)]
+    if not lost and compared.by is not None and compared.by.decision == "better":
+        # If all gain, a slice is worth naming only if it clearly gains more.
+        usual = compared.by.difference
+        shown = [
+            one
+            for one in shown
+            if one.found.difference - usual > MUCH_CLEARER * one.found.standard_error
+        ]
+    shown.sort(key=lambda one: clearness(one, margin), reverse=not lost)
+    for one in shown[:MAX_NAMED]:
+        label = label_of(one.name)
+        yield Reason(
+            kind="slice",
+            speaks_for=speaks_for,
+            words=f"{label[:1].upper()}{label[1:]}: B {'loses' if lost else 'gains'} "
+            f"{metric_label(config.compared_by)}: {difference_words(one.found)}.",
+            slice=one.name,
+        )
+
+
+def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -> Iterator[Reason]:
+    """Compare coverage and novelty of the lists by the bounds of ``[release.gate]``."""
+    before, after = (one.beyond_accuracy for one in measures)
+    bounds = {"coverage": config.min_coverage, "novelty": config.min_novelty}
+    for name in before:
+        bound = bounds.get(name.partition("@")[0])
+        if name not in after or bound is None:
+            continue
+        less = after[name] < bound * before[name]
+        if not less and before[name] >= bound * after[name]:
+            continue
+        others = "; ".join(
+            f"{metric_label(other)} {before[other]:.3g} to {after[other]:.3g}"
+            for other in before
+            if other.startswith(("coverage@", "gini@", "average_popularity@", "novelty@"))
+            and other in after
+        )
+        yield Reason(
+            kind="coverage",
+            speaks_for="first" if less else "second",
+            words=f"{'Popularity collapse' if less else 'Exposure'}: the lists of B show much "
+            f"{'less' if less else 'more'} of the catalogue than those of A ({others}).",
+        )
+        return
+
+
+def _cost_reasons(measures: tuple[Measures, Measures]) -> Iterator[Reason]:
+    """Name the costs that differ much; times only if both ran on one machine."""
+    alike = measures[0].host is None or measures[0].host == measures[1].host
+    for name, label in COSTS.items():
+        before, after = (one.cost(name) for one in measures)
+        if not before or not after or (name in ("seconds", "list_ms") and not alike):
+            continue
+        ratio = after / before
+        if 1 / MUCH_DEARER < ratio < MUCH_DEARER:
+            continue
+        dearer = ratio > 1
+        yield Reason(
+            kind="cost",
+            speaks_for="first" if dearer else "second",
+            words=f"Cost: {label} is {ratio if dearer else 1 / ratio:.1f} times "
+            f"{'more' if dearer else 'less'} with B "
+            f"({cost_words(name, before)} to {cost_words(name, after)}).",
+        )
+
+
+def recorded_answer(first: Run, second: Run) -> str:
+    """Return what the gate decided on the second in place of the first; empty if it has not."""
+    found = _decision(second)
+    champion = (found.champion or "").partition("+")[0] if found else ""
+    if found is None or champion not in first.bundles:
+        return ""
+    # Those on all queries name the interval and the power; failed ones, the slice that lost.
+    reasons = []
+    for one in found.verdicts:
+        if one["passed"] and not one["name"].endswith("against the champion on the same queries"):
+            continue
+        bound = one.get("bound")
+        is_loss = "against the champion" in one["name"] and isinstance(bound, float)
+        margin = f" (margin {bound:+.1%})" if is_loss else ""
+        reasons.append(f"{one['name']}: {one.get('reason', '')}{margin}")
+    why = "; ".join([*found.words[:1], *reasons])
+    return f"The release gate decided on this pair: B was {found.outcome}" + (why and f": {why}")
+
+
+def gate_section(sides: Sequence[Side], num_users: int) -> Section:
+    """Show what was decided on the last of the sides that has a decision.
 
     Args:
         sides: Of the page.
-        num_users: Users compared on the page, who are not those of the gate; 0 for none.
+        num_users: Users compared on the page, who are not those of the gate.
     """
     decisions = ((side.run, _decision(side.run)) for side in reversed(sides))
     run, found = next(((run, one) for run, one in decisions if one), (None, None))
@@ -39,13 +334,10 @@ def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
             for one in found.verdicts
             if not one["passed"] or any(part in one["name"] for part in DECIDING)
         ),
+        "The gate compares on queries that neither bundle's models had seen when it decided; this "
+        f"page compares {num_users:,} users by the answers that both runs stored. The numbers of "
+        "queries differ for that reason.",
     ]
-    if num_users:
-        lines.append(
-            f"The gate compares on queries that neither bundle's models had seen when it decided; "
-            f"this page compares {num_users:,} users by the answers that both runs stored. The "
-            "numbers of queries differ for that reason."
-        )
     decided = {"run": run.key, "version": str(found.challenger)}
     words = Words(
         lines=lines,
@@ -53,29 +345,6 @@ def gate_section(sides: Sequence[Side], num_users: int = 0) -> Section:
         links=[Link(label="Every check of this release", page="releases", parameters=decided)],
     )
     return Section(key="gate", title="What the release gate decided", blocks=[words])
-
-
-def gate_answer(first: Run, second: Run) -> str:
-    """State what the gate decided on the second in place of the first; empty if it has not."""
-    found = _decision(second)
-    champion = (found.champion or "").partition("+")[0] if found else ""
-    if found is None or champion not in first.bundles:
-        return ""
-    # Those on all queries name the interval and the power; failed ones, the slice that lost.
-    reasons = [
-        f"{one['name']}: {one.get('reason', '')}{margin_of(one)}"
-        for one in found.verdicts
-        if not one["passed"] or one["name"].endswith("against the champion on the same queries")
-    ]
-    why = "; ".join([*found.words[:1], *reasons])
-    return f"The release gate decided on this pair: B was {found.outcome}" + (why and f": {why}")
-
-
-def margin_of(verdict: Mapping[str, Any]) -> str:
-    """Format the loss that ``[release]`` tolerates."""
-    bound = verdict.get("bound")
-    is_loss = "against the champion" in verdict["name"] and isinstance(bound, float)
-    return f" (margin {bound:+.1%})" if is_loss else ""
 
 
 def _decision(run: Run) -> Decision | None:

@@ -1,4 +1,4 @@
-"""Page ``compare``: two to five runs on the same queries, by metric, k, slice and time."""
+"""Page ``compare``: two to five sides on the same queries, by metric, k, slice and time."""
 
 from __future__ import annotations
 
@@ -9,44 +9,30 @@ from datetime import UTC, datetime
 import numpy as np
 
 from pipelines.dashboard.compare.blocks import (
-    LETTERS,
-    colors,
-    difference_chart,
-    dot,
-    interval_words,
+    dot_of,
+    interval_chart_of,
     measures_table,
     origins,
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import DEPTH, SPLITS, Side, Split, side
+from pipelines.dashboard.data.answers import DEPTH, Side, side, split_of
 from pipelines.dashboard.data.measures import measures_of
-from pipelines.dashboard.data.paired import (
-    Moments,
-    Pairs,
-    interval,
-    moments_of,
-    p_values,
-    pairs_of,
-)
+from pipelines.dashboard.data.paired import Moments, Pairs, interval, p_values, pairs_of
 from pipelines.dashboard.data.sides import (
     controls,
     default_pair,
+    group_control,
     name_of,
+    pair_parameters,
     sides_of,
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import (
-    CROSS,
-    CROSSED,
-    Slicing,
-    everything,
-    label_of_group,
-)
-from pipelines.dashboard.data.verdict import p_words
+from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, label_of_group
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts.shapes import Band, Dot, Point, banded_lines, line_chart
+from pipelines.pages.charts.style import color_of
 from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -74,8 +60,12 @@ MIN_USERS = 20
 """Slices with fewer users are listed without an interval in the chart."""
 
 
+Difference = tuple[str, str, Moments, int]
+"""Label of the row, name of the side, moments, and place of the slice in them."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class Comparison:
     """What the page is about."""
 
     pairs: Pairs
@@ -84,29 +74,31 @@ class Shown:
     metric: str
     """Without its k, such as ndcg."""
     k: int
-    group: str
-    """Of the slices."""
 
     @property
     def named(self) -> str:
         return f"{self.metric}@{self.k}"
 
+    @property
+    def colors(self) -> dict[str, str]:
+        return {name: color_of(place) for place, name in enumerate(self.names)}
+
 
 def build(context: Context, query: Query) -> Page:
-    """Make the page."""
-    split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
+    """Build the page."""
+    split = split_of(query)
     sides = sides_of(context, query, split)
     pairs = pairs_of(context, sides, split)
     names = [name_of(one, sides) for one in sides]
     single = pairs.slicings.groups
     groups = [*single, *(CROSS.join(pair) for pair in CROSSED if {*pair} <= {*single})]
-    shown = Shown(
+    group = query.choice("group", groups, groups[0]) if groups else ""
+    shown = Comparison(
         pairs=pairs,
         sides=sides,
         names=names,
         metric=query.choice("metric", METRICS, "ndcg"),
         k=query.number("k", 10, least=1, most=DEPTH),
-        group=query.choice("group", groups, groups[0]) if groups else "",
     )
     if not len(pairs.known):
         return Page(
@@ -115,7 +107,9 @@ def build(context: Context, query: Query) -> Page:
             blocks=[Words(lines=warnings(pairs.known, names), tone="bad")],
             controls=controls(context, sides, split),
         )
-    measures = [measures_of(context, one, split) for one in sides]
+    measures = measures_table([measures_of(context, one, split) for one in sides], names, sides)
+    slicing = pairs.slicings.get(group) if group else None
+    metrics = [Option(value=name, label=METRICS[name][0].format(k="k")) for name in METRICS]
     return Page(
         title="Compare " + " and ".join(names),
         lead=f"{len(pairs.known):,} queries of {pairs.known.num_users:,} users that all of them "
@@ -123,96 +117,141 @@ def build(context: Context, query: Query) -> Page:
         blocks=[
             *metrics_blocks(shown),
             Section(key="by-k", title="By list length", blocks=[k_chart(shown)]),
-            *slice_sections(shown),
-            *time_sections(shown),
-            Section(
-                key="beside",
-                title="Beside accuracy",
-                blocks=[measures_table(measures, names, sides)],
-            ),
-            Words(lines=["Where to look next:"], links=links(shown)),
+            *([slices_section(shown, slicing)] if slicing else []),
+            Section(key="time", title="Over time", blocks=[time_block(shown)]),
+            Section(key="beside", title="Beyond accuracy", blocks=[measures]),
+            Words(lines=["Next:"], links=links(shown)),
         ],
-        controls=[*controls(context, sides, split), *own_controls(shown, groups, split)],
+        controls=[
+            *controls(context, sides, split),
+            Control(
+                name="metric", label="Metric", kind="select", value=shown.metric, options=metrics
+            ),
+            Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=DEPTH),
+            *group_control(group, groups),
+            split_control(sides, split),
+        ],
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
     )
 
 
-def own_controls(shown: Shown, groups: Sequence[str], split: Split) -> list[Control]:
-    """Let metric, list length, slices and split be chosen."""
-    metrics = [Option(value=name, label=METRICS[name][0].format(k="k")) for name in METRICS]
-    found = [
-        Control(name="metric", label="Metric", kind="select", value=shown.metric, options=metrics),
-        Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=DEPTH),
-    ]
-    if groups:
-        options = [Option(value=group, label=group_label(group)) for group in groups]
-        found.append(
-            Control(name="group", label="Slices", kind="select", value=shown.group, options=options)
-        )
-    return [*found, split_control(shown.sides, split)]
-
-
-def group_label(group: str) -> str:
-    """Title the slices of a slicing."""
-    return f"By {label_of_group(group)}"
-
-
-def metrics_blocks(shown: Shown) -> list[Block]:
-    """Compare by a family of metrics, corrected together; a chart and a table."""
-    whole = everything(len(shown.pairs.known))
-    metrics = list(dict.fromkeys((shown.named, *FAMILY)))
-    tests: list[tuple[str, int, Moments]] = [
-        (metric, place, shown.pairs.moments(0, place, whole, metric))
-        for metric in metrics
-        for place in range(1, len(shown.sides))
-    ]
-    adjusted = holm(np.array([p_values(found)[0] for _, _, found in tests]))
+def tests_of(
+    tests: Sequence[Difference],
+) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
+    """Test differences, corrected together, as rows of a table and dots of a chart."""
+    adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
     rows: list[list[Cell | LinkedCell]] = []
     dots = []
-    for (metric, place, found), p_value in zip(tests, adjusted, strict=True):
-        first, second = float(found.first[0]), float(found.second[0])
-        differs = p_value <= LEVEL
+    for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
+        first, second = float(found.first[code]), float(found.second[code])
+        low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
+        users, difference = int(found.num_users[code]), float(found.difference[code])
         verdict = "no difference shown"
-        if differs:
-            verdict = "better" if second > first else "worse"
-        row: list[Cell | LinkedCell] = [
-            metric_label(metric), shown.names[place], first, second, second - first,
-            interval_words(found, 0, CONFIDENCE), p_words(float(p_value)), verdict,
-            metric_meaning(metric),
-        ]  # fmt: skip
-        rows.append(row)
-        if first > 0:
-            dots.append(dot(metric_label(metric), shown.names[place], found, 0, CONFIDENCE))
-    table = Table(
-        key="metrics",
-        title="Metrics on the same queries",
-        note=f"Means over users. Intervals hold the true difference in {CONFIDENCE:.0%} of samples "
-        f"of such users, each by itself. p is corrected for all {len(tests)} tests of this table "
-        f"(Holm): if none of the sides differed, one or more would be called different in at most "
-        f"{LEVEL:.0%} of cases.",
-        columns=[
-            *texts("metric", "side"),
-            *numbers(shown.names[0], "side's mean", format="metric"),
-            *numbers("difference", format="signed"),
-            *texts("interval", note=f"{CONFIDENCE:.0%}, of the difference"),
-            *texts("adjusted p", note="Holm, over the whole table"),
-            *texts("in words", "what it says"),
-        ],
-        rows=rows,
-        origins=origins(shown.sides),
-    )
-    chart = difference_chart(
-        "differences",
-        f"Differences from {shown.names[0]}",
+        if p_value <= LEVEL:
+            verdict = "better" if difference > 0 else "worse"
+        rows.append(
+            [
+                label,
+                name,
+                users,
+                first,
+                second,
+                difference,
+                f"{low:+.4f} to {high:+.4f}",
+                p_words(float(p_value)),
+                verdict,
+            ]
+        )
+        if first > 0 and users >= MIN_USERS:
+            words = (
+                f"{difference / first:+.1%} ({low / first:+.1%} to {high / first:+.1%}), from "
+                f"{first:.4f} to {second:.4f}, {users:,} users"
+            )
+            dots.append(dot_of(label, name, difference / first, low / first, high / first, words))
+    return rows, dots
+
+
+def p_words(p_value: float) -> str:
+    """Format a p-value."""
+    return "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+
+
+def tests_blocks(
+    shown: Comparison, key: str, title: str, note: str, tests: Sequence[Difference]
+) -> list[Block]:
+    """Draw and list tests of one kind.
+
+    Args:
+        shown: The sides.
+        key: Of the table.
+        title: Of the table.
+        note: Of the table.
+        tests: As `tests_of` takes them.
+    """
+    rows, dots = tests_of(tests)
+    chart = interval_chart_of(
+        "slices" if key == "slice-table" else "differences",
+        f"{title}: differences from {shown.names[0]}",
         "Each dot is a difference as a share of the first side's mean, each line its 95% "
         "interval. A line that does not touch 0 shows a difference, before correction.",
         dots,
         shown.sides,
     )
-    return [chart, table]
+    table = Table(
+        key=key,
+        title=title,
+        note=f"{note} Intervals hold the true difference in {CONFIDENCE:.0%} of samples of such "
+        f"users, each by itself. p is corrected for all {len(rows)} tests of this table (Holm): if "
+        f"none differed, one or more would be called different in at most {LEVEL:.0%} of cases.",
+        columns=[
+            *texts("slice" if key == "slice-table" else "metric", "side"),
+            *counts("users"),
+            *numbers(shown.names[0], "side's mean", format="metric"),
+            *numbers("difference", format="signed"),
+            *texts("interval", note=f"{CONFIDENCE:.0%}, of the difference"),
+            *texts("adjusted p", note="Holm, over the whole table"),
+            *texts("in words"),
+        ],
+        rows=rows,
+        origins=origins(shown.sides),
+    )
+    return [chart, table] if dots else [table]
 
 
-def k_chart(shown: Shown) -> Chart:
+def metrics_blocks(shown: Comparison) -> list[Block]:
+    """Compare by a family of metrics."""
+    whole = everything(len(shown.pairs.known))
+    metrics = list(dict.fromkeys((shown.named, *FAMILY)))
+    tests = [
+        (metric_label(metric), name, shown.pairs.moments(0, place, whole, metric), 0)
+        for metric in metrics
+        for place, name in list(enumerate(shown.names))[1:]
+    ]
+    meanings = "; ".join(f"{metric_label(one)}: {metric_meaning(one)}" for one in metrics[:1])
+    note = f"Means over users. {meanings}."
+    return tests_blocks(shown, "metrics", "Metrics on the same queries", note, tests)
+
+
+def slices_section(shown: Comparison, slicing: Slicing) -> Section:
+    """Compare by slice of the chosen slicing."""
+    tests = []
+    for place, name in list(enumerate(shown.names))[1:]:
+        found = shown.pairs.moments(0, place, slicing, shown.named)
+        tests += [
+            (slice_, name, found, code)
+            for code, slice_ in enumerate(slicing.names)
+            if found.num_users[code] > 0
+        ]
+    title = f"{metric_label(shown.named)} by slice"
+    note = "A user counts in a slice by the held-out items that are in it."
+    return Section(
+        key="slices-section",
+        title=f"By {label_of_group(slicing.group)}",
+        blocks=tests_blocks(shown, "slice-table", title, note, tests),
+    )
+
+
+def k_chart(shown: Comparison) -> Chart:
     """Draw the metric of each side by the length of the list."""
     whole = everything(len(shown.pairs.known))
     points = []
@@ -222,119 +261,45 @@ def k_chart(shown: Shown) -> Chart:
             value = round(float(found.second[0]), 5)
             note = f"{name}: {metric_label(f'{shown.metric}@{k}')} {value:.4f}"
             points.append(Point(x=k, y=value, series=name, note=note))
-    palette = colors(shown.names)
     label = METRICS[shown.metric][0].format(k="k")
     return Chart(
         key="k",
         title=f"{label} by list length",
-        note="Where the lines part says how far down the list the sides differ: at the left, in "
-        "the first places; only at the right, further down than most users look.",
+        note="Lines that part at the left differ in the first places; lines that part only at the "
+        "right differ further down than most users look.",
         description=f"{label} of {len(shown.names)} sides at {len(KS)} list lengths.",
         spec=line_chart(
-            points, palette, x_title="k, places of the list", y_title=label, x_values=KS
+            points, shown.colors, x_title="k, places of the list", y_title=label, x_values=KS
         ),
         columns=("k", "side", label),
         rows=[(point.x, point.series, point.y) for point in points],
-        legend=palette,
+        legend=shown.colors,
         origins=origins(shown.sides),
     )
 
 
-def slice_sections(shown: Shown) -> list[Section]:
-    """Compare by slice of the chosen slicing."""
-    slicing = shown.pairs.slicings.get(shown.group) if shown.group else None
-    if slicing is None:
-        return []
-    rows, dots = slice_rows(shown, slicing)
-    label = metric_label(shown.named)
-    blocks: list[Block] = []
-    if dots:
-        chart = difference_chart(
-            "slices",
-            f"{label} by slice: differences from {shown.names[0]}",
-            f"Slices with at least {MIN_USERS} users. A slice whose line lies left of 0 is served "
-            "worse; the table has the corrected p-values.",
-            dots,
-            shown.sides,
-        )
-        blocks.append(chart)
-    blocks.append(
-        Table(
-            key="slice-table",
-            title=f"{label} by slice",
-            note="p is corrected for all rows of this table (Holm). A user counts in a slice by "
-            "the held-out items that are in it.",
-            columns=[
-                *texts("slice", "side"),
-                *counts("users"),
-                *numbers(shown.names[0], "side's mean", format="metric"),
-                *numbers("difference", format="signed"),
-                *texts("interval", "adjusted p"),
-            ],
-            rows=rows,
-            origins=origins(shown.sides),
-        )
-    )
-    return [Section(key="slices-section", title=group_label(shown.group), blocks=blocks)]
-
-
-def slice_rows(shown: Shown, slicing: Slicing) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
-    """Test each slice of each side."""
-    found = [
-        shown.pairs.moments(0, place, slicing, shown.named) for place in range(1, len(shown.sides))
-    ]
-    tests = [
-        (place, code)
-        for code in range(len(slicing.names))
-        for place, one in enumerate(found)
-        if one.num_users[code] > 0
-    ]
-    by_side = [p_values(one) for one in found]
-    adjusted = holm(np.array([by_side[place][code] for place, code in tests]))
-    rows: list[list[Cell | LinkedCell]] = []
-    dots = []
-    for (place, code), p_value in zip(tests, adjusted, strict=True):
-        one, name = found[place], shown.names[place + 1]
-        row: list[Cell | LinkedCell] = [
-            slicing.names[code], name, int(one.num_users[code]), float(one.first[code]),
-            float(one.second[code]), float(one.difference[code]),
-            interval_words(one, code, CONFIDENCE), p_words(float(p_value)),
-        ]  # fmt: skip
-        rows.append(row)
-        if one.num_users[code] >= MIN_USERS and one.first[code] > 0:
-            dots.append(dot(slicing.names[code], name, one, code, CONFIDENCE))
-    return rows, dots
-
-
-def time_sections(shown: Shown) -> list[Section]:
-    """Draw differences over the time of the queries, where there are times."""
+def time_block(shown: Comparison) -> Block:
+    """Draw differences over the time of the queries, if there are times."""
     blocks = shown.pairs.slicings.blocks(NUM_PERIODS)
     if blocks is None:
         words = "These queries have no times, or not all of them, so nothing is drawn over time."
-        return [Section(key="time", title="Over time", blocks=[Words(lines=[words])])]
+        return Words(lines=[words])
     middles = [datetime.fromtimestamp(int(name), UTC) for name in blocks.names]
     bands = []
-    for place in range(1, len(shown.sides)):
-        found = moments_of(shown.pairs.values(0, place, blocks, shown.named))
-        low, high = interval(found, CONFIDENCE)
-        name = shown.names[place]
+    for place, name in list(enumerate(shown.names))[1:]:
+        found = shown.pairs.moments(0, place, blocks, shown.named)
+        ends = (found.difference, *interval(found, CONFIDENCE))
         for code, middle in enumerate(middles):
-            mean = round(float(found.difference[code]), 5)
-            ends = [round(float(end[code]), 5) for end in (low, high)]
-            note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({ends[0]:+.4f} to {ends[1]:+.4f})"
-            bands.append(
-                Band(
-                    day=middle.isoformat(), mean=mean, low=ends[0], high=ends[1], note=note,
-                    series=name,
-                )
-            )  # fmt: skip
-    palette = {name: colors(shown.names)[name] for name in shown.names[1:]}
-    label = metric_label(shown.named)
-    chart = Chart(
+            mean, low, high = (round(float(end[code]), 5) for end in ends)
+            note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({low:+.4f} to {high:+.4f})"
+            day = middle.isoformat()
+            bands.append(Band(day=day, mean=mean, low=low, high=high, note=note, series=name))
+    palette = {name: shown.colors[name] for name in shown.names[1:]}
+    return Chart(
         key="over-time",
-        title=f"Difference in {label} over the time of the query",
+        title=f"Difference in {metric_label(shown.named)} over the time of the query",
         note=f"{len(middles)} blocks of equally many queries, with 95% intervals over users. A "
-        "line that keeps to one side of 0 says that the difference is no matter of one week.",
+        "line that stays on one side of 0 shows that the difference is not that of one week.",
         description=f"{len(bands)} differences over time.",
         spec=banded_lines(
             bands,
@@ -347,55 +312,38 @@ def time_sections(shown: Shown) -> list[Section]:
         legend=palette,
         origins=origins(shown.sides),
     )
-    return [Section(key="time", title="Over time", blocks=[chart])]
 
 
-def links(shown: Shown) -> list[Link]:
+def links(shown: Comparison) -> list[Link]:
     """Lead to the pages that explain a difference."""
-    first, second = shown.sides[0], shown.sides[1]
-    pair = pair_parameters(first, second)
-    label = f"{LETTERS[0]} or {LETTERS[1]}: which to release, and why"
+    pair = pair_parameters(shown.sides[0], shown.sides[1])
     found = [
-        Link(label=label, page="summary", parameters=pair),
+        Link(label="A or B: which to release, and why", page="summary", parameters=pair),
         Link(label="Users won and lost between the first two", page="why", parameters=pair),
         Link(label="How models age between trainings", page="replay"),
     ]
     if "runs" in pair:
         runs = {"runs": pair["runs"]}
-        found.append(
-            Link(label="Differences of their settings", page="differences", parameters=runs)
-        )
+        label = "Differences of their settings"
+        found.append(Link(label=label, page="differences", parameters=runs))
     return found
-
-
-def pair_parameters(first: Side, second: Side) -> dict[str, str | tuple[str, ...]]:
-    """Name two sides as the address of a page does."""
-    if first.run.key == second.run.key:
-        return {"run": first.run.key, "first": first.model, "second": second.model}
-    return {
-        "runs": (first.run.key, second.run.key),
-        "model1": first.model,
-        "model2": second.model,
-    }
 
 
 def exports(context: Context, query: Query) -> list[Query]:
     """Let a file hold the models of its run, and its pair by a few slicings and metrics."""
-    found = [query]
     try:
-        runs = query.several("runs", at_most=2)
-        pair = [context.stores.run(key) for key in runs]
+        pair = [context.stores.run(key) for key in query.several("runs", at_most=2)]
         if len(pair) < 2:
             pair = [*default_pair(context, "test", query.text("run"))]
         sides = [side(run, "test") for run in pair]
         groups = pairs_of(context, sides, "test").slicings.groups
     except (NotFoundError, QueryError):
-        return found
+        return [query]
     base = Query.of(**pair_parameters(*sides))
-    chosen = [{"group": group} for group in EXPORTED_GROUPS if group in groups]
-    variants: list[dict[str, str]] = [{}, *chosen, {"metric": "recall"}, {"metric": "mrr"}]
+    variants: list[dict[str, str]] = [{}, {"metric": "recall"}, {"metric": "mrr"}]
+    variants += [{"group": group} for group in EXPORTED_GROUPS if group in groups]
     values = [{name: (value,) for name, value in variant.items()} for variant in variants]
-    return [*found, *(Query({**base.values, **one}) for one in values)]
+    return [query, *(Query({**base.values, **one}) for one in values)]
 
 
 ENTRY = PageEntry(

@@ -1,13 +1,15 @@
-"""What each run answered to each held-out query: rank of the held-out item by model.
+"""Rank of each held-out item by model: of one run, and of several sides on their common queries.
 
-A workspace keeps it in ``evaluate/per_user_<order>_<split>.parquet`` by dense rows; a bundle in
-``answers-<version>.parquet`` beside it by ids. Both are read here as one lazily read table, so that
-only the columns that are shown are read.
+A workspace keeps ranks in ``evaluate/per_user_<order>_<split>.parquet`` by dense rows; a bundle in
+``answers-<version>.parquet`` by ids. A query is the same if the same item is held out for the same
+user after as many events. Ranks beyond `DEPTH` count as not found, so each is one byte.
+
+Axes: M queries and held-out items, S sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,22 +20,23 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
-from pipelines.dashboard.context import Context
-from pipelines.dashboard.query import NotFoundError
+from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import Manifest
 from pipelines.inputs.tensors import released_order
 from pipelines.pages.wins import RANK, models_of
-from pipelines.publishing.same_queries import answers_file
+from pipelines.publishing.same_queries import KEY, answers_file
 from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
 
 Split = Literal["test", "validation"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-KEY = ("user_id", "item_id", "place")
 SERVED = "served"
 """Name of the only model of a bundle's answers."""
+DEPTH = 100
+"""Places of a list; what is ranked below is not found."""
 Rows = NDArray[np.int64]
+Ranks = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +48,25 @@ class Side:
 
 
 class Answers(NamedTuple):
-    """Where a run's ranks lie."""
+    """Files with a run's ranks."""
 
     table: Path
     models: tuple[str, ...]
     features: Path | None
-    """Of build_features, whose rows the table is written in; None for a bundle."""
+    """Folder of build_features, whose rows the table is written in; None for a bundle."""
     order: str
     """How tied times were ordered."""
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a value computed from them depends on."""
+        """Files that a value computed from them depends on."""
         manifest = () if self.features is None else (self.features / "manifest.json",)
         return (self.table, *manifest)
+
+
+def split_of(query: Query) -> Split:
+    """Read which held-out events a page is about."""
+    return "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
 
 
 def answers(run: Run, split: Split) -> Answers:
@@ -73,7 +81,7 @@ def answers(run: Run, split: Split) -> Answers:
         if not table.exists() or split != "test":
             raise NotFoundError(
                 f"bundle {version} has no {table.name} for the split {split}; a release writes it "
-                "where its run measured test, and compares by it"
+                "if its run measured test, and compares by it"
             )
         return Answers(table, (SERVED,), None, "")
     tables = sorted((run.path / "evaluate").glob(f"per_user_*_{split}.parquet"))
@@ -96,8 +104,16 @@ def _models(table: Path, changed: int) -> tuple[str, ...]:
     return models_of(list(pl.read_parquet_schema(table)))
 
 
+def has_ranks(run: Run, split: Split, at_least: int = 1) -> bool:
+    """Whether a run keeps ranks by user, of so many models."""
+    try:
+        return len(answers(run, split).models) >= at_least
+    except NotFoundError:
+        return False
+
+
 def served_model(run: Run, models: Sequence[str]) -> str:
-    """Name the model whose list is served; the last one where none is."""
+    """Name the model whose list is served; the last one if none is."""
     choices = (run.served, RANKED, BLEND_FAST, BLEND, SERVED)
     return next((name for name in choices if name and name in models), models[-1])
 
@@ -114,94 +130,28 @@ def side(run: Run, split: Split, model: str | None = None) -> Side:
     return Side(run=run, model=model or served_model(run, models))
 
 
-def queries(run: Run, split: Split, models: Sequence[str], *, lists: bool = False) -> pl.LazyFrame:
-    """Read a run's answers lazily, users and items by their ids.
-
-    Args:
-        run: A workspace or a bundle.
-        split: Of its held-out items.
-        models: Whose ranks are read.
-        lists: Read their lists, too: item rows, best first.
-
-    Returns:
-        user_id, item_id, place (events of the user before the query), ``rank_<model>`` (null where
-        it is not found), ``top_k_<model>``; of a workspace user_row, item_row, and time (Unix
-        seconds of the query) where there are times.
-    """
-    found = answers(run, split)
-    if found.features is None:
-        names = (*KEY, pl.col("rank").alias(f"{RANK}{SERVED}"))
-        return pl.scan_parquet(found.table).select(names)
-    columns = [f"{RANK}{model}" for model in models]
-    columns += [f"top_k_{model}" for model in models if lists]
-    ranks = pl.scan_parquet(found.table).select("user_row", "item_row", *columns)
-    users = pl.scan_parquet(found.features / "vocabularies" / "users.parquet")
-    items = pl.scan_parquet(found.features / "items.parquet")
-    return (
-        ranks.join(places(found, split).lazy(), on="user_row", how="left", maintain_order="left")
-        .join(
-            users.select(pl.col("row").alias("user_row"), pl.col("id").alias("user_id")),
-            on="user_row",
-            how="left",
-            maintain_order="left",
-        )
-        .join(items.select("item_row", "item_id"), on="item_row", how="left", maintain_order="left")
-    )
-
-
-def places(found: Answers, split: Split) -> pl.DataFrame:
-    """Say of each user row how many events come before its query, and when that is."""
-    assert found.features is not None
-    sequences = Sequences.load(found.features / "sequences" / found.order)
-    ends = sequences.validation_end if split == "test" else sequences.train_end
-    columns = {
-        "user_row": np.arange(sequences.num_user_rows),
-        "place": np.asarray(ends) - np.asarray(sequences.offsets[:-1]),
-    }
-    if sequences.times is not None:
-        # A user without a held-out event has no query.
-        last = max(0, sequences.num_events - 1)
-        columns["time"] = np.asarray(sequences.times[np.minimum(ends, last)])
-    return pl.DataFrame(columns)
-
-
-def data_of(features: Path) -> str:
-    """Read the digest of the prepared data; "" where it cannot be read."""
-    try:
-        manifest = Manifest.read(features)
-    except ValueError:
-        return ""
-    return "" if manifest is None else manifest.output
-
-
-DEPTH = 100
-"""Places of a list; what is ranked below is not found."""
-Ranks = NDArray[np.uint8]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
     """Queries of one side that the others did not answer, by reason."""
 
     num_queries: int
     """Before."""
-    other_users: int
+    other_users: int = 0
     """Their user is not in every other side."""
-    other_items: int
+    other_items: int = 0
     """Another item is held out."""
-    other_histories: int
-    """The same item behind another number of events."""
+    other_histories: int = 0
+    """The same item after another number of events."""
 
     @property
     def words(self) -> str:
-        """Say it; empty where nothing was dropped."""
+        """Reasons in words; empty if nothing was dropped."""
         reasons = {
             "of users that are not in all": self.other_users,
             "with another held-out item": self.other_items,
-            "behind another number of events": self.other_histories,
+            "after another number of events": self.other_histories,
         }
-        parts = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
-        return ", ".join(parts)
+        return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -210,14 +160,17 @@ class Joined:
 
     sides: tuple[Side, ...]
     user_rows: Rows
-    """[M]; of `features` where there are some, else any numbers."""
+    """User of each query, [M]; those of the features that are named, else below 0."""
     item_rows: Rows
+    """Held-out item, [M]."""
     places: Rows
+    """Events of the user before the query, [M]."""
     times: Rows | None
+    """Unix seconds of the query, [M]."""
     ranks: tuple[Ranks, ...]
-    """Of each side, [S] of [M]: 1 to `DEPTH`, 0 where the item is not found."""
+    """Of each side, [S] of [M]: 1 to `DEPTH`, 0 if the item is not found."""
     features: Path | None
-    """Of build_features: where attributes of users and items are read."""
+    """Folder of build_features, with attributes of users and items."""
     order: str
     dropped: tuple[Dropped, ...]
     """Of each side, [S]."""
@@ -238,83 +191,91 @@ class Joined:
         return len(self.starts)
 
 
-def joined(context: Context, sides: Sequence[Side], split: Split) -> Joined:
-    """Join sides on their same queries; kept until a file changes."""
-    found = [answers(one.run, split) for one in sides]
-    files = [path for one in found for path in one.files]
-    key = ("joined", split, tuple((one.run.key, one.model) for one in sides))
-    return context.tables.get(key, files, lambda: join(tuple(sides), split))
-
-
-def join(sides: tuple[Side, ...], split: Split) -> Joined:
-    """Read and join.
-
-    Sides of the same prepared data are joined by rows, others by ids.
+def join(sides: Sequence[Side], split: Split) -> Joined:
+    """Read the ranks of sides and join them: by rows if their prepared data are equal, else by ids.
 
     Raises:
         NotFoundError: A table is gone or cannot be read.
     """
     try:
-        frames = [_ranks(one, split) for one in sides]
         known = [answers(one.run, split) for one in sides]
-        alike = frames[0].select("user_row", "item_row") if _same_rows(known) else None
-        if alike is not None and all(frame[:, :2].equals(alike) for frame in frames[1:]):
-            full = frames[0].hstack([frame["rank"].alias(f"rank{s}") for s, frame in _rest(frames)])
-            dropped = tuple(_nothing(len(frame)) for frame in frames)
-            return _laid_out(sides, split, full.rename({"rank": "rank0"}), dropped)
-        by_ids = [
-            queries(one.run, split, [one.model]).select(*KEY, _coded(one.model)).collect()
-            for one in sides
-        ]
+        if (frame := _joined_by_rows(sides, known)) is not None:
+            return _joined(
+                sides, known, split, frame, [Dropped(num_queries=len(frame))] * len(sides)
+            )
+        frames = [_by_ids(one, found, split) for one, found in zip(sides, known, strict=True)]
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(f"the ranks by user cannot be read: {error}") from error
-    both = by_ids[0].rename({"rank": "rank0"})
-    for place, frame in _rest(by_ids):
+    both = frames[0].rename({"rank": "rank0"})
+    for place, frame in list(enumerate(frames))[1:]:
         both = both.join(frame.rename({"rank": f"rank{place}"}), on=KEY)
-    dropped = tuple(_dropped(frame, by_ids, both) for frame in by_ids)
-    return _laid_out(sides, split, both, dropped)
+    return _joined(sides, known, split, both, [_dropped(frame, frames, both) for frame in frames])
 
 
-def _rest(frames: Sequence[pl.DataFrame]) -> list[tuple[int, pl.DataFrame]]:
-    return list(enumerate(frames))[1:]
-
-
-def _coded(model: str) -> pl.Expr:
-    rank = pl.col(f"{RANK}{model}")
+def _coded(rank: pl.Expr) -> pl.Expr:
     return pl.when(rank.is_between(1, DEPTH)).then(rank).otherwise(0).cast(pl.UInt8).alias("rank")
 
 
-def _ranks(one: Side, split: Split) -> pl.DataFrame:
-    """Read user_row, item_row and rank; nothing but the height of a bundle's answers."""
-    found = answers(one.run, split)
+def _joined_by_rows(sides: Sequence[Side], known: Sequence[Answers]) -> pl.DataFrame | None:
+    """Put ranks beside each other if all tables list the same rows of the same data."""
+    digests = {("" if one.features is None else data_of(one.features), one.order) for one in known}
+    if len(digests) > 1 or "" in {digest for digest, _ in digests}:
+        return None
+    full: pl.DataFrame | None = None
+    for place, (one, found) in enumerate(zip(sides, known, strict=True)):
+        rank = _coded(pl.col(f"{RANK}{one.model}")).alias(f"rank{place}")
+        frame = pl.scan_parquet(found.table).select("user_row", "item_row", rank).collect()
+        if full is None:
+            full = frame
+        elif frame[:, :2].equals(full[:, :2]):
+            full = full.hstack([frame[f"rank{place}"]])
+        else:
+            return None
+    return full
+
+
+def _by_ids(one: Side, found: Answers, split: Split) -> pl.DataFrame:
+    """Read user_id, item_id, place (events of the user before the query) and rank."""
     table = pl.scan_parquet(found.table)
     if found.features is None:
-        return table.select(pl.len()).collect()
-    return table.select("user_row", "item_row", _coded(one.model)).collect()
+        return table.select(*KEY, _coded(pl.col("rank"))).collect()
+    users = pl.scan_parquet(found.features / "vocabularies" / "users.parquet")
+    items = pl.scan_parquet(found.features / "items.parquet").select("item_row", "item_id")
+    ids = users.select(pl.col("row").alias("user_row"), pl.col("id").alias("user_id"))
+    ranks = table.select("user_row", "item_row", _coded(pl.col(f"{RANK}{one.model}")))
+    for other, key in (
+        (_places(found, split).lazy(), "user_row"),
+        (ids, "user_row"),
+        (items, "item_row"),
+    ):
+        ranks = ranks.join(other, on=key, how="left", maintain_order="left")
+    return ranks.select(*KEY, "rank").collect()
 
 
-def _same_rows(known: Sequence[Answers]) -> bool:
-    """Whether all tables number users and items alike."""
-    digests = set()
-    for one in known:
-        if one.features is None:
-            return False
-        digests.add((data_of(one.features), one.order))
-    return len(digests) == 1 and "" not in {digest for digest, _ in digests}
+def _places(found: Answers, split: Split) -> pl.DataFrame:
+    """Count the events before each user row's query."""
+    assert found.features is not None
+    sequences = Sequences.load(found.features / "sequences" / found.order)
+    ends = sequences.validation_end if split == "test" else sequences.train_end
+    before = np.asarray(ends) - np.asarray(sequences.offsets[:-1])
+    return pl.DataFrame({"user_row": np.arange(sequences.num_user_rows), "place": before})
 
 
-def _nothing(num_queries: int) -> Dropped:
-    return Dropped(num_queries=num_queries, other_users=0, other_items=0, other_histories=0)
+def data_of(features: Path) -> str:
+    """Read the digest of the prepared data; "" if it cannot be read."""
+    try:
+        manifest = Manifest.read(features)
+    except ValueError:
+        return ""
+    return "" if manifest is None else manifest.output
 
 
-def _dropped(
-    frame: pl.DataFrame, all_of_them: Sequence[pl.DataFrame], both: pl.DataFrame
-) -> Dropped:
+def _dropped(frame: pl.DataFrame, frames: Sequence[pl.DataFrame], both: pl.DataFrame) -> Dropped:
     if frame.height == both.height:
-        return _nothing(frame.height)
+        return Dropped(num_queries=frame.height)
     lost = frame.join(both, on=KEY, how="anti")
     known, same = lost, lost
-    for other in all_of_them:
+    for other in frames:
         known = known.join(other, on="user_id", how="semi")
         same = same.join(other, on=["user_id", "item_id"], how="semi")
     return Dropped(
@@ -325,70 +286,69 @@ def _dropped(
     )
 
 
-def _laid_out(
-    sides: tuple[Side, ...], split: Split, frame: pl.DataFrame, dropped: tuple[Dropped, ...]
+def _joined(
+    sides: Sequence[Side],
+    known: Sequence[Answers],
+    split: Split,
+    frame: pl.DataFrame,
+    dropped: Sequence[Dropped],
 ) -> Joined:
     """Order queries by user, and number users and items by the features of the first that has."""
-    reference = next(iter(_references(sides, split)), None)
+    reference = next(_references(known), None)
     features, order = (None, "") if reference is None else (reference.features, reference.order)
     if "user_row" not in frame.columns:
         frame = _numbered(frame, features)
     elif reference is not None:
-        known = places(reference, split)["place"].to_numpy()
-        frame = frame.with_columns(place=known[frame["user_row"].to_numpy()])
+        before = _places(reference, split)["place"].to_numpy()
+        frame = frame.with_columns(place=before[frame["user_row"].to_numpy()])
     if not frame["user_row"].is_sorted():
         frame = frame.sort("user_row", "item_row")
-    user_rows, before = frame["user_row"].to_numpy(), frame["place"].to_numpy()
+    user_rows, places = frame["user_row"].to_numpy(), frame["place"].to_numpy()
+    times = None if features is None else _times(features / "sequences" / order, user_rows, places)
     return Joined(
-        sides=sides,
+        sides=tuple(sides),
         user_rows=user_rows,
         item_rows=frame["item_row"].to_numpy(writable=True),
-        places=before,
-        times=None
-        if features is None
-        else _times(features / "sequences" / order, user_rows, before),
+        places=places,
+        times=times,
         ranks=tuple(frame[f"rank{place}"].to_numpy() for place in range(len(sides))),
         features=features,
         order=order,
-        dropped=dropped,
+        dropped=tuple(dropped),
     )
 
 
-def _times(sequences: Path, user_rows: Rows, before: Rows) -> Rows | None:
-    """Read when each query was; None where there are no times, or not all of the events."""
+def _times(sequences: Path, user_rows: Rows, places: Rows) -> Rows | None:
+    """Read when each query was; None if there are no times, or not all of the events."""
     known = Sequences.load(sequences)
     if known.times is None or not len(user_rows) or user_rows.min() <= 0:
         return None
     if user_rows.max() >= known.num_user_rows:
         return None
-    positions = np.asarray(known.offsets)[user_rows] + before
+    positions = np.asarray(known.offsets)[user_rows] + places
     if (positions >= np.asarray(known.offsets)[user_rows + 1]).any():
         return None
     times: Rows = np.asarray(known.times)[positions]
     return times
 
 
-def _references(sides: Sequence[Side], split: Split) -> list[Answers]:
-    """List the sides with prepared data; a bundle that lies in a workspace has that one's."""
-    found = [answers(one.run, split) for one in sides]
-    whole = [one for one in found if one.features is not None]
-    for one in found:
+def _references(known: Sequence[Answers]) -> Iterator[Answers]:
+    """List the sides with prepared data; a bundle that is in a workspace has that one's."""
+    yield from (one for one in known if one.features is not None)
+    for one in known:
         features = one.table.parent.parent / "build_features"
         if one.features is None and (features / "vocabularies" / "users.parquet").exists():
-            whole.append(one._replace(features=features, order=released_order(features)))
-    return whole
+            yield one._replace(features=features, order=released_order(features))
 
 
 def _numbered(frame: pl.DataFrame, features: Path | None) -> pl.DataFrame:
     """Number ids by rows; what the features do not know has numbers below 0."""
     for name in ("user", "item"):
-        ids, row = pl.col(f"{name}_id"), f"{name}_row"
-        frame = frame.with_columns((-ids.rank("dense").cast(pl.Int64)).alias(row))
+        ids, row = f"{name}_id", f"{name}_row"
+        frame = frame.with_columns((-pl.col(ids).rank("dense").cast(pl.Int64)).alias(row))
         if features is not None:
-            path = features / "vocabularies" / f"{name}s.parquet"
-            known = pl.read_parquet(path).select(pl.col("id").alias(ids.meta.output_name()), "row")
-            frame = frame.join(known, on=ids.meta.output_name(), how="left").with_columns(
-                pl.coalesce("row", row).alias(row)
-            )
-            frame = frame.drop("row")
+            known = pl.read_parquet(features / "vocabularies" / f"{name}s.parquet")
+            known = known.select(pl.col("id").alias(ids), pl.col("row").alias("known"))
+            frame = frame.join(known, on=ids, how="left")
+            frame = frame.with_columns(pl.coalesce("known", row).alias(row)).drop("known")
     return frame

@@ -1,28 +1,33 @@
-"""What a side is like besides right, and what it costs: from its evaluation, run and release."""
+"""Measures beyond accuracy, and costs: from a side's evaluation, run and release."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, Split, answers
 from pipelines.dashboard.query import NotFoundError
+from pipelines.dashboard.workspaces.files import read_or_empty
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
 from pipelines.publishing.decisions import FOLDER, decision_on
+from pipelines.publishing.write_release import TIMED
 
-LIST_TIME = "time of a list"
-"""Name of the gate's verdict that holds the median of making a list, in milliseconds."""
+COSTS = {
+    "seconds": "training",
+    "peak_memory": "memory of training",
+    "bundle_bytes": "size of the bundle",
+    "list_ms": "time of a list",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Of one side; what is not known is absent."""
+    """Measures of one side; what is not known is absent."""
 
     beyond_accuracy: Mapping[str, float] = field(default_factory=dict)
     """By measure, such as coverage@10."""
@@ -41,30 +46,38 @@ class Measures:
         return found
 
 
-COSTS = {
-    "seconds": "training",
-    "peak_memory": "memory of training",
-    "bundle_bytes": "size of the bundle",
-    "list_ms": "time of a list",
-}
+def cost_words(name: str, value: float) -> str:
+    """Format a cost with its unit."""
+    if name == "seconds":
+        return duration(value)
+    return f"{value:.1f} ms" if name == "list_ms" else size(value)
 
 
 def measures_of(context: Context, side: Side, split: Split) -> Measures:
     """Read a side's measures; missing and broken files leave them out."""
     run = side.run
-    path = run.path
     bundle, measured = _bundle(context, run), _measured(context, side)
-    decisions = None if bundle is None else bundle.parent / FOLDER
-    files = [path / "manifest.json"]
-    files += [one for one in (bundle, decisions) if one is not None]
-    if measured is not None:
-        files.append(measured.run.path / "evaluate" / ANALYSIS)
-    key = ("measures", run.key, side.model, split)
-    return context.cache.get(key, files, lambda: _read(run, measured, split, bundle))
+    files = [run.path / "manifest.json"]
+    files += [] if bundle is None else [bundle, bundle.parent / FOLDER]
+    files += [] if measured is None else [measured.run.path / "evaluate" / ANALYSIS]
+
+    def read() -> Measures:
+        hosts = {read_or_empty(one).get("host") for one in run.path.glob("train_*/run.json")}
+        hosts -= {None}
+        return Measures(
+            beyond_accuracy={} if measured is None else _beyond_accuracy(measured, split),
+            seconds=run.seconds,
+            peak_memory=run.peak_memory,
+            bundle_bytes=None if bundle is None else _size(bundle),
+            list_ms=None if bundle is None else _list_time(bundle),
+            host=str(hosts.pop()) if len(hosts) == 1 else None,
+        )
+
+    return context.cache.get(("measures", run.key, side.model, split), files, read)
 
 
 def _measured(context: Context, side: Side) -> Side | None:
-    """Find the workspace whose evaluation measured a side; None where it measured another since."""
+    """Find the workspace whose evaluation measured a side; None if it measured another since."""
     run = side.run
     if run.kind == "workspace":
         return side
@@ -77,22 +90,10 @@ def _measured(context: Context, side: Side) -> Side | None:
     return Side(run=maker, model=maker.served)
 
 
-def _read(run: Run, measured: Side | None, split: Split, bundle: Path | None) -> Measures:
-    return Measures(
-        beyond_accuracy={} if measured is None else _beyond_accuracy(measured, split),
-        seconds=run.seconds,
-        peak_memory=run.peak_memory,
-        bundle_bytes=None if bundle is None else _size(bundle),
-        list_ms=None if bundle is None else _list_time(bundle),
-        host=_host(run.path),
-    )
-
-
 def _beyond_accuracy(side: Side, split: Split) -> Mapping[str, float]:
     try:
-        orders = Analysis.load(side.run.path / "evaluate").orders
         order = answers(side.run, split).order
-        model = orders[order][split].models[side.model]
+        model = Analysis.load(side.run.path / "evaluate").orders[order][split].models[side.model]
     except (OSError, ValueError, KeyError, TypeError, NotFoundError):
         return {}
     return {name: value for name, value in model.beyond_accuracy.items() if math.isfinite(value)}
@@ -102,17 +103,12 @@ def _bundle(context: Context, run: Run) -> Path | None:
     """Find the bundle that a run released last, or is."""
     if run.kind == "bundle":
         return run.path
-    if not run.bundles:
-        return None
-    for other in context.stores.bundles():
-        if other.made_by == run.key and run.bundles[0] in other.bundles:
-            return other.path
-    return None
+    made = (one for one in context.stores.bundles() if one.made_by == run.key)
+    return next((one.path for one in made if {*run.bundles[:1]} & {*one.bundles}), None)
 
 
 def _size(bundle: Path) -> int | None:
-    document = _json(bundle / "manifest.json")
-    files = document.get("files")
+    files = read_or_empty(bundle / "manifest.json").get("files")
     if not isinstance(files, dict):
         return None
     return sum(int(one.get("size", 0)) for one in files.values() if isinstance(one, dict))
@@ -124,19 +120,6 @@ def _list_time(bundle: Path) -> float | None:
     except (OSError, ValueError):
         return None
     for verdict in () if written is None else written.decision.verdicts:
-        if verdict.get("name") == LIST_TIME and verdict.get("value") is not None:
+        if verdict.get("name") == TIMED and verdict.get("value") is not None:
             return float(verdict["value"])
     return None
-
-
-def _host(path: Path) -> str | None:
-    hosts = {_json(one).get("host") for one in path.glob("train_*/run.json")} - {None}
-    return str(hosts.pop()) if len(hosts) == 1 else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -28,22 +28,12 @@ from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Joined, Side, Split, answers, join
-from pipelines.dashboard.data.slices import Slicing, Slicings, everything
+from pipelines.dashboard.data.slices import Slicing, Slicings
 from recsys.data.batch import Jagged
-from recsys.evaluation.paired import (
-    MIN_BLOCKS,
-    Paired,
-    PairedConfig,
-    decided,
-    detectable,
-    student,
-)
 from recsys.evaluation.ranking import per_user_metric
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-NUM_BLOCKS = 20
-"""Of time, as the release gate cuts it."""
 
 
 class Values(NamedTuple):
@@ -63,8 +53,6 @@ class Moments(NamedTuple):
     """Of each slice, [C]; NaN means where it has no users."""
 
     num_users: Floats
-    num_changed: Floats
-    """Users whose value differs."""
     first: Floats
     second: Floats
     difference: Floats
@@ -119,20 +107,9 @@ class Pairs:
         """
         key = (first, second, slicing.group) if self.one_each else slicing.group
         if key not in self._kept:
-            self._kept[key] = self._summed(first, second, slicing)
-        return self._valued(first, second, self._kept[key], len(slicing.names), metric)
-
-    def uncounted(self, first: int, second: int, slicing: Slicing, metric: str) -> Values:
-        """Compute a metric by slices that are not kept, such as what is left of others."""
-        found = self._summed(first, second, slicing)
-        return self._valued(first, second, found, len(slicing.names), metric)
-
-    def _summed(self, first: int, second: int, slicing: Slicing) -> Counts | Groups:
-        return self._counted(first, second, slicing) if self.one_each else self._grouped(slicing)
-
-    def _valued(
-        self, first: int, second: int, found: Counts | Groups, num_slices: int, metric: str
-    ) -> Values:
+            counted = self._counted(first, second, slicing) if self.one_each else None
+            self._kept[key] = counted or self._grouped(slicing)
+        found, num_slices = self._kept[key], len(slicing.names)
         if isinstance(found, Counts):
             gains = self._gains_of(metric)
             return Values(
@@ -183,56 +160,6 @@ class Pairs:
         """Compute what intervals and tests of each slice need."""
         return moments_of(self.values(first, second, slicing, metric))
 
-    def overall(self, first: int, second: int, metric: str, config: PairedConfig) -> Paired:
-        """Judge the second side against the first by a metric over all queries.
-
-        The interval is over users, and over blocks of time where there are times; a claim needs
-        both, as in the release gate.
-        """
-        known = self.known
-        whole = self.values(first, second, everything(len(known)), metric)
-        found = moments_of(whole)
-        low, high = interval(found, config.confidence)
-        error, mean = float(found.standard_error[0]), float(found.difference[0])
-        time_low = time_high = None
-        smallest = detectable(error, config)
-        blocks = self.slicings.blocks(NUM_BLOCKS)
-        if blocks is not None:
-            of_block = self._by_block(first, second, blocks, metric, mean)
-            freedom = len(of_block) - 1
-            if freedom >= MIN_BLOCKS - 1:
-                of_time = float(of_block.std(ddof=1) / math.sqrt(len(of_block)))
-                reach = of_time * student(config.confidence, freedom)
-                time_low, time_high = mean - reach, mean + reach
-                smallest = detectable(max(error, of_time), config, freedom)
-        judged = Paired(
-            num_queries=len(known),
-            num_users=int(found.num_users[0]),
-            champion=float(found.first[0]),
-            challenger=float(found.second[0]),
-            difference=mean,
-            low=float(low[0]),
-            high=float(high[0]),
-            time_low=time_low,
-            time_high=time_high,
-            standard_error=error,
-            detectable=smallest,
-            decision="not enough evidence",
-            not_worse=False,
-        )
-        return decided(judged, config)
-
-    def _by_block(
-        self, first: int, second: int, blocks: Slicing, metric: str, mean: float
-    ) -> Floats:
-        """One value a block of time, by which the mean varies (`recsys.evaluation.paired`)."""
-        found = self.moments(first, second, blocks, metric)
-        inside = found.num_users > 0
-        counts = found.num_users[inside]
-        sums = counts * found.difference[inside]
-        values: Floats = mean + (sums - mean * counts) / counts.mean()
-        return values
-
 
 def pairs_of(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
     """Join sides and return their pairs, kept with what was counted until a file changes."""
@@ -248,20 +175,14 @@ def pairs_of(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
     return context.tables.get(key, files, make)
 
 
-def moments_of(values: Values, tolerated: float = 0.0) -> Moments:
-    """Sum up each slice.
-
-    Args:
-        values: Of both sides.
-        tolerated: Share of the first side's value that may be lost: what is summed up is
-            ``second - (1 - tolerated) * first``.
-    """
+def moments_of(values: Values) -> Moments:
+    """Sum up each slice."""
     codes, weights, num = values.codes, values.counts, values.num_slices
 
     def total(of: Floats) -> Floats:
         return np.bincount(codes, weights=of, minlength=num).astype(np.float64)
 
-    margin = values.second - (1 - tolerated) * values.first  # [G]
+    margin = values.second - values.first  # [G]
     users = total(weights)
     with np.errstate(divide="ignore", invalid="ignore"):
         first, second = (
@@ -276,7 +197,6 @@ def moments_of(values: Values, tolerated: float = 0.0) -> Moments:
         error = np.where(users > 1, spread / np.sqrt(users - 1), 0.0)
     return Moments(
         num_users=users,
-        num_changed=total(weights * (values.second != values.first)),
         first=first,
         second=second,
         difference=mean,
@@ -305,58 +225,17 @@ def interval(found: Moments, confidence: float) -> tuple[Floats, Floats]:
 
 def p_values(found: Moments) -> Floats:
     """Two-sided p-value of "no difference" for each slice, [C]; 1 where nothing differs."""
-    return np.minimum(1.0, 2 * _sign_flips(found, np.abs(found.difference)))
-
-
-def gain_p_values(found: Moments) -> Floats:
-    """One-sided p-value of "nothing is gained" for each slice, [C]."""
-    p_values: Floats = _sign_flips(found, found.difference)
-    return p_values
-
-
-def loss_p_values(values: Values, tolerated: float) -> tuple[Floats, Floats]:
-    """One-sided p-value of "no more than a share is lost" for each slice, and how clear it is.
-
-    The mean is studentised and freed of its skewness (Hall, 1992); Student's tail has as many
-    degrees of freedom as users differ, by Wallace's transformation to the normal's.
-
-    Args:
-        values: Of both sides.
-        tolerated: The share of the first side's value.
-
-    Returns:
-        P-values, [C]; the statistic, [C]: the lower, the clearer the loss.
-    """
-    found = moments_of(values, tolerated)
-    normal = NormalDist()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = found.difference / found.standard_error
-        third = found.skewness / (3 * np.sqrt(found.num_users))
-        freed = t + third * t**2 + third**2 * t**3 / 3 + third / 2
-        freedom = np.maximum(found.num_changed - 1, 1)
-        z = np.sign(freed) * np.sqrt(freedom * np.log1p(freed**2 / freedom))
-        z *= (8 * freedom + 1) / (8 * freedom + 3)
-    plain = np.where(found.difference < 0, 0.0, 1.0)
-    tails = [
-        normal.cdf(value) if math.isfinite(value) else float(other)
-        for value, other in zip(z, plain, strict=True)
-    ]
-    return np.array(tails), np.nan_to_num(t)
-
-
-def _sign_flips(found: Moments, differences: Floats) -> Floats:
-    """Tail of the sign-flip test above a difference, [C]; 1 where nothing differs."""
-    rows = zip(differences * found.num_users, found.squares, found.fourths, strict=True)
-    return np.array([_sign_flip(*row) for row in rows])
+    totals = np.abs(found.difference) * found.num_users
+    rows = zip(totals, found.squares, found.fourths, strict=True)
+    return np.array([min(1.0, 2 * _sign_flip(*row)) for row in rows])
 
 
 def _sign_flip(total: float, squares: float, fourths: float) -> float:
+    """Return the tail of the sign-flip test above a sum; 1 if nothing differs."""
     if not squares > 0:
         return 1.0
     normal = NormalDist()
     z = total / math.sqrt(squares)
-    if z < 0:
-        return 1 - _sign_flip(-total, squares, fourths)
     # Flipped signs have no skewness, and this excess of kurtosis. As a factor its term keeps the
     # tail above 0.
     excess = -2 * fourths / squares**2

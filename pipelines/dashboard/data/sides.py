@@ -1,22 +1,26 @@
-"""Which runs and models are compared: by the page's parameters, else a pair that is worth it."""
+"""Which runs and models a page is about: those of its parameters, else a useful default."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, side
+from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, has_ranks, side
+from pipelines.dashboard.data.slices import label_of_group
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Control, Option
+from pipelines.pages.document import Control, Option, Parameters
 from pipelines.pages.wording import model_label
 
 MOST = 5
 LOOKED_AT = 60
 """Newest runs among which a pair is looked for."""
+NUM_SEARCHED = 200
+"""Newest runs among which one that has what a page needs is looked for."""
+OFFERED = 20
 CHALLENGER = "kept as challenger"
-MODEL = "model"
-"""Begins the parameter of a side's model: model1, model2, ..."""
+MODELS = tuple(f"model{place}" for place in range(1, MOST + 1))
+"""Parameters of the sides' models."""
 NO_PAIR = (
     "There are no two measured runs to compare yet. Run a second one on the same data with other "
     "settings into a folder of its own: recsys run --config shop.toml --set seed=1 -w runs/second; "
@@ -26,7 +30,7 @@ NO_PAIR = (
 
 
 def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOST) -> list[Side]:
-    """Read the sides of a page; a pair is chosen where the page names none.
+    """Read the sides of a page; a pair is chosen if the page names none.
 
     Two or more ``runs`` are compared by what they serve, or by ``model1``, ``model2``, ...; one run
     by two of its models, ``first`` and ``second``.
@@ -49,8 +53,8 @@ def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOS
         except NotFoundError:
             return _models_of_one(context, split)
     return [
-        side(run, split, query.text(f"{MODEL}{place}") or None)
-        for place, run in enumerate(runs, start=1)
+        side(run, split, query.text(model) or None)
+        for run, model in zip(runs, MODELS, strict=False)
     ]
 
 
@@ -66,11 +70,30 @@ def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Ru
         NotFoundError: There are no two runs with ranks by user; says how to make them.
     """
     measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one, split)]
-    pairs = (*_challenged(measured), *_same_data(measured), *_released(measured))
-    for pair in pairs:
+    for pair in _pairs(measured):
         if not run or run in {key for one in pair for key in (one.key, one.made_by)}:
             return pair
     raise NotFoundError(NO_PAIR)
+
+
+def _pairs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
+    """List pairs, the earlier or served first: challengers, then data, then releases in a row."""
+    served = [run for run in runs if run.kind == "bundle" and "served" in run.tags]
+    for one in served:
+        for other in runs:
+            inside = other.path.parent == one.path.parent and other is not one
+            if inside and other.tags.get("decision") == CHALLENGER:
+                yield one, other
+    workspaces = [run for run in runs if run.kind == "workspace"]
+    for place, newer in enumerate(workspaces):
+        for older in workspaces[place + 1 :]:
+            if older.data_digest is not None and older.data_digest == newer.data_digest:
+                yield older, newer
+    bundles = [run for run in runs if run.kind == "bundle"]
+    for one in served:
+        for older in bundles[bundles.index(one) + 1 :]:
+            if older.path.parent == one.path.parent:
+                yield older, one
 
 
 def _models_of_one(
@@ -82,8 +105,7 @@ def _models_of_one(
         NotFoundError: There is no such run.
         QueryError: Both are one model.
     """
-    runs = context.stores.runs()[:LOOKED_AT] if run is None else [run]
-    for one in runs:
+    for one in context.stores.runs()[:LOOKED_AT] if run is None else [run]:
         if run is None and (one.kind != "workspace" or not has_ranks(one, split)):
             continue
         first = side(one, split, models[0] or None)
@@ -101,90 +123,16 @@ def _models_of_one(
     raise NotFoundError(NO_PAIR)
 
 
-def has_ranks(run: Run, split: Split) -> bool:
-    """Whether a run keeps ranks by user."""
-    try:
-        return bool(answers(run, split).models)
-    except NotFoundError:
-        return False
-
-
-def split_control(sides: Sequence[Side], split: Split) -> Control:
-    """Offer the splits on which all sides were measured."""
-    known = [name for name in SPLITS if all(has_ranks(one.run, name) for one in sides)]
-    options = [Option(value=name, label=name) for name in known]
-    return Control(name="split", label="Split", kind="select", value=split, options=options)
-
-
-def _challenged(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
-    """Pair what is served with the challenger that waits in the same folder."""
-    for served in runs:
-        if served.kind != "bundle" or "served" not in served.tags:
-            continue
-        for other in runs:
-            inside = other.path.parent == served.path.parent
-            if inside and other.tags.get("decision") == CHALLENGER and other is not served:
-                yield served, other
-
-
-def _same_data(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
-    """Pair the newest workspace with the one before it on the same data, the earlier first."""
-    whole = [run for run in runs if run.kind == "workspace"]
-    for place, newer in enumerate(whole):
-        for older in whole[place + 1 :]:
-            if older.data_digest is not None and older.data_digest == newer.data_digest:
-                yield older, newer
-
-
-def _released(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
-    """Pair what is served with the bundle before it in the same folder."""
-    bundles = [run for run in runs if run.kind == "bundle"]
-    for place, served in enumerate(bundles):
-        if "served" in served.tags:
-            for older in bundles[place + 1 :]:
-                if older.path.parent == served.path.parent:
-                    yield older, served
-
-
-def controls(
-    context: Context, sides: Sequence[Side], split: Split, *, at_most: int = MOST
-) -> list[Control]:
-    """Offer other runs and other models of each."""
-    if context.exported:
-        return []
-    chosen = [one.run for one in sides]
-    newest = context.stores.runs()[:OFFERED]
-    offered = {run.key: run for run in (*chosen, *newest)}
-    found = [
-        Control(
-            name="runs",
-            label="Runs to compare, the served one first",
-            kind="several",
-            value=tuple(dict.fromkeys(run.key for run in chosen)),
-            options=[run_option(run) for run in offered.values()],
-            suggest="runs",
-            at_most=at_most,
-            clears=("run", "first", "second", *(f"{MODEL}{place}" for place in range(1, MOST + 1))),
-        )
-    ]
-    alike = len({run.key for run in chosen}) == 1
-    for place, one in enumerate(sides, start=1):
-        models = answers(one.run, split).models
-        if len(models) > 1:
-            found.append(
-                Control(
-                    name=("first", "second")[place - 1] if alike else f"{MODEL}{place}",
-                    label=f"Model of {'ABCDE'[place - 1]}",
-                    kind="select",
-                    value=one.model,
-                    options=[Option(value=name, label=model_label(name)) for name in models],
-                )
-            )
-    return found
+def pair_parameters(first: Side, second: Side) -> Parameters:
+    """Name two sides as the address of a page does."""
+    if first.run.key == second.run.key:
+        return {"run": first.run.key, "first": first.model, "second": second.model}
+    models = {"model1": first.model, "model2": second.model}
+    return {"runs": (first.run.key, second.run.key), **models}
 
 
 def name_of(one: Side, sides: Sequence[Side]) -> str:
-    """Name a side: its run, and its model where that is needed to tell it from the others."""
+    """Name a side: its run, and its model if the others differ by it."""
     alike = len({other.run.key for other in sides if other.run.name == one.run.name}) > 1
     run = f"{one.run.name} ({one.run.key[:4]})" if alike else one.run.name
     label = model_label(one.model)
@@ -193,16 +141,14 @@ def name_of(one: Side, sides: Sequence[Side]) -> str:
     return run
 
 
-NUM_SEARCHED = 200
-"""Newest runs among which one that has what a page needs is looked for."""
-OFFERED = 20
-
-
 def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing: str) -> Run:
     """Take the run that a page names, else the newest complete one that has what the page needs.
 
     Args:
-        missing: Says what to do where there is none.
+        context: Of the dashboard.
+        query: Of the page.
+        has: Whether a run has what the page needs.
+        missing: What to do if there is none, in words.
 
     Raises:
         NotFoundError: The named run is not there, or none has what the page needs.
@@ -218,37 +164,83 @@ def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing:
     raise NotFoundError(missing)
 
 
-def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[Control]:
-    """Offer other runs by `suggest_runs`, which the page names ``runs``; none in a file."""
+def controls(
+    context: Context, sides: Sequence[Side], split: Split, *, at_most: int = MOST
+) -> list[Control]:
+    """Offer other runs and other models of each."""
     if context.exported:
         return []
-    others = (one for one in context.stores.runs() if one.key != run.key)
-    near = [run, *others][:OFFERED]
-    return [
+    keys = tuple(dict.fromkeys(one.run.key for one in sides))
+    found = [
         Control(
-            name="run",
-            label="Run",
-            kind="search",
-            value=run.key,
-            options=[run_option(one) for one in near],
+            name="runs",
+            label="Runs to compare, the served one first",
+            kind="several",
+            value=keys,
+            options=run_options(context, *(one.run for one in sides)),
             suggest="runs",
-            clears=clears,
+            at_most=at_most,
+            clears=("run", "first", "second", *MODELS),
         )
     ]
+    names = ("first", "second") if len(keys) == 1 else MODELS
+    for one, name, letter in zip(sides, names, "ABCDE", strict=False):
+        models = answers(one.run, split).models
+        if len(models) > 1:
+            options = [Option(value=model, label=model_label(model)) for model in models]
+            label = f"Model of {letter}"
+            found.append(
+                Control(name=name, label=label, kind="select", value=one.model, options=options)
+            )
+    return found
 
 
-def suggest_runs(context: Context, query: Query, text: str) -> Sequence[Option]:
-    """Find runs that have files by a part of their name, data or place."""
-    wanted = text.casefold()
-    found = [
-        run
-        for run in context.stores.runs()
-        if wanted in f"{run.name} {run.dataset} {run.path} {run.key}".casefold()
-    ]
-    return [run_option(run) for run in found[:OFFERED]]
+def split_control(sides: Sequence[Side], split: Split) -> Control:
+    """Offer the splits on which all sides were measured."""
+    known = [name for name in SPLITS if all(has_ranks(one.run, name) for one in sides)]
+    options = [Option(value=name, label=name) for name in known]
+    return Control(name="split", label="Split", kind="select", value=split, options=options)
+
+
+def group_control(group: str, groups: Sequence[str]) -> list[Control]:
+    """Offer other ways to cut the queries, if there are any."""
+    options = [Option(value=one, label=f"By {label_of_group(one)}") for one in groups]
+    control = Control(name="group", label="Slices", kind="select", value=group, options=options)
+    return [control] if options else []
+
+
+def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[Control]:
+    """Offer other runs by `suggest_runs`, which the page names ``runs``; none in a file."""
+    control = Control(
+        name="run",
+        label="Run",
+        kind="search",
+        value=run.key,
+        options=run_options(context, run),
+        suggest="runs",
+        clears=clears,
+    )
+    return [] if context.exported else [control]
+
+
+def run_options(context: Context, *chosen: Run) -> list[Option]:
+    """Offer the chosen runs and the newest ones."""
+    runs = {run.key: run for run in (*chosen, *context.stores.runs()[:OFFERED])}
+    return [run_option(run) for run in runs.values()]
 
 
 def run_option(run: Run) -> Option:
     """Offer a run by name, kind and time."""
     time = "" if run.time is None else f", {run.time:%Y-%m-%d %H:%M}"
     return Option(value=run.key, label=f"{run.name} ({run.kind}{time})")
+
+
+def suggest_runs(context: Context, query: Query, text: str) -> Sequence[Option]:
+    """Find runs that have files by a part of their name, data or place."""
+    wanted = text.casefold()
+    found = (
+        run
+        for run in context.stores.runs()
+        if wanted in f"{run.name} {run.dataset} {run.path} {run.key}".casefold()
+    )
+    return [run_option(run) for run, _ in zip(found, range(OFFERED), strict=False)]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from pipelines.dashboard.context import Context
+from pipelines.dashboard.context import Act, Context
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.releases.folders import Folder, folder_of
+from pipelines.dashboard.releases.folder import Folder, folder_of
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
-from pipelines.operations.aliases import Moved, move_alias
+from pipelines.operations.aliases import move_alias
 from pipelines.pages.document import Action
 from pipelines.publishing.promotion import (
     AliasChange,
@@ -21,14 +21,13 @@ from pipelines.publishing.promotion import (
 )
 
 PATIENCE_SECONDS = 2.0
-"""Who clicks learns at once that somebody else publishes."""
+"""Time that a click waits for another command that publishes."""
 MAX_REASON = 500
 NO_KEY = (
     "nothing can be changed here: this dashboard was started without a key; use recsys promote and "
     "recsys rollback, or start it with a key"
 )
 FIELDS = (("reason", "Reason, written into the decision"), ("confirm", "Version, to confirm"))
-Move = Callable[..., AliasChange]
 
 
 def goes_back_to(folder: Folder) -> str | None:
@@ -45,80 +44,62 @@ def actions_for(folder: Folder, version: str | None, served: str | None) -> list
     """Offer what can be done.
 
     Args:
+        folder: Of the bundles.
         version: The one that the reader chose.
+        served: The one that is served.
     """
-    values = {"bundles": folder.key, "served": served or ""}
-    found = []
+    offered = []
     if version is not None and version != served:
-        own = {**values, "version": version}
-        found += [
-            Action(
-                key="promote",
-                title=f"Serve {version}",
-                note=f"{version} becomes champion in place of {served or 'nothing'}: servers load "
-                "it within a second. It is verified first, and the decision is written down. "
-                f"To confirm, write {version}.",
-                name="promote",
-                values=own,
-                fields=FIELDS,
+        offered = [
+            (
+                "promote",
+                version,
+                f"Serve {version}",
+                f"{version} becomes champion in place of {served or 'nothing'}: servers load it "
+                "within a second. It is verified first, and the decision is written down.",
             ),
-            Action(
-                key="challenger",
-                title=f"Keep {version} as challenger",
-                note=f"{served or 'Nothing'} goes on being served; the next recsys promote takes "
-                f"{version}. To confirm, write {version}.",
-                name="challenger",
-                values=own,
-                fields=FIELDS,
+            (
+                "challenger",
+                version,
+                f"Keep {version} as challenger",
+                f"{served or 'Nothing'} stays served; the next recsys promote takes {version}.",
             ),
         ]
     back = goes_back_to(folder)
     if back is not None:
-        found.append(
-            Action(
-                key="rollback",
-                title=f"Roll back to {back}",
-                note=f"{back}, the champion before, is served in place of {served}. Doing it once "
-                f"more goes back one further. To confirm, write {back}.",
-                name="rollback",
-                values={**values, "version": back},
-                fields=FIELDS,
+        offered.append(
+            (
+                "rollback",
+                back,
+                f"Roll back to {back}",
+                f"{back}, the champion before, is served in place of {served}. Doing it once more "
+                "goes back one further.",
             )
         )
-    return found
+    return [
+        Action(
+            key=name,
+            title=title,
+            note=f"{note} To confirm, write {one}.",
+            name=name,
+            values={"bundles": folder.key, "served": served or "", "version": one},
+            fields=FIELDS,
+        )
+        for name, one, title, note in offered
+    ]
 
 
-def promote_version(context: Context, values: Mapping[str, str]) -> str:
-    """Serve a version."""
-    return _moved(context, values, "promote", partial(promote, version=_version(values)))
-
-
-def keep_as_challenger(context: Context, values: Mapping[str, str]) -> str:
-    """Make a version the challenger."""
-    return _moved(context, values, "promote", partial(make_challenger, version=_version(values)))
-
-
-def roll_back(context: Context, values: Mapping[str, str]) -> str:
-    """Serve the champion before."""
-    return _moved(context, values, "rollback", rollback)
-
-
-def _version(values: Mapping[str, str]) -> str:
-    version = values.get("version", "")
-    if not version:
-        raise QueryError("no version was named; choose one on the page")
-    return version
-
-
-def _moved(context: Context, values: Mapping[str, str], command: str, move: Move) -> str:
-    """Check what was sent, have it done, and say so.
+def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
+    """Check what was sent, move the alias, and return what was done in words.
 
     Raises:
         QueryError: Nothing was changed; says why.
     """
     if context.key is None:
         raise QueryError(NO_KEY)
-    version, reason = _version(values), " ".join(values.get("reason", "").split())
+    version, reason = values.get("version", ""), " ".join(values.get("reason", "").split())
+    if not version:
+        raise QueryError("no version was named; choose one on the page")
     if values.get("confirm", "").strip() != version:
         raise QueryError(f"nothing was changed: to confirm, write {version}")
     if not reason:
@@ -127,26 +108,27 @@ def _moved(context: Context, values: Mapping[str, str], command: str, move: Move
         raise QueryError(f"the reason has {len(reason)} characters; {MAX_REASON} are allowed")
     folder = folder_of(context, Query.of(bundles=values.get("bundles", "-")))
     assert folder is not None
-    if command == "rollback" and goes_back_to(folder) != version:
+    if action == "rollback" and goes_back_to(folder) != version:
         raise QueryError(
-            f"nothing was changed: a rollback would not serve {version} any more; look at the page "
-            "anew"
+            f"nothing was changed: a rollback would not serve {version} any more; reload the page"
         )
     by_hand = ByHand(
         reason=f"{reason} (from the dashboard)",
         instead_of=values.get("served", ""),
         patience_seconds=PATIENCE_SECONDS,
     )
+    moves: Mapping[str, Callable[..., AliasChange]] = {
+        "promote": partial(promote, version=version),
+        "challenger": partial(make_challenger, version=version),
+        "rollback": rollback,
+    }
+    command = "rollback" if action == "rollback" else "promote"
     try:
         moved = move_alias(
-            command, folder.bundles, partial(move, by_hand=by_hand), folder.workspace
+            command, folder.bundles, partial(moves[action], by_hand=by_hand), folder.workspace
         )
     except (WorkspaceBusyError, RefusedError, ValueError, OSError) as error:
         raise QueryError(f"nothing was changed: {error}") from error
-    return _done(moved)
-
-
-def _done(moved: Moved) -> str:
     change = moved.change
     before = f", before it was {change.previous}" if change.previous else ""
     registry = ""
@@ -156,3 +138,9 @@ def _done(moved: Moved) -> str:
         f"{change.alias} is {change.version}{before}. The decision was written with your reason."
         f"{registry}"
     )
+
+
+ACTIONS: Mapping[str, Act] = {
+    name: partial(move, action=name) for name in ("promote", "challenger", "rollback")
+}
+"""By the name of the action."""

@@ -1,33 +1,40 @@
-"""The page of releases: what is served and since when, every decision, what can be done."""
+"""Page ``releases``: what is served and since when, every decision, what can be done."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.releases.actions import (
-    NO_KEY,
-    actions_for,
-    keep_as_challenger,
-    promote_version,
-    roll_back,
+from pipelines.dashboard.releases.actions import ACTIONS, NO_KEY, actions_for
+from pipelines.dashboard.releases.folder import (
+    ALTERED,
+    SIGNATURES,
+    Decided,
+    Folder,
+    Record,
+    folder_of,
+    folders,
+    record_of,
+    written_at,
 )
-from pipelines.dashboard.releases.decision import decision_section, decisions_table, link_to
-from pipelines.dashboard.releases.folders import Folder, chosen, folder_of
-from pipelines.dashboard.releases.record import SIGNATURES, Record, record_of, versions_of
-from pipelines.dashboard.releases.timeline import timeline
+from pipelines.dashboard.workspaces.files import time_of
 from pipelines.engine.formats import size
 from pipelines.operations.in_use import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
-from pipelines.pages.columns import numbers, texts
+from pipelines.pages.charts.style import color_of
+from pipelines.pages.charts.timelines import Mark, Span, spans_chart
+from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
+    Chart,
     Column,
     Control,
+    Link,
     LinkedCell,
     Option,
     Page,
@@ -37,13 +44,25 @@ from pipelines.pages.document import (
     Tiles,
     Words,
 )
+from pipelines.publishing.decisions import Decision
+from pipelines.publishing.explain import advice_for, found_in, is_untested, result_of
 from pipelines.publishing.promotion import HISTORY
 from pipelines.publishing.released import Released, released_folder
+from pipelines.tracking.entries import CHALLENGER, CHAMPION
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
 TITLE = "Releases"
 MAX_OPTIONS = 100
 SHOWN_COMMANDS = 200
+SHOWN_VERSIONS = 24
+"""Rows of the timeline; older versions are in the table of decisions."""
+REFUSED, ROLLED_BACK = "refused", "rolled back"
+COLORS = {
+    CHAMPION: color_of(0),
+    CHALLENGER: color_of(1),
+    ROLLED_BACK: color_of(3),
+    REFUSED: color_of(5),
+}
 NOTHING = (
     "Nothing was released yet. A run writes a bundle and decides on it: recsys run --config "
     "shop.toml. To see the bundles of another folder, name it with --root or --bundles."
@@ -51,158 +70,427 @@ NOTHING = (
 
 
 def build(context: Context, query: Query) -> Page:
-    """Make the page."""
+    """Build the page."""
     folder = folder_of(context, query)
     if folder is None:
         words = Words(lines=[NOTHING], tone="note")
         return Page(title=TITLE, lead="What is served, and why.", blocks=[words])
-    record = record_of(context, folder)
-    there = versions_of(folder)
-    version = query.text("version") or record.served or _latest(record)
-    if version is not None and version not in there and not record.on(version):
+    record, there = record_of(context, folder), folder.versions()
+    decided = [str(one.decision.challenger) for one in reversed(record.decisions)]
+    version = query.text("version") or record.served or next(iter(decided), None)
+    on = [] if version is None else record.on(version)
+    if version is not None and version not in there and not on:
         raise NotFoundError(
             f"there is no bundle and no decision of {version!r} in {folder.bundles}; see the table "
             "of decisions"
         )
-    blocks: list[Block] = [_tiles(folder, record)]
-    if (chart := timeline(record, folder.origins)) is not None:
-        blocks.append(chart)
-    if version is not None:
-        on = record.on(version)
-        if on:
-            blocks.append(decision_section(on[0], folder, on[1:]))
-        else:
-            lines = [f"There is no decision on {version}: it was released before decisions were."]
-            blocks.append(Words(lines=lines, tone="note"))
+    blocks: list[Block] = [tiles(folder, record), *timeline(record, folder)]
+    if on:
+        blocks.append(decision_section(on[0], folder, on[1:]))
+    elif version is not None:
+        lines = [f"There is no decision on {version}: it was released before decisions were."]
+        blocks.append(Words(lines=lines, tone="note"))
     if not context.exported:
-        blocks.append(_actions(context, folder, record, version if version in there else None))
-    if record.decisions:
-        blocks.append(decisions_table(record, folder))
-    blocks += _commands(record, folder)
-    blocks.append(_bundles(context, folder, record, there))
+        blocks.append(
+            actions_section(context, folder, record, version if version in there else None)
+        )
+    blocks += [
+        *decisions_table(record, folder),
+        *commands_table(record, folder),
+        bundles_table(context, folder, record, there),
+    ]
+    chosen = [] if version is None else [version]
+    versions = list(dict.fromkeys([*chosen, *decided, *there]))[:MAX_OPTIONS]
+    places = folders(context)[:200] or [folder]
+    controls = [
+        Control(
+            name="bundles",
+            label="Workspace",
+            kind="select",
+            value=folder.key,
+            clears=("version", "run"),
+            options=[Option(value=one.key, label=one.name) for one in places],
+        ),
+        Control(
+            name="version",
+            label="Version",
+            kind="select",
+            value=version or "",
+            options=[
+                Option(value=one, label=f"{one} (served)" if one == record.served else one)
+                for one in versions
+            ],
+        ),
+    ]
     return Page(
         title=TITLE,
-        lead=_lead(record),
+        lead=lead(record),
         blocks=blocks,
-        controls=() if context.exported else _controls(context, folder, record, there, version),
+        controls=() if context.exported else controls,
         notices=record.faults,
     )
 
 
-def _latest(record: Record) -> str | None:
-    return str(record.decisions[-1].decision.challenger) if record.decisions else None
-
-
-def _lead(record: Record) -> str:
+def lead(record: Record) -> str:
+    """Write what is served and what waits."""
     if record.served is None:
         return "Nothing is served."
     since = record.since(record.served)
-    served = f"{record.served} is served" + (f" since {_time(since)}" if since else "")
+    served = f"{record.served} is served" + (f" since {minute(since)}" if since else "")
     if record.challenger:
         return f"{served}; {record.challenger} waits as challenger."
     return f"{served}; there is no challenger."
 
 
-def _tiles(folder: Folder, record: Record) -> Tiles:
-    served, waiting = record.served, record.challenger
-    refused = sum(one.decision.outcome == "refused" for one in record.decisions)
-    bad = any(one.written is None for one in record.decisions)
-    since = record.since(served)
-    found = [
-        Tile(
-            label="Champion",
-            value=served or "none",
-            note=f"since {_time(since)} UTC" if since else "",
-            tone="plain" if record.is_there else "bad",
-            link=link_to(folder, served) if served else None,
-        ),
-        Tile(
-            label="Trained until",
-            value=_trained_until(folder, served),
-            note="the latest event that its models know (UTC)",
-        ),
-        Tile(
-            label="Challenger",
-            value=waiting or "none",
-            note=f"since {_time(record.since(waiting))} UTC" if waiting else "",
-            link=link_to(folder, waiting) if waiting else None,
-        ),
-        Tile(label="Decisions", value=f"{len(record.decisions):,}", note=f"{refused:,} refused"),
-        Tile(
-            label="Signatures",
-            value=_signed(record),
-            note="of the decisions' files",
-            tone="bad" if bad else "plain",
-        ),
-    ]
-    return Tiles(tiles=found)
+def minute(time: datetime) -> str:
+    """Format a time to the minute."""
+    return f"{time:%Y-%m-%d %H:%M}"
 
 
-def _signed(record: Record) -> str:
+def second(time: datetime | None) -> str | None:
+    """Format a time for a column of times."""
+    return None if time is None else f"{time:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def link_to(folder: Folder, version: str, label: str = "") -> Link:
+    """Link to the decision on a version."""
+    values = {"bundles": folder.key, "version": version}
+    return Link(label=label or version, page="releases", parameters=values)
+
+
+def tiles(folder: Folder, record: Record) -> Tiles:
+    """Show the aliases, and how many decisions there are."""
+    found = []
+    for label, version, tone in (
+        ("Champion", record.served, "plain" if record.is_there else "bad"),
+        ("Challenger", record.challenger, "plain"),
+    ):
+        since = record.since(version)
+        found.append(
+            Tile(
+                label=label,
+                value=version or "none",
+                note=f"since {minute(since)} UTC" if since and version else "",
+                tone="bad" if tone == "bad" else "plain",
+                link=link_to(folder, version) if version else None,
+            )
+        )
     states = [one.state for one in record.decisions]
-    parts = ((states.count(state), words) for state, words in reversed(SIGNATURES.items()))
-    return ", ".join(f"{count:,} {words}" for count, words in parts if count) or "none"
+    parts = [f"{n:,} {SIGNATURES[one]}" for one in reversed(SIGNATURES) if (n := states.count(one))]
+    refused = sum(one.decision.outcome == REFUSED for one in record.decisions)
+    return Tiles(
+        tiles=[
+            *found,
+            Tile(
+                label="Trained until",
+                value=trained_until(folder, record.served),
+                note="the latest event that its models know (UTC)",
+            ),
+            Tile(label="Decisions", value=f"{len(states):,}", note=f"{refused:,} refused"),
+            Tile(
+                label="Signatures",
+                value=", ".join(parts) or "none",
+                note="of the decisions' files",
+                tone="bad" if ALTERED in states else "plain",
+            ),
+        ]
+    )
 
 
-def _trained_until(folder: Folder, version: str | None) -> str:
+def trained_until(folder: Folder, version: str | None) -> str:
+    """Return the time of the latest event that a version knows."""
     if version is None or folder.workspace is None:
         return "not known"
     made = Released.read(released_folder(folder.workspace, version))
     if made is None or made.until is None:
         return "not known"
-    return _time(datetime.fromtimestamp(made.until, UTC))
+    return minute(datetime.fromtimestamp(made.until, UTC))
 
 
-def _controls(
-    context: Context, folder: Folder, record: Record, there: Sequence[str], version: str | None
-) -> Sequence[Control]:
-    decided = (str(one.decision.challenger) for one in reversed(record.decisions))
-    versions = list(dict.fromkeys([*([version] if version else []), *decided, *there]))
-    options = [
-        Option(value=one, label=f"{one} (served)" if one == record.served else one)
-        for one in versions[:MAX_OPTIONS]
+def timeline(record: Record, folder: Folder) -> list[Chart]:
+    """Draw which version an alias named when, with rollbacks and refusals; none if nothing was."""
+    events = list(_marks(record))
+    changes = [time for one in record.changes if (time := time_of(one.time))]
+    times = [*changes, *(time for time, *_ in events)]
+    if not times:
+        return []
+    end = max(times) + max(timedelta(hours=1), (max(times) - min(times)) * 0.05)
+    spans = [span for alias in (CHAMPION, CHALLENGER) for span in _spans(record, alias, end)]
+    latest: dict[str, datetime] = {}
+    for version, time in [(one[0], one[2]) for one in spans] + [(one[1], one[0]) for one in events]:
+        latest[version] = max(time, latest.get(version, time))
+    labels = sorted(latest, key=lambda version: (latest[version], version), reverse=True)
+    labels = labels[:SHOWN_VERSIONS]
+    drawn = [
+        Span(
+            label=version,
+            series=alias,
+            at=begin.isoformat(),
+            until=until.isoformat(),
+            note=f"{version}: {alias} from {minute(begin)} until {minute(until)}",
+        )
+        for version, alias, begin, until in spans
+        if version in labels
     ]
-    return (
-        chosen(context, folder),
-        Control(
-            name="version", label="Version", kind="select", value=version or "", options=options
-        ),
+    marks = [
+        Mark(at=time.isoformat(), label=version, series=what, note=note)
+        for time, version, what, note in events
+        if version in labels
+    ]
+    used = {one.series for one in (*drawn, *marks)}
+    kinds = [one[1] for one in spans] + [one[2] for one in events]
+    rows: list[Sequence[Cell]] = [
+        (version, alias, f"{begin:%Y-%m-%d %H:%M:%S}", f"{until:%Y-%m-%d %H:%M:%S}")
+        for version, alias, begin, until in spans
+    ]
+    rows += [
+        (version, what, f"{time:%Y-%m-%d %H:%M:%S}", None) for time, version, what, _ in events
+    ]
+    return [
+        Chart(
+            key="timeline",
+            title="Which version was served when",
+            note="A row is a version, the newest at the top. Its bar lasts while it was champion "
+            "or challenger; a cross is a refusal or a rollback to it. What is served now continues "
+            "beyond the right edge.",
+            description=f"{kinds.count(CHAMPION)} times a version became champion; "
+            f"{kinds.count(REFUSED)} were refused and {kinds.count(ROLLED_BACK)} rolled back to.",
+            spec=spans_chart(drawn, COLORS, labels=labels, marks=marks),
+            columns=("version", "what", "from", "until"),
+            rows=rows,
+            legend={name: color for name, color in COLORS.items() if name in used},
+            origins=folder.origins,
+        )
+    ]
+
+
+def _spans(
+    record: Record, alias: str, end: datetime
+) -> Iterator[tuple[str, str, datetime, datetime]]:
+    """List how long an alias named each version; a challenger until it is promoted or replaced."""
+    version, begin = "", end
+    for change in record.changes:
+        time = time_of(change.time)
+        named = change.alias == alias
+        # What becomes champion waits no more.
+        taken = alias == CHALLENGER and change.alias == CHAMPION and change.version == version
+        if time is None or not (named or taken):
+            continue
+        if version:
+            yield version, alias, begin, time
+        version, begin = (change.version, time) if named else ("", end)
+    if version:
+        yield version, alias, begin, end
+
+
+def _marks(record: Record) -> Iterator[tuple[datetime, str, str, str]]:
+    """List rollbacks and refusals: time, version, which of them, and a note."""
+    for change in record.changes:
+        time = time_of(change.time)
+        if change.action == "rollback" and time is not None:
+            words = f"rolled back to {change.version} from {change.previous} at {minute(time)}"
+            yield time, change.version, ROLLED_BACK, words
+    for one in record.decisions:
+        if one.decision.outcome == REFUSED and one.time is not None:
+            version = one.decision.challenger
+            yield one.time, version, REFUSED, f"{version} was refused at {minute(one.time)}"
+
+
+def verdicts_of(decision: Decision) -> list[Mapping[str, Any]]:
+    """List the verdicts that are whole; a file written by hand may lack something."""
+    return [one for one in decision.verdicts if isinstance(one, dict) and "name" in one]
+
+
+def why(decided: Decided) -> str:
+    """Return the reason of a decision in a line."""
+    verdicts = verdicts_of(decided.decision)
+    if decided.state == ALTERED:
+        return decided.fault
+    if failed := [str(one["name"]) for one in verdicts if not one.get("passed")]:
+        return "failed: " + ", ".join(failed)
+    for one in verdicts:
+        if is_untested(one):
+            return f"{one['name']} was not tested: {one.get('reason', '')}"
+    return str(decided.decision.words[-1]) if decided.decision.words else ""
+
+
+def by_whom(decided: Decided) -> str:
+    """Name what took the decision: the gate of a run, or a person."""
+    outcome, forced = decided.decision.outcome, decided.decision.forced
+    by_hand = outcome == "kept as challenger" and not verdicts_of(decided.decision)
+    if by_hand or outcome in ("promoted", "rolled back"):
+        return "a person"
+    return "the gate, overridden by a person" if forced else "the gate of a run"
+
+
+def decisions_table(record: Record, folder: Folder) -> list[Table]:
+    """List every decision, the newest first."""
+    rows: list[list[Cell | LinkedCell]] = []
+    for one in reversed(record.decisions):
+        decision, verdicts = one.decision, verdicts_of(one.decision)
+        version = str(decision.challenger)
+        rows.append(
+            [
+                second(one.time),
+                LinkedCell(text=version, link=link_to(folder, version)),
+                f"{decision.outcome}{' (forced)' if decision.forced else ''}",
+                by_whom(one),
+                SIGNATURES[one.state],
+                len(verdicts) or None,
+                sum(not verdict.get("passed") for verdict in verdicts) if verdicts else None,
+                str(decision.champion) if decision.champion else None,
+                why(one),
+            ]
+        )
+    table = Table(
+        key="decisions",
+        title="Decisions",
+        note="Every release, refusal, promotion and rollback, the newest first. Each is a file "
+        "that is signed if RECSYS_SIGNING_KEY is set and names the one before it. A version leads "
+        "to its decision.",
+        columns=[
+            Column(label="time (UTC)", format="time"),
+            *texts("version", "outcome", "decided by"),
+            *texts("signature", note="NOT VALID: the file is not what was signed."),
+            *counts("checks", "failed"),
+            *texts("champion before", "why"),
+        ],
+        rows=rows,
+        page_length=10,
+        origins=folder.origins,
+    )
+    return [table] if rows else []
+
+
+def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided]) -> Section:
+    """Show one decision whole.
+
+    Args:
+        decided: The decision.
+        folder: Its folder.
+        earlier: Other decisions on the same version.
+    """
+    decision, altered = decided.decision, decided.state == ALTERED
+    lines = [
+        f"Taken at {decision.time or 'an unknown time'} by {by_whom(decided)}; champion before "
+        f"it: {decision.champion or 'none'}.",
+        f"File {decided.name}; signature: {SIGNATURES[decided.state]}.",
+    ]
+    if altered:
+        lines.append(f"Its text cannot be trusted, so only its outcome is shown: {decided.fault}")
+    links = []
+    if isinstance(decision.champion, str):
+        links.append(link_to(folder, decision.champion, f"decision on {decision.champion}"))
+    is_bad = altered or decision.outcome == REFUSED
+    blocks: list[Block] = [Words(lines=lines, tone="bad" if is_bad else "plain", links=links)]
+    if not altered:
+        if decision.words:
+            blocks.append(Words(lines=[str(line) for line in decision.words]))
+        blocks += _gate(decided, folder, earlier)
+    if earlier:
+        lines = [
+            f"{one.time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
+            for one in earlier
+            if one.time is not None
+        ]
+        blocks.append(Words(lines=["Earlier decisions on this version:", *lines]))
+    title = f"Decision on {decision.challenger}: {decision.outcome}"
+    return Section(key="decision", title=title, blocks=blocks)
+
+
+def _gate(decided: Decided, folder: Folder, earlier: Sequence[Decided]) -> Iterator[Block]:
+    """Show what the gate measured; for a promotion by hand, when it released the version."""
+    of_gate = (one for one in (decided, *earlier) if one.written and verdicts_of(one.decision))
+    one = next(of_gate, None)
+    if one is None:
+        return
+    decision, verdicts = one.decision, verdicts_of(one.decision)
+    if one is not decided:
+        yield Words(lines=[f"The gate judged it at {decision.time}: {decision.outcome}."])
+    power = decision.power if isinstance(decision.power, dict) else {}
+    found = power.get("found_in_4_of_5_cases")
+    if isinstance(found, float):
+        words = (
+            f"The smallest difference in {power.get('metric')} that {power.get('users')} users "
+            f"reliably show (4 times in 5) is {abs(found):.1%}; smaller ones may go unseen."
+        )
+        yield Words(lines=[words], tone="note")
+    if failed := [str(verdict["name"]) for verdict in verdicts if not verdict.get("passed")]:
+        lines = [f"{name}: {advice_for(name)}." for name in failed]
+        yield Words(lines=["What to do next:", *lines], tone="note")
+    against = [verdict for verdict in verdicts if "against" in str(verdict["name"])]
+    if against and decision.champion:
+        title = f"Compared with the champion {decision.champion}"
+        note = "On the same queries, and by slice if a slice has enough users."
+        yield _verdicts("against", title, note, against, folder)
+    note = "What the gate measured, what it allows, and why; failed checks first."
+    yield _verdicts("verdicts", "All checks", note, verdicts, folder)
+
+
+def _verdicts(
+    key: str, title: str, note: str, verdicts: Sequence[Mapping[str, Any]], folder: Folder
+) -> Table:
+    rows: list[list[Cell]] = []
+    for one in sorted(
+        verdicts, key=lambda one: ("FAILED", "not tested", "passed").index(result_of(one))
+    ):
+        value, bound = (
+            float(number) if isinstance(number := one.get(name), (int, float)) else None
+            for name in ("value", "bound")
+        )
+        found = "" if one.get("passed") else found_in(value, bound)
+        reason = str(one.get("reason", ""))
+        rows.append([str(one["name"]), result_of(one), value, bound, found, reason])
+    return Table(
+        key=key,
+        title=title,
+        note=note,
+        columns=[
+            *texts("check", "result"),
+            *numbers("value", "bound", format="metric"),
+            *texts("found", note="What is wrong with a failed one."),
+            *texts("reason"),
+        ],
+        rows=rows,
+        page_length=10,
+        origins=folder.origins,
     )
 
 
-def _actions(context: Context, folder: Folder, record: Record, version: str | None) -> Section:
-    offered = actions_for(folder, version, record.served) if context.key is not None else []
-    blocks: list[Block] = list(offered)
+def actions_section(
+    context: Context, folder: Folder, record: Record, version: str | None
+) -> Section:
+    """Offer what can be done with the chosen version."""
+    blocks: list[Block] = []
+    words = "The chosen version is served, and there is none before it. Choose another one."
     if context.key is None:
-        blocks = [Words(lines=[NO_KEY[0].upper() + NO_KEY[1:] + "."], tone="note")]
-    elif not blocks:
-        words = "The chosen version is served, and there is none before it. Choose another one."
-        blocks = [Words(lines=[words], tone="note")]
+        words = NO_KEY[0].upper() + NO_KEY[1:] + "."
+    else:
+        blocks += actions_for(folder, version, record.served)
+    blocks = blocks or [Words(lines=[words], tone="note")]
     return Section(key="actions", title="Promote or roll back", blocks=blocks)
 
 
-def _commands(record: Record, folder: Folder) -> Iterator[Table]:
-    if not record.commands:
-        return
+def commands_table(record: Record, folder: Folder) -> list[Table]:
+    """List the commands that ran in the workspace, the newest first."""
     rows: list[Sequence[Cell]] = [
         (
             f"{one.time[:19]}Z",
             one.command,
-            one.outcome if one.outcome not in ("failed", "refused") else one.outcome.upper(),
+            one.outcome if one.outcome not in ("failed", REFUSED) else one.outcome.upper(),
             one.exit_code,
             one.seconds,
             "; ".join(str(reason) for reason in one.reasons),
         )
         for one in list(reversed(record.commands))[:SHOWN_COMMANDS]
     ]
-    more = len(record.commands) - len(rows)
-    failed = sum(one.outcome == "failed" for one in record.commands)
-    refused = sum(one.outcome == "refused" for one in record.commands)
-    yield Table(
+    outcomes = [one.outcome for one in record.commands]
+    more = len(outcomes) - len(rows)
+    table = Table(
         key="commands",
-        title="Commands",
-        note=f"What ran in the workspace, the newest first: {len(record.commands):,} commands, "
-        f"{failed:,} failed, {refused:,} refused."
+        title="Commands that ran",
+        note=f"The newest first. {len(outcomes):,} commands, {outcomes.count('failed'):,} failed, "
+        f"{outcomes.count(REFUSED):,} refused."
         + (f" The {more:,} before these are in history.jsonl." if more else ""),
         columns=[
             Column(label="began (UTC)", format="time"),
@@ -215,25 +503,23 @@ def _commands(record: Record, folder: Folder) -> Iterator[Table]:
         page_length=10,
         origins=folder.origins,
     )
+    return [table] if rows else []
 
 
-def _bundles(context: Context, folder: Folder, record: Record, there: Sequence[str]) -> Table:
-    paths = [bundle_directory(folder.bundles, version) for version in there]
-    files = [path / MANIFEST for path in paths]
-    sizes = context.cache.get(
-        ("bundle sizes", str(folder.bundles)), files, lambda: _sizes(folder.bundles, paths)
-    )
-    keep = context.cache.get(
-        ("bundles in use", str(folder.bundles), record.served),
-        [*files, folder.bundles / HISTORY],
-        lambda: _in_use(folder.bundles),
+def bundles_table(context: Context, folder: Folder, record: Record, there: Sequence[str]) -> Table:
+    """List the bundles on disk, their sizes and why they are kept."""
+    bundles = folder.bundles
+    paths = [bundle_directory(bundles, version) for version in there]
+    files = [*(path / MANIFEST for path in paths), bundles / HISTORY]
+    sizes, keep = context.cache.get(
+        ("bundles on disk", str(bundles), record.served), files, lambda: _on_disk(bundles, paths)
     )
     rows: list[Sequence[Cell | LinkedCell]] = [
         (
             LinkedCell(text=version, link=link_to(folder, version)),
-            _written(path),
-            sizes.get(path.name),
-            record.on(version)[0].decision.outcome if record.on(version) else None,
+            second(written_at(path)),
+            sizes[path],
+            next((one.decision.outcome for one in record.on(version)), None),
             keep.get(version, "not in use; recsys gc may remove it once it is old"),
         )
         for version, path in zip(there, paths, strict=True)
@@ -241,8 +527,8 @@ def _bundles(context: Context, folder: Folder, record: Record, there: Sequence[s
     return Table(
         key="bundles",
         title="Bundles on disk",
-        note=f"{len(there):,} bundles; the folder {folder.bundles} takes "
-        f"{size(sizes.get('', 0))}, files that bundles share counted once.",
+        note=f"{len(there):,} bundles; the folder {bundles} takes {size(sizes[bundles])}, files "
+        "that bundles share counted once.",
         columns=[
             *texts("version"),
             Column(label="written (UTC)", format="time"),
@@ -255,38 +541,14 @@ def _bundles(context: Context, folder: Folder, record: Record, there: Sequence[s
     )
 
 
-def _sizes(bundles: Path, paths: Sequence[Path]) -> dict[str, int]:
-    return {"": disk_bytes(bundles), **{path.name: disk_bytes(path) for path in paths}}
-
-
-def _in_use(bundles: Path) -> dict[str, str]:
+def _on_disk(bundles: Path, paths: Sequence[Path]) -> tuple[dict[Path, int], dict[str, str]]:
+    """Measure bundles, and list why each is kept."""
+    sizes = {path: disk_bytes(path) for path in (bundles, *paths)}
     try:
-        return reasons_to_keep(bundles, Keep(since=datetime.now(UTC), newest=0))
+        return sizes, reasons_to_keep(bundles, Keep(since=datetime.now(UTC), newest=0))
     except ValueError:
         # The history of aliases cannot be read; the page says so above all.
-        return {}
+        return sizes, {}
 
 
-def _written(path: Path) -> str | None:
-    try:
-        found = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime, UTC)
-    except OSError:
-        return None
-    return f"{found:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def _time(time: datetime | None) -> str:
-    return "an unknown time" if time is None else f"{time:%Y-%m-%d %H:%M}"
-
-
-ENTRY = PageEntry(
-    name="releases",
-    title=TITLE,
-    build=build,
-    keeps=("run",),
-    actions={
-        "promote": promote_version,
-        "challenger": keep_as_challenger,
-        "rollback": roll_back,
-    },
-)
+ENTRY = PageEntry(name="releases", title=TITLE, build=build, keeps=("run",), actions=ACTIONS)

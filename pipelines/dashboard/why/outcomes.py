@@ -1,4 +1,4 @@
-"""Who won between two models, where what the served list misses was lost, and what wins share.
+"""Outcomes of two models on the same queries, steps of loss, and what wins have in common.
 
 Axes: M queries, S sources.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +17,30 @@ from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import DEPTH, SERVED, Joined, Side, Split, answers
+from pipelines.dashboard.data.answers import (
+    DEPTH,
+    SERVED,
+    Joined,
+    Side,
+    Split,
+    answers,
+    has_ranks,
+    split_of,
+)
+from pipelines.dashboard.data.paired import Pairs, pairs_of
+from pipelines.dashboard.data.sides import NO_PAIR, name_of, one_run, pair_parameters, sides_of
 from pipelines.dashboard.data.slices import Slicing, Slicings
+from pipelines.dashboard.query import Query
+from pipelines.pages.charts.style import NOBODY, SHARED, color_of
+from pipelines.pages.document import Origin, Parameters
 from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED
 from recsys.evaluation.significance import holm
 from recsys.models.names import SLOW_MODELS
 
 OUTCOMES = ("both", "first", "second", "neither")
+LISTED = 20
+"""Places of a list that are kept, so a k beyond has no lists."""
 Codes = NDArray[np.int8]
 COMBINED = (BLEND, BLEND_FAST, RANKED, SERVED)
 """Lists that are made of other lists."""
@@ -31,14 +49,74 @@ MIN_CHANGED = 20
 Z95 = 1.959964
 
 
-def outcome_of(known: Joined, k: int) -> Codes:
-    """Say of each query who found the item among the first k: a position in `OUTCOMES`, [M]."""
-    first, second = ((ranks > 0) & (ranks <= k) for ranks in known.ranks[:2])
-    return np.select([first & second, first, second], [0, 1, 2], default=3).astype(np.int8)
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """Two models on the same queries."""
+
+    pairs: Pairs
+    sides: Sequence[Side]
+    names: tuple[str, str]
+    split: Split
+    k: int
+    outcomes: Codes
+    """Of each query, a position in `OUTCOMES`, [M]."""
+
+    @property
+    def features(self) -> Path | None:
+        """Folder of build_features."""
+        return self.pairs.known.features
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Label of each outcome."""
+        labels = ("both find it", *(f"only {name}" for name in self.names), "neither")
+        return dict(zip(OUTCOMES, labels, strict=True))
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """Colour of each outcome, by its label."""
+        colors = (SHARED, color_of(0), color_of(1), NOBODY)
+        return dict(zip(self.labels.values(), colors, strict=True))
+
+    @property
+    def origins(self) -> list[Origin]:
+        return list({one.run.key: one.run.origin for one in self.sides}.values())
+
+    @property
+    def parameters(self) -> Parameters:
+        """Parameters that keep the page's sides."""
+        return {"split": self.split, "k": str(self.k), **pair_parameters(*self.sides)}
+
+
+def contest_of(context: Context, query: Query) -> Contest:
+    """Read what the page is about.
+
+    Raises:
+        NotFoundError: There are no two models with ranks by user.
+        QueryError: A parameter cannot be.
+    """
+    split = split_of(query)
+    if not any(query.text(name) for name in ("runs", "run")):
+        # A workspace keeps every model's list, a bundle its own ranks alone.
+        newest = one_run(context, query, lambda run: has_ranks(run, split, 2), NO_PAIR)
+        query = Query({**query.values, "run": (newest.key,)})
+    sides = sides_of(context, query, split, at_most=2)
+    pairs = pairs_of(context, sides, split)
+    k = query.number("k", 10, least=1, most=LISTED)
+    first, second = ((ranks > 0) & (ranks <= k) for ranks in pairs.known.ranks[:2])
+    outcomes = np.select([first & second, first, second], [0, 1, 2], default=3).astype(np.int8)
+    return Contest(
+        pairs=pairs,
+        sides=sides,
+        names=(name_of(sides[0], sides), name_of(sides[1], sides)),
+        split=split,
+        k=k,
+        outcomes=outcomes,
+    )
 
 
 def gain(known: Joined) -> NDArray[np.float32]:
-    """How much more the second side's list is worth, by the discount of NDCG@100, [M]."""
+    """Compute the second side's gain by the discount of NDCG@100, [M]."""
     ranks = np.arange(DEPTH + 1, dtype=np.float32)
     worth = np.concatenate([[0], 1 / np.log2(1 + ranks[1:])]).astype(np.float32)
     found: NDArray[np.float32] = worth[known.ranks[1]] - worth[known.ranks[0]]
@@ -79,7 +157,7 @@ def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]
 
 
 def _lost(
-    table: object, served: str, blend: str | None, sources: Sequence[str], k: int
+    table: Path, served: str, blend: str | None, sources: Sequence[str], k: int
 ) -> list[Lost]:
     def rank(name: str) -> pl.Expr:
         return pl.col(f"{RANK}{name}").fill_null(1 << 40)
@@ -97,7 +175,7 @@ def _lost(
         .otherwise(0)
         .alias("step")
     )
-    frame = pl.scan_parquet(str(table)).filter(missed).group_by(step).len().collect()
+    frame = pl.scan_parquet(table).filter(missed).group_by(step).len().collect()
     counts = dict(frame.iter_rows())
     steps = [
         ("no source finds it", f"in no source's first {DEPTH}: other sources or data could help"),

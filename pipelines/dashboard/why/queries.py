@@ -5,51 +5,57 @@ Axes: M queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.items import catalogue_of, user_ids, users_matching
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.why.outcomes import OUTCOMES, gain
-from pipelines.dashboard.why.shown import Shown
+from pipelines.dashboard.why.outcomes import OUTCOMES, Contest, contest_of, gain
 from pipelines.pages.columns import counts, numbers, texts
-from pipelines.pages.document import Cell, Column, Link, LinkedCell, Rows, Window
+from pipelines.pages.document import Cell, Link, LinkedCell, Rows, Table, Window
 
 ALL = "all"
 NOWHERE = 255
-"""Sorts a rank that is not there behind all others."""
+"""Sorts a rank that is not there after all others."""
+EXPORTED = 25
 
 
-def columns_of(first: str, second: str) -> list[Column]:
-    """Name the columns."""
-    return [
-        *texts("user", "held-out item"),
-        *counts("events before"),
-        *counts(first, second, note="rank of the item"),
-        *numbers("gain", format="signed", note="of the second side, by the discount of NDCG@100"),
-        *texts("outcome"),
-    ]
+def queries_table(context: Context, shown: Contest, query: Query, title: str) -> Table:
+    """List the queries, the second side's greatest gains first."""
+    first, second = shown.names
+    file = context.exported
+    return Table(
+        key="queries",
+        title=title,
+        note=f"Rank of the held-out item by {first} and {second} (of the first 100; empty if it is "
+        "not there). A user leads to the history and both lists.",
+        columns=[
+            *texts("user", "held-out item"),
+            *counts("events before"),
+            *counts(first, second, note="rank of the item"),
+            *numbers("gain", format="signed", note="of the second side, by NDCG@100's discount"),
+            *texts("outcome"),
+        ],
+        source=None if file else "queries",
+        rows=rows_of(context, shown, query, Window(length=EXPORTED)).rows if file else (),
+        origins=shown.origins,
+    )
 
 
-def rows_of(context: Context, shown: Shown, query: Query, window: Window) -> Rows:
+def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
+    """Return a window of the table of queries."""
+    return rows_of(context, contest_of(context, query), query, window)
+
+
+def rows_of(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
     """Return a window of the queries."""
     kept = _kept(context, shown, query, window.search)
-    order = _ordered(shown, kept, window)
-    part = order[window.start : window.start + window.length]
+    part = _ordered(shown, kept, window)[window.start : window.start + window.length]
     return Rows(total=len(shown.pairs.known), found=len(kept), rows=_cells(context, shown, part))
 
 
-def window_rows(
-    context: Context, shown: Shown, query: Query
-) -> Sequence[Sequence[Cell | LinkedCell]]:
-    """Return the first rows, for a file."""
-    return rows_of(context, shown, query, Window(length=25)).rows
-
-
-def example_users(shown: Shown) -> list[str]:
+def example_users(shown: Contest) -> list[str]:
     """Name the users who gain and who lose most."""
     known = shown.pairs.known
     if shown.features is None or not len(known):
@@ -59,70 +65,58 @@ def example_users(shown: Shown) -> list[str]:
     return sorted(user_ids(shown.features, sorted(rows)).values())
 
 
-def _kept(context: Context, shown: Shown, query: Query, text: str) -> NDArray[np.int64]:
-    """Positions of the queries that the filters and the search leave."""
-    known = shown.pairs.known
+def _kept(context: Context, shown: Contest, query: Query, text: str) -> NDArray[np.int64]:
+    """Find the queries that the filters and the search leave."""
+    known, features = shown.pairs.known, shown.features
     keep = np.ones(len(known), np.bool_)
     outcome = query.choice("outcome", (ALL, *OUTCOMES), ALL)
     if outcome != ALL:
         keep &= shown.outcomes == OUTCOMES.index(outcome)
-    if shown.features is not None and (item := query.text("item")):
-        keep &= known.item_rows == (catalogue_of(context, shown.features).row_of(item) or -1)
-    if shown.features is not None and text:
-        titles = catalogue_of(context, shown.features).matching(text)
+    if features is not None and (item := query.text("item")):
+        keep &= known.item_rows == (catalogue_of(context, features).row_of(item) or -1)
+    if features is not None and text:
+        titles = catalogue_of(context, features).matching(text)
         rows = known.item_rows
         inside = (rows > 0) & (rows < len(titles))
-        found = np.isin(known.user_rows, users_matching(shown.features, text).to_numpy())
+        found = np.isin(known.user_rows, users_matching(features, text).to_numpy())
         found[inside] |= titles[rows[inside]]
         keep &= found
     return np.flatnonzero(keep)
 
 
-def _ordered(shown: Shown, kept: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+def _ordered(shown: Contest, kept: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
     """Order queries by a column; without one, the greatest gains first."""
     known = shown.pairs.known
-
-    def rank(place: int) -> NDArray[np.int16]:
-        ranks = known.ranks[place][kept].astype(np.int16)
-        return np.where(ranks == 0, NOWHERE, ranks)
-
-    keys: dict[int | None, NDArray[np.generic]] = {
-        0: known.user_rows[kept],
-        1: known.item_rows[kept],
-        2: known.places[kept],
-        6: shown.outcomes[kept],
-    }
-    if window.order_by in (3, 4):
-        keys[window.order_by] = rank(window.order_by - 3)
-    descending = window.descending or window.order_by not in range(7)
-    key = keys.get(window.order_by)
-    if key is None:
-        key = gain(known)[kept]
+    first, second = (np.where(one == 0, NOWHERE, one)[kept] for one in known.ranks[:2])
+    gains = gain(known)[kept]
+    keys = (known.user_rows[kept], known.item_rows[kept], known.places[kept], first, second)
+    columns = [*keys, gains, shown.outcomes[kept]]
+    is_column = window.order_by is not None and window.order_by < len(columns)
+    key = columns[window.order_by or 0] if is_column else gains
+    descending = window.descending or not is_column
     signed = -key.astype(np.float64) if descending else key
     return kept[np.argsort(signed, kind="stable")]
 
 
 def _cells(
-    context: Context, shown: Shown, places: NDArray[np.int64]
+    context: Context, shown: Contest, places: NDArray[np.int64]
 ) -> list[list[Cell | LinkedCell]]:
-    known = shown.pairs.known
+    known, features = shown.pairs.known, shown.features
     rows = known.user_rows[places].tolist()
-    names = {} if shown.features is None else user_ids(shown.features, rows)
-    catalogue = None if shown.features is None else catalogue_of(context, shown.features)
-    gains = gain(known)[places]
-    labels = [*shown.labels.values()]
+    names = {} if features is None else user_ids(features, rows)
+    catalogue = None if features is None else catalogue_of(context, features)
+    gains, labels = gain(known)[places], [*shown.labels.values()]
     found: list[list[Cell | LinkedCell]] = []
     for number, place in enumerate(places.tolist()):
         user = names.get(rows[number])
-        item = int(known.item_rows[place])
         link = Link(label="", page="why", parameters={**shown.parameters, "user": user or ""})
-        ranks = [int(one[place]) or None for one in known.ranks[:2]]
+        title = "not known" if catalogue is None else catalogue.title(int(known.item_rows[place]))
         found.append(
             [
                 "not known" if user is None else LinkedCell(text=user, link=link),
-                "not known" if catalogue is None else catalogue.title(item),
+                title,
                 int(known.places[place]),
-                *ranks,
+                *(int(one[place]) or None for one in known.ranks[:2]),
                 float(gains[number]),
                 labels[shown.outcomes[place]],
             ]

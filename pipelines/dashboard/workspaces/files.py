@@ -48,6 +48,14 @@ def read_table(path: Path) -> dict[str, Any] | None:
     return found
 
 
+def read_or_empty(path: Path) -> dict[str, Any]:
+    """Read a JSON object; empty if there is none or it cannot be read."""
+    try:
+        return read_table(path) or {}
+    except UnreadableError:
+        return {}
+
+
 def names_in(folder: Path) -> list[str]:
     """List the names in a folder, in their order; none where it cannot be read."""
     try:

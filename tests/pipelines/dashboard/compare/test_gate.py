@@ -1,13 +1,135 @@
-"""What the gate decided is what the Summary says first."""
+"""The gate's answer on a pair: the recorded one, and that of its rule on outcomes that are given."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pipelines.dashboard.compare.gate import gate_answer
+from pipelines.config.release import ReleaseConfig
+from pipelines.dashboard.compare.gate import Judgement, judge_pair, recorded_answer
+from pipelines.dashboard.data.answers import Joined
+from pipelines.dashboard.data.measures import Measures
+from pipelines.dashboard.data.paired import Pairs
+from pipelines.dashboard.data.slices import Slicing
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.publishing.decisions import Decision, write_decision
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run
+
+NUM_USERS = 4000
+
+
+def ranks_of(seed: int, moved: np.ndarray | float = 0.0) -> np.ndarray:
+    """Ranks whose logarithms are moved; above 0 is worse."""
+    shared = np.random.default_rng(1).normal(3.6, 1.3, NUM_USERS)
+    exact = np.ceil(np.exp(shared + np.random.default_rng(seed).normal(0, 0.5, NUM_USERS) + moved))
+    found: np.ndarray = np.where(exact <= 100, exact, 0).astype(np.uint8)
+    return found
+
+
+def pairs_of(first: np.ndarray, second: np.ndarray, groups: dict[str, np.ndarray]) -> Pairs:
+    """Sides with slicings of the test's own: each a name and a code of each query."""
+    users = np.arange(1, NUM_USERS + 1)
+    pairs = Pairs(
+        Joined(
+            sides=(),
+            user_rows=users,
+            item_rows=users,
+            places=np.full(NUM_USERS, 9),
+            times=None,
+            ranks=(first, second),
+            features=None,
+            order="",
+            dropped=(),
+        )
+    )
+    made = {
+        group: Slicing(
+            group,
+            tuple(f"{group}{code}" for code in range(codes.max() + 1)),
+            codes.astype(np.int32),
+            np.arange(NUM_USERS, dtype=np.int32),
+        )
+        for group, codes in groups.items()
+    }
+    pairs.slicings.__dict__["groups"] = list(made)
+    pairs.slicings._made.update(made)
+    return pairs
+
+
+HALVES = {"half": np.arange(NUM_USERS) % 2, "tenth": np.arange(NUM_USERS) % 10}
+NOTHING = (Measures(), Measures())
+
+
+def judged(
+    moved: np.ndarray | float,
+    measures: tuple[Measures, Measures] = NOTHING,
+    **settings: float,
+) -> Judgement:
+    """Judge a pair whose second side is moved; above 0 is worse."""
+    pairs = pairs_of(ranks_of(2), ranks_of(3, moved), HALVES)
+    return judge_pair(pairs, measures, ReleaseConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("tenths", "settings", "answer", "lost"),
+    [
+        ({3: 1.5}, {}, "first", ["tenth/tenth3"]),
+        ({3: 1.2, 6: 2.5}, {}, "first", ["tenth/tenth6", "tenth/tenth3"]),
+        ({3: 0.12}, {"max_slice_loss": 0.25}, "no evidence", []),
+    ],
+)
+def test_slices_that_lose_more_than_the_margin_refuse_the_clearest_first(
+    tenths: dict[int, float], settings: dict[str, float], answer: str, lost: list[str]
+) -> None:
+    moved = sum(np.where(HALVES["tenth"] == one, by, 0.0) for one, by in tenths.items())
+    found = judged(moved, **settings)
+    assert found.answer == answer
+    named = [key for key in found.slices("first") if key.startswith("tenth")]
+    assert named == lost
+
+
+def test_a_ruined_slice_refuses_a_better_side() -> None:
+    found = judged(np.where(HALVES["tenth"] == 3, 1.5, -0.4))
+    assert found.answer == "first"
+    assert found.slices("first") == ["tenth/tenth3"]
+    assert "overall" in {one.kind for one in found.reasons if one.speaks_for == "second"}
+
+
+def test_few_users_conclude_nothing() -> None:
+    found = judged(-2.0, min_compared=NUM_USERS + 1, max_compared=NUM_USERS + 1)
+    assert found.answer == "no evidence"
+    assert f"{NUM_USERS:,}. Below {NUM_USERS + 1}" in found.reasons[0].words
+
+
+def covering(share: float) -> Measures:
+    return Measures(beyond_accuracy={"coverage@10": share})
+
+
+CHEAP = Measures(seconds=100, peak_memory=10**9, list_ms=5.0, host="a")
+DEAR = Measures(seconds=400, peak_memory=10**9, list_ms=5.5, host="a")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "answer", "words"),
+    [
+        (CHEAP, DEAR, "first", "4.0 times more with B (1 min 40 s to 6 min 40 s)"),
+        (CHEAP, replace(DEAR, host="b"), "no evidence", ""),
+        (CHEAP, Measures(), "no evidence", ""),
+        (Measures(list_ms=5.0), Measures(list_ms=30.0), "first", "time of a list is 6.0 times"),
+        (covering(0.6), covering(0.2), "first", "much less of the catalogue"),
+        (covering(0.2), covering(0.6), "second", "much more of the catalogue"),
+        (covering(0.6), covering(0.5), "no evidence", ""),
+        (covering(0.6), Measures(), "no evidence", ""),
+        (Measures(), covering(0.1), "no evidence", ""),
+    ],
+)
+def test_large_differences_in_coverage_and_cost_decide_between_equals(
+    before: Measures, after: Measures, answer: str, words: str
+) -> None:
+    found = judged(0.0, (before, after))
+    assert found.answer == answer
+    assert words in " ".join(one.words for one in found.reasons if one.speaks_for == answer)
 
 
 @pytest.mark.parametrize("outcome", ["released", "refused"])
@@ -25,13 +147,13 @@ def test_the_answer_on_a_pair_is_the_gates(tmp_path: Path, outcome: str) -> None
     )
     write_decision(bundles, decision, None)
     runs = {run.name: run for run in Stores(Places(roots=[tmp_path])).bundles()}
-    assert gate_answer(runs["v1"], runs["v2"]) == (
+    assert recorded_answer(runs["v1"], runs["v2"]) == (
         f"The release gate decided on this pair: B was {outcome}: "
         "ndcg@10 +0.0100 (+0.0020 to +0.0180)"
     )
     # It has decided nothing on v2 in place of v3, nor on v3.
-    assert gate_answer(runs["v3"], runs["v2"]) == ""
-    assert gate_answer(runs["v1"], runs["v3"]) == ""
+    assert recorded_answer(runs["v3"], runs["v2"]) == ""
+    assert recorded_answer(runs["v1"], runs["v3"]) == ""
 
 
 def test_the_gates_answer_has_its_interval_margin_and_the_slices_that_lost(tmp_path: Path) -> None:
@@ -57,7 +179,7 @@ def test_the_gates_answer_has_its_interval_margin_and_the_slices_that_lost(tmp_p
     )
     write_decision(bundles, decision, None)
     runs = {run.name: run for run in Stores(Places(roots=[tmp_path])).bundles()}
-    assert gate_answer(runs["v1"], runs["v2"]) == (
+    assert recorded_answer(runs["v1"], runs["v2"]) == (
         f"The release gate decided on this pair: B was refused: {whole}: better: +3.1% (+1.0% to "
         "+5.2%) (margin -2.0%); ndcg@50 of domain books against the champion: -20.0% is shown "
         "(margin -10.0%)"

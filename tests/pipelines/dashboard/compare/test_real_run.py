@@ -21,7 +21,7 @@ def test_the_served_bundle_is_held_against_the_one_before_it(context: Context) -
     assert f"B is bundle {newest.name}" in words(page)
     assert f"bundle {newest.name} was released" in lines_of(page, "gate")
     assert page.lead.startswith("The release gate decided on this pair: B was released")
-    assert len(table(page, "slices-table").rows) > 5
+    assert len(table(page, "slices-table").rows) > 2
 
 
 def test_bundles_and_their_workspace_have_the_same_numbers(context: Context) -> None:
@@ -29,12 +29,12 @@ def test_bundles_and_their_workspace_have_the_same_numbers(context: Context) -> 
     bundle = next(one for one in context.stores.bundles() if one.made_by == run.key)
     page = ENTRY.build(context, Query.of(runs=(run.key, bundle.key)))
     rows = table(page, "metrics").rows
-    assert [row[4] for row in rows] == [0.0] * len(rows)
+    assert [row[5] for row in rows] == [0.0] * len(rows)
     assert run.path is not None
     analysed = Analysis.load(run.path / "evaluate").orders["given"]["test"]
     assert run.served is not None
     expected = analysed.models[run.served].intervals["ndcg@10"].mean
-    assert rows[0][2] == pytest.approx(expected)
+    assert rows[0][3] == pytest.approx(expected)
 
 
 def test_slices_are_those_of_the_report(context: Context) -> None:
@@ -60,7 +60,7 @@ def test_a_file_holds_no_choice_of_other_runs(context: Context) -> None:
     exported = Context(stores=context.stores, exported=True)
     page = PAGES[0].build(exported, Query.of(run=context.stores.workspaces()[0].key))
     assert [control.name for control in page.controls] == []
-    assert "overall" in charts(page)
+    assert "slices" in charts(page)
 
 
 def test_a_file_holds_the_pair_of_its_run(context: Context) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import DEPTH, joined, queries, side
+from pipelines.dashboard.data.answers import DEPTH, join, side
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.planted import Model, world, write_features, write_workspace
+
+TABLE = "evaluate/per_user_given_test.parquet"
 
 
 def run_of(path: Path, kind: str = "workspace") -> Run:
@@ -30,54 +30,35 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {path.name: run_of(path) for path in folder.iterdir() if path.name != "features"}
 
 
-@pytest.fixture
-def context(tmp_path: Path) -> Context:
-    return Context(stores=Stores(Places(roots=[tmp_path])))
-
-
-def test_queries_have_ids_places_times_and_the_ranks_of_the_named_models(
-    runs: dict[str, Run],
-) -> None:
-    found = queries(runs["first"], "test", ["ease"], lists=True).collect()
-    raw = pl.read_parquet(runs["first"].path / "evaluate" / "per_user_given_test.parquet")
-    known = world(7, num_users=300)
-    assert found["rank_ease"].equals(raw["rank_ease"])
-    assert "rank_blend" not in found.columns
-    assert found["top_k_ease"].list.len().to_list() == [20] * 300
-    assert found["user_id"].to_list() == [f"user-{row}" for row in raw["user_row"]]
-    assert found["item_id"].to_list() == [f"item-{row}" for row in raw["item_row"]]
-    assert found["place"].to_list() == (known.lengths - 1).tolist()
-    assert found["time"].to_list() == known.times[known.offsets[2:] - 1].tolist()
-
-
-def test_runs_of_the_same_data_share_every_query(runs: dict[str, Run], context: Context) -> None:
+def test_runs_of_the_same_data_share_every_query(runs: dict[str, Run]) -> None:
     sides = [side(runs["first"], "test"), side(runs["second"], "test", "ease")]
-    found = joined(context, sides, "test")
+    found = join(sides, "test")
     assert len(found) == found.num_users == 300
     assert [one.words for one in found.dropped] == ["", ""]
     for one, ranks in zip(sides, found.ranks, strict=True):
-        raw = queries(one.run, "test", [one.model]).collect()[f"rank_{one.model}"].to_numpy()
+        raw = pl.read_parquet(one.run.path / TABLE)[f"rank_{one.model}"].to_numpy()
         assert ranks.tolist() == np.where(raw <= DEPTH, raw, 0).tolist()
-    assert joined(context, sides, "test") is found
+    known = world(7, num_users=300)
+    assert found.places.tolist() == (known.lengths - 1).tolist()
+    assert found.times.tolist() == known.times[known.offsets[2:] - 1].tolist()
 
 
-def test_queries_that_differ_are_dropped_with_the_reason(
-    runs: dict[str, Run], context: Context
-) -> None:
+def test_queries_that_differ_are_dropped_with_the_reason(runs: dict[str, Run]) -> None:
     sides = [side(runs["first"], "test"), side(runs["other"], "test")]
-    found = joined(context, sides, "test")
-    tables = [queries(one.run, "test", ["blend"]).collect() for one in sides]
-    same = tables[0].join(tables[1], on=["user_id", "item_id", "place"])
-    assert len(found) == same.height
+    found = join(sides, "test")
+    worlds = (world(7, num_users=300), world(8, num_users=200))
+    first, second = (list(zip(one.targets, one.lengths, strict=True)) for one in worlds)
+    same = sum(one == other for one, other in zip(first, second, strict=False))
+    assert len(found) == same
     assert found.dropped[0].num_queries == 300
     assert found.dropped[0].other_users == 100
     assert "of users that are not in all" in found.dropped[0].words
     second = found.dropped[1]
     lost = second.other_users + second.other_items + second.other_histories
-    assert lost == 200 - same.height
+    assert lost == 200 - same
 
 
-def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path, context: Context) -> None:
+def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
     rows = [("a", "x", 3, 1), ("a", "y", 3, None), ("b", "x", 5, 200), ("c", "z", 1, 2)]
     others = [("a", "x", 3, 4), ("a", "y", 3, 7), ("b", "x", 6, 2), ("d", "z", 1, 2)]
     schema = {"user_id": pl.String, "item_id": pl.String, "place": pl.Int64, "rank": pl.Int64}
@@ -86,11 +67,11 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path, context:
         table = pl.DataFrame(answers, schema=schema, orient="row")
         table.write_parquet(tmp_path / f"answers-{version}.parquet")
     bundles = [run_of(tmp_path / f"bundle-{version}", "bundle") for version in ("v1", "v2")]
-    found = joined(context, [side(one, "test") for one in bundles], "test")
+    found = join([side(one, "test") for one in bundles], "test")
     assert found.num_users == 1
     assert sorted(zip(*(ranks.tolist() for ranks in found.ranks), strict=True)) == [(0, 7), (1, 4)]
     assert found.dropped[0].words == (
-        "1 of users that are not in all, 1 behind another number of events"
+        "1 of users that are not in all, 1 after another number of events"
     )
 
 
@@ -104,10 +85,10 @@ def test_an_unknown_model_names_those_there_are(runs: dict[str, Run]) -> None:
         side(runs["first"], "test", "bert")
 
 
-def test_a_table_that_is_torn_is_said_in_words(tmp_path: Path, context: Context) -> None:
+def test_a_table_that_is_torn_is_said_in_words(tmp_path: Path) -> None:
     path = write_workspace(tmp_path / "torn", world(9, num_users=50), {"blend": Model(seed=1)})
     chosen = side(run_of(path), "test")
-    table = path / "evaluate" / "per_user_given_test.parquet"
+    table = path / TABLE
     table.write_bytes(table.read_bytes()[:500])
     with pytest.raises(NotFoundError, match="cannot be read"):
-        joined(context, [chosen, chosen], "test")
+        join([chosen, chosen], "test")

@@ -342,7 +342,7 @@ def test_a_real_workspace_is_shown_whole(context: Context, workspace_run: Path):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", tiles["Trained until"])
     section = block(page, Section, "decision")
     titles = [one.title for one in section.blocks if isinstance(one, Table)]
-    assert titles[0].startswith("Held against the champion ")
+    assert titles[0].startswith("Compared with the champion ")
     assert titles[1] == "All checks"
     rows = block(page, Table, "bundles").rows
     assert [row[4] for row in rows] == [

@@ -7,9 +7,8 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.items import catalogue_of
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.why.outcomes import lost_where, patterns
+from pipelines.dashboard.why.outcomes import contest_of, lost_where, patterns
 from pipelines.dashboard.why.page import ENTRY, build, exports
-from pipelines.dashboard.why.shown import shown_of
 from pipelines.dashboard.why.user import why_lines
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, ItemList, Lists, Section, Table, Window, Words
@@ -48,7 +47,7 @@ def pair(planted):
 
 def test_outcomes_count_every_query_once(planted, pair):
     page = build(planted, pair)
-    shown = shown_of(planted, pair)
+    shown = contest_of(planted, pair)
     first, second = ((one > 0) & (one <= 10) for one in shown.pairs.known.ranks)
     expected = [(first & second), (first & ~second), (~first & second), ~(first | second)]
     tiles = page.blocks[0].tiles
@@ -57,7 +56,7 @@ def test_outcomes_count_every_query_once(planted, pair):
 
 
 def test_the_planted_slice_is_named(planted, pair):
-    shown = shown_of(planted, pair)
+    shown = contest_of(planted, pair)
     clearest = patterns(shown.outcomes, shown.pairs.slicings)[0]
     assert (clearest.group, clearest.name) in {
         ("user_activity", "heavy"),
@@ -72,7 +71,7 @@ def test_the_planted_slice_is_named(planted, pair):
 
 
 def test_equal_models_have_no_pattern(planted):
-    shown = shown_of(
+    shown = contest_of(
         planted, Query.of(run=planted.stores.runs()[0].key, first="sequence", second="ease")
     )
     chance = np.random.default_rng(0).integers(0, 4, len(shown.outcomes)).astype(np.int8)
@@ -99,17 +98,17 @@ def test_items_are_lost_on_the_step_that_lost_them(planted, tmp_path):
         ranks = [by_hand[row][place] if row < len(by_hand) else 1 for row in range(frame.height)]
         frame = frame.with_columns(pl.Series(f"rank_{name}", ranks, dtype=pl.Int64))
     frame.write_parquet(table)
-    side = shown_of(context, Query.of(first="sequence", second="ranked")).sides[1]
+    side = contest_of(context, Query.of(first="sequence", second="ranked")).sides[1]
     assert [step.queries for step in lost_where(context, side, "test", 10)] == [1, 1, 2, 1]
     assert (
-        lost_where(context, shown_of(context, Query.of(first="sequence")).sides[0], "test", 10)
+        lost_where(context, contest_of(context, Query.of(first="sequence")).sides[0], "test", 10)
         == []
     )
 
 
 def test_the_table_is_ordered_filtered_and_searched(planted, pair):
     rows = ENTRY.rows["queries"]
-    shown = shown_of(planted, pair)
+    shown = contest_of(planted, pair)
     worst = rows(planted, pair, Window(length=5, order_by=5))
     gains = [row[5] for row in worst.rows]
     assert gains == sorted(gains)
@@ -127,7 +126,7 @@ def test_the_table_is_ordered_filtered_and_searched(planted, pair):
 
 
 def test_a_user_is_shown_with_history_lists_and_reasons(context):
-    shown = shown_of(context, Query())
+    shown = contest_of(context, Query())
     features = shown.features
     user = ENTRY.suggest["users"](context, Query(), "")[0].value
     page = build(context, Query.of(user=user))

@@ -1,0 +1,242 @@
+"""A folder of bundles: what is served, every decision, changes of aliases and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.workspaces.files import key_of, names_in, read_or_empty, time_of
+from pipelines.dashboard.workspaces.run import Run
+from pipelines.engine.history import HISTORY as COMMANDS
+from pipelines.engine.history import CommandRun, read_history
+from pipelines.engine.signing import KEY, key_name, signing_key
+from pipelines.pages.document import Origin
+from pipelines.publishing.decisions import FOLDER, Decision, Written, read_decision, read_decisions
+from pipelines.publishing.promotion import (
+    HISTORY,
+    AliasChange,
+    challenger,
+    history,
+    served_version,
+)
+from pipelines.publishing.released import shop_workspace
+from serving.bundle.manifest import MANIFEST, bundle_directory
+
+ALTERED = "altered"
+SIGNATURES = {
+    "signed": "valid",
+    "unsigned": "not signed",
+    "not verified": "signed, not verified",
+    ALTERED: "NOT VALID",
+}
+"""By the state of a decision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder of bundles, with the workspace whose runs publish there."""
+
+    key: str
+    bundles: Path
+    workspace: Path | None
+    """None if nothing but bundles is known."""
+    run: Run | None = None
+    """Of the workspace."""
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return str(self.workspace or self.bundles)
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        """The run that its numbers are of."""
+        return (self.run.origin,) if self.run else ()
+
+    def versions(self) -> list[str]:
+        """List the versions whose bundles are there, the newest first."""
+        found = []
+        for name in names_in(self.bundles):
+            path = self.bundles / name
+            if name.startswith("bundle-") and not path.is_symlink():
+                written = written_at(path)
+                found.append((written.timestamp() if written else 0.0, name[len("bundle-") :]))
+        return [version for _, version in sorted(found, reverse=True)]
+
+
+def written_at(bundle: Path) -> datetime | None:
+    """Return when a bundle was written; None without its manifest."""
+    try:
+        return datetime.fromtimestamp((bundle / MANIFEST).stat().st_mtime, UTC)
+    except OSError:
+        return None
+
+
+def folders(context: Context) -> list[Folder]:
+    """List the folders, the one with the newest bundle first."""
+    runs = context.stores.runs()
+    of_path = {run.path: run for run in runs if run.kind == "workspace"}
+    newest: dict[Path, Run] = {}
+    for run in runs:
+        if run.kind == "bundle":
+            newest.setdefault(run.bundles_folder, run)
+    found = []
+    for bundles, bundle in newest.items():
+        run = of_path.get(bundles.parent)
+        if run is None and bundle.made_by is not None:
+            run = context.stores.run(bundle.made_by)
+        above = bundles.parent if (bundles.parent / "config.toml").is_file() else None
+        workspace = above if run is None else shop_workspace(run.path)
+        key = key_of(str(bundles))
+        found.append(Folder(key=key, bundles=bundles, workspace=workspace, run=run))
+    return found
+
+
+def folder_of(context: Context, query: Query) -> Folder | None:
+    """Choose by the parameter ``bundles`` or ``run``, else the newest; None if there is none.
+
+    Raises:
+        NotFoundError: There is no such folder or run, or the run has no bundles.
+    """
+    known = folders(context)
+    if key := query.text("bundles"):
+        if found := next((one for one in known if one.key == key), None):
+            return found
+        raise NotFoundError(
+            f"no folder of bundles {key!r}: it is gone, or holds no bundle any more"
+        )
+    if key := query.text("run"):
+        run = context.stores.run(key)
+        for one in known:
+            if one.bundles == run.bundles_folder or one.workspace == shop_workspace(run.path):
+                return one
+        raise NotFoundError(
+            f"{run.name} has released no bundle; recsys run --workspace {run.path} makes one"
+        )
+    return known[0] if known else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decided:
+    """A decision as its file holds it, an altered one too."""
+
+    name: str
+    """Of its file."""
+    decision: Decision
+    state: str
+    written: Written | None = None
+    """None of one that was altered: its text is not what was signed."""
+    fault: str = ""
+
+    @property
+    def time(self) -> datetime | None:
+        """When it was taken; by the name of its file if it does not say."""
+        if found := time_of(self.decision.time):
+            return found
+        try:
+            stamp = self.name.partition("-")[0]
+            return datetime.strptime(stamp, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Everything on record about a folder, oldest first."""
+
+    served: str | None = None
+    challenger: str | None = None
+    is_there: bool = False
+    """Whether the bundle that is served is there."""
+    changes: Sequence[AliasChange] = ()
+    """Of aliases."""
+    decisions: Sequence[Decided] = ()
+    commands: Sequence[CommandRun] = ()
+    """Of the workspace."""
+    faults: Sequence[str] = ()
+    """Faults of these files, in words."""
+
+    def since(self, version: str | None) -> datetime | None:
+        """Return since when an alias names a version."""
+        found = [one.time for one in self.changes if one.version == version]
+        return time_of(found[-1]) if found else None
+
+    def on(self, version: str) -> list[Decided]:
+        """List the decisions on a version, the newest first."""
+        return [one for one in reversed(self.decisions) if one.decision.challenger == version]
+
+
+def record_of(context: Context, folder: Folder) -> Record:
+    """Read everything; a part that cannot be read is named in the faults."""
+    bundles = folder.bundles
+    names = [name for name in names_in(bundles / FOLDER) if name.endswith(".json")]
+    files = [bundles / HISTORY, *(bundles / FOLDER / name for name in names)]
+    if folder.workspace is not None:
+        files.append(folder.workspace / COMMANDS)
+    key, faults = None, []
+    try:
+        key = signing_key()
+    except ValueError as error:
+        faults.append(str(error))
+    of_folder = ("release record", str(bundles), str(folder.workspace), key and key_name(key))
+    found = context.cache.get(of_folder, files, lambda: _read(folder, key, names))
+    served = served_version(bundles)
+    is_there = served is not None and (bundle_directory(bundles, served) / MANIFEST).is_file()
+    if served is not None and not is_there:
+        faults.insert(0, f"{served} is to be served, but its bundle is not in {bundles}")
+    return replace(found, served=served, is_there=is_there, faults=[*faults, *found.faults])
+
+
+def _read(folder: Folder, key: bytes | None, names: Sequence[str]) -> Record:
+    faults = []
+    changes: list[AliasChange] = []
+    waiting = None
+    try:
+        changes, waiting = history(folder.bundles), challenger(folder.bundles)
+    except (ValueError, OSError) as error:
+        faults.append(str(error))
+    decided: list[Decided] = []
+    try:
+        found, wrong = read_decisions(folder.bundles, key)
+        faults += wrong
+        whole = {written.path.name: written for written in found}
+        decided = [_decided(folder.bundles / FOLDER / name, whole.get(name), key) for name in names]
+    except OSError as error:
+        faults.append(f"{folder.bundles / FOLDER} cannot be read: {error.strerror}")
+    if key is None and any(one.state == "not verified" for one in decided):
+        faults.append(f"{KEY} is not set here, so no signature is verified")
+    commands: list[CommandRun] = []
+    try:
+        commands = [] if folder.workspace is None else read_history(folder.workspace)
+    except OSError as error:
+        faults.append(f"{COMMANDS} of {folder.name} cannot be read: {error.strerror}")
+    return Record(
+        challenger=waiting, changes=changes, decisions=decided, commands=commands, faults=faults
+    )
+
+
+def _decided(path: Path, written: Written | None, key: bytes | None) -> Decided:
+    """Take a decision over; of an altered one only the texts that it claims."""
+    if written is not None:
+        return Decided(
+            name=path.name, decision=written.decision, state=written.state, written=written
+        )
+    fault = "it is gone"
+    try:
+        read_decision(path, key)
+    except (ValueError, OSError) as error:
+        fault = str(error)
+    table = read_or_empty(path)
+    version = table.get("challenger")
+    claim = Decision(
+        time=str(table.get("time", "")),
+        outcome=str(table.get("outcome", "unreadable")),  # type: ignore[arg-type]
+        challenger=version if isinstance(version, str) else path.stem.partition("-")[2],
+        champion=None,
+        challenger_digest=None,
+    )
+    return Decided(name=path.name, decision=claim, state=ALTERED, fault=fault)
