@@ -1,4 +1,4 @@
-"""The page of what differs between two runs: settings, data, code and versions, and the metrics."""
+"""Page ``differences``: settings, data, code, versions and metrics that differ between two runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pipelines.dashboard.runs.record import StageRecord, raw_files_of, stages_of
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import (
+    Block,
     Cell,
     Control,
     Link,
@@ -30,74 +31,62 @@ PLACES = (
     "release.bundles",
     *(f"data.{name}" for name in ("dataset", "events", "items", "users", "partitions", "online_")),
 )
-"""Settings that say where something lies; the data themselves are compared by their digests."""
+"""Beginnings of the settings that name a place; the data themselves are compared by digests."""
 ABSENT = "(not set)"
 UNKNOWN = "Not on record for both."
 
 Difference = tuple[str, str | None, str | None]
 """Name, and its value in the first and in the second."""
-
-
-def is_place(name: str) -> bool:
-    """Whether a setting only says where something lies."""
-    return name.startswith(PLACES)
+Stages = Sequence[StageRecord]
 
 
 def changed(first: Mapping[str, str], second: Mapping[str, str]) -> list[Difference]:
-    """List the names whose values differ, with both; None where one has none."""
+    """List the names whose values differ, with both; None if one has none."""
     pairs = ((name, first.get(name), second.get(name)) for name in sorted({*first, *second}))
     return [one for one in pairs if one[1] != one[2]]
 
 
 def settings_changed(first: Run, second: Run) -> list[Difference] | None:
-    """List the settings that differ; None where those of one are not on record.
+    """List the settings that differ; None if those of one are not on record.
 
     A bundle has those of its models' stages: with a run, the bundle's settings are compared.
     """
     if not first.config or not second.config:
         return None
     sections = [{name.partition(".")[0] for name in run.config} for run in (first, second)]
-    found = [
+    partial = first if first.kind == "bundle" else second
+    return [
         one
         for one in changed(first.config, second.config)
-        if one[0].partition(".")[0] in sections[0] & sections[1] and one[0] not in REMOVED_KEYS
+        if one[0].partition(".")[0] in sections[0] & sections[1]
+        and one[0] not in REMOVED_KEYS
+        and (first.kind == second.kind or one[0] in partial.config)
     ]
-    if first.kind == second.kind:
-        return found
-    partial = first if first.kind == "bundle" else second
-    return [one for one in found if one[0] in partial.config]
 
 
-def data_changed(
-    first: Run, second: Run, before: Sequence[StageRecord], after: Sequence[StageRecord]
-) -> list[Difference] | None:
-    """List what differs in the data; None where they are not on record."""
+def data_changed(first: Run, second: Run, before: Stages, after: Stages) -> list[Difference] | None:
+    """List the data that differ; None if they are not on record."""
     if not first.data_digest or not second.data_digest:
         return None
-    raw = changed(raw_files_of(before), raw_files_of(after)) if before and after else []
-    found: list[Difference] = [(f"raw file: {role}", one, other) for role, one, other in raw]
+    found: list[Difference] = []
     if first.dataset != second.dataset:
-        found.insert(0, ("data set", first.dataset, second.dataset))
+        found.append(("data set", first.dataset, second.dataset))
+    if before and after:
+        raw = changed(raw_files_of(before), raw_files_of(after))
+        found += [(f"raw file: {role}", one, other) for role, one, other in raw]
     if first.data_digest != second.data_digest:
         found.append(("features", first.data_digest, second.data_digest))
     return found
 
 
-def code_changed(
-    before: Sequence[StageRecord], after: Sequence[StageRecord]
-) -> list[Difference] | None:
-    """List what differs in versions, and in the code of the stages that both have."""
+def code_changed(before: Stages, after: Stages) -> list[Difference] | None:
+    """List the versions that differ, and the code of the stages that both have."""
     both = {one.name for one in before} & {one.name for one in after}
     if not both:
         return None
-    code = [
-        {f"code of {one.name}": one.code for one in stages if one.name in both}
-        for stages in (before, after)
-    ]
-    libraries = [
-        versions_of([one for one in stages if one.name in both]) for stages in (before, after)
-    ]
-    return [*changed(*libraries), *changed(*code)]
+    known = [[one for one in stages if one.name in both] for stages in (before, after)]
+    code = [{f"code of {one.name}": one.code for one in stages} for stages in known]
+    return [*changed(*map(versions_of, known)), *changed(*code)]
 
 
 def default_pair(context: Context) -> tuple[Run, ...]:
@@ -110,7 +99,7 @@ def default_pair(context: Context) -> tuple[Run, ...]:
 
 
 def build(context: Context, query: Query) -> Page:
-    """Make the page.
+    """Build the page.
 
     Raises:
         NotFoundError: A run is gone.
@@ -121,36 +110,10 @@ def build(context: Context, query: Query) -> Page:
     keys = query.several("runs", at_most=2)
     pair = tuple(context.stores.run(key) for key in keys) if keys else default_pair(context)
     split = query.choice("split", SPLITS, SPLITS[0])
-    controls = _controls(pair, split, context)
-    notices = [word for run in pair for word in run.problems]
-    if len(pair) < 2:
-        words = Words(
-            lines=["Choose two runs or bundles above, or two on the page Runs."],
-            tone="note",
-            links=[Link(label="All runs", page="runs")],
-        )
-        lead = "What differs between two runs."
-        return Page(
-            title="Differences", lead=lead, blocks=[words], controls=controls, notices=notices
-        )
-    first, second = pair
-    stages = (stages_of(context, first), stages_of(context, second))
-    settings = settings_changed(first, second)
-    data = data_changed(first, second, *stages)
-    code = code_changed(*stages)
-    return Page(
-        title="Differences",
-        lead=_lead(first, second, settings, data, code),
-        blocks=[_who(first, second), *_tables(first, second, settings, data, code, split)],
-        controls=controls,
-        notices=notices,
-    )
-
-
-def _controls(pair: Sequence[Run], split: str, context: Context) -> list[Control]:
-    if context.exported:
-        return []
-    return [
+    lead, blocks = "The differences between two runs.", _no_pair()
+    if len(pair) == 2:
+        lead, blocks = _compared(context, pair[0], pair[1], split)
+    controls = [
         Control(
             name="runs",
             label="Two runs",
@@ -168,108 +131,104 @@ def _controls(pair: Sequence[Run], split: str, context: Context) -> list[Control
             options=[Option(value=one, label=one) for one in SPLITS],
         ),
     ]
+    return Page(
+        title="Differences",
+        lead=lead,
+        blocks=blocks,
+        controls=[] if context.exported else controls,
+        notices=[word for run in pair for word in run.problems],
+    )
 
 
-def _lead(
-    first: Run,
-    second: Run,
-    settings: Sequence[Difference] | None,
-    data: Sequence[Difference] | None,
-    code: Sequence[Difference] | None,
-) -> str:
-    shaping = [name for name, _, _ in settings or () if not is_place(name)]
-    if settings is None:
-        said = "settings are not on record for both"
-    elif not shaping:
-        said = "no setting that shapes results differs"
-    else:
-        more = f" and {len(shaping) - 3} more" if len(shaping) > 3 else ""
-        verb = "settings differ" if len(shaping) > 1 else "setting differs"
-        said = f"{len(shaping)} {verb} ({', '.join(shaping[:3])}{more})"
+def _no_pair() -> list[Block]:
+    lines = ["Choose two runs or bundles above, or two on the page Runs."]
+    return [Words(lines=lines, tone="note", links=[Link(label="All runs", page="runs")])]
+
+
+def _compared(context: Context, first: Run, second: Run, split: str) -> tuple[str, list[Block]]:
+    """Return the lead and the blocks on two runs."""
+    stages = (stages_of(context, first), stages_of(context, second))
+    settings = settings_changed(first, second)
+    places = [one for one in settings or () if one[0].startswith(PLACES)]
+    shaping = None if settings is None else [one for one in settings if one not in places]
+    data, code = data_changed(first, second, *stages), code_changed(*stages)
+    names = [name for name, _, _ in shaping or ()]
+    said = "settings are not on record for both"
+    if shaping is not None:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        verb = "settings differ" if len(names) > 1 else "setting differs"
+        said = f"{len(names)} {verb} ({', '.join(names[:3])}{more})"
+        said = said if names else "no setting that shapes results differs"
     states = {True: "differ", False: "are the same"}
     others = [
         f"{what} {'are not on record for both' if found is None else states[bool(found)]}"
         for what, found in (("the data", data), ("code and versions", code))
     ]
-    return f"From {first.name} to {second.name}: {said}; {'; '.join(others)}."
-
-
-def _who(first: Run, second: Run) -> Words:
-    lines = [
-        f"{which}: {run.name}, {time_text(run) or 'no time'}, {run.dataset or 'unknown data'}"
-        for which, run in (("First", first), ("Second", second))
-    ]
     runs = {"runs": (first.key, second.key)}
-    links = [
-        *map(link_to, (first, second)),
-        Link(label="Is the difference real? Compare", page="compare", parameters=runs),
-        Link(label="Swap", page="differences", parameters={"runs": (second.key, first.key)}),
-    ]
-    return Words(lines=lines, links=links)
+    head = Words(
+        lines=[
+            f"{which}: {run.name}, {time_text(run) or 'no time'}, {run.dataset or 'unknown data'}"
+            for which, run in (("First", first), ("Second", second))
+        ],
+        links=[
+            *map(link_to, (first, second)),
+            Link(label="Is the difference real? Compare", page="compare", parameters=runs),
+            Link(label="Swap", page="differences", parameters={"runs": (second.key, first.key)}),
+        ],
+    )
+    same = {
+        "settings": ("Settings", shaping, "No setting that shapes results differs."),
+        "data": ("Data", data, "The data are the same."),
+        "code": ("Code and versions", code, "Code and versions are the same."),
+        "places": ("Places", places, "All files are in the same places."),
+    }
+    sections = {
+        key: Section(key=key, title=title, blocks=[_table(key, title, found, none, first, second)])
+        for key, (title, found, none) in same.items()
+    }
+    metrics = Section(key="metrics", title="Metrics", blocks=[_metrics(first, second, split)])
+    blocks = [head, sections["settings"], sections["data"], sections["code"], metrics]
+    return (
+        f"From {first.name} to {second.name}: {said}; {'; '.join(others)}.",
+        [*blocks, sections["places"]],
+    )
 
 
-def _tables(
-    first: Run,
-    second: Run,
-    settings: Sequence[Difference] | None,
-    data: Sequence[Difference] | None,
-    code: Sequence[Difference] | None,
-    split: str,
-) -> list[Section]:
-    runs = (first, second)
-    places = [one for one in settings or () if is_place(one[0])]
-    shaping = None if settings is None else [one for one in settings if not is_place(one[0])]
-    metrics = _metrics(first, second, split)
-    shared = metrics if metrics.rows else Words(lines=[f"They share no metric on {split}."])
-    return [
-        _section("settings", "Settings", shaping, "No setting that shapes results differs.", runs),
-        _section("data", "Data", data, "The data are the same.", runs),
-        _section("code", "Code and versions", code, "Code and versions are the same.", runs),
-        Section(key="metrics", title="Metrics", blocks=[shared]),
-        _section("places", "Places", places, "All files lie in the same places.", runs),
-    ]
-
-
-def _section(
-    key: str, title: str, found: Sequence[Difference] | None, none: str, runs: tuple[Run, Run]
-) -> Section:
+def _table(
+    key: str, title: str, found: Sequence[Difference] | None, none: str, first: Run, second: Run
+) -> Block:
     if not found:
-        words = UNKNOWN if found is None else none
-        return Section(key=key, title=title, blocks=[Words(lines=[words])])
-    rows = [(name, one or ABSENT, other or ABSENT) for name, one, other in found]
-    table = Table(
+        return Words(lines=[UNKNOWN if found is None else none])
+    return Table(
         key=f"{key}-table",
         title=f"{title} that differ",
         note="Names are dotted as in the TOML file.",
         columns=[
             *texts("What"),
-            *texts("First", note=runs[0].name),
-            *texts("Second", note=runs[1].name),
+            *texts("First", note=first.name),
+            *texts("Second", note=second.name),
         ],
-        rows=rows,
-        origins=[run.origin for run in runs],
+        rows=[(name, one or ABSENT, other or ABSENT) for name, one, other in found],
+        origins=[first.origin, second.origin],
     )
-    return Section(key=key, title=title, blocks=[table])
 
 
-def _metrics(first: Run, second: Run, split: str) -> Table:
-    """Lay out what each metric did, the served list first."""
-    prefix = f"{split}/"
-    shared = [name for name in first.metrics if name in second.metrics and name.startswith(prefix)]
-    served = (first.served, second.served)
+def _metrics(first: Run, second: Run, split: str) -> Block:
+    """List the change of each metric, the served list first."""
     values: list[tuple[str, str, float, float]] = []
-    if served[0] and served[1] and served[0] != served[1]:
-        values += [
-            ("served", metric, first.metrics[f"{split}/{served[0]}/{metric}"], value)
-            for name, value in second.metrics.items()
-            if name.startswith(f"{split}/{served[1]}/")
-            and f"{split}/{served[0]}/{(metric := name.split('/', 2)[2])}" in first.metrics
-        ]
-    for name in shared:
-        _, model, metric = name.split("/", 2)
-        values.append((model, metric, first.metrics[name], second.metrics[name]))
+    for name, value in second.metrics.items():
+        part, model, metric = name.split("/", 2)
+        if part != split:
+            continue
+        if name in first.metrics:
+            values.append((model, metric, first.metrics[name], value))
+        of_first = f"{split}/{first.served}/{metric}"
+        if model == second.served != first.served and of_first in first.metrics:
+            values.append(("served", metric, first.metrics[of_first], value))
+    if not values:
+        return Words(lines=[f"They share no metric on {split}."])
     fame = {name: place for place, name in enumerate(by_fame({one[1] for one in values}))}
-    leading = ("served", *filter(None, served))
+    leading = ("served", first.served, second.served)
     values.sort(key=lambda one: (fame[one[1]] > 0, one[0] not in leading, fame[one[1]], one[0]))
     rows: list[Sequence[Cell]] = [
         (model_label(model), metric_label(metric), one, other, other - one)
@@ -277,7 +236,7 @@ def _metrics(first: Run, second: Run, split: str) -> Table:
     ]
     return Table(
         key="metrics-table",
-        title=f"What each metric did on {split}",
+        title=f"Change of each metric on {split}",
         note="Second less first. On other data, or other users, a difference says little; the page "
         "Compare tests it on the same users.",
         columns=[

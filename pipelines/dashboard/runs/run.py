@@ -1,37 +1,40 @@
-"""The page of one run: what it measured, cost, was made from, and released."""
+"""Page ``run``: what one run measured, cost, was made from, and released."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import run_control
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.page import link_to, nothing_there, suggested, tags_text, time_text
-from pipelines.dashboard.runs.record import (
-    cost_blocks,
-    digests_table,
-    files_words,
-    ledger_blocks,
-    num_looks,
-    settings_table,
-    stages_of,
+from pipelines.dashboard.runs.page import (
+    link_to,
+    nothing_there,
+    suggested,
+    tags_text,
+    time_text,
+    utc_text,
 )
-from pipelines.dashboard.runs.results import (
-    evaluated_files,
-    plain_tables,
-    read_reported,
+from pipelines.dashboard.runs.record import (
+    StageRecord,
+    ledger_of,
+    raw_files_of,
+    stages_of,
+    versions_of,
 )
 from pipelines.dashboard.workspaces.files import UnreadableError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.formats import duration, size
-from pipelines.pages.columns import texts
+from pipelines.evaluation.analysis import ANALYSIS
+from pipelines.pages.charts.costs import Cost, cost_chart
+from pipelines.pages.columns import numbers, texts
 from pipelines.pages.document import (
     Block,
+    Chart,
     Column,
-    Control,
     Link,
     LinkedCell,
-    Option,
     Page,
     Section,
     Table,
@@ -41,8 +44,16 @@ from pipelines.pages.document import (
     Words,
 )
 from pipelines.pages.report import headline_tiles, measured_sections
+from pipelines.pages.report_data import SPLITS, TRAININGS, ReportData, read_measured
 from pipelines.pages.summary import answer
-from pipelines.pages.wording import by_fame, metric_label, model_label
+from pipelines.pages.wording import (
+    METRICS,
+    by_fame,
+    metric_label,
+    metric_meaning,
+    model_label,
+    parted,
+)
 
 OTHER_PAGES = (
     ("summary", "Which bundle to release"),
@@ -51,39 +62,48 @@ OTHER_PAGES = (
     ("semantic-ids", "Semantic IDs"),
     ("experts", "Experts and adapters"),
 )
-
-
-def chosen_run(context: Context, query: Query) -> Run | None:
-    """Return the run of the query, or the newest complete one; None where there is none.
-
-    Raises:
-        NotFoundError: The query's run is gone.
-    """
-    if key := query.text("run"):
-        return context.stores.run(key)
-    runs = context.stores.runs()
-    complete = (run for run in runs if run.status == "complete" and run.kind == "workspace")
-    return next(complete, runs[0] if runs else None)
+SHOWN_FILES = (
+    ("report/report.html", "the report"),
+    ("config.toml", "the configuration"),
+    ("evaluate/metrics.json", "all metrics"),
+    ("evaluate/analysis.json", "intervals, slices and tests"),
+    ("release/release.json", "what was released"),
+    ("refused.json", "why the last bundle was refused"),
+    ("ledger.jsonl", "looks at the test split"),
+    ("history.jsonl", "commands that ran here"),
+    ("manifest.json", "the manifest"),
+)
+MAX_LEDGER = 200
+TONES: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
 
 
 def build(context: Context, query: Query) -> Page:
-    """Make the page.
+    """Build the page of the query's run, else of the newest complete one.
 
     Raises:
         NotFoundError: The run is gone.
     """
-    run = chosen_run(context, query)
-    if run is None:
-        return nothing_there(context)
+    if key := query.text("run"):
+        run = context.stores.run(key)
+    else:
+        runs = context.stores.runs()
+        if not runs:
+            return nothing_there(context)
+        complete = (one for one in runs if one.status == "complete" and one.kind == "workspace")
+        run = next(complete, runs[0])
     notices = list(run.problems)
     sections: list[Section] = []
-    lead, tiles = _lead(run, says_served=True), _measured_tiles(run)
+    kind = {"workspace": "Run", "bundle": "Bundle"}[run.kind]
+    data = f" on {run.dataset}" if run.dataset else ""
+    lead = f"{kind}{data}, {run.status}, {utc_text(run)}"
+    served = f"; it serves: {model_label(run.served)}" if run.served else ""
+    page_lead, tiles = f"{lead}{served}.", _measured_tiles(run)
     try:
         reported = read_reported(context, run)
         if reported is not None:
-            lead = f"{answer(reported)} {_lead(run, says_served=False)}"
-            tiles = headline_tiles(reported).tiles
-            # Drawing anew what stays the same would take most of the page's time.
+            page_lead = f"{answer(reported)} {lead}."
+            tiles = list(headline_tiles(reported).tiles)
+            # Drawing again what stays the same would take most of the page's time.
             sections = context.cache.get(
                 ("sections of a run", run.key),
                 evaluated_files(run),
@@ -97,42 +117,75 @@ def build(context: Context, query: Query) -> Page:
         sections = [Section(key="results", title="Results", blocks=tables)]
     return Page(
         title=run.name,
-        lead=lead,
+        lead=page_lead,
         blocks=[
             Tiles(tiles=[*tiles, *_tiles(run)]),
             _words(context, run),
             *sections,
             *_record(context, run),
         ],
-        controls=_controls(context, run),
+        controls=run_control(context, run),
         notices=notices,
     )
 
 
-def _lead(run: Run, *, says_served: bool) -> str:
-    kind = {"workspace": "Run", "bundle": "Bundle"}[run.kind]
-    data = f" on {run.dataset}" if run.dataset else ""
-    served = f"; it serves: {model_label(run.served)}" if says_served and run.served else ""
-    when = (time_text(run) or "").replace("T", " ").replace("Z", " UTC")
-    return f"{kind}{data}, {run.status}, {when}{served}."
+def evaluated_files(run: Run) -> list[Path]:
+    """List the files that the figures of a run are drawn from."""
+    names = ["evaluate/analysis.json", "evaluate/metrics.json", "fit_blend/manifest.json"]
+    names += [f"{stage}/manifest.json" for stage in TRAININGS]
+    return [run.path / name for name in names]
 
 
-def _controls(context: Context, run: Run) -> list[Control]:
-    if context.exported:
-        return []
-    return [
-        Control(
-            name="run",
-            label="Run",
-            kind="search",
-            value=run.key,
-            options=[Option(value=run.key, label=run.name)],
-            suggest="runs",
-        ),
-    ]
+def read_reported(context: Context, run: Run) -> ReportData | None:
+    """Read what the report's figures are drawn from; None if nothing was analysed.
+
+    Raises:
+        UnreadableError: A file of it is damaged.
+    """
+    path = run.path
+    if run.kind != "workspace" or not (path / "evaluate" / ANALYSIS).exists():
+        return None
+    stages = {name: path / name for name in ("evaluate", "fit_blend", *TRAININGS)}
+    try:
+        return context.cache.get(
+            ("reported", str(path)), evaluated_files(run), lambda: read_measured(stages, run.name)
+        )
+    except UnreadableError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise UnreadableError(f"its analysis cannot be read ({why})") from error
 
 
-def _measured_tiles(run: Run) -> Sequence[Tile]:
+def plain_tables(run: Run) -> list[Table]:
+    """Show metrics without intervals, such as those of bundles, a table a split."""
+    found = []
+    for split in SPLITS:
+        models: dict[str, dict[str, float]] = {}
+        for name, value in run.metrics.items():
+            part, model, metric = name.split("/", 2)
+            if part == split:
+                models.setdefault(model, {})[metric] = value
+        every = by_fame(dict.fromkeys(metric for one in models.values() for metric in one))
+        metrics = [name for name in every if parted(name)[0] in METRICS][:12] or every[:12]
+        columns = texts("Model")
+        for name in metrics:
+            columns += numbers(metric_label(name), format="metric", note=metric_meaning(name))
+        if models:
+            found.append(
+                Table(
+                    key=f"metrics-{split}",
+                    title=f"Metrics on {split}",
+                    note="Without intervals: page Compare has them if there are per-user results.",
+                    columns=columns,
+                    rows=[[model_label(one), *map(models[one].get, metrics)] for one in models],
+                    origins=[run.origin],
+                )
+            )
+    return found
+
+
+def _measured_tiles(run: Run) -> list[Tile]:
     prefix = f"test/{run.served}/"
     served = [name.removeprefix(prefix) for name in run.metrics if name.startswith(prefix)]
     note = f"of the served list: {model_label(run.served or '')}"
@@ -147,14 +200,13 @@ def _measured_tiles(run: Run) -> Sequence[Tile]:
 
 
 def _tiles(run: Run) -> list[Tile]:
-    tones: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
-    tiles = [Tile(label="status", value=run.status, tone=tones[run.status])]
+    tiles = [Tile(label="status", value=run.status, tone=TONES[run.status])]
     if run.seconds is not None:
         tiles.append(Tile(label="all stages", value=duration(run.seconds)))
     if run.peak_memory:
         value = size(run.peak_memory)
         tiles.append(Tile(label="peak memory", value=value, note="of the largest stage"))
-    if run.kind == "workspace" and (looks := num_looks(run)):
+    if looks := len(ledger_of(run)):
         note = "evaluations that read it"
         tiles.append(Tile(label="looks at the test split", value=f"{looks:,}", note=note))
     return tiles
@@ -168,11 +220,9 @@ def _words(context: Context, run: Run) -> Words:
         lines.append(f"Its stages and earlier evaluations are in MLflow: {store}")
     links = []
     if run.kind == "bundle" and run.made_by:
-        links.append(
-            Link(label="The run that made it", page="run", parameters={"run": run.made_by})
-        )
-    before = _one_before(context.stores.runs(), run)
-    if before is not None:
+        parameters = {"run": run.made_by}
+        links.append(Link(label="The run that made it", page="run", parameters=parameters))
+    if (before := _one_before(context.stores.runs(), run)) is not None:
         runs = {"runs": (before.key, run.key)}
         links.append(Link(label=f"Compare with {before.name}", page="compare", parameters=runs))
         label = f"What differs from {before.name}"
@@ -195,25 +245,32 @@ def _one_before(runs: Sequence[Run], run: Run) -> Run | None:
 
 
 def _record(context: Context, run: Run) -> list[Section]:
-    origins, stages = [run.origin], stages_of(context, run)
-    sections = [
-        Section(key="bundles", title="Bundles that it released", blocks=_bundles(context, run)),
-        Section(key="costs", title="Cost", blocks=cost_blocks(stages, origins)),
-        Section(
-            key="made-from",
-            title="What it was made from",
-            blocks=[
-                settings_table(run, origins)
-                if run.config
-                else Words(lines=["Its settings are not on record here."]),
-                digests_table(run, stages, origins),
-            ],
-        ),
+    stages = stages_of(context, run)
+    made_from: list[Block] = [Words(lines=["Its settings are not on record here."])]
+    if run.config:
+        made_from = [
+            Table(
+                key="settings",
+                title="Configuration",
+                note="Every setting by its dotted name, as the run resolved it from preset, file "
+                "and --set. Search by name or value.",
+                columns=[*texts("Setting", "Value")],
+                rows=sorted(run.config.items()),
+                origins=[run.origin],
+            )
+        ]
+    sections = {
+        ("bundles", "Bundles that it released"): _bundles(context, run),
+        ("costs", "Cost"): [_costs(run, stages)],
+        ("made-from", "What it was made from"): [*made_from, _digests(run, stages)],
+        ("looks", "Test split"): [_ledger(run)] if run.kind == "workspace" else [],
+        ("files", "Files"): [_files(run)],
+    }
+    return [
+        Section(key=key, title=title, blocks=blocks)
+        for (key, title), blocks in sections.items()
+        if blocks
     ]
-    if run.kind == "workspace":
-        sections.append(Section(key="looks", title="Test split", blocks=ledger_blocks(run)))
-    sections.append(Section(key="files", title="Files", blocks=[files_words(run)]))
-    return [section for section in sections if section.blocks]
 
 
 def _bundles(context: Context, run: Run) -> list[Block]:
@@ -234,6 +291,79 @@ def _bundles(context: Context, run: Run) -> list[Block]:
             ],
         )
     ]
+
+
+def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
+    timed = [(one, one.seconds) for one in stages if one.seconds is not None]
+    if not timed:
+        return Words(lines=["Time and memory of its stages are not on record."])
+    bars = [
+        Cost(
+            label=one.name,
+            amount=seconds,
+            note=f"{one.name}: {duration(seconds)}, {size(one.peak_memory or 0)}",
+        )
+        for one, seconds in timed
+    ]
+    return Chart(
+        key="cost",
+        title="Time by stage",
+        note="Seconds of each stage, in the order they ran. A stage whose inputs did not change is "
+        "kept from an earlier run, with what it took then.",
+        description=f"Seconds of each of {len(timed)} stages.",
+        spec=cost_chart(bars, x_title="seconds"),
+        columns=("stage", "seconds", "peak memory (bytes)", "rows out", "started (UTC)"),
+        rows=[(o.name, seconds, o.peak_memory, o.rows_out, o.started) for o, seconds in timed],
+        origins=[run.origin],
+    )
+
+
+def _digests(run: Run, stages: Sequence[StageRecord]) -> Table:
+    digests = {"configuration": run.config_digest, "features": run.data_digest}
+    digests |= {f"raw file: {role}": digest for role, digest in raw_files_of(stages).items()}
+    digests |= {f"code of {one.name}": one.code for one in stages}
+    digests |= {f"output of {one.name}": one.output for one in stages}
+    rows = [(what, "", digest) for what, digest in digests.items() if digest]
+    rows += [(name, version, "") for name, version in sorted(versions_of(stages).items())]
+    return Table(
+        key="digests",
+        title="Digests and versions",
+        note="sha256 of what the run was made from and of what came out; equal digests mean equal "
+        "bytes.",
+        columns=[*texts("What", "Version", "Digest")],
+        rows=rows,
+        origins=[run.origin],
+    )
+
+
+def _ledger(run: Run) -> Block:
+    entries = ledger_of(run)
+    if not entries:
+        return Words(lines=["No look at a test split is on record."])
+    rows = []
+    for entry in reversed(entries[-MAX_LEDGER:]):
+        made = str(entry.get("making", ""))
+        this = "this evaluation" if made and made == run.evaluation else ""
+        if "torn" in entry:
+            rows.append(("", "a line that a kill cut off", "", ""))
+        else:
+            rows.append((str(entry.get("time", "")), str(entry.get("stage", "")), made[:12], this))
+    return Table(
+        key="ledger",
+        title=f"{len(entries):,} looks at the test split",
+        note="Each evaluation that read it. The more often it is looked at before a choice, the "
+        "more a lead on it may be chance.",
+        columns=[Column(label="When", format="time"), *texts("Stage", "Made from", "")],
+        rows=rows,
+    )
+
+
+def _files(run: Run) -> Words:
+    there = [(name, label) for name, label in SHOWN_FILES if (run.path / name).is_file()]
+    return Words(
+        lines=[f"In {run.path}:" if there else "It has no files here."],
+        links=[Link(label=label, file=f"{run.key}/{name}") for name, label in there],
+    )
 
 
 ENTRY = PageEntry(

@@ -115,8 +115,9 @@ def searched(context: Context, runs: Sequence[Run], search: str, split: str) -> 
     return found
 
 
-def ordered(runs: list[Run], values: Sequence[Any], *, descending: bool) -> list[Run]:
+def ordered(runs: list[Run], value_of: Callable[[Run], Any], *, descending: bool) -> list[Run]:
     """Order runs by their values, numbers or texts; those without one come last."""
+    values = [value_of(run) for run in runs]
     known = [
         (value.lower() if isinstance(value, str) else value, place)
         for place, value in enumerate(values)

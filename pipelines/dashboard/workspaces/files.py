@@ -65,6 +65,11 @@ def names_in(folder: Path) -> list[str]:
         return []
 
 
+def number(value: object) -> float | None:
+    """Return a number as it is; None for anything else."""
+    return float(value) if isinstance(value, (int, float)) else None
+
+
 def key_of(place: str) -> str:
     """Name a place in 12 hexadecimal digits."""
     return hashlib.sha256(place.encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A run as the dashboard knows it, wherever it is stored."""
+"""A run as the dashboard knows it: that of a workspace, or a released bundle."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Run:
     """For people: the workspace's name or the bundle's version."""
     kind: Kind
     status: Status
-    time: datetime | None
+    time: datetime | None = None
     """When it ended, or last changed (UTC)."""
     path: Path
     """Workspace or bundle."""

@@ -18,7 +18,6 @@ from pipelines.dashboard.workspaces.read import (
     bundles_in,
     completed,
     read_bundle,
-    read_kept,
     read_workspace,
 )
 from pipelines.dashboard.workspaces.run import Run
@@ -156,10 +155,7 @@ class Scan:
             if kept is None or kept.times != times:
                 kept = self._bundles[path] = _Kept(times, read_bundle(path))
             bundles.append(kept.run)
-        below: dict[str, Run] = {}
-        for maker in makers:
-            below |= read_kept(maker.path)
-        return completed(bundles, folder, makers, below)
+        return completed(bundles, folder, makers)
 
 
 def _read(path: Path) -> Run:

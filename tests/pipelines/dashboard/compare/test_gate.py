@@ -1,4 +1,4 @@
-"""The gate's answer on a pair: the recorded one, and that of its rule on outcomes that are given."""
+"""The answer of the gate on a pair: the recorded one, and that of its rule."""
 
 from dataclasses import replace
 from pathlib import Path
