@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import label_of
 from pipelines.dashboard.query import NotFoundError
+from pipelines.dashboard.workspaces.files import Settings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Link, Section, Words
 from pipelines.pages.wording import metric_label
@@ -80,23 +80,11 @@ class Judgement:
 
 def release_config(context: Context, run: Run) -> ReleaseConfig:
     """Read ``[release]`` of a run, or of the run that made a bundle; the defaults without one."""
-    settings = run.config
-    if run.made_by is not None and not any(name.startswith("release.") for name in settings):
-        try:
-            settings = context.stores.run(run.made_by).config
-        except NotFoundError:
-            settings = {}
-    table: dict[str, Any] = {"gate": {}}
-    for place, section, known in (
-        (table, "release", ReleaseConfig),
-        (table["gate"], "release.gate", GateConfig),
-    ):
-        for field in fields(known):
-            if (text := settings.get(f"{section}.{field.name}")) is not None:
-                place[field.name] = _value(text)
     try:
-        found: ReleaseConfig = _reader().validate_python(table)
-    except ValueError:
+        maker = run if run.made_by is None else context.stores.run(run.made_by)
+        settings = read_settings(maker.path) or Settings()
+        found: ReleaseConfig = _reader().validate_python(settings.table.get("release", {}))
+    except (NotFoundError, ValueError):
         return ReleaseConfig()
     return found
 
@@ -104,13 +92,6 @@ def release_config(context: Context, run: Run) -> ReleaseConfig:
 @cache
 def _reader() -> TypeAdapter[ReleaseConfig]:
     return TypeAdapter(ReleaseConfig)
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def judge_pair(

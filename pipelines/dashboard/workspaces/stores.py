@@ -1,4 +1,4 @@
-"""Look through the places for what changed since the last time, and read that alone."""
+"""All runs of all places that the dashboard was given; there is no index of its own."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from serving.bundle.manifest import CURRENT, MANIFEST
 
 SHOWN_AFTER = 0.3
 """Seconds of reading before others see what is read so far; each time a half longer."""
+REST = 10.0
+"""Rest of a watching store between two looks, as a multiple of the time that a look takes."""
 EARLIEST = datetime.min.replace(tzinfo=UTC)
-Times = tuple[int, ...]
+Show = Callable[[list[Run], list[str]], None]
 
 
-def times_of(folder: str, names: Sequence[str]) -> Times:
-    """When files last changed, and their sizes; 0 where one is not there."""
-    found = []
-    for name in names:
-        try:
-            # Called a million times where runs are 100,000: no Path for each.
-            stat = os.stat(f"{folder}/{name}")  # noqa: PTH116
-            found += [stat.st_mtime_ns, stat.st_size]
-        except OSError:
-            found += [0, 0]
-    return tuple(found)
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Folders with runs."""
+
+    roots: Sequence[Path]
+    """Folders that hold workspaces, at any depth, or are one."""
+    bundles: Sequence[Path] = ()
+    """Folders of bundles besides those of the workspaces."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is known at one moment."""
+    """The runs that are known at one moment."""
 
     runs: tuple[Run, ...] = ()
     """The newest first."""
@@ -66,96 +65,108 @@ class Snapshot:
         return cls(tuple(ordered), tuple(problems), number, by_key, reading)
 
 
-@dataclass
-class _Kept:
-    """A run, and the times of the files that it was read from."""
-
-    times: Times
-    run: Run
+def times_of(folder: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Return when files last changed, and their sizes; 0 for one that is not there."""
+    found = []
+    for name in names:
+        try:
+            # Called a million times for 100,000 runs: no Path for each.
+            stat = os.stat(f"{folder}/{name}")  # noqa: PTH116
+            found += [stat.st_mtime_ns, stat.st_size]
+        except OSError:
+            found += [0, 0]
+    return tuple(found)
 
 
 class Scan:
     """Reads workspaces and bundles; keeps those whose files stay as they are."""
 
-    def __init__(self, roots: Sequence[Path], bundles: Sequence[Path]) -> None:
-        self._roots, self._folders = roots, bundles
-        self._workspaces: dict[Path, _Kept] = {}
-        self._bundles: dict[Path, _Kept] = {}
-        self._completed: dict[Path, tuple[object, list[Run]]] = {}
-        self.backtests: tuple[Path, ...] = ()
-        """Folders of backtests."""
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._kept: dict[Path, tuple[object, Run]] = {}
+        self._folders: dict[Path, tuple[object, list[Run]]] = {}
+        self.backtests: list[Path] = []
         self.lock = threading.Lock()
-        """Held while looking through: one looks at a time."""
+        """Held during a look: one looks at a time."""
 
-    def look(self, show: Callable[[list[Run], list[str]], None]) -> tuple[list[Run], list[str]]:
+    def look(self, show: Show) -> tuple[list[Run], list[str]]:
         """Look through all places once.
 
         Args:
-            show: Called with what is there so far, every so many runs that are read.
+            show: Called with what is there so far, now and then.
 
         Returns:
             The runs, in no order, and what is wrong with the places.
         """
         found, problems = self._find()
-        self.backtests = tuple(one.path for one in found if one.kind == "backtest")
+        before, self._kept = self._kept, {}
+        self.backtests = [one.path for one in found if one.kind == "backtest"]
         places = [one.path for one in found if one.kind == "workspace"]
-        workspaces: dict[Path, _Kept] = {}
+        runs: list[Run] = []
         shown, rest = time.monotonic(), SHOWN_AFTER
         for number, path in enumerate(places, 1):
-            times = times_of(str(path), WATCHED)
-            kept = self._workspaces.get(path)
-            if kept is None or kept.times != times:
-                kept = workspaces[path] = _Kept(times, _read(path))
-                if time.monotonic() - shown > rest:
-                    words = f"{number:,} of about {len(places):,} runs read; the rest follows"
-                    show([one.run for one in workspaces.values()], [words, *problems])
-                    shown, rest = time.monotonic(), 1.5 * rest
-            workspaces[path] = kept
-        self._workspaces = workspaces
-        runs = [one.run for one in workspaces.values()]
+            runs.append(self._run(path, WATCHED, _read, before))
+            if time.monotonic() - shown > rest:
+                words = f"{number:,} of about {len(places):,} runs read; the rest follows"
+                show(runs, [words, *problems])
+                shown, rest = time.monotonic(), 1.5 * rest
         folders = dict.fromkeys(one.path for one in found if one.kind == "bundles")
-        return [*runs, *self._read_bundles(folders, runs)], problems
+        return [*runs, *self._bundles(folders, runs, before)], problems
+
+    def _run(
+        self,
+        path: Path,
+        names: Sequence[str],
+        read: Callable[[Path], Run],
+        before: Mapping[Path, tuple[object, Run]],
+    ) -> Run:
+        times, kept = times_of(str(path), names), before.get(path)
+        run = kept[1] if kept is not None and kept[0] == times else read(path)
+        self._kept[path] = (times, run)
+        return run
 
     def _find(self) -> tuple[list[Found], list[str]]:
         found: dict[Path, Found] = {}
         problems = []
-        for root in self._roots:
+        for root in self._places.roots:
             try:
                 found |= {one.path: one for one in find_below(root)}
             except OSError as error:
                 problems.append(f"{root} cannot be read: {error.strerror or error}")
-        for folder in self._folders:
+        for folder in self._places.bundles:
             if folder.is_dir():
                 found.setdefault(folder, Found(folder, "bundles"))
             else:
                 problems.append(f"{folder}, a folder of bundles, is not there")
         return list(found.values()), problems
 
-    def _read_bundles(self, folders: Mapping[Path, None], workspaces: Sequence[Run]) -> list[Run]:
-        users = _by_folder(workspaces, folders)
-        # Folders that a setting names come beside those that were found.
-        real = {Path(os.path.realpath(folder)): folder for folder in [*users, *folders]}
+    def _bundles(
+        self,
+        folders: Mapping[Path, None],
+        workspaces: Sequence[Run],
+        before: Mapping[Path, tuple[object, Run]],
+    ) -> list[Run]:
+        """Read the folders that were found, and those that workspaces release into."""
+        makers: dict[Path, list[Run]] = {}
+        for run in workspaces:
+            folder = run.bundles_folder
+            if run.bundles or folder in folders:
+                makers.setdefault(Path(os.path.realpath(folder)), []).append(run)
+        real = {Path(os.path.realpath(folder)): folder for folder in [*makers, *folders]}
         found: list[Run] = []
         for place, folder in real.items():
-            makers = users.get(place, [])
-            watched = ("", CURRENT, DECISIONS, "refused")
-            times = times_of(str(folder), watched)
-            state = (times, os.path.realpath(folder / CURRENT), [id(run) for run in makers])
-            kept = self._completed.get(place)
+            own = makers.get(place, [])
+            bundles = [
+                self._run(one, (MANIFEST,), read_bundle, before) for one in bundles_in(folder)
+            ]
+            times = times_of(str(folder), ("", CURRENT, DECISIONS))
+            served = os.path.realpath(folder / CURRENT)
+            state = (times, served, [id(run) for run in (*own, *bundles)])
+            kept = self._folders.get(place)
             if kept is None or kept[0] != state:
-                kept = self._completed[place] = (state, self._completed_of(folder, makers))
+                kept = self._folders[place] = (state, completed(bundles, folder, own))
             found += kept[1]
         return found
-
-    def _completed_of(self, folder: Path, makers: Sequence[Run]) -> list[Run]:
-        bundles = []
-        for path in bundles_in(folder):
-            times = times_of(str(path), (MANIFEST,))
-            kept = self._bundles.get(path)
-            if kept is None or kept.times != times:
-                kept = self._bundles[path] = _Kept(times, read_bundle(path))
-            bundles.append(kept.run)
-        return completed(bundles, folder, makers)
 
 
 def _read(path: Path) -> Run:
@@ -175,42 +186,19 @@ def _read(path: Path) -> Run:
         )
 
 
-def _by_folder(workspaces: Sequence[Run], folders: Mapping[Path, None]) -> dict[Path, list[Run]]:
-    """Group workspaces by the folder that they release bundles into."""
-    users: dict[Path, list[Run]] = {}
-    for run in workspaces:
-        folder = run.bundles_folder
-        if run.bundles or folder in folders:
-            users.setdefault(Path(os.path.realpath(folder)), []).append(run)
-    return users
-
-
-REST = 10.0
-"""A watching store rests so many times as long as a look takes, that it costs little."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where runs are looked for."""
-
-    roots: Sequence[Path]
-    """Folders that hold workspaces, at any depth, or are one."""
-    bundles: Sequence[Path] = ()
-    """Folders of bundles beside those of the workspaces."""
-
-
 class Stores:
     """Runs, read as they are now.
 
     Args:
+        places: Folders to look in.
         watch: Look for changes in the background, and reply at once with what is known, as a
-            server does. Otherwise each reply looks first, which takes long where runs are many.
+            server does. Otherwise each reply looks first, which takes long with many runs.
         every: Seconds between two looks of a store that watches.
     """
 
     def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
         self.places = places
-        self._scan = Scan(places.roots, places.bundles)
+        self._scan = Scan(places)
         self._snapshot = Snapshot()
         self._shown: list[Run] = []
         self._watch, self._every = watch, every
@@ -225,7 +213,7 @@ class Stores:
             return self.refresh()
         with self._started:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._go_on, daemon=True, name="runs")
+                self._thread = threading.Thread(target=self._keep_looking, daemon=True, name="runs")
                 self._thread.start()
         self._queried.set()
         # A few runs are read before the first page is drawn; of many, a page shows what is there.
@@ -236,15 +224,14 @@ class Stores:
     def refresh(self) -> Snapshot:
         """Look through all places now."""
         with self._scan.lock:
-            runs, problems = self._scan.look(self._show_part)
-            self._show(runs, problems)
+            self._show(*self._scan.look(self._show_part))
         self._looked.set()
         return self._snapshot
 
     def _show_part(self, runs: list[Run], problems: list[str]) -> None:
-        """Show what is read so far, where that is more than was known."""
+        """Show what is read so far, if that is more than was known."""
         if self._snapshot.reading:
-            self._show(runs, problems, reading=True)
+            self._show(list(runs), problems, reading=True)
 
     def _show(self, runs: list[Run], problems: list[str], *, reading: bool = False) -> None:
         before = self._snapshot
@@ -254,7 +241,7 @@ class Stores:
         self._shown = runs
         self._snapshot = Snapshot.of(runs, problems, before.number + 1, reading=reading)
 
-    def _go_on(self) -> None:
+    def _keep_looking(self) -> None:
         while self._queried.wait():
             self._queried.clear()
             began = time.monotonic()
@@ -300,5 +287,5 @@ class Stores:
         return list({path.resolve(): path for path in self._scan.backtests}.values())
 
     def problems(self) -> Sequence[str]:
-        """Say which places cannot be read now, in words; the page shows it above all."""
+        """Return which places cannot be read now, in words; the page shows it above all."""
         return self.now().problems
