@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -13,18 +13,15 @@ from pydantic import TypeAdapter
 from pipelines.config.gate import GateConfig
 from pipelines.config.release import ReleaseConfig
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.data.answers import Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import label_of
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import Settings, read_settings
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Link, Section, Words
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, judge
 from pipelines.publishing.decisions import Decision, decision_on
-from pipelines.publishing.explain import result_of
 from pipelines.publishing.same_queries import SameQueries
 from recsys.data.dataset import concatenated_ranges
 from recsys.data.held_out import ragged
@@ -38,12 +35,6 @@ MUCH_CLEARER = 3.5
 """Standard errors by which a slice gains more than all queries, if it is named beside them."""
 MAX_NAMED = 3
 """Slices that are named, the clearest."""
-DECIDING = ("against the champion", "protected slices", "above popularity", "on its own data")
-"""Parts of the names of verdicts on quality; the others are on the bundle."""
-UNDECIDED = (
-    "No release gate has decided on these: it decides if recsys run has a champion to compare a "
-    "new bundle with. The answer above is by the gate's rule and [release] of B."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,39 +284,6 @@ def recorded_answer(first: Run, second: Run) -> str:
         reasons.append(f"{one['name']}: {one.get('reason', '')}{margin}")
     why = "; ".join([*found.words[:1], *reasons])
     return f"The release gate decided on this pair: B was {found.outcome}" + (why and f": {why}")
-
-
-def gate_section(sides: Sequence[Side], num_users: int) -> Section:
-    """Show what was decided on the last of the sides that has a decision.
-
-    Args:
-        sides: Of the page.
-        num_users: Users compared on the page, who are not those of the gate.
-    """
-    decisions = ((side.run, _decision(side.run)) for side in reversed(sides))
-    run, found = next(((run, one) for run, one in decisions if one), (None, None))
-    if run is None or found is None:
-        return Section(key="gate", title="The release gate", blocks=[Words(lines=[UNDECIDED])])
-    lines = [
-        f"{found.time[:16].replace('T', ' ')} UTC: bundle {found.challenger} was {found.outcome}; "
-        f"{found.champion or 'nothing'} was served before.",
-        *found.words,
-        *(
-            f"{one['name']}: {result_of(one)}, {one.get('reason', '')}"
-            for one in found.verdicts
-            if not one["passed"] or any(part in one["name"] for part in DECIDING)
-        ),
-        "The gate compares on queries that neither bundle's models had seen when it decided; this "
-        f"page compares {num_users:,} users by the answers that both runs stored. The numbers of "
-        "queries differ for that reason.",
-    ]
-    decided = {"run": run.key, "version": str(found.challenger)}
-    words = Words(
-        lines=lines,
-        tone="bad" if found.failed else "plain",
-        links=[Link(label="Every check of this release", page="releases", parameters=decided)],
-    )
-    return Section(key="gate", title="What the release gate decided", blocks=[words])
 
 
 def _decision(run: Run) -> Decision | None:

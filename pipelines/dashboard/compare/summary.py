@@ -17,7 +17,6 @@ from pipelines.dashboard.compare.blocks import (
 from pipelines.dashboard.compare.gate import (
     Judgement,
     difference_words,
-    gate_section,
     judge_pair,
     recorded_answer,
     release_config,
@@ -128,7 +127,6 @@ def build(context: Context, query: Query, one_run: Build) -> Page:
                 title="Beyond accuracy",
                 blocks=[measures_table(measures, names, sides)],
             ),
-            gate_section(sides, pairs.known.num_users),
             Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(judged))]),
         ],
         controls=controls(context, sides, split, at_most=2),
@@ -275,7 +273,11 @@ def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[L
     ]
     found += [
         Link(label="Users won and lost, with their items", page="why", parameters=parameters),
-        Link(label="Releases and what decided them", page="releases"),
+        Link(
+            label="Every check of the gate, and other releases",
+            page="releases",
+            parameters={"run": sides[1].run.key} if sides[1].run.bundles else {},
+        ),
     ]
     if "runs" in parameters:
         runs = {"runs": parameters["runs"]}
@@ -365,7 +367,8 @@ def rule(judged: Judgement) -> list[str]:
         "of two is preferred.",
         "The margins are those of [release] of B. The statistics are on other users of the same "
         "kind: not on another seed, other weeks, or what users would do with the lists. An online "
-        "experiment is.",
+        "experiment is. The recorded answer of the gate is on queries that neither bundle's models "
+        "had seen then; this page has those whose answers both stored.",
     ]
 
 

@@ -8,7 +8,7 @@ Axes: M queries, R memberships, C slices of a slicing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import NamedTuple
@@ -48,7 +48,7 @@ CROSSED = (
     ("period", "user_activity"),
     ("period", "category"),
 )
-"""Pairs whose slices are searched beside the single ones."""
+"""Pairs of slicings that are searched as well."""
 LABELS = {
     "user_activity": "user activity",
     "item_popularity": "item popularity",
@@ -83,22 +83,19 @@ class Slicing(NamedTuple):
 
 
 def label_of_group(group: str) -> str:
-    """Say a slicing in words, such as "category and user activity"."""
+    """Format a slicing, such as "category and user activity"."""
     return " and ".join(LABELS.get(one, one.replace("_", " ")) for one in group.split(CROSS))
 
 
 def label_of(key: str) -> str:
-    """Say a slice's key in words, such as "category books, user activity new"."""
+    """Format a slice's key, such as "category books, user activity new"."""
     group, _, name = key.partition("/")
-    groups, names = group.split(CROSS), name.split(CROSS)
-    return ", ".join(
-        f"{LABELS.get(one, one.replace('_', ' '))} {part}"
-        for one, part in zip(groups, names, strict=True)
-    )
+    pairs = zip(group.split(CROSS), name.split(CROSS), strict=True)
+    return ", ".join(f"{label_of_group(one)} {part}" for one, part in pairs)
 
 
 class Slicings:
-    """All slicings of joined queries, each made where it is first needed."""
+    """All slicings of joined queries, each computed when it is first needed."""
 
     def __init__(self, known: Joined) -> None:
         self._known = known
@@ -110,21 +107,22 @@ class Slicings:
     def groups(self) -> list[str]:
         """Name the single ones that there are."""
         features = self._known.features
-        own = [] if features is None else sorted((features / "user_features").glob("*.npy"))
-        # Rows of users' ids have no names and are no groups.
-        named = "vocabularies/user_{}.parquet"
-        own = [path for path in own if features and (features / named.format(path.stem)).exists()]
-        names = [*LABELS, *(f"{USER}{path.stem}" for path in own)]
+        own: list[str] = []
+        if features is not None:
+            # Rows of users' ids have no names and are no groups.
+            named = features / "vocabularies"
+            own = sorted(path.stem for path in (features / "user_features").glob("*.npy"))
+            own = [name for name in own if (named / f"user_{name}.parquet").exists()]
         # Counting users by item takes longest, so that is left until it is needed.
         counted = "" if features is None else "item_popularity"
+        names = [*LABELS, *(f"{USER}{name}" for name in own)]
         return [name for name in names if name == counted or self.get(name) is not None]
 
     @property
     def searched(self) -> list[Slicing]:
         """All single ones and the crossed pairs."""
-        crossed = [self.get(CROSS.join(pair)) for pair in CROSSED]
-        single = [self.get(name) for name in self.groups]
-        return [one for one in (*single, *crossed) if one is not None]
+        names = [*self.groups, *(CROSS.join(pair) for pair in CROSSED)]
+        return [one for one in map(self.get, names) if one is not None]
 
     def get(self, group: str) -> Slicing | None:
         """Return a slicing, such as ``category`` or ``category x user_activity``; None without."""
@@ -140,36 +138,23 @@ class Slicings:
         """Cut by time into blocks of equally many queries, named by their middle (Unix seconds)."""
         return self.get(f"{BLOCKS}{num_blocks}")
 
-    def _blocks(self, group: str) -> Slicing | None:
-        times = self._known.times
-        blocks = None if times is None else time_blocks(times, int(group.removeprefix(BLOCKS)))
-        if times is None or blocks is None:
-            return None
-        sums, counts = np.bincount(blocks, weights=times), np.bincount(blocks)
-        names = tuple(str(int(total / count)) for total, count in zip(sums, counts, strict=True))
-        return Slicing(group, names, blocks.astype(np.int32), _every(len(times)))
-
     def _make(self, group: str) -> Slicing | None:
         first, _, second = group.partition(CROSS)
         if second:
             pair = (self.get(first), self.get(second))
             return None if pair[0] is None or pair[1] is None else crossed(pair[0], pair[1])
-        makers: dict[str, Callable[[], Slicing | None]] = {
-            "user_activity": self._activity,
-            "item_popularity": self._popularity,
-            "history_length": self._history_length,
-            "category": self._category,
-            "domain": self._domain,
-            "period": self._period,
-            "recency": self._recency,
-        }
         if not len(self._known):
             return None
         if group.startswith(USER):
             return self._user_feature(group)
         if group.startswith(BLOCKS):
-            return self._blocks(group)
-        return makers[group]() if group in makers else None
+            found = self._in_time(int(group.removeprefix(BLOCKS)))
+            return found and Slicing(group, tuple(map(_middle, found[1])), found[0], self._all)
+        return getattr(self, f"_{group}")() if group in LABELS else None  # type: ignore[no-any-return]
+
+    @cached_property
+    def _all(self) -> Codes:
+        return np.arange(len(self._known), dtype=np.int32)
 
     @cached_property
     def _sequences(self) -> Sequences | None:
@@ -183,7 +168,7 @@ class Slicings:
         ends = torch.from_numpy(np.append(known.starts, len(known)))
         return known.user_rows[known.starts], Jagged(torch.from_numpy(known.item_rows), ends)
 
-    def _activity(self) -> Slicing | None:
+    def _user_activity(self) -> Slicing | None:
         rows, targets = self._users
         if self._sequences is None:
             return None
@@ -202,12 +187,11 @@ class Slicings:
         rows = self._known.user_rows
         of_query = np.where((rows > 0) & (rows < len(values)), values[rows % len(values)], 0)
         ids = pl.read_parquet(features / "vocabularies" / f"user_{name}.parquet")
-        names = [""] * (1 + int(ids["row"].to_numpy().max(initial=0)))
-        for row, label in ids.select("row", "id").iter_rows():
-            names[row] = label
-        return most_frequent(group, of_query, np.arange(len(rows)), names)
+        labels = dict(ids.select("row", "id").iter_rows())
+        names = [labels.get(row, "") for row in range(1 + max(labels, default=0))]
+        return most_frequent(group, of_query, self._all, names)
 
-    def _popularity(self) -> Slicing | None:
+    def _item_popularity(self) -> Slicing | None:
         known = self._sequences
         if known is None:
             return None
@@ -216,8 +200,7 @@ class Slicings:
         # As `item_popularity` counts: a repeat of a user counts once. Polars needs half its time.
         pairs = pl.Series(histories.segments().numpy() * num_items + histories.values.numpy())
         counts = np.bincount(pairs.unique().to_numpy() % num_items, minlength=num_items)
-        popularity = torch.from_numpy(counts)
-        return of_masks(item_popularity_slices(self._users[1], popularity))
+        return of_masks(item_popularity_slices(self._users[1], torch.from_numpy(counts)))
 
     def _history_length(self) -> Slicing | None:
         _, targets = self._users
@@ -230,8 +213,7 @@ class Slicings:
             return None
         categories = load_catalogue(features, None).categories
         num_categories = 1 + int(categories.values.max()) if len(categories.values) else 1
-        names = category_names(features, num_categories)
-        return self._of_items("category", categories, names)
+        return self._of_items("category", categories, category_names(features, num_categories))
 
     def _domain(self) -> Slicing | None:
         features = self._known.features
@@ -242,28 +224,33 @@ class Slicings:
         return None if domains is None else self._of_items("domain", domains, names)
 
     def _of_items(self, group: str, kinds: Jagged, names: Sequence[str]) -> Slicing | None:
-        """Cut by what each item has, the most frequent first; an item may have several."""
+        """Cut by an attribute of items, the most frequent first; an item may have several."""
         items = self._known.item_rows
         inside = np.flatnonzero((items > 0) & (items < kinds.batch_size))
         offsets = kinds.offsets.numpy()
         starts, ends = offsets[items[inside]], offsets[items[inside] + 1]
         found = kinds.values.numpy()[concatenated_ranges(starts, ends)]
-        owners = np.repeat(inside, ends - starts)
-        return most_frequent(group, found, owners, names)
+        return most_frequent(group, found, np.repeat(inside, ends - starts), names)
 
-    def _period(self) -> Slicing | None:
+    def _in_time(self, num_blocks: int) -> tuple[Codes, list[Rows]] | None:
+        """Cut by time; returns the block of each query, and the times of each block."""
         times = self._known.times
-        blocks = None if times is None else time_blocks(times, NUM_PERIODS)
+        blocks = None if times is None else time_blocks(times, num_blocks)
         if times is None or blocks is None:
             return None
-        names = []
-        for block in range(int(blocks.max()) + 1):
-            inside = times[blocks == block]
-            days = [_day(time) for time in (inside.min(), inside.max())] if len(inside) else ["-"]
-            names.append(" to ".join(dict.fromkeys(days)))
+        inside = [times[blocks == block] for block in range(int(blocks.max()) + 1)]
+        return blocks.astype(np.int32), inside
+
+    def _period(self) -> Slicing | None:
+        found = self._in_time(NUM_PERIODS)
+        if found is None:
+            return None
+        ends = [[one.min(), one.max()] if len(one) else [] for one in found[1]]
+        days = [dict.fromkeys(f"{datetime.fromtimestamp(int(t), UTC):%F}" for t in e) for e in ends]
+        names = [" to ".join(one) or "-" for one in days]
         if len(set(names)) < len(names):
             names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
-        return Slicing("period", tuple(names), blocks.astype(np.int32), _every(len(times)))
+        return Slicing("period", tuple(names), found[0], self._all)
 
     def _recency(self) -> Slicing | None:
         times, sequences, rows = self._known.times, self._sequences, self._known.user_rows
@@ -274,6 +261,10 @@ class Slicings:
         codes = np.searchsorted(list(RECENCY.values()), times - before).astype(np.int32)
         kept = np.flatnonzero(self._known.places > 0).astype(np.int32)
         return Slicing("recency", (*RECENCY, "longer ago"), codes[kept], kept)
+
+
+def _middle(times: Rows) -> str:
+    return str(int(times.mean())) if len(times) else "0"
 
 
 def most_frequent(group: str, values: Rows, queries: Rows, names: Sequence[str]) -> Slicing | None:
@@ -294,9 +285,8 @@ def most_frequent(group: str, values: Rows, queries: Rows, names: Sequence[str])
     code_of = np.full(1 + int(values.max()), -1, np.int32)
     code_of[order] = np.arange(len(order))
     codes = code_of[values]
-    kept = codes >= 0
     labels = tuple(names[row] for row in order)
-    return Slicing(group, labels, codes[kept], queries[kept].astype(np.int32))
+    return Slicing(group, labels, codes[codes >= 0], queries[codes >= 0].astype(np.int32))
 
 
 def of_masks(slices: Sequence[Slice]) -> Slicing | None:
@@ -309,31 +299,22 @@ def of_masks(slices: Sequence[Slice]) -> Slicing | None:
 
 
 def crossed(first: Slicing, second: Slicing) -> Slicing:
-    """Cut by both; where both may have several slices of a query, each combination counts."""
+    """Cut by both; if both have several slices of a query, each combination counts."""
     num_queries = 1 + max([-1, *first.queries[-1:].tolist()])
     lengths = np.bincount(second.queries, minlength=num_queries)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     starts, ends = offsets[first.queries], offsets[first.queries + 1]
-    repeats = ends - starts
     others = second.codes[concatenated_ranges(starts, ends)]
-    codes = np.repeat(first.codes, repeats) * len(second.names) + others
-    names = tuple(f"{one}{CROSS}{other}" for one in first.names for other in second.names)
+    codes = np.repeat(first.codes, ends - starts) * len(second.names) + others
     return Slicing(
         f"{first.group}{CROSS}{second.group}",
-        names,
+        tuple(f"{one}{CROSS}{other}" for one in first.names for other in second.names),
         codes.astype(np.int32),
-        np.repeat(first.queries, repeats),
+        np.repeat(first.queries, ends - starts),
     )
 
 
 def everything(num_queries: int) -> Slicing:
-    """All queries as one slice."""
-    return Slicing("all", ("all",), np.zeros(num_queries, np.int32), _every(num_queries))
-
-
-def _every(num_queries: int) -> Codes:
-    return np.arange(num_queries, dtype=np.int32)
-
-
-def _day(time: int) -> str:
-    return datetime.fromtimestamp(int(time), UTC).date().isoformat()
+    """Take all queries as one slice."""
+    every = np.arange(num_queries, dtype=np.int32)
+    return Slicing("all", ("all",), np.zeros(num_queries, np.int32), every)
