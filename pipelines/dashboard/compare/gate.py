@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from pipelines.config.gate import GateConfig
@@ -123,7 +124,7 @@ def judge_pair(
 
 def _queries(
     pairs: Pairs, config: ReleaseConfig
-) -> tuple[SameQueries, dict[str, np.ndarray[Any, np.dtype[np.bool_]]]]:
+) -> tuple[SameQueries, dict[str, NDArray[np.bool_]]]:
     """Lay joined queries out as the gate reads them, a query a user, with all slices of users."""
     known = pairs.known
     ends = np.append(known.starts[1:], len(known))
@@ -140,7 +141,7 @@ def _queries(
         ragged(values[targets].astype(np.int64), lengths)
         for values in (known.ranks[0], known.ranks[1], known.item_rows)
     )
-    slices = {}
+    slices: dict[str, NDArray[np.bool_]] = {}
     for slicing in pairs.slicings.searched:
         owners = user_of[slicing.queries]
         marks = np.zeros((len(slicing.names), len(users)), np.bool_)

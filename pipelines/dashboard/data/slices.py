@@ -150,7 +150,7 @@ class Slicings:
         if group.startswith(BLOCKS):
             found = self._in_time(int(group.removeprefix(BLOCKS)))
             return found and Slicing(group, tuple(map(_middle, found[1])), found[0], self._all)
-        return getattr(self, f"_{group}")() if group in LABELS else None  # type: ignore[no-any-return]
+        return getattr(self, f"_{group}")() if group in LABELS else None
 
     @cached_property
     def _all(self) -> Codes:
@@ -267,7 +267,9 @@ def _middle(times: Rows) -> str:
     return str(int(times.mean())) if len(times) else "0"
 
 
-def most_frequent(group: str, values: Rows, queries: Rows, names: Sequence[str]) -> Slicing | None:
+def most_frequent(
+    group: str, values: Rows, queries: Rows | Codes, names: Sequence[str]
+) -> Slicing | None:
     """Cut by values, the most frequent ones; None with fewer than two.
 
     Args:

@@ -86,13 +86,13 @@ def folders(context: Context) -> list[Folder]:
             newest.setdefault(run.bundles_folder, run)
     found = []
     for bundles, bundle in newest.items():
-        run = of_path.get(bundles.parent)
-        if run is None and bundle.made_by is not None:
-            run = context.stores.run(bundle.made_by)
+        maker = of_path.get(bundles.parent)
+        if maker is None and bundle.made_by is not None:
+            maker = context.stores.run(bundle.made_by)
         above = bundles.parent if (bundles.parent / "config.toml").is_file() else None
-        workspace = above if run is None else shop_workspace(run.path)
+        workspace = above if maker is None else shop_workspace(maker.path)
         key = key_of(str(bundles))
-        found.append(Folder(key=key, bundles=bundles, workspace=workspace, run=run))
+        found.append(Folder(key=key, bundles=bundles, workspace=workspace, run=maker))
     return found
 
 

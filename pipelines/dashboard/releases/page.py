@@ -237,7 +237,7 @@ def timeline(record: Record, folder: Folder) -> list[Chart]:
         for time, version, what, note in events
         if version in labels
     ]
-    used = {one.series for one in (*drawn, *marks)}
+    used = {one.series for one in drawn} | {one.series for one in marks}
     kinds = [one[1] for one in spans] + [one[2] for one in events]
     rows: list[Sequence[Cell]] = [
         (version, alias, f"{begin:%Y-%m-%d %H:%M:%S}", f"{until:%Y-%m-%d %H:%M:%S}")
@@ -484,7 +484,7 @@ def commands_table(record: Record, folder: Folder) -> list[Table]:
         )
         for one in list(reversed(record.commands))[:SHOWN_COMMANDS]
     ]
-    outcomes = [one.outcome for one in record.commands]
+    outcomes: list[str] = [one.outcome for one in record.commands]
     more = len(outcomes) - len(rows)
     table = Table(
         key="commands",

@@ -187,7 +187,7 @@ def _compared(context: Context, first: Run, second: Run, split: str) -> tuple[st
         for key, (title, found, none) in same.items()
     }
     metrics = Section(key="metrics", title="Metrics", blocks=[_metrics(first, second, split)])
-    blocks = [head, sections["settings"], sections["data"], sections["code"], metrics]
+    blocks: list[Block] = [head, sections["settings"], sections["data"], sections["code"], metrics]
     return (
         f"From {first.name} to {second.name}: {said}; {'; '.join(others)}.",
         [*blocks, sections["places"]],

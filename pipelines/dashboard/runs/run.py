@@ -259,7 +259,7 @@ def _record(context: Context, run: Run) -> list[Section]:
                 origins=[run.origin],
             )
         ]
-    sections = {
+    sections: dict[tuple[str, str], list[Block]] = {
         ("bundles", "Bundles that it released"): _bundles(context, run),
         ("costs", "Cost"): [_costs(run, stages)],
         ("made-from", "What it was made from"): [*made_from, _digests(run, stages)],
