@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 
@@ -94,6 +95,13 @@ def judge(
     least = min(config.min_compared, MIN_SLICE_USERS)
     losses = slice_losses(before, after, slices, settings, min_users=least)
     return Compared(by, named, losses, queries)
+
+
+def item_domains(items: pl.DataFrame) -> list[str]:
+    """Read the domain of each item row; empty if the items have none."""
+    if "domain" not in items.columns:
+        return []
+    return ["", *items.sort("item_row")["domain"].cast(pl.String).fill_null("")]
 
 
 def protected_slices(

@@ -29,13 +29,12 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.checks import Metrics, release_verdicts, served_row
-from pipelines.publishing.comparison import Compared, compare
+from pipelines.publishing.comparison import Compared, compare, item_domains
 from pipelines.publishing.decisions import Decision, Outcome, write_decision
 from pipelines.publishing.explain import lines_of, power_of, words_of
 from pipelines.publishing.gate.gate import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
 from pipelines.publishing.item_properties import item_properties
-from pipelines.publishing.pair import item_domains
 from pipelines.publishing.promotion import note_release, served_base
 from pipelines.publishing.released import (
     bounds_of,
