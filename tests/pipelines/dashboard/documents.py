@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from pipelines.pages.document import Block, Cell, Control, LinkedCell, Page, Section
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Chart,
+    Control,
+    LinkedCell,
+    Page,
+    Section,
+    Table,
+    Words,
+)
 
 B = TypeVar("B")
 
@@ -38,3 +48,30 @@ def control_of(page: Page, name: str) -> Control:
 def texts(row: Sequence[Cell | LinkedCell]) -> list[Cell]:
     """Write a row as it is shown."""
     return [cell.text if isinstance(cell, LinkedCell) else cell for cell in row]
+
+
+def words(page: Page) -> str:
+    """Return all paragraphs."""
+    return "\n".join(line for block in blocks_of(page.blocks, Words) for line in block.lines)
+
+
+def lines_of(page: Page, key: str) -> str:
+    """Return the paragraphs of a section; empty if it is not there."""
+    sections = [one for one in blocks_of(page.blocks, Section) if one.key == key]
+    return "\n".join(
+        line
+        for one in sections
+        for block in one.blocks
+        if isinstance(block, Words)
+        for line in block.lines
+    )
+
+
+def table(page: Page, key: str) -> Table:
+    """Return a table by its key."""
+    return block_of(page, Table, key)
+
+
+def charts(page: Page) -> dict[str, Chart]:
+    """Return all charts by key."""
+    return {block.key: block for block in blocks_of(page.blocks, Chart)}

@@ -18,7 +18,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.workspaces.stores import Places, Stores
-from tests.pipelines.dashboard.pages_read import lines_of
+from tests.pipelines.dashboard.documents import lines_of
 from tests.pipelines.dashboard.planted import (
     Floats,
     Model,

@@ -18,7 +18,7 @@ from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Page
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
-from tests.pipelines.dashboard.pages_read import charts, lines_of, table, words
+from tests.pipelines.dashboard.documents import charts, lines_of, table, words
 from tests.pipelines.dashboard.planted import (
     Model,
     log_ranks,

@@ -8,7 +8,7 @@ from pipelines.dashboard.pages.list import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.evaluation.analysis import Analysis
 from pipelines.pages.document import Words
-from tests.pipelines.dashboard.pages_read import charts, table, words
+from tests.pipelines.dashboard.documents import charts, table, words
 
 pytestmark = pytest.mark.slow
 

@@ -13,19 +13,8 @@ from pipelines.dashboard.why.user import why_lines
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
+from tests.pipelines.dashboard.documents import blocks_of
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
-
-
-def blocks_of(page, kind):
-    """All blocks of a kind, sections opened."""
-    found, left = [], list(page.blocks)
-    while left:
-        block = left.pop(0)
-        if isinstance(block, Section):
-            left = [*block.blocks, *left]
-        elif isinstance(block, kind):
-            found.append(block)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ def test_the_planted_slice_is_named(planted, pair):
     }
     assert clearest.p_value < 0.01
     words = " ".join(
-        line for block in blocks_of(build(planted, pair), Words) for line in block.lines
+        line for block in blocks_of(build(planted, pair).blocks, Words) for line in block.lines
     )
     assert "user activity" in words
 
@@ -161,11 +150,11 @@ def test_a_file_holds_first_rows_and_example_users(context):
     queries = exports(exported, Query())
     assert len(queries) >= 2
     page = build(exported, queries[-1])
-    tables = {one.key: one for one in blocks_of(page, Table)}
+    tables = {one.key: one for one in blocks_of(page.blocks, Table)}
     assert tables["queries"].source is None
     assert len(tables["queries"].rows) == 25
     assert not [one for one in page.controls if one.kind == "search"]
-    assert blocks_of(page, Chart)
+    assert list(blocks_of(page.blocks, Chart))
 
 
 def test_only_the_ranker_stands_behind_the_fast_blend():
