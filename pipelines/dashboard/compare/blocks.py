@@ -29,7 +29,7 @@ def origins(sides: Sequence[Side]) -> list[Origin]:
 
 
 def warnings(known: Joined, names: Sequence[str]) -> list[str]:
-    """Name what makes sides less comparable, and the queries that are left out."""
+    """List what makes sides less comparable, and the queries that are left out."""
     found = []
     first = known.sides[0].run
     for one, name in zip(known.sides[1:], names[1:], strict=True):

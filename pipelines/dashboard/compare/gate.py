@@ -33,7 +33,7 @@ Kind = Literal["overall", "slice", "coverage", "cost", "too few"]
 MUCH_DEARER = 1.5
 """Ratio of costs from which one of two equals is preferred."""
 MUCH_CLEARER = 3.5
-"""Standard errors by which a slice gains more than all queries, if it is named beside them."""
+"""Standard errors by which a slice gains more than all queries, if it is named next to them."""
 MAX_NAMED = 3
 """Slices that are named, the clearest."""
 
@@ -125,7 +125,7 @@ def judge_pair(
 def _queries(
     pairs: Pairs, config: ReleaseConfig
 ) -> tuple[SameQueries, dict[str, NDArray[np.bool_]]]:
-    """Lay joined queries out as the gate reads them, a query a user, with all slices of users."""
+    """Build the gate's queries, one a user, and all slices of users."""
     known = pairs.known
     ends = np.append(known.starts[1:], len(known))
     users = np.arange(known.num_users)
@@ -198,7 +198,7 @@ def clearness(one: SliceLoss, margin: float) -> float:
 def _slice_reasons(
     compared: Compared, config: ReleaseConfig, speaks_for: Answer
 ) -> Iterator[Reason]:
-    """Name the slices that are shown to lose too much, or to gain, the clearest first."""
+    """Return the slices that are shown to lose too much, or to gain, the clearest first."""
     lost = speaks_for == "first"
     margin = config.max_slice_loss if lost else 0.0
     shown = [one for one in compared.losses if (one.harmed if lost else one.gained)]
@@ -249,7 +249,7 @@ def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -
 
 
 def _cost_reasons(measures: tuple[Measures, Measures]) -> Iterator[Reason]:
-    """Name the costs that differ much; times only if both ran on one machine."""
+    """Return the costs that differ much; times only if both ran on one machine."""
     alike = measures[0].host is None or measures[0].host == measures[1].host
     for name, label in COSTS.items():
         before, after = (one.cost(name) for one in measures)

@@ -66,7 +66,7 @@ Difference = tuple[str, str, Moments, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What the page is about."""
+    """Sides, metric and list length of the page."""
 
     pairs: Pairs
     sides: Sequence[Side]
@@ -330,7 +330,7 @@ def links(shown: Comparison) -> list[Link]:
 
 
 def exports(context: Context, query: Query) -> list[Query]:
-    """Let a file hold the models of its run, and its pair by a few slicings and metrics."""
+    """Export the models of a run, and its pair by a few slicings and metrics."""
     try:
         pair = [context.stores.run(key) for key in query.several("runs", at_most=2)]
         if len(pair) < 2:

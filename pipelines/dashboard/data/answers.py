@@ -32,7 +32,7 @@ from recsys.data.dataset import Sequences
 Split = Literal["test", "validation"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 SERVED = "served"
-"""Name of the only model of a bundle's answers."""
+"""The only model of a bundle's answers."""
 DEPTH = 100
 """Places of a list; what is ranked below is not found."""
 Rows = NDArray[np.int64]
@@ -105,7 +105,7 @@ def _models(table: Path, changed: int) -> tuple[str, ...]:
 
 
 def has_ranks(run: Run, split: Split, at_least: int = 1) -> bool:
-    """Whether a run keeps ranks by user, of so many models."""
+    """Return whether a run keeps ranks by user, of at least that many models."""
     try:
         return len(answers(run, split).models) >= at_least
     except NotFoundError:
@@ -113,7 +113,7 @@ def has_ranks(run: Run, split: Split, at_least: int = 1) -> bool:
 
 
 def served_model(run: Run, models: Sequence[str]) -> str:
-    """Name the model whose list is served; the last one if none is."""
+    """Return the model whose list is served; the last one if none is."""
     choices = (run.served, RANKED, BLEND_FAST, BLEND, SERVED)
     return next((name for name in choices if name and name in models), models[-1])
 
@@ -168,12 +168,12 @@ class Joined:
     times: Rows | None
     """Unix seconds of the query, [M]."""
     ranks: tuple[Ranks, ...]
-    """Of each side, [S] of [M]: 1 to `DEPTH`, 0 if the item is not found."""
+    """Ranks by each side, [S] of [M]: 1 to `DEPTH`, 0 if the item is not found."""
     features: Path | None
     """Folder of build_features, with attributes of users and items."""
     order: str
     dropped: tuple[Dropped, ...]
-    """Of each side, [S]."""
+    """Queries that each side lost, [S]."""
 
     def __len__(self) -> int:
         return len(self.user_rows)
@@ -217,7 +217,7 @@ def _coded(rank: pl.Expr) -> pl.Expr:
 
 
 def _joined_by_rows(sides: Sequence[Side], known: Sequence[Answers]) -> pl.DataFrame | None:
-    """Put ranks beside each other if all tables list the same rows of the same data."""
+    """Put ranks next to each other if all tables list the same rows of the same data."""
     digests = {("" if one.features is None else data_of(one.features), one.order) for one in known}
     if len(digests) > 1 or "" in {digest for digest, _ in digests}:
         return None

@@ -42,15 +42,15 @@ class Catalogue:
         return len(self.item_ids)
 
     def title(self, row: int) -> str:
-        """Say an item; rows that the catalogue does not have are said as such."""
+        """Return an item's title; rows that the catalogue lacks are marked as unknown."""
         return str(self.titles[row]) if 0 < row < len(self) else f"unknown item {row}"
 
     def item_id(self, row: int) -> str:
-        """Name an item, "" where the catalogue does not have it."""
+        """Return an item's id, "" if the catalogue lacks it."""
         return str(self.item_ids[row]) if 0 < row < len(self) else ""
 
     def note(self, row: int) -> str:
-        """Say an item's categories and events."""
+        """Format an item's categories and events."""
         if not 0 < row < len(self):
             return ""
         events = f"{self.num_events[row]:,} training events"
@@ -105,7 +105,7 @@ def _read(features: Path) -> Catalogue:
         sequences = Sequences.load(features / "sequences" / released_order(features))
     except (OSError, ValueError, IndexError, pl.exceptions.PolarsError) as error:
         raise NotFoundError(
-            f"the items in {features} cannot be read: {error}. Run its stage build_features anew"
+            f"the items in {features} cannot be read: {error}. Run its stage build_features again"
         ) from error
     num_rows = 1 + int(items["item_row"].to_numpy().max(initial=0))
     by_row = pl.DataFrame({"item_row": np.arange(num_rows)}).join(
@@ -141,7 +141,7 @@ def user_row(features: Path, user_id: str) -> int:
 
 
 def user_ids(features: Path, rows: Sequence[int]) -> dict[int, str]:
-    """Name users by their rows."""
+    """Return the ids of users by their rows."""
     frame = _users(features).filter(pl.col("row").is_in(list(rows))).select("row", "id")
     return dict(frame.collect().iter_rows())
 

@@ -32,7 +32,7 @@ class Measures:
     beyond_accuracy: Mapping[str, float] = field(default_factory=dict)
     """By measure, such as coverage@10."""
     seconds: float | None = None
-    """Of all stages together."""
+    """Time of all stages together."""
     peak_memory: int | None = None
     bundle_bytes: int | None = None
     list_ms: float | None = None

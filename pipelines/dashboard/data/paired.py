@@ -50,7 +50,7 @@ class Values(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Of each slice, [C]; NaN means where it has no users."""
+    """Sums over each slice, [C]; the means of one without users are NaN."""
 
     num_users: Floats
     first: Floats
@@ -59,7 +59,7 @@ class Moments(NamedTuple):
     """Mean of the second minus the first."""
     standard_error: Floats
     skewness: Floats
-    """Of a user's difference."""
+    """Skewness of a user's difference."""
     squares: Floats
     """Sum of squared differences."""
     fourths: Floats

@@ -124,7 +124,7 @@ def _models_of_one(
 
 
 def pair_parameters(first: Side, second: Side) -> Parameters:
-    """Name two sides as the address of a page does."""
+    """Return the parameters of a page about two sides."""
     if first.run.key == second.run.key:
         return {"run": first.run.key, "first": first.model, "second": second.model}
     models = {"model1": first.model, "model2": second.model}
@@ -132,7 +132,7 @@ def pair_parameters(first: Side, second: Side) -> Parameters:
 
 
 def name_of(one: Side, sides: Sequence[Side]) -> str:
-    """Name a side: its run, and its model if the others differ by it."""
+    """Label a side by its run, and by its model if the others differ by it."""
     alike = len({other.run.key for other in sides if other.run.name == one.run.name}) > 1
     run = f"{one.run.name} ({one.run.key[:4]})" if alike else one.run.name
     label = model_label(one.model)

@@ -70,7 +70,7 @@ class Slicing(NamedTuple):
     group: str
     """Such as ``category`` or ``category x user_activity``."""
     names: tuple[str, ...]
-    """Of its slices, [C]."""
+    """Names of its slices, [C]."""
     codes: Codes
     """Slice of each membership, [R]."""
     queries: Codes
@@ -78,7 +78,7 @@ class Slicing(NamedTuple):
 
     @property
     def keys(self) -> list[str]:
-        """Name each slice as addresses do, ``<group>/<name>``."""
+        """Keys of its slices in addresses, ``<group>/<name>``."""
         return [f"{self.group}/{name}" for name in self.names]
 
 
@@ -105,7 +105,7 @@ class Slicings:
 
     @cached_property
     def groups(self) -> list[str]:
-        """Name the single ones that there are."""
+        """Return the names of the single ones."""
         features = self._known.features
         own: list[str] = []
         if features is not None:

@@ -31,7 +31,7 @@ FIELDS = (("reason", "Reason, written into the decision"), ("confirm", "Version,
 
 
 def goes_back_to(folder: Folder) -> str | None:
-    """Name the version that a rollback would serve; None where there is none before."""
+    """Return the version that a rollback would serve; None if there is none before."""
     try:
         stack = champions_served(folder.bundles)
     except ValueError:

@@ -45,11 +45,11 @@ class Folder:
     workspace: Path | None
     """None if nothing but bundles is known."""
     run: Run | None = None
-    """Of the workspace."""
+    """Run of the workspace."""
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Label for people."""
         return str(self.workspace or self.bundles)
 
     @property
@@ -125,7 +125,7 @@ class Decided:
     """A decision as its file holds it, an altered one too."""
 
     name: str
-    """Of its file."""
+    """File name."""
     decision: Decision
     state: str
     written: Written | None = None
@@ -151,12 +151,12 @@ class Record:
     served: str | None = None
     challenger: str | None = None
     is_there: bool = False
-    """Whether the bundle that is served is there."""
+    """True if the bundle that is served is there."""
     changes: Sequence[AliasChange] = ()
-    """Of aliases."""
+    """Changes of aliases."""
     decisions: Sequence[Decided] = ()
     commands: Sequence[CommandRun] = ()
-    """Of the workspace."""
+    """Commands of the workspace."""
     faults: Sequence[str] = ()
     """Faults of these files, in words."""
 

@@ -315,7 +315,7 @@ def why(decided: Decided) -> str:
 
 
 def by_whom(decided: Decided) -> str:
-    """Name what took the decision: the gate of a run, or a person."""
+    """Return who took the decision: the gate of a run, or a person."""
     outcome, forced = decided.decision.outcome, decided.decision.forced
     by_hand = outcome == "kept as challenger" and not verdicts_of(decided.decision)
     if by_hand or outcome in ("promoted", "rolled back"):

@@ -24,7 +24,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "<=": le,
 }
 NUM_SEARCHED = 1_000
-"""Of the newest runs, whose settings are looked through for the full name of a setting."""
+"""Newest runs whose settings are searched for the full name of a setting."""
 KINDS: dict[str, str] = {"workspace": "run", "bundle": "bundle"}
 COLUMNS: dict[str, Callable[[Run], object]] = {
     "status": lambda run: run.status,
@@ -33,7 +33,7 @@ COLUMNS: dict[str, Callable[[Run], object]] = {
     "name": lambda run: run.name,
     "seconds": lambda run: run.seconds,
 }
-"""What may be bounded besides settings, tags and metrics."""
+"""Columns that may be bounded besides settings, tags and metrics."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Condition:
     wanted: str
 
     def holds(self, run: Run, values: Sequence[str]) -> bool:
-        """Whether any value of a run is within the bound."""
+        """Return whether any value of a run is within the bound."""
         return any(self._compares(value) for value in values)
 
     def _compares(self, value: str) -> bool:

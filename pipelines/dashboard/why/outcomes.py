@@ -59,7 +59,7 @@ class Contest:
     split: Split
     k: int
     outcomes: Codes
-    """Of each query, a position in `OUTCOMES`, [M]."""
+    """Position of each query's outcome in `OUTCOMES`, [M]."""
 
     @property
     def features(self) -> Path | None:
@@ -187,7 +187,7 @@ def _lost(
             "the blend drops it",
             f"in a source's first {k}, not in the blend's: other weights could help",
         ),
-        ("the ranker drops it", f"in the blend's first {k}, not behind the ranker's"),
+        ("the ranker drops it", f"in the blend's first {k}, not after the ranker"),
     ]
     return [
         Lost(words, int(counts.get(place, 0)), meaning)

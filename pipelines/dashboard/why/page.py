@@ -114,7 +114,7 @@ def tiles(shown: Contest, totals: Sequence[int]) -> Tiles:
 
 
 def search_controls(context: Context, shown: Contest, query: Query) -> list[Control]:
-    """Let a user and a held-out item be chosen."""
+    """Offer users and held-out items."""
     if context.exported or shown.features is None:
         return []
     found = []

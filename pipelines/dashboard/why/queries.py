@@ -56,7 +56,7 @@ def rows_of(context: Context, shown: Contest, query: Query, window: Window) -> R
 
 
 def example_users(shown: Contest) -> list[str]:
-    """Name the users who gain and who lose most."""
+    """Return the users who gain and who lose most."""
     known = shown.pairs.known
     if shown.features is None or not len(known):
         return []

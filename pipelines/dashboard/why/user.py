@@ -133,7 +133,7 @@ def answer_of(side: Side, split: Split, user_id: str) -> Answer | None:
 
 
 def why_lines(name: str, model: str, ranks: Mapping[str, int | None], k: int) -> list[str]:
-    """Name the source that found the item, and what blend and ranker made of it."""
+    """Explain which source found the item, and how blend and ranker moved it."""
     if model not in COMBINED:
         return []
     left_out = (*COMBINED, *SLOW_MODELS) if model in (BLEND_FAST, RANKED) else COMBINED

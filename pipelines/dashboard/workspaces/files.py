@@ -71,12 +71,12 @@ def number(value: object) -> float | None:
 
 
 def key_of(place: str) -> str:
-    """Name a place in 12 hexadecimal digits."""
+    """Hash a place to 12 hexadecimal digits."""
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
 
 def released_order(orders: Mapping[str, Any]) -> str:
-    """Name the order of tied times whose models are released."""
+    """Return the order of tied times whose models are released."""
     return min(orders, key=lambda order: (order != "given", order))
 
 
@@ -209,7 +209,7 @@ def digest_of_text(text: str) -> str | None:
 
 
 def dataset_of(config: Mapping[str, str]) -> str | None:
-    """Name the data of a run: a known data set, the report's title, or the file of events."""
+    """Return the name of a run's data: a known data set, the report's title, or the file of events."""
     named = config.get("data.dataset") or config.get("report.title")
     if named:
         return named

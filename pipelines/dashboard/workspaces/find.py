@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
 
 def is_workspace(names: set[str]) -> bool:
-    """Whether a folder with these names in it is the folder of a run."""
+    """Return whether a folder with these names in it is the folder of a run."""
     return "evaluate" in names or ("config.toml" in names and not names.isdisjoint(BEGUN))
 
 

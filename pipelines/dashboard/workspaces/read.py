@@ -109,7 +109,7 @@ def _costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def name_of(path: Path) -> str:
-    """Name a run by its folder, and by the one above if the name says little."""
+    """Return a run's name: its folder, and the one above if the name says little."""
     if path.name == UPDATE:
         return f"{name_of(path.parent)}/{UPDATE}"
     return f"{path.parent.name}/{path.name}" if path.name in PLAIN_NAMES else path.name

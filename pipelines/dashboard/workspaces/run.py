@@ -36,23 +36,23 @@ class Run:
     """By dotted name of the setting."""
     config_digest: str | None = None
     data_digest: str | None = None
-    """Of the built features: what the raw files and the settings of data and splits make."""
+    """Digest of the built features."""
     dataset: str | None = None
     seconds: float | None = None
-    """Of all stages together."""
+    """Time of all stages together."""
     peak_memory: int | None = None
     """Bytes, of the largest stage."""
     tags: Mapping[str, str] = field(default_factory=dict)
     served: str | None = None
-    """Name of the model whose list is served, where the run says."""
+    """Model whose list is served, if the run says."""
     bundles: Sequence[str] = ()
     """Versions that the run released, the newest first."""
     made_by: str | None = None
-    """Of a bundle: key of the workspace that released it, where that is there."""
+    """Key of the workspace that released a bundle, if that is there."""
     evaluation: str | None = None
     """Digest of what the evaluation was made from."""
     problems: Sequence[str] = ()
-    """What is wrong with it, in words: a file that cannot be read, values that are no numbers."""
+    """Problems in words: a file that cannot be read, values that are no numbers."""
 
     @property
     def bundles_folder(self) -> Path:
@@ -65,7 +65,7 @@ class Run:
 
     @property
     def origin(self) -> Origin:
-        """What a block says of where its numbers are from."""
+        """Origin of a block's numbers."""
         return Origin(
             run=self.key,
             name=self.name,

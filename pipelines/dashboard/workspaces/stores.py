@@ -53,7 +53,7 @@ class Snapshot:
     """Grows with each change."""
     by_key: Mapping[str, Run] = field(default_factory=dict)
     reading: bool = True
-    """Whether there may be more, which are not read yet."""
+    """True while there may be more, which are not read yet."""
 
     @classmethod
     def of(
