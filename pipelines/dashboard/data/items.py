@@ -32,9 +32,9 @@ class Catalogue:
     item_ids: pl.Series
     """[N], "" for rows without an item."""
     titles: pl.Series
-    """[N], cut where they are endless; the id where there is no text."""
+    """[N], cut if they are endless; the id if there is no text."""
     categories: pl.Series
-    """[N], joined by a comma; "" where there are none."""
+    """[N], joined by a comma; "" if there are none."""
     num_events: Rows
     """Training events, [N]."""
 
@@ -125,7 +125,7 @@ class PastEvent(NamedTuple):
 
     item_row: int
     time: str
-    """Such as 1997-11-04 20:13; "" where there are no times."""
+    """Such as 1997-11-04 20:13; "" if there are no times."""
 
 
 def user_row(features: Path, user_id: str) -> int:

@@ -224,7 +224,7 @@ def interval(found: Moments, confidence: float) -> tuple[Floats, Floats]:
 
 
 def p_values(found: Moments) -> Floats:
-    """Two-sided p-value of "no difference" for each slice, [C]; 1 where nothing differs."""
+    """Two-sided p-value of "no difference" for each slice, [C]; 1 if nothing differs."""
     totals = np.abs(found.difference) * found.num_users
     rows = zip(totals, found.squares, found.fourths, strict=True)
     return np.array([min(1.0, 2 * _sign_flip(*row)) for row in rows])

@@ -69,7 +69,7 @@ def text_of(run: Run) -> str:
 def values_of(run: Run, condition: Condition, split: str) -> list[str]:
     """Look up what a condition is about: settings, tags, a metric of the served list, or a column.
 
-    No value is returned where a run has none of that name.
+    No value is returned if a run has none of that name.
     """
     found = [run.config[name] for name in condition.names if name in run.config]
     found += [run.tags[name] for name in condition.names if name in run.tags]

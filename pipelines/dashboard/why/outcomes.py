@@ -132,7 +132,7 @@ class Lost(NamedTuple):
 
 
 def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]:
-    """Count where the items are lost that a combined list misses, from the sources to the list.
+    """Count the steps on which a combined list loses the items that it misses, from the sources to the list.
 
     Args:
         context: Keeps the counts.
@@ -141,7 +141,7 @@ def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]
         k: Places of the list.
 
     Returns:
-        Nothing where the list is of one model, so that there are no sources to look at.
+        Nothing if the list is of one model, so that there are no sources to look at.
     """
     found = answers(side.run, split)
     sources = [name for name in found.models if name not in COMBINED]

@@ -23,7 +23,7 @@ class UnreadableError(ValueError):
 
 
 def read_table(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None where there is no file.
+    """Read a JSON object; None if there is no file.
 
     Raises:
         UnreadableError: It cannot be read, or is none.
@@ -57,7 +57,7 @@ def read_or_empty(path: Path) -> dict[str, Any]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names in a folder, in their order; none where it cannot be read."""
+    """List the names in a folder, in their order; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.name for entry in entries)
@@ -102,7 +102,7 @@ def finite(values: Iterator[tuple[str, object]]) -> tuple[dict[str, float], list
 
 
 def changed_at(path: Path) -> datetime | None:
-    """When a file last changed (UTC); None where it is gone."""
+    """When a file last changed (UTC); None if it is gone."""
     try:
         return datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError:
@@ -154,7 +154,7 @@ class Settings:
 
     @property
     def digest(self) -> str | None:
-        """The digest that a release would have; None where it is of another version."""
+        """The digest that a release would have; None if it is of another version."""
         return digest_of_text(self.text) if self.table else None
 
 
@@ -173,7 +173,7 @@ def parsed(text: str) -> Settings:
 
 
 def read_settings(workspace: Path) -> Settings | None:
-    """Read a run's resolved configuration; None where there is none.
+    """Read a run's resolved configuration; None if there is none.
 
     Raises:
         UnreadableError: It is no TOML.
@@ -198,7 +198,7 @@ def _config_type() -> Any:
 
 @lru_cache(512)
 def digest_of_text(text: str) -> str | None:
-    """Hash settings as a release does; None where they are of another version."""
+    """Hash settings as a release does; None if they are of another version."""
     from pipelines.engine.workspace import digest_of_config
 
     try:
@@ -209,7 +209,7 @@ def digest_of_text(text: str) -> str | None:
 
 
 def dataset_of(config: Mapping[str, str]) -> str | None:
-    """Return the name of a run's data: a known data set, the report's title, or the file of events."""
+    """Return the name of a run's data: the data set, the report's title, or the file of events."""
     named = config.get("data.dataset") or config.get("report.title")
     if named:
         return named
