@@ -132,7 +132,7 @@ class Lost(NamedTuple):
 
 
 def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]:
-    """Count the steps on which a combined list loses the items that it misses, from the sources to the list.
+    """Count on which step a combined list loses the items that it misses.
 
     Args:
         context: Keeps the counts.
