@@ -47,7 +47,7 @@ demo: install  ## MovieLens-100K from raw file to metrics, recommendations and a
 	@$(BIN)/recsys demo
 
 serve: install  ## answer requests on http://127.0.0.1:8000 with the demo's bundle
-	@$(BIN)/recsys serve --expose-users --allow-admin --bundles runs/movielens-100k/bundles
+	@$(BIN)/recsys serve runs/movielens-100k --expose-users --allow-admin
 
 dashboard: install  ## which bundle to release and why, on http://127.0.0.1:8100, of all runs below runs/
 	@$(BIN)/recsys dashboard --root runs

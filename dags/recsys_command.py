@@ -61,15 +61,16 @@ def address() -> dict[str, str]:
 
 
 def of_shop() -> list[str]:
-    """Options of the commands that read the shop's settings."""
+    """Return the run, for commands that read the shop's settings."""
     place = address()
-    bundles = f"release.bundles={json.dumps(place['bundles'])}"
-    return ["--config", place["config"], "--workspace", place["workspace"], "--set", bundles]
+    keys = {"workspace": place["workspace"], "release.bundles": place["bundles"]}
+    settings = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+    return [place["config"], *(part for one in settings for part in ("--set", one))]
 
 
 def of_workspace() -> list[str]:
-    """Options of the commands that read what the last run wrote."""
-    return ["--workspace", address()["workspace"]]
+    """Return the run, for commands that read what the last run wrote."""
+    return [address()["workspace"]]
 
 
 class CommandOperator(BaseOperator):

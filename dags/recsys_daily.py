@@ -49,9 +49,9 @@ with DAG(
     )
     # What is served is looked after whether or not today's increment was released.
     after = {"trigger_rule": "all_done", "execution_timeout": timedelta(hours=1)}
-    sync = CommandOperator(task_id="sync", arguments=["tracking", "send", *of_workspace()], **after)
+    sync = CommandOperator(task_id="sync", arguments=["registry", "send", *of_workspace()], **after)
     gc = CommandOperator(task_id="gc", arguments=["gc", *of_workspace()], **after)
     ingest >> monitor >> update >> [sync, gc]
     if store := os.environ.get("RECSYS_STORE"):
-        checked = ["--bundles", address()["bundles"], "--store", store, "--since", "1d"]
+        checked = [address()["bundles"], "--store", store, "--since", "1d"]
         update >> CommandOperator(task_id="parity", arguments=["parity", *checked], **after)

@@ -18,7 +18,7 @@ with DAG(
 ):
     follow = CommandOperator(
         task_id="follow_registry",
-        arguments=["promote", "--from-registry", "--if-reachable", *of_workspace()],
+        arguments=["registry", "follow", "--if-reachable", *of_workspace()],
         skip_if_busy=True,
     )
     ingest = CommandOperator(

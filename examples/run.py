@@ -35,12 +35,12 @@ def run(name: str, workspace: Path) -> str:
     """
     if name not in EXAMPLES:
         raise ValueError(f"no example {name!r}; there are {', '.join(EXAMPLES)}")
-    command = ["run", "--config", str(ROOT / "examples" / f"{name}.toml"), "--quiet"]
+    command = ["run", str(ROOT / "examples" / f"{name}.toml"), "--quiet"]
     if name in WORLDS:
         for table in write(name, workspace / "data"):
             place = str((workspace / "data" / f"{table}.csv").absolute())
             command += ["--set", f"data.{table}={json.dumps(place)}"]
-    ended = app([*command, "--workspace", str(workspace)], standalone_mode=False)
+    ended = app([*command, "--set", f"workspace={workspace}"], standalone_mode=False)
     if ended:
         raise ValueError(f"recsys {' '.join(command)} ended with {ended}")
     return "\n".join([*quality(workspace), *lists(name, workspace)]) + "\n"

@@ -12,6 +12,7 @@ from pathlib import Path
 import polars as pl
 
 from features.schema import (
+    EARLIEST_YEAR,
     EVENT_COLUMNS,
     EVENT_TIME,
     EVENT_TYPE,
@@ -164,7 +165,7 @@ def _raw(name: str) -> pl.Expr:
     return pl.col(f"raw_{name}")
 
 
-def reason_code(schema: pl.Schema, earliest_year: int, now: datetime) -> pl.Expr:
+def reason_code(schema: pl.Schema, now: datetime) -> pl.Expr:
     """Say what is wrong with a typed row: a place in REASONS from 1, or 0 for nothing, uint8.
 
     Reads the typed columns and, as ``raw_<column>``, whether each had anything in the file.
@@ -172,7 +173,7 @@ def reason_code(schema: pl.Schema, earliest_year: int, now: datetime) -> pl.Expr
     rules: list[tuple[pl.Expr, str]] = []
     if EVENT_TIME in schema:
         time = pl.col(EVENT_TIME)
-        earliest = datetime(earliest_year, 1, 1, tzinfo=UTC)
+        earliest = datetime(EARLIEST_YEAR, 1, 1, tzinfo=UTC)
         latest = now + FUTURE_TOLERANCE
         rules += [
             (~_raw(EVENT_TIME), "event_time is missing"),

@@ -162,7 +162,7 @@ class EventReader:
 
     def read(self, file: EventFile, source: SourceConfig) -> None:
         columns = typed_columns(file.schema, source)
-        reason = reason_code(file.schema, self.filters.earliest_year, self.now)
+        reason = reason_code(file.schema, self.now)
         notes = had_value(file.schema)
         for first_row, batch in batches(file.frame, file.path):
             with naming(file.path, first_row):

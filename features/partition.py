@@ -75,7 +75,7 @@ def clean_partition(
         file = EventFile.open(path, source)
         report.columns = {**{n: str(t) for n, t in file.schema.items()}, **report.columns}
         columns = typed_columns(file.schema, source)
-        reason = reason_code(file.schema, filters.earliest_year, now)
+        reason = reason_code(file.schema, now)
         notes = had_value(file.schema)
         for first_row, batch in batches(file.frame, path):
             with naming(path, first_row):

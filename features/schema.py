@@ -99,6 +99,10 @@ class SourceConfig(FileFormat):
             )
 
 
+EARLIEST_YEAR = 1990
+"""Earlier event times are zeros and broken clocks; their rows are quarantined."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig:
     """Which events are kept, and when a source is too broken to use."""
@@ -119,8 +123,6 @@ class FilterConfig:
     """Only the latest so many events of one user are kept; a crawler has more."""
     max_bad_share: float = 0.01
     """The run stops when a larger share of a table's rows has to be quarantined."""
-    earliest_year: int = 1990
-    """Earlier event times are zeros and broken clocks; their rows are quarantined."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_share <= 1:
@@ -134,8 +136,6 @@ class FilterConfig:
         for name in ("min_user_events", "min_item_events"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if not 1970 <= self.earliest_year <= 2100:
-            raise ValueError(f"earliest_year must be in [1970, 2100], got {self.earliest_year}")
         if self.max_user_events is not None and self.max_user_events < 1:
             raise ValueError(f"max_user_events must be >= 1, got {self.max_user_events}")
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pipelines.adapters.inputs import DomainQueries
 from pipelines.adapters.task import Judged
-from pipelines.config.adapter import AdapterConfig
 from pipelines.config.run import RunConfig
+from pipelines.config.trainings import AdapterConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import RefusedError
 from recsys.data.batch import Jagged

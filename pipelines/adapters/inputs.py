@@ -162,7 +162,7 @@ def require_run(config: RunConfig) -> None:
     """Check that the workspace holds a run."""
     if not (config.workspace / "build_features" / "manifest.json").exists():
         raise ValueError(
-            f"{config.workspace} holds no finished run; make one first: recsys run --config ..."
+            f"{config.workspace} holds no finished run; make one first: recsys run ..."
         )
 
 

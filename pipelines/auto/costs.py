@@ -1,4 +1,4 @@
-"""What each part of a run costs in seconds on a machine, before it is run.
+"""Estimates of the seconds of each part of a run on a machine.
 
 Each estimate was measured once on a machine whose matrix products ran at ``REFERENCE``, and is
 scaled by the rate that is measured now; arithmetic of matrix products is divided by that rate.
@@ -21,39 +21,39 @@ REFERENCE = 2.0e11
 EASE_START = 3.0
 """Seconds to count which items share users, and to measure."""
 ENCODER_SHARE = 0.45
-"""Of the measured rate, that an encoder reaches."""
+"""Share of the measured rate that an encoder reaches."""
 ENCODER_OPERATIONS = 21e6
-"""Of MiniLM, a token."""
+"""Operations of MiniLM per token."""
 CHARACTERS_PER_TOKEN = 4.5
 ENCODER_START = 2.0
 """Seconds to load an encoder."""
 COUNT_SECONDS, KNN_SECONDS = 5e-6, 2e-5
-"""Of one event in popularity and item-to-item, and in item k-nearest neighbours."""
+"""Seconds of one event in popularity and item-to-item, and in item k-nearest neighbours."""
 SEARCH_SECONDS, SEARCH_CHARACTER = 12.0, 0.1
-"""Of fitting what searches by a text, and for each character of the mean text besides."""
+"""Seconds to fit a search by text, and those for each character of the mean text."""
 SEARCH_ITEMS = 500
 """Items from which it takes that; fewer have as much less to learn from."""
 LABEL_SECONDS = 1.0e-4
-"""Of one label in the two-tower, for short histories."""
+"""Seconds of one label in the two-tower, for short histories."""
 SOFTMAX_SHARE = 0.5
-"""Of the measured rate, that the scores of the sequence model's softmax reach."""
+"""Share of the measured rate that the scores of the sequence model's softmax reach."""
 SCORE_SECONDS = 2.5e-9
-"""Of one such score besides: exponentials, masks."""
+"""Further seconds of one such score: exponentials, masks."""
 BLOCK_SECONDS = 2.2e-5
-"""Of one event in one block of width 64."""
+"""Seconds of one event in one block of width 64."""
 VALIDATION_SECONDS = 2.0
-"""Of one of a training's validations, over 10,000 items."""
+"""Seconds of one validation of a training, over 10,000 items."""
 PLACE_SECONDS = 6e-9
-"""Of one score of one source of one query that is measured."""
+"""Seconds of one score of one source of one measured query."""
 LIST_SECONDS = 1.3e-4
-"""Of merging the list of one source of one query."""
+"""Seconds to merge the list of one source of one query."""
 STAGE_SECONDS = 0.4
-"""Of a stage that has little to do."""
+"""Seconds of a stage that has little to do."""
 PROCESS_BYTES = 1.2 * GIB
-"""Of a process with torch and polars, before it reads data."""
+"""Bytes of a process with torch and polars, before it reads data."""
 EVENT_BYTES = 300
 SOURCE_QUERY_BYTES = 200 * 12
-"""Of the list of one source for one query."""
+"""Bytes of the list of one source for one query."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,11 @@ class Costs:
         return self.slower * whole * min(1.0, self.shape.num_items / SEARCH_ITEMS)
 
     def ease(self, num_items: int) -> float:
-        """EASE regressed exactly on so many items, for train and for everything."""
+        """EASE regressed exactly on a number of items, for train and for everything."""
         return 2 * (self.slower * EASE_START + ease_seconds(num_items, self.machine.flops))
 
     def largest_ease(self, memory: float) -> int:
-        """Return how many items EASE can regress exactly on in so many bytes."""
+        """Return how many items EASE can regress exactly on in this memory."""
         fits = [number for number in range(0, 51_000, 500) if ease_bytes(number) <= memory]
         return fits[-1] if fits else 0
 
@@ -119,20 +119,14 @@ class Costs:
         return 2 * min(one, training.max_seconds or one)
 
     def measuring(self, num_sources: int, num_measured: int, num_blended: int) -> float:
-        """Blend, evaluate, refit what counts, check and write a bundle.
-
-        Args:
-            num_sources: Lists that are merged.
-            num_measured: Users of each split, at most.
-            num_blended: Users that the blend is learned from, at most.
-        """
+        """Blend, evaluate, refit what counts, check and write a bundle, for at most these users."""
         held_out = self.shape.num_held_out
         queries = 2 * min(held_out, num_measured) + 2 * min(held_out, num_blended)
         each = PLACE_SECONDS * self.shape.num_items + LIST_SECONDS
         return self.slower * (10 * STAGE_SECONDS + queries * num_sources * each)
 
     def bytes_needed(self, num_sources: int) -> float:
-        """What the process needs whatever is trained."""
+        """Bytes that the process needs for any plan."""
         queries = min(self.shape.num_held_out, 20_000)
         lists = SOURCE_QUERY_BYTES * queries * num_sources
         return PROCESS_BYTES + EVENT_BYTES * self.shape.num_events + lists

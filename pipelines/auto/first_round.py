@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.auto.plan import FIRST, SEARCH, Part, Round, bundle_part, without_time
-from pipelines.auto.planner import BLENDED_FOR_EACH, EVALUATED_USERS, Planner
+from pipelines.auto.plan import (
+    BLENDED_FOR_EACH,
+    EVALUATED_USERS,
+    FIRST,
+    SEARCH,
+    Part,
+    Planner,
+    Round,
+    bundle_part,
+    without_time,
+)
 from pipelines.config.toml import Table
 from recsys.models.names import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
 
@@ -19,21 +28,21 @@ POPULAR_ONLY = 15.0
 HASTY_USERS = 200
 """Users that are measured then."""
 FIRST_SECONDS = 18.0
-"""What EASE may take in the first round."""
+"""Seconds that EASE may take in the first round."""
 POSTPONED_FROM = 10.0
 """Seconds from which text search waits for the next round, and item-kNN is left out."""
-LITTLE_WITH_EASE = "adds little beside EASE for its time; item_knn.enabled = true fits it"
+LITTLE_WITH_EASE = "adds little to EASE for its time; item_knn.enabled = true fits it"
 MEASURED_SHARE = 0.3
-"""Of the time left, that blending and measuring may take in the first round."""
+"""Share of the time left that blending and measuring may take in the first round."""
 MEASURED_SECONDS = 8.0
 NUM_FIRST = 4
 """Sources of the first round."""
 FEW_ITEMS = 4_000
 """Up to which validation chooses among settings of EASE and item-kNN; more take the usual ones."""
 MIN_EXACT_ITEMS = 500
-"""Of EASE; fewer are not worth it."""
+"""Items of EASE; fewer are not worth it."""
 MEMORY_SHARE = 0.5
-"""Of the free memory, that one part may take."""
+"""Share of the free memory that one part may take."""
 
 
 def plan_first(planner: Planner) -> None:
@@ -82,7 +91,7 @@ def plan_first(planner: Planner) -> None:
 
 
 def users_measured(planner: Planner) -> int:
-    """Say how many users of a split are measured so that it takes a share of the time left."""
+    """Choose the number of measured users so that it takes a share of the time left."""
     for number in (EVALUATED_USERS, 1_000, 500):
         seconds = planner.costs.measuring(NUM_FIRST, number, BLENDED_FOR_EACH * number)
         if seconds <= min(MEASURED_SECONDS, MEASURED_SHARE * planner.left):
@@ -141,7 +150,7 @@ def search_part(planner: Planner) -> tuple[Part, Table]:
 
 
 def repeats_part(planner: Planner) -> tuple[Part, Table]:
-    """Describe the models of what is taken again, where anything is."""
+    """Describe the models of repeated items, if items repeat."""
     shape = planner.shape
     part = Part(
         name="repeats, next basket",

@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipelines.auto.costs import Costs
-from pipelines.auto.encoder import TimedEncoder
 from pipelines.auto.first_round import TRAINED, plan_first
-from pipelines.auto.machine import Machine
-from pipelines.auto.plan import Plan
-from pipelines.auto.planner import Planner
+from pipelines.auto.machine import Machine, TimedEncoder
+from pipelines.auto.plan import Plan, Planner
 from pipelines.auto.shape import DataShape
 from pipelines.auto.trained_rounds import (
     ENCODER,
@@ -49,18 +47,7 @@ def make_plan(
     left: float,
     encoder: TimedEncoder | None = None,
 ) -> Plan:
-    """Plan the rounds of a run.
-
-    Args:
-        shape: Of the data.
-        machine: That trains.
-        user: What the configuration sets itself.
-        left: Seconds to the end of the budget.
-        encoder: The encoder of texts, timed; None estimates it.
-
-    Raises:
-        ValueError: The machine has too little memory for any plan.
-    """
+    """Plan the rounds of a run for the keys that the user sets and the seconds that are left."""
     if set_value(user, ENCODER) == "none":
         shape = replace(shape, text_share=0.0, text_characters=0.0)
     planner = Planner(shape, Costs(shape, machine), user, left, encoder)
@@ -88,11 +75,7 @@ def defer(planner: Planner) -> None:
 
 
 def check_memory(planner: Planner) -> None:
-    """Refuse a machine that no plan fits, before any work.
-
-    Raises:
-        ValueError: Names what is free and what is needed.
-    """
+    """Refuse a machine that no plan fits, before any work."""
     needed, free = planner.costs.bytes_needed(num_sources=4), planner.machine.memory_bytes
     if needed > free:
         raise ValueError(
@@ -103,7 +86,7 @@ def check_memory(planner: Planner) -> None:
 
 
 def can_train(planner: Planner) -> bool:
-    """Whether there is anything that a trained model could learn from; notes why not."""
+    """Return True if there is enough for a trained model to learn from; note why not."""
     shape = planner.shape
     if shape.num_events >= MIN_TRAINED_EVENTS and shape.num_held_out >= MIN_HELD_OUT:
         return True

@@ -1,4 +1,4 @@
-"""What an automatic run trains, in which order, and why: a function of the data and the machine.
+"""The plan of an automatic run: a function of the data, the machine and the time that is left.
 
 A plan is a few rounds. Each is a whole configuration, so each ends with a bundle that is served;
 the first has the models without training, later ones add to it while the budget lasts.
@@ -7,13 +7,16 @@ the first has the models without training, later ones add to it while the budget
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pipelines.config.toml import Table, merge
+from pipelines.auto.costs import Costs
+from pipelines.auto.machine import Machine, TimedEncoder
+from pipelines.auto.shape import DataShape
+from pipelines.config.toml import Table, merge, set_value
 
 FIRST = "first bundle"
-"""Name of the round without training."""
+"""Title of the round without training."""
 SEQUENCE, SEARCH, ENDS = "sequence model", "search", "blend, evaluation, bundle"
 """Names of parts whose seconds are looked up."""
 
@@ -83,5 +86,55 @@ def bundle_part(seconds: float) -> Part:
 
 
 def without_time(part: Part, left: float) -> Part:
-    """Say that a part is left out for the time it takes."""
+    """Return a part with the reason that it takes too long."""
     return replace(part, why=f"{part.seconds:,.0f} s are needed, {max(0.0, left):,.0f} s are left")
+
+
+EVALUATED_USERS = 2_000
+"""Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
+PLANNED_ENCODER = "minilm+words"
+"""Encoder of texts, if the configuration names none."""
+BLENDED_FOR_EACH = 2
+"""Users that the blend's weights are learned from, for each that is measured."""
+BLEND_USERS = BLENDED_FOR_EACH * EVALUATED_USERS
+
+
+@dataclass
+class Planner:
+    """Collects rounds while time is left."""
+
+    shape: DataShape
+    costs: Costs
+    user: Table
+    """Keys that the configuration sets itself, by section; they win over any choice."""
+    left: float
+    """Seconds to the end of the budget."""
+    encoder: TimedEncoder | None = None
+    """The encoder that is set, or else planned, where it was timed."""
+    rounds: list[Round] = field(default_factory=list)
+    postponed: list[tuple[Part, Table]] = field(default_factory=list)
+    """Parts that the first round leaves to the next, each with what it sets."""
+    refit_seconds: float = 0.0
+    """Seconds of the models without training, which each round fits to all events again."""
+    left_out: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def machine(self) -> Machine:
+        return self.costs.machine
+
+    def add(self, one: Round) -> None:
+        self.rounds.append(one)
+        self.left -= one.seconds
+
+    def is_off(self, part: Part, key: str) -> bool:
+        """Return True if the configuration switches a part off; list it as left out."""
+        if set_value(self.user, key) is not False:
+            return False
+        self.left_out.append(replace(part, why=f"{key} = false is set"))
+        return True
+
+    def plan(self) -> Plan:
+        return Plan(
+            rounds=tuple(self.rounds), left_out=tuple(self.left_out), notes=tuple(self.notes)
+        )

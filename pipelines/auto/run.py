@@ -1,7 +1,7 @@
 """Run what a plan says: round by round, each ending with a bundle that is served.
 
 ``plan.json`` of the workspace keeps the plan with what it was made for, and how far it came: the
-same command on the same data does nothing again, and one that was killed goes on.
+same command on the same data does nothing again, and one that was killed resumes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.auto.encoder import time_encoder
-from pipelines.auto.machine import Machine, this_machine
+from pipelines.auto.machine import Machine, this_machine, time_encoder
 from pipelines.auto.make_plan import make_plan
-from pipelines.auto.plan import ENDS, SEARCH, SEQUENCE, Plan, Round
-from pipelines.auto.planner import PLANNED_ENCODER
-from pipelines.auto.shape import DataShape, shape_of
+from pipelines.auto.plan import ENDS, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
+from pipelines.auto.shape import DataShape, measure_shape
 from pipelines.auto.trained_rounds import LIMIT
 from pipelines.config.auto import budget_seconds
 from pipelines.config.run import RunConfig
@@ -59,7 +57,7 @@ class Planned:
     machine: Machine
 
     def replace_round(self, number: int, one: Round) -> None:
-        """Put another round in the place of a planned one."""
+        """Replace a planned round."""
         rounds = [*self.plan.rounds[:number], one, *self.plan.rounds[number + 1 :]]
         self.plan = replace(self.plan, rounds=tuple(rounds))
 
@@ -80,21 +78,12 @@ class Planned:
 def planned_for(
     sources: ConfigSources, config: RunConfig, seconds_left: Callable[[], float]
 ) -> Planned:
-    """Make the plan of a workspace with features, or read it where nothing has changed.
-
-    Args:
-        sources: Of the configuration.
-        config: What they give without choices, with its raw files.
-        seconds_left: To the end of the budget.
-
-    Raises:
-        ValueError: The machine has too little memory.
-    """
+    """Make the plan of a workspace with features, or read it where nothing has changed."""
     workspace = Workspace(config.workspace)
     features = workspace.stage(FEATURES)
     manifest = workspace.manifest(FEATURES)
     machine = this_machine(config.device)
-    shape = shape_of(features, config.content)
+    shape = measure_shape(features, config.content)
     key = digest_of_json(
         {
             "features": None if manifest is None else manifest.output,
@@ -132,14 +121,7 @@ class Automatic:
     def __init__(
         self, sources: ConfigSources, base: RunConfig, begin: float, say: Callable[[str], None]
     ) -> None:
-        """Take the configuration's sources, when the command began, and where lines go.
-
-        Args:
-            sources: Of the configuration.
-            base: What they give without choices, with its raw files.
-            begin: When the command began.
-            say: Prints a line.
-        """
+        """Take the sources, their configuration without choices, and when the command began."""
         self.sources, self.base, self.begin, self.say = sources, base, begin, say
         self.deadline = begin + budget_seconds(self.base.auto.budget)
         self.pace = 1.0
@@ -159,12 +141,8 @@ class Automatic:
         """Run the rounds that are left; stop where the time of the next is not there.
 
         Args:
-            planned: The rounds.
             prepare: Runs the stages before the sequence model's training.
             finish: Runs that and all others.
-
-        Returns:
-            The outcomes of all stages that were run.
         """
         outcomes: list[StageOutcome] = []
         for number in range(max(0, planned.finished - 1), len(planned.plan.rounds)):
@@ -198,7 +176,7 @@ class Automatic:
         return outcomes
 
     def _has_time(self, one: Round, needed: float) -> bool:
-        """Whether so many seconds are left; says what is left out where they are not."""
+        """Return True if enough seconds are left; print what is left out if not."""
         left = max(0.0, self.seconds_left())
         if left >= needed:
             return True
@@ -229,14 +207,14 @@ class Automatic:
 
 
 def needed_seconds(one: Round, pace: float) -> float:
-    """Say how many seconds a round needs at least: the sequence model can be trained for less."""
+    """Return the least seconds of a round; the sequence model can be trained for less."""
     return pace * sum(
         part.seconds * (MIN_SHARE if part.name == SEQUENCE else 1.0) for part in one.parts
     )
 
 
-def lines_of(planned: Planned, budget: str) -> Sequence[str]:
-    """Say in words what is planned and why."""
+def describe_plan(planned: Planned, budget: str) -> Sequence[str]:
+    """Describe the plan and its reasons."""
     shape = planned.shape
     lines = [
         f"{shape.num_events:,} events of {shape.num_users:,} users and {shape.num_items:,} items, "

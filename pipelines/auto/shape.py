@@ -1,4 +1,4 @@
-"""What a log of events is like: the facts that a plan is made from.
+"""The shape of a log of events: the facts that a plan is made from.
 
 Axes: E events, U user rows.
 """
@@ -15,8 +15,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from pipelines.auto.recipe import LONG_HISTORY
 from pipelines.config.content import ContentConfig
-from pipelines.inputs.content_models import text_of
+from pipelines.inputs.content_models import describe_item
 from pipelines.inputs.tensors import released_order
 from recsys.data.dataset import Rows, Sequences
 
@@ -33,13 +34,13 @@ class DataShape:
     num_users: int
     num_items: int
     num_cold: int
-    """Of these items, those of the catalogue alone, without an event."""
+    """Items of the catalogue without an event."""
     mean_length: float
     """Events of a user."""
     long_length: int
     """Events that nine users in ten do not exceed."""
     by_time: bool
-    """Whether models are judged by what came after a moment; else by each user's last event."""
+    """True if models are judged by the events after a moment; else by each user's last event."""
     judged_by: str
     """Which events those are, and why."""
     num_held_out: int
@@ -49,7 +50,7 @@ class DataShape:
     text_share: float
     """Share of the items with a text."""
     text_characters: float
-    """Of a text, the mean."""
+    """Mean characters of a text."""
     num_categories: int
     num_days: int
     """Days with an event; 0 where events have no times."""
@@ -64,6 +65,10 @@ class DataShape:
         return self.num_items - self.num_cold
 
     @property
+    def has_long_histories(self) -> bool:
+        return self.mean_length >= LONG_HISTORY
+
+    @property
     def has_text(self) -> bool:
         return self.text_share > 0
 
@@ -71,7 +76,7 @@ class DataShape:
         return asdict(self)
 
 
-def shape_of(features: Path, content: ContentConfig) -> DataShape:
+def measure_shape(features: Path, content: ContentConfig) -> DataShape:
     """Count what the artefact of build_features holds."""
     sequences = Sequences.load(features / "sequences" / released_order(features))
     described = json.loads((features / "features.json").read_text(encoding="utf-8"))
@@ -79,7 +84,7 @@ def shape_of(features: Path, content: ContentConfig) -> DataShape:
     lengths = np.diff(sequences.offsets)
     lengths = lengths[lengths > 0]
     report = json.loads((features / "report.json").read_text(encoding="utf-8"))
-    share, characters = texts_of(features / "items.parquet", content)
+    share, characters = measure_texts(features / "items.parquet", content)
     times = sequences.times
     return DataShape(
         num_events=sequences.num_events,
@@ -100,12 +105,12 @@ def shape_of(features: Path, content: ContentConfig) -> DataShape:
 
 
 def judged_by(report: Mapping[str, Any]) -> str:
-    """Say which events models are judged by, out of the report of build_features."""
+    """Describe the events that models are judged by, from the report of build_features."""
     if report["split_kind"] == "global_time":
         chosen, measured = (report[name][:10] for name in ("validation_from", "test_from"))
         return (
             f"Models are fitted on events before {chosen}, chosen by those from then on and "
-            f"measured by those from {measured} on (splits.kind); what is released is fitted on all"
+            f"measured by those from {measured} on (splits.kind); released models are fitted on all"
         )
     why = report["split_reason"]
     return "Models are judged by each user's last two events" + (f", because {why}" if why else "")
@@ -120,7 +125,7 @@ def repeat_share(sequences: Sequences) -> float:
 
 
 def is_repeat(sequences: Sequences) -> NDArray[np.bool_]:
-    """Say of each event whether its user had the item before, [E]."""
+    """Mark events whose user had the item before, [E]."""
     positions: Rows = np.arange(sequences.num_events)
     items = np.asarray(sequences.item_rows)
     pairs = sequences.users_of(positions) * (int(items.max(initial=0)) + 1) + items
@@ -129,11 +134,13 @@ def is_repeat(sequences: Sequences) -> NDArray[np.bool_]:
     return repeats
 
 
-def texts_of(items: Path, content: ContentConfig) -> tuple[float, float]:
+def measure_texts(items: Path, content: ContentConfig) -> tuple[float, float]:
     """Return the share of items with a text and the mean length of one, from a sample."""
     table = pl.read_parquet(items)
     step = max(1, table.height // TEXTS_READ)
-    texts = [text_of(item, content) for item in table.gather_every(step).iter_rows(named=True)]
+    texts = [
+        describe_item(item, content) for item in table.gather_every(step).iter_rows(named=True)
+    ]
     lengths = [len(text) for text in texts if text]
     if not lengths:
         return 0.0, 0.0

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipelines.auto.plan import SEQUENCE, Part, Round, bundle_part, following, without_time
-from pipelines.auto.planner import (
+from pipelines.auto.plan import (
     BLEND_USERS,
     EVALUATED_USERS,
     PLANNED_ENCODER,
+    SEQUENCE,
+    Part,
     Planner,
+    Round,
+    bundle_part,
+    following,
+    without_time,
 )
+from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
 from pipelines.auto.shape import DataShape
 from pipelines.config.content import BEHAVIOUR
 from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
 from pipelines.config.toml import Table, merge, plain, set_value
-from pipelines.presets import sequence_recipe as recipes
-from pipelines.presets.amazon import MEANING
 from recsys.models import names
 from recsys.models.configs import TwoTowerConfig
 from recsys.training.optim import ScheduleConfig
 
 BEST = "best bundle"
-"""Name of the round that trains."""
+"""Title of the round that trains."""
 SAFETY = 0.7
 """Share of the time that is left which plans fill."""
 MIN_SHARE = 0.15
-"""Of the sequence model's passes; fewer are not worth a bundle."""
+"""Share of the sequence model's passes; fewer are not worth a bundle."""
 MAX_MEMBERS = 2
 """The second is worth 2 to 5%, a third and a fourth together as little."""
 REFIT_PASSES = 2.0
@@ -34,10 +38,12 @@ REFIT_PASSES = 2.0
 LIMIT = 1.2
 """Times its estimate that a training may take."""
 TWO_TOWER_SECONDS = 60.0
-"""Of the two-tower's training at least; it may take a tenth of the time left."""
+"""Least seconds of the two-tower's training; it may take a tenth of the time left."""
 ENCODER = "content.encoder"
 ENCODING_SHARE, OWN_ENCODING_SHARE = 0.3, 0.5
-"""Of the time left, that the encoder of texts may take: the usual one, and one that is set."""
+"""Share of the time left that the encoder of texts may take: the usual one, and one that is set."""
+MEANING = 384
+"""Columns of MiniLM's vectors; hashed words follow them."""
 HASH_SECONDS = 1e-4
 """To hash the words of a text."""
 
@@ -62,7 +68,7 @@ def plan_sequence(planner: Planner) -> None:
     part = Part(
         name=SEQUENCE,
         what=best.words(),
-        why="histories are long" if shape.mean_length >= recipes.LONG_HISTORY else "order tells",
+        why="histories are long" if shape.has_long_histories else "order tells",
         seconds=best.seconds,
     )
     if planner.is_off(part, "sequence_training.enabled"):
@@ -119,14 +125,14 @@ def sequence_choices(shape: DataShape, best: TrainedIn, content: Table) -> Table
 class TrainedIn:
     """A training of the sequence model in the time there is."""
 
-    recipe: recipes.SequenceRecipe
+    recipe: SequenceRecipe
     trained: float
     """Seconds of all of its passes, with validations."""
     whole: float
     """The same with the refit."""
     pass_seconds: float
     share: float
-    """Of its passes, that are made."""
+    """Share of its passes that are made."""
 
     @property
     def seconds(self) -> float:
@@ -151,17 +157,17 @@ class TrainedIn:
 
 
 def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
-    """Say how much of a training fits into so many seconds."""
+    """Fit a training into the seconds that are left."""
     shape, costs = planner.shape, planner.costs
-    known = recipes.DataShape(
-        num_users=max(1, shape.num_users),
-        num_items=max(1, shape.num_items),
-        num_events=max(1, shape.num_events),
+    recipe = sequence_recipe(
+        num_users=shape.num_users,
+        num_items=shape.num_items,
+        mean_history=shape.mean_length,
         has_text=shape.has_text,
         has_times=shape.has_times,
+        num_members=num_members,
     )
-    recipe = recipes.sequence_recipe(known, num_members=num_members)
-    if known.has_long_histories:
+    if shape.has_long_histories:
         # Trained weights that are continued are as good there.
         recipe = recipe._replace(training=replace(recipe.training, refit_epochs=REFIT_PASSES))
     one, passes = costs.sequence_pass(recipe.model), recipe.training.max_epochs
@@ -204,12 +210,12 @@ def content_part(planner: Planner) -> tuple[Part | None, Table]:
 
 
 def is_hashed(choices: Table) -> bool:
-    """Whether words alone are read, for the time."""
+    """Return True if only words are read, to save time."""
     return choices.get("content") == {"encoder": "hash"}
 
 
 def encoder_choices(user: Table) -> Table:
-    """Choose the encoder, and compare items by meaning alone where words are put beside it."""
+    """Choose the encoder, and compare items by meaning only if words are appended to it."""
     encoder = set_value(user, ENCODER) or PLANNED_ENCODER
     chosen: Table = {"content": {"encoder": encoder}}
     joined = (set_value(user, f"content.{key}") for key in ("columns", "images"))
@@ -222,7 +228,7 @@ def plan_two_tower(planner: Planner) -> None:
     """Add the two-tower to the round of the sequence model."""
     if not planner.rounds[1:]:
         return
-    long = planner.shape.mean_length >= recipes.LONG_HISTORY
+    long = planner.shape.has_long_histories
     settings = TwoTowerConfig(embedding_dim=64, max_history=20 if long else 50)
     training = TwoTowerTrainingConfig(
         batch_size=512 if long else 256,
@@ -259,7 +265,7 @@ def plan_two_tower(planner: Planner) -> None:
 
 
 def plan_late(planner: Planner) -> None:
-    """Leave out what has not paid for its time at such budgets, and say how to have it."""
+    """Leave out models that do not pay for their time, with the key that trains them."""
     for name, key in (("generation", "generative_training"), ("ranker", "ranker_training")):
         if set_value(planner.user, f"{key}.enabled") is None:
             planner.left_out.append(

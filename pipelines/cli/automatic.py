@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich import box
-from rich.table import Column, Table
+from rich.table import Table
 
-from pipelines.auto.run import (
-    FEATURES,
-    Automatic,
-    Planned,
-    lines_of,
-    planned_for,
-)
+from pipelines.auto.run import FEATURES, Automatic, Planned, describe_plan, planned_for
 from pipelines.cli.demo import metric_table, served_model
+from pipelines.cli.output import make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.console import log
@@ -33,41 +27,31 @@ RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
 
 
 def plan_table(planned: Planned) -> Table:
-    """Lay out what each round does, why, and what is left out."""
-    columns = (
-        Column("round", no_wrap=True),
-        "what",
-        "why",
-        Column("seconds", justify="right", no_wrap=True),
-    )
-    table = Table(*columns, box=box.SIMPLE_HEAD, title="Plan", title_justify="left")
-    for one in planned.plan.rounds:
-        for place, part in enumerate(one.parts):
-            what = f"{part.name}: {part.what}" if part.what else part.name
-            table.add_row("" if place else one.name, what, part.why, f"{part.seconds:,.0f}")
-        table.add_section()
-    for place, part in enumerate(planned.plan.left_out):
-        what = f"{part.name}: {part.what}" if part.what else part.name
-        table.add_row("" if place else "left out", what, part.why, "", style="dim")
-    return table
-
-
-def show_plan(planned: Planned, budget: str) -> None:
-    """Print the data, the machine, the decisions and the rounds."""
-    for line in lines_of(planned, budget):
-        log.print(line, markup=False, soft_wrap=True)
-    log.print(plan_table(planned))
+    """Tabulate what each round does, why, and what is left out."""
+    plan = planned.plan
+    groups = [(one.name, one.parts) for one in plan.rounds] + [("left out", plan.left_out)]
+    rows = [
+        (
+            "" if place else name,
+            f"{part.name}: {part.what}" if part.what else part.name,
+            part.why,
+            "" if name == "left out" else f"{part.seconds:,.0f}",
+        )
+        for name, parts in groups
+        for place, part in enumerate(parts)
+    ]
+    return make_table(("round", "what", "why", ">seconds"), rows, title="Plan", fixed=("round",))
 
 
 @contextmanager
-def saying_what_is_served(config: RunConfig) -> Iterator[None]:
-    """Say after an interruption which bundle goes on being served."""
+def reporting_interruption(config: RunConfig) -> Iterator[None]:
+    """Print after an interruption which bundle is still served."""
     try:
         yield
     except KeyboardInterrupt:
         current = bundles_dir(config) / CURRENT
         served = f"{current.resolve()} is served" if current.exists() else "nothing is served yet"
-        log.print(f"interrupted; {served}", markup=False, soft_wrap=True)
+        print_lines(f"interrupted; {served}", note=True)
         raise
 
 
@@ -78,24 +62,21 @@ def run_automatically(
     run_stages: RunStages,
     begin: float,
 ) -> list[StageOutcome]:
-    """Run an automatic configuration.
+    """Run the rounds of a plan, or chosen stages by the configuration of its last round.
 
     Args:
-        sources: Of the configuration.
-        config: What they give without a plan's choices, with its raw files.
-        chosen: Stages to run. With all of them the rounds of the plan are run; else the chosen ones
-            by the configuration of the last round.
-        run_stages: Brings stages up to date.
+        config: The sources' configuration without a plan's choices, with its raw files.
         begin: When the command began, by ``time.perf_counter``.
     """
-    automatic = Automatic(sources, config, begin, lambda line: log.print(line, soft_wrap=True))
+    automatic = Automatic(sources, config, begin, lambda line: print_lines(line, note=True))
     features = [stage for stage in chosen if stage.name == FEATURES]
-    with saying_what_is_served(config):
+    with reporting_interruption(config):
         outcomes = run_stages(features, config) if features else []
         if len(features) == len(chosen):
             return outcomes
         planned = planned_for(sources, config, automatic.seconds_left)
-        show_plan(planned, config.auto.budget)
+        print_lines(*describe_plan(planned, config.auto.budget), note=True)
+        log.print(plan_table(planned))
         if len(chosen) < len(STAGES):
             planned.save(config, len(planned.plan.rounds) - 1)
             rest = [stage for stage in chosen if stage.name != FEATURES]
@@ -106,11 +87,11 @@ def run_automatically(
             lambda one: run_stages(STAGES[1:training], one),
             lambda one: run_stages(STAGES[training:], one),
         )
-    show_outcome(config)
+    print_outcome(config)
     return outcomes
 
 
-def show_outcome(config: RunConfig) -> None:
+def print_outcome(config: RunConfig) -> None:
     """Print what the models are worth on held-out events, and what to type next."""
     path = config.workspace / "evaluate" / "metrics.json"
     current = bundles_dir(config) / CURRENT
@@ -119,13 +100,15 @@ def show_outcome(config: RunConfig) -> None:
     order = released_order(config.workspace / FEATURES)
     metrics = read_json(path)[order]["test"]
     if metrics:
-        has_ranker = load_bundle(current).ranker is not None
         by_time = split_kind(config.workspace / FEATURES) == "global_time"
         what = "Events after a moment" if by_time else "Last event of each user"
         title = f"{what}, full catalogue (test)"
-        served = served_model(metrics, has_ranker=has_ranker)
+        served = served_model(metrics, has_ranker=load_bundle(current).ranker is not None)
         log.print(metric_table(title, metrics, config.evaluation.primary_metric, served=served))
     else:
-        log.print("nothing was measured, because no user has a held-out event")
-    log.print(f"ask it:   recsys recommend --bundle {current} --user <id>", markup=False)
-    log.print(f"serve it: recsys serve --bundles {current.parent}", markup=False)
+        print_lines("nothing was measured, because no user has a held-out event", note=True)
+    print_lines(
+        f"ask it:   recsys recommend {config.workspace} --user <id>",
+        f"serve it: recsys serve {config.workspace}",
+        note=True,
+    )

@@ -1,19 +1,28 @@
-"""``recsys data``: public data sets by name, and a configuration for your own files."""
+"""``recsys data``: public data sets, a configuration for your own files, exports, forgetting."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Column, Table
 
-from pipelines.engine.console import PlainErrors, out
+from pipelines.cli.options import AsJson, Assignments, Run, run_config
+from pipelines.cli.output import make_table, print_json, print_lines, print_table
 
-app = typer.Typer(cls=PlainErrors, no_args_is_help=True, rich_markup_mode="rich")
+if TYPE_CHECKING:
+    from pipelines.operations.forget import ForgetReport
 
+app = typer.Typer(no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Data set, for example movielens-100k")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
+OnlineStore = Annotated[
+    str | None,
+    typer.Option("--store", help="Online store, instead of that of the run."),
+]
 
 
 @app.command("list")
@@ -25,12 +34,11 @@ def list_datasets() -> None:
     from pipelines.datasets.fetch import from_cache
     from pipelines.datasets.registry import DATASETS
 
-    columns = (Column("name", no_wrap=True), "what", "terms", "local")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for dataset in DATASETS.values():
-        cached = "cached" if from_cache(dataset) else ""
-        table.add_row(dataset.name, dataset.description, dataset.terms, cached)
-    out.print(table)
+    rows = [
+        (one.name, one.description, one.terms, "cached" if from_cache(one) else "")
+        for one in DATASETS.values()
+    ]
+    print_table(("name", "what", "terms", "local"), rows, fixed=("name",))
 
 
 @app.command()
@@ -47,17 +55,17 @@ def fetch(name: Name) -> None:
     from pipelines.datasets.registry import find_dataset
 
     fetched = fetch_tables(find_dataset(name))
-    out.print(f"{name}: from {fetched.source}", soft_wrap=True)
+    print_lines(f"{name}: from {fetched.source}")
     for table in ("events", "items", "users"):
         if path := fetched.table(table):
-            out.print(f"  {table:<7} {path}", soft_wrap=True)
+            print_lines(f"  {table:<7} {path}")
 
 
 @app.command()
 def init(
     files: Annotated[list[Path], typer.Argument(help="CSV, TSV, JSONL or Parquet files.")],
     target: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("shop.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    force: Force = False,
 ) -> None:
     """Infer the tables and columns of your files and write them as a TOML configuration.
 
@@ -72,55 +80,127 @@ def init(
         columns = ", ".join(
             f"{ours} = {theirs}" for ours, theirs in guess.columns.items() if theirs
         )
-        out.print(f"{name}: {guess.table.path.name}: {columns}", soft_wrap=True, markup=False)
+        print_lines(f"{name}: {guess.table.path.name}: {columns}")
     if plan.events.time is not None:
-        out.print(f"times: {plan.events.time.why}", soft_wrap=True, markup=False)
-    for note in plan.notes:
-        out.print(f"not sure: {note}", soft_wrap=True, markup=False)
-    out.print(f"wrote {target}; check it, then: recsys run --config {target}", soft_wrap=True)
+        print_lines(f"times: {plan.events.time.why}")
+    print_lines(*(f"not sure: {note}" for note in plan.notes))
+    print_lines(f"wrote {target}; check it, then: recsys run {target}")
 
 
 @app.command()
 def describe(
     name: Annotated[str, typer.Argument(help="Data set, or a TOML with a \\[data] table.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show counts, time span and density, and warn of suspicious data.
 
-    Where the events do not fit into memory, those of one user in so many are described.
+    If the events do not fit into memory, a sample of the users is described.
 
     [bold]Example[/] recsys data describe amazon-beauty, or recsys data describe shop.toml
     """
-    import polars as pl
-
-    from features.scan import read_whole
-    from pipelines.datasets.describe import describe as describe_tables
-    from pipelines.datasets.describe import share_that_fits, typed_events
-    from pipelines.engine.memory import free_memory
+    from pipelines.datasets.describe import describe_tables
+    from pipelines.engine.console import out
     from pipelines.presets.resolve import ConfigSources, resolve, with_dataset
     from pipelines.stages.build_features import features_config
 
     if name.endswith(".toml"):
-        config = with_dataset(resolve(Path(name)))
+        config = resolve(Path(name))
     else:
-        config = with_dataset(ConfigSources(values={"data": {"dataset": name}}).config())
-    tables = features_config(config)
-    items = None
-    if tables.items is not None:
-        parts = [read_whole(path, tables.items, ("item_id",)) for path in tables.items.paths]
-        items = pl.concat(parts, how="diagonal_relaxed")
-    share = share_that_fits(tables.events, free_memory())
-    description = describe_tables(typed_events(tables.events, share), items)
-    if share > 1:
-        sample = f"one user in {share}, as all do not fit into memory; counts are of the sample"
-        description.facts.insert(0, ("sample", sample))
+        config = ConfigSources(values={"data": {"dataset": name}}).config()
+    tables = features_config(with_dataset(config))
+    description = describe_tables(tables.events, tables.items)
     if as_json:
         facts = dict(description.facts)
-        out.print_json(data={"name": name, **facts, "warnings": description.warnings})
+        print_json({"name": name, **facts, "warnings": description.warnings})
         return
-    table = Table(box=box.SIMPLE, show_header=False, title=name, title_justify="left")
-    for row in description.facts:
-        table.add_row(*row)
-    out.print(table)
-    for warning in description.warnings:
-        out.print(f"[yellow]note:[/] {warning}")
+    out.print(make_table(("", ""), description.facts, title=name, heads=False))
+    print_lines(*(f"note: {warning}" for warning in description.warnings))
+
+
+@app.command("export")
+def export_events(
+    store: Annotated[
+        str, typer.Option(help="sqlite:FOLDER or redis://HOST:PORT/0, as of recsys serve.")
+    ],
+    to: Annotated[Path, typer.Option("--out", "-o", help="Folder of the Parquet files.")],
+    records: Annotated[
+        bool, typer.Option("--records", help="Write whole records of lists too, for recsys parity.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write new events and served lists of an online store into Parquet files by day.
+
+    OUT/date=*/ has the events, OUT/requests/date=*/ the served lists with a row an item. Each
+    export adds what is new; users who were forgotten since are taken out of earlier files. A run
+    reads them by one line: online_events = "OUT" in [data], or the address of the store, which is
+    then exported by the run itself.
+
+    [bold]Examples[/]
+
+      recsys data export --store sqlite:runs/shop/online --out runs/shop/online_events
+
+      recsys run --preset movielens_100k --set data.online_events=sqlite:runs/shop/online
+    """
+    from pipelines.inputs.opened_store import export_store
+
+    found = export_store(store, to, records=records)
+    written = {name: one for name, one in found._asdict().items() if one is not None}
+    if as_json:
+        print_json({name: vars(one) for name, one in written.items()})
+        return
+    names = {"events": "events", "requests": "served lists", "records": "records of lists"}
+    for name, report in written.items():
+        removed = f"; {report.removed:,} rows of forgotten users removed" if report.removed else ""
+        new = f"{report.new:,} new {names[name]}"
+        print_lines(f"{new}; {report.rows:,} rows in {report.parts:,} files{removed}", note=True)
+
+
+@app.command()
+def forget(
+    run: Run,
+    user_ids: Annotated[list[str], typer.Argument(metavar="USER_ID...", help="Users to forget.")],
+    assignments: Assignments = None,
+    store: OnlineStore = None,
+    rewrite_files: Annotated[
+        bool, typer.Option("--rewrite-files", help="Take their rows out of your raw files too.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Forget users: in the store, in exports and partitions, and in every later run.
+
+    Their ids are added to a list as hashes; every later preparation leaves out what they did until
+    now and counts it in its report. Your raw files stay as they are, named with the rows that are
+    theirs, unless --rewrite-files is given. What was made before is named too: the next run
+    replaces it, published bundles stay until they are removed.
+
+    [bold]Examples[/]
+
+      recsys data forget shop.toml 4711
+
+      recsys data forget runs/shop 4711 4712 --rewrite-files
+    """
+    from pipelines.operations.forget import forget_users
+
+    config, now_ms = run_config(run, assignments=assignments), int(1_000 * time.time())
+    report = forget_users(config, user_ids, now_ms, store=store, rewrite_files=rewrite_files)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        print_lines(*describe_forgotten(report, len(user_ids)))
+
+
+def describe_forgotten(report: ForgetReport, num_users: int) -> Iterator[str]:
+    """Describe what was removed, and what still holds the users."""
+    people = "1 user" if num_users == 1 else f"{num_users:,} users"
+    yield f"{people} forgotten; {report.list_path} keeps them out of every later run"
+    if report.store is None:
+        yield (
+            "no online store was found, so a server answers with what its bundle knows of them "
+            "until the next release; name the server's store with --store"
+        )
+    for where, rows in report.removed.items():
+        if rows:
+            yield f"removed {rows:,} rows: {where}"
+    for one in report.held:
+        rows_held = "" if one.rows is None else f" {one.rows:,} rows:"
+        yield f"still held:{rows_held} {one.path} ({one.note})"

@@ -2,61 +2,89 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from typer.core import TyperGroup
 
-from pipelines.engine.console import PlainErrors
+from pipelines.cli.options import RunCommand
+from pipelines.engine.console import EXIT_CODES as CODES
+from pipelines.engine.console import exit_code_of, log, message_of
 
 EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a check refused,
 5 an alarm was raised, 70 training diverged, 71 out of memory, 72 a rank or a cluster was lost, 74
 disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error's traceback."""
 
-GROUPS = {
-    "data": ("data", "Data sets: list, fetch, describe, configure."),
-    "ids": ("semantic_ids", "Semantic IDs: train, append, compare."),
-    "config": ("online.control", "A server's surfaces, rules and experiments: check."),
-    "keys": ("online.keys", "Keys of a server's clients: add, list, remove."),
-    "events": ("online.events", "What a server collected: export it for training."),
-    "users": ("online.users", "People in a run and its server: forget them."),
-    "tracking": ("tracking", "Runs in MLflow: send those that wait."),
-    "release": ("scheduled.release", "Decisions on bundles: list, explain, promote."),
+COMMANDS = {
+    "Start": "run.demo run.run run.stages machine.doctor",
+    "Serve": "serve.serve serve.recommend score.score serve.mcp",
+    "Keep fresh": "run.ingest run.update daily.monitor daily.status daily.gc",
+    "Evaluate": (
+        "pages.report pages.dashboard compare.compare studies.backtest studies.tune "
+        "studies.judge experiments.experiments experiments.ope daily.parity"
+    ),
+    "Advanced": "machine.plan",
 }
-"""Module below ``pipelines.cli`` and help of each group of commands."""
-COMMANDS = (
-    "cli.adapters.adapt",
-    "cli.bundles.serve",
-    "cli.bundles.recommend",
-    "cli.online.mcp.mcp",
-    "cli.bundles.append_items",
-    "cli.score.score",
-    "cli.offline.backtest.backtest",
-    "cli.offline.tune.tune",
-    "cli.offline.judge.judge",
-    "cli.scheduled.monitor.monitor",
-    "cli.scheduled.ingest.ingest",
-    "cli.scheduled.status.status",
-    "cli.scheduled.gc.gc",
-    "cli.scheduled.update.update",
-    "cli.scheduled.parity.parity",
-    "cli.offline.compare.compare",
-    "cli.offline.compare.ledger",
-    "cli.online.dashboard.dashboard",
-    "doctor.doctor.doctor",
-    "cli.plan.plan",
-    "cli.online.experiments.experiments",
-    "cli.scheduled.ope.ope",
-    "cli.tracking.promote",
-    "cli.tracking.rollback",
-    "cli.scheduled.registry.fetch_bundle",
-    "cli.reports.report",
-    "cli.run.run",
-    "cli.run.stages",
-    "cli.run.demo",
-)
-"""The other commands below ``pipelines``, in the order of ``--help``."""
+"""Functions below ``pipelines.cli`` that are commands, by panel of ``--help``."""
+GROUPS = {
+    "data": (
+        "Start",
+        "data.app",
+        "Data sets, a configuration for your files, exports, forgetting.",
+    ),
+    "keys": ("Serve", "server_files.keys_app", "Keys of a server's clients: add, list, remove."),
+    "config": ("Serve", "server_files.config_app", "Check a server's file; upgrade a run's file."),
+    "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
+    "registry": ("Keep fresh", "registry.app", "Bundles and runs in MLflow: send, fetch, follow."),
+    "ids": ("Advanced", "ids.app", "Semantic IDs: train, append, compare."),
+}
+"""Panel, application below ``pipelines.cli`` and help of each group of commands."""
+MOVED = {
+    "adapt": ("release", "adapt"),
+    "append-items": ("release", "append"),
+    "events": ("data",),
+    "fetch-bundle": ("registry", "fetch"),
+    "ledger": ("compare", "--ledger"),
+    "promote": ("release", "promote"),
+    "rollback": ("release", "rollback"),
+    "sync": ("registry", "send"),
+    "tracking": ("registry",),
+    "users": ("data",),
+}
+"""Names of earlier versions, which are still understood."""
+REMOVED = {"join": "torchrun on the other machines (docs/several-machines.md)"}
+"""Commands that were removed, and what to use instead."""
+
+
+class PlainErrors(TyperGroup):
+    """The commands; expected failures are printed as a sentence, without a traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in REMOVED:
+            ctx.fail(f"{args[0]} was removed; use {REMOVED[args[0]]}")
+        if args[0] in MOVED:
+            args = [*MOVED[args[0]], *args[1:]]
+        if args[:2] == ["release", "promote"] and "--from-registry" in args:
+            args = ["registry", "follow", *(one for one in args[2:] if one != "--from-registry")]
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except tuple(CODES) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            if os.environ.get("RECSYS_TRACEBACK"):
+                log.print(escape(traceback.format_exc()), soft_wrap=True)
+            message = escape(message_of(error))
+            log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
+            raise typer.Exit(exit_code_of(error)) from None
+
 
 app = typer.Typer(
     cls=PlainErrors,
@@ -66,11 +94,17 @@ app = typer.Typer(
     help="Recommender platform: raw events in, a served and evaluated recommendation out.",
     epilog=EXIT_CODES,
 )
-for group, (module, help_text) in GROUPS.items():
-    app.add_typer(import_module(f"pipelines.cli.{module}").app, name=group, help=help_text)
-for command in COMMANDS:
-    module, _, function = command.rpartition(".")
-    app.command()(getattr(import_module(f"pipelines.{module}"), function))
+for panel, names in COMMANDS.items():
+    for name in names.split():
+        module, _, function = name.rpartition(".")
+        command = getattr(import_module(f"pipelines.cli.{module}"), function)
+        app.command(cls=RunCommand, rich_help_panel=panel)(command)
+for name, (panel, place, help_text) in GROUPS.items():
+    module, _, attribute = place.rpartition(".")
+    group = getattr(import_module(f"pipelines.cli.{module}"), attribute)
+    for info in group.registered_commands:
+        info.cls = RunCommand
+    app.add_typer(group, name=name, help=help_text, rich_help_panel=panel)
 
 
 def print_version(wanted: bool) -> None:
@@ -87,7 +121,7 @@ def whole_program(
         typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Read the options before a command."""
 
 
 if __name__ == "__main__":

@@ -1,70 +1,136 @@
-"""Options that several commands share."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import wraps
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
+
+if TYPE_CHECKING:
+    from pipelines.config.run import RunConfig
+    from pipelines.presets.resolve import ConfigSources
 
 DEMO = Path("runs/movielens-100k")
-
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help='TOML file: preset = "..." and overrides.')
+StageNames = tuple[list[str], str | None, list[str]]
+"""Stages to run alone, the last one, and those to run though nothing changed."""
+WORKSPACE = "workspace="
+RUN_HELP = "The run: its TOML file, or its folder."
+Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
+OptionalRun = Annotated[Path | None, typer.Argument(metavar="[RUN]", help=RUN_HELP)]
+BundleRun = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run's folder or TOML file, or a bundle's folder."),
 ]
-Preset = Annotated[str | None, typer.Option(help="Preset by name, instead of or above the file's.")]
-WorkspacePath = Annotated[
-    Path | None, typer.Option("--workspace", "-w", help="Folder of the run's artefacts.")
-]
+Preset = Annotated[str | None, typer.Option(help="Preset, instead of the one that RUN names.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, for example seed=1."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as seed=1 (repeatable)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
-Open = Annotated[bool, typer.Option("--open", help="Open it in the browser.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="File or folder to write to.")]
+ServingConfig = Annotated[
+    Path | None,
+    typer.Option("--serving-config", help="File of surfaces, rules and experiments."),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(help="Online store: sqlite:FOLDER or redis://HOST:PORT/0; the run's by default."),
+]
+Until = Annotated[
+    datetime | None,
+    typer.Option(formats=["%Y-%m-%d"], help="Leave partitions of later days as they are."),
+]
+Budget = Annotated[str | None, typer.Option(help="Time limit, such as 90s, 10m or 1h.")]
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(help="Port to listen on.")]
+Profile = Literal["fast", "full"]
+ListLength = Annotated[int, typer.Option("--k", help="Length of each list.")]
+Category = Annotated[
+    list[str] | None,
+    typer.Option("--category", help="List only items in this category (repeatable)."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(help='List only items for which this is true, such as "price < 50".'),
+]
+Workers = Annotated[int | None, typer.Option(help="Processes that make lists; one for each CPU.")]
 
-RUN_OPTIONS = {
-    "config": ConfigFile,
-    "preset": Preset,
-    "workspace": WorkspacePath,
-    "assignments": Assignments,
+EARLIER = {
+    **dict.fromkeys(("--config", "-c"), "config"),
+    **dict.fromkeys(("--workspace", "-w"), "workspace"),
+    **dict.fromkeys(("--bundle", "--bundles", "-b"), "bundles"),
 }
+"""Options that named a run before the argument RUN did; they are still understood."""
 
 
-def on_a_run(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command ``--config``, ``--preset``, ``--workspace`` and ``--set`` behind its own.
+class RunCommand(TyperCommand):
+    """A command that also reads the options of earlier versions which named a run."""
 
-    The command is called with the configuration they resolve to as ``config``; a workspace alone
-    is read with the configuration of its last run.
-    """
-    # The configuration's class is imported for type checkers alone.
-    signature = inspect.signature(command, locals={"RunConfig": object}, eval_str=True)
-    own = [one for one in signature.parameters.values() if one.name != "config"]
-    shared = [
-        inspect.Parameter(
-            name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=option
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self.present_options(args))
+
+    def present_options(self, args: Sequence[str]) -> list[str]:
+        """Replace earlier options: a run becomes the first argument."""
+        options = {name for one in self.params for name in one.opts}
+        found: dict[str, str] = {}
+        rest: list[str] = []
+        words = iter(args)
+        for word in words:
+            name, equals, value = word.partition("=")
+            if name not in EARLIER or name in options:
+                rest.append(word)
+            elif (value := value if equals else next(words, "")) is not None:
+                found[EARLIER[name]] = value
+        if "--serving-config" in options and "config" in found:
+            rest += ["--serving-config", found.pop("config")]
+        is_file = "config" in found or (bool(rest) and rest[0].endswith(".toml"))
+        if "config" in found:
+            rest.insert(0, found.pop("config"))
+        if "workspace" in found and is_file:
+            rest += ["--set", f"workspace={json.dumps(found.pop('workspace'))}"]
+        return [*(list(found.values())[:1]), *rest]
+
+
+def config_sources(
+    run: Path | None,
+    preset: str | None = None,
+    assignments: Sequence[str] | None = None,
+    values: Mapping[str, Any] | None = None,
+) -> ConfigSources:
+    """Collect the sources of a run's configuration; a folder has that of its last run."""
+    from pipelines.config.toml import parse_assignment
+    from pipelines.presets.resolve import ConfigSources
+
+    if run is None and preset is None:
+        raise ValueError(
+            "name a run: shop.toml for your own data (recsys data init makes one), the folder of "
+            "an earlier run, or --preset movielens_100k"
         )
-        for name, option in RUN_OPTIONS.items()
-    ]
+    workspace = run if run is not None and not run.is_file() and run.suffix != ".toml" else None
+    path = run if workspace is None else workspace / "config.toml"
+    # The place of a run is no setting of it, and has no part in messages about settings.
+    places = [one for one in assignments or () if one.startswith(WORKSPACE)]
+    if places:
+        workspace = Path(str(parse_assignment(places[-1])["workspace"]))
+    return ConfigSources(
+        path=None if path is not None and preset is not None and path != run else path,
+        preset=preset,
+        assignments=[one for one in assignments or () if one not in places],
+        values=dict(values or {}),
+        workspace=workspace,
+    )
 
-    @wraps(command)
-    def resolved(**given: Any) -> None:
-        from pipelines.presets.resolve import resolve
 
-        config, preset, workspace, assignments = (given.pop(name) for name in RUN_OPTIONS)
-        if config is None and preset is None:
-            if workspace is None:
-                raise ValueError("name a run: --config shop.toml, or --workspace runs/shop")
-            config = workspace / "config.toml"
-        settings = resolve(
-            config, preset=preset, assignments=assignments or [], workspace=workspace
-        )
-        command(config=settings, **given)
-
-    resolved.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    resolved.__annotations__ = {one.name: one.annotation for one in [*own, *shared]}
-    return resolved
+def run_config(
+    run: Path | None, preset: str | None = None, assignments: Sequence[str] | None = None
+) -> RunConfig:
+    """Resolve the configuration of a run."""
+    return config_sources(run, preset, assignments).latest()

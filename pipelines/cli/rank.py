@@ -73,8 +73,8 @@ def write_to(path: Path) -> None:
     os.close(file)
 
 
-def context_of(job: Job, folder: Path, rank: int) -> StageContext:
-    """Build what the stage is handed; further ranks write where nobody looks."""
+def build_context(job: Job, folder: Path, rank: int) -> StageContext:
+    """Build the stage's context; further ranks write to folders that are discarded."""
     config = validate(RunConfig, job.config, JOB)
     output = Path(job.output)
     if rank:
@@ -93,7 +93,7 @@ def context_of(job: Job, folder: Path, rank: int) -> StageContext:
     )
 
 
-def error_of(error: BaseException, rank: int) -> dict[str, object]:
+def describe_error(error: BaseException, rank: int) -> dict[str, object]:
     """Describe an error for the launching process."""
     kind = next((name for name, one in RAISED.items() if isinstance(error, one)), "")
     lines = str(error).splitlines()
@@ -113,7 +113,7 @@ def error_of(error: BaseException, rank: int) -> dict[str, object]:
 def work(folder: Path, rank: int, size: int) -> None:
     """Run the job's stage as one rank."""
     job = Job(**json.loads((folder / JOB).read_text()))
-    context = context_of(job, folder, rank)
+    context = build_context(job, folder, rank)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
     stage = next(one for one in STAGES if one.name == job.stage)
@@ -148,7 +148,7 @@ def main() -> None:
     try:
         work(folder, rank, size)
     except Exception as error:
-        (folder / ERROR.format(rank)).write_text(json.dumps(error_of(error, rank)))
+        (folder / ERROR.format(rank)).write_text(json.dumps(describe_error(error, rank)))
         if not isinstance(error, tuple(EXIT_CODES)) or os.environ.get("RECSYS_TRACEBACK"):
             traceback.print_exc(file=sys.stderr)
         sys.stderr.flush()

@@ -1,100 +1,88 @@
-"""The commands that run stages: ``run``, ``stages``, ``demo``."""
+"""The commands ``run``, ``update``, ``ingest``, ``stages`` and ``demo``."""
 
 from __future__ import annotations
 
-import json
 import time
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Column, Table
 
-from pipelines.cli import tracking
-from pipelines.cli.options import AsJson, Assignments, ConfigFile, Preset, Quiet, WorkspacePath
-from pipelines.cli.scheduled import dry_run as planned
-from pipelines.cli.scheduled import ingest
-from pipelines.engine.console import log, out
+from pipelines.cli.options import (
+    AsJson,
+    Assignments,
+    Budget,
+    DryRun,
+    OptionalRun,
+    Preset,
+    Quiet,
+    StageNames,
+    Until,
+    config_sources,
+    run_config,
+)
+from pipelines.cli.output import print_json, print_lines, print_stage, print_table
+from pipelines.cli.registry import tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable
+    from datetime import datetime
 
     from pipelines.config.run import RunConfig
     from pipelines.engine.history import Recording
     from pipelines.engine.runner import StageOutcome
-    from pipelines.engine.stage import Stage
+    from pipelines.partitions.ingest import IngestReport
     from pipelines.presets.resolve import ConfigSources
+    from pipelines.update.policy import UpdateDecision
 
 
 def run(
-    config: ConfigFile = None,
+    name: OptionalRun = None,
     preset: Preset = None,
-    workspace: WorkspacePath = None,
     assignments: Assignments = None,
     until: Annotated[str | None, typer.Option(help="Last stage to run.")] = None,
     stage: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Run only this stage (repeatable); beside others that it does not depend on."
-        ),
+        list[str] | None, typer.Option(help="Run only this stage (repeatable).")
     ] = None,
     force: Annotated[
-        list[str] | None,
-        typer.Option(help="Rerun this stage even if unchanged (repeatable)."),
+        list[str] | None, typer.Option(help="Rerun this stage even if unchanged (repeatable).")
     ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Time of an automatic run, such as 90s, 10m or 1h (default 15m)."),
-    ] = None,
+    budget: Budget = None,
     engine: Annotated[
-        str | None, typer.Option(help="Where it works: local, torchrun (several GPUs) or ray.")
+        str | None, typer.Option(help="Where to work: local, torchrun (several GPUs) or ray.")
     ] = None,
     quiet: Quiet = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would run and why; write nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the stages from raw events to a released bundle.
 
     Preset auto, the default, looks at the data and the machine, prints its plan, serves a first
-    bundle within a minute and better ones while its budget lasts. Other presets run as written.
-    A stage whose inputs, settings and code are unchanged is skipped; a killed run resumes.
+    bundle within a minute and better ones until its budget (15m) is spent. Other presets run as
+    written. A stage whose inputs, settings and code are unchanged is skipped; a killed run resumes.
 
     [bold]Examples[/]
 
-      recsys run --config shop.toml --budget 10m
+      recsys run shop.toml --budget 10m
 
       recsys run --preset movielens_100k
 
-      recsys run --config shop.toml --set two_tower.embedding_dim=64
+      recsys run shop.toml --set two_tower.embedding_dim=64 --set workspace=runs/wide
 
-      recsys run -c shop.toml --until evaluate
+      recsys run shop.toml --until evaluate
 
-      recsys run -c shop.toml --dry-run
+      recsys run shop.toml --dry-run
     """
+    from pipelines.cli.dry_run import print_plan
     from pipelines.engine.history import recorded
-    from pipelines.presets.resolve import ConfigSources
 
-    if config is None and preset is None:
-        raise ValueError(
-            "name a configuration: --config shop.toml for your own data, or --preset movielens_100k"
-        )
-    sources = ConfigSources(
-        path=config,
-        preset=preset,
-        assignments=assignments or [],
-        values={
-            **({"engine": engine} if engine else {}),
-            **({"auto": {"budget": budget}} if budget else {}),
-        },
-        workspace=workspace,
-    )
+    values = {"engine": engine} if engine else {}
+    given = {**values, "auto": {"budget": budget}} if budget else values
+    sources = config_sources(name, preset, assignments, given)
     stages = (stage or [], until, force or [])
     if dry_run:
-        planned.dry_run(sources, stages, as_json=as_json)
+        print_plan(sources, stages, as_json=as_json)
         return
     if as_json:
         raise ValueError("--json prints the plan of --dry-run; a run has recsys status --json")
@@ -103,23 +91,15 @@ def run(
 
 
 def run_recorded(
-    recording: Recording,
-    sources: ConfigSources,
-    stages: tuple[list[str], str | None, list[str]],
-    *,
-    show_progress: bool,
+    recording: Recording, sources: ConfigSources, stages: StageNames, *, show_progress: bool
 ) -> None:
-    """Run stages and note in the history what was run.
-
-    Args:
-        sources: Of the configuration.
-        stages: Those to run alone, the last one, those to run though nothing changed.
-    """
+    """Run stages and note in the history what was run."""
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets import resolve as presets
     from pipelines.publishing.gate.judged import check_judges
     from pipelines.stages.list import STAGES
+    from pipelines.stages.report import report_path
 
     only, until, force = stages
     begin = time.perf_counter()
@@ -136,25 +116,19 @@ def run_recorded(
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else presets.with_dataset(settings)
-    with tracking.tracked(settings) as recorder:
+    with tracked(settings) as recorder:
         run_them = partial(
             run_stages,
             force=force,
             show_progress=show_progress,
             recorder=recorder,
-            finished=tracking.report_stage,
+            finished=print_stage,
             side_by_side=bool(only),
         )
         if settings.auto.enabled:
             outcomes = run_automatically(sources, settings, chosen, run_them, begin)
         else:
             outcomes = run_them(chosen, settings)
-    note_run(recording, outcomes)
-    report_run(outcomes, settings.workspace, time.perf_counter() - begin)
-
-
-def note_run(recording: Recording, outcomes: Sequence[StageOutcome]) -> None:
-    """Note which stages were run, and that nothing was to do where none was."""
     ran = [outcome.stage for outcome in outcomes if not outcome.skipped]
     recording.details["stages"] = ran
     if ran:
@@ -162,35 +136,206 @@ def note_run(recording: Recording, outcomes: Sequence[StageOutcome]) -> None:
     else:
         recording.outcome = "nothing to do"
         recording.reasons.append("data, settings and code are those of the last run")
+    print_lines(
+        f"{len(ran)} stages run, {len(outcomes) - len(ran)} skipped, "
+        f"{time.perf_counter() - begin:.1f} s; artefacts in {settings.workspace}",
+        note=True,
+    )
+    path = report_path(settings.workspace)
+    if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
+        print_lines(f"report: {path}", note=True)
 
 
-def with_data(config: RunConfig, recording: Recording) -> RunConfig:
-    """Bring in what has arrived, and point the configuration at it."""
+def with_data(config: RunConfig, recording: Recording, until: datetime | None = None) -> RunConfig:
+    """Ingest the partitions that have arrived, and point the configuration at all raw tables."""
     from pipelines.inputs.forgotten import with_forgotten
+    from pipelines.partitions.ingest import ingest as read_partitions
     from pipelines.presets import resolve as presets
 
     config = with_forgotten(config)
-    ingest.bring_in(config, recording)
+    if config.data.partitions is not None:
+        report = read_partitions(config, print_progress, until=format_day(until))
+        print_lines(f"partitions: {report.log_line()}", note=True)
+        print_lines(*(f"- {line}" for line in report.notes()), note=True, style="yellow")
+        note_ingest(recording, report)
     return presets.with_online_events(presets.with_dataset(config))
 
 
-def report_run(outcomes: Sequence[StageOutcome], workspace: Path, seconds: float) -> None:
-    """Print what was run and where its report lies."""
-    from pipelines.stages.report import report_path
+def print_progress(line: str) -> None:
+    """Print a line of progress."""
+    print_lines(line, note=True, style="dim")
 
-    skipped = sum(outcome.skipped for outcome in outcomes)
-    log.print(
-        f"{len(outcomes) - skipped} stages run, {skipped} skipped, {seconds:.1f} s; artefacts in "
-        f"{workspace}",
-        soft_wrap=True,
-    )
-    path = report_path(workspace)
-    if path.exists() and any(outcome.stage == "report" for outcome in outcomes):
-        log.print(f"report: {path}", markup=False, soft_wrap=True)
+
+def update(
+    name: OptionalRun = None,
+    preset: Preset = None,
+    assignments: Assignments = None,
+    counts_only: Annotated[
+        bool, typer.Option("--counts-only", help="Keep trained weights; refresh counts, indexes.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Run every stage, whatever the policy.")
+    ] = False,
+    until: Until = None,
+    quiet: Quiet = False,
+) -> None:
+    """Bring what is served up to date with the events that have arrived since.
+
+    Partitions are ingested first. By the policy of [updates] the served models are continued on
+    new events, judged on users held out of them, and released if the checks pass; or every stage
+    runs. A full run comes by itself when the last one is too old, settings have changed, or the
+    monitor wants one. Nothing new is no error.
+
+    [bold]Examples[/]
+
+      recsys update shop.toml
+
+      recsys update shop.toml --counts-only
+    """
+    from pipelines.engine.history import recorded
+    from pipelines.presets import resolve as presets
+    from pipelines.publishing.gate.judged import check_judges
+
+    sources = config_sources(name, preset, assignments)
+    settings = sources.latest()
+    presets.check_places(settings)
+    check_judges(settings.release.gate, settings.workspace)
+    if counts_only:
+        settings = replace(settings, updates=replace(settings.updates, counts_only=True))
+    command = "update --counts-only" if counts_only else "update"
+    with recorded(settings.workspace, command) as recording:
+        update_recorded(settings, sources, recording, full=full, until=until, quiet=quiet)
+
+
+def update_recorded(
+    settings: RunConfig,
+    sources: ConfigSources,
+    recording: Recording,
+    *,
+    full: bool,
+    until: datetime | None,
+    quiet: bool,
+) -> None:
+    """Ingest, decide, run, and note it in the history."""
+    from pipelines.update.policy import UpdateDecision, decide
+
+    settings = with_data(settings, recording, until)
+    decision = UpdateDecision("full", "--full") if full else decide(settings)
+    recording.reasons.append(f"{decision.kind}: {decision.reason}")
+    recording.details["kind"] = decision.kind
+    print_lines(f"{decision.kind}: {decision.reason}")
+    if decision.kind == "nothing":
+        recording.outcome = "nothing to do"
+        return
+    seconds: dict[str, float] = {}
+    recording.details["stages"] = seconds
+
+    def finished(outcome: StageOutcome) -> None:
+        print_stage(outcome)
+        if not outcome.skipped:
+            seconds[outcome.stage] = round(outcome.seconds, 2)
+
+    outcomes = run_decided(settings, decision, sources, finished, quiet=quiet)
+    if all(outcome.skipped for outcome in outcomes):
+        recording.outcome = "nothing to do"
+    spent = sum(outcome.seconds for outcome in outcomes)
+    print_lines(f"{sum(not one.skipped for one in outcomes)} stages run, {spent:.1f} s")
+
+
+def run_decided(
+    config: RunConfig,
+    decision: UpdateDecision,
+    sources: ConfigSources,
+    finished: Callable[[StageOutcome], None],
+    *,
+    quiet: bool,
+) -> list[StageOutcome]:
+    """Run an increment or every stage; the first full run of preset auto makes its plan."""
+    from pipelines.cli.automatic import run_automatically
+    from pipelines.engine.runner import run_stages
+    from pipelines.presets.resolve import saved_choices
+    from pipelines.stages.list import STAGES
+    from pipelines.update.run import run_update
+
+    begin = time.perf_counter()
+    with tracked(config) as recorder:
+        if decision.base is not None:
+            return run_update(
+                config,
+                decision.base,
+                show_progress=not quiet,
+                recorder=recorder,
+                finished=finished,
+            )
+        run_them = partial(
+            run_stages, show_progress=not quiet, recorder=recorder, finished=finished
+        )
+        if config.auto.enabled and saved_choices(config.workspace) is None:
+            return run_automatically(sources, config, STAGES, run_them, begin)
+        return run_them(STAGES, config)
+
+
+def ingest(
+    name: OptionalRun = None,
+    preset: Preset = None,
+    assignments: Assignments = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Take this partition's changed columns (repeatable)."),
+    ] = None,
+    until: Until = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read the partitions (days or hours) that are new, late or corrected, each once.
+
+    They are checked and kept as clean Parquet in <workspace>/partitions, with the rows that cannot
+    be used next to them. A partition that cannot be used is set aside with its reason and read
+    again when its files change. A changed schema exits with 2.
+
+    [bold]Example[/] recsys ingest shop.toml
+    """
+    from pipelines.engine.history import recorded
+    from pipelines.partitions.ingest import ingest as read_partitions
+
+    config = run_config(name, preset, assignments)
+    with recorded(config.workspace, "ingest") as recording:
+        report = read_partitions(
+            config, print_progress, dry=dry_run, accepted=accept or [], until=format_day(until)
+        )
+        if not report.changed and not report.set_aside:
+            recording.outcome = "nothing to do"
+        note_ingest(recording, report)
+        if as_json:
+            print_json(asdict(report))
+        else:
+            print_lines(report.log_line(), *(f"- {line}" for line in report.notes()))
+        if report.schema_changes:
+            raise ValueError(
+                "columns changed in "
+                + "; ".join(f"{key}: {why}" for key, why in report.schema_changes.items())
+                + ". The earlier partitions still count; correct the files, or map the columns "
+                "([data] columns), or take it as it is: recsys ingest --accept KEY"
+            )
+
+
+def note_ingest(recording: Recording, report: IngestReport) -> None:
+    """Note in the history what has arrived, and what is unusual."""
+    recording.reasons += report.notes()
+    recording.details["partitions"] = {
+        name: value for name, value in asdict(report).items() if value
+    }
+
+
+def format_day(day: datetime | None) -> str | None:
+    """Format a day as the key of its partition."""
+    return None if day is None else f"{day:%Y-%m-%d}"
 
 
 def stages(
-    markdown: Annotated[bool, typer.Option("--markdown", help="As the README's table.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the contributors' table.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """List the stages in the order they run.
@@ -199,45 +344,26 @@ def stages(
     """
     from pipelines.stages.list import STAGES
 
+    rows = [
+        (one.name, one.description, ", ".join(one.reads) or "raw files", one.writes)
+        for one in STAGES
+    ]
     if as_json:
-        typer.echo(json.dumps([{"name": one.name, "reads": one.reads} for one in STAGES]))
+        print_json([{"name": one.name, "reads": one.reads} for one in STAGES])
     elif markdown:
-        typer.echo(stage_markdown(STAGES))
+        print_lines("| stage | what | reads | writes |", "| --- | --- | --- | --- |")
+        for name, *others in rows:
+            link = f"[`{name}`](pipelines/stages/{name}.py)"
+            print_lines(f"| {' | '.join([link, *others])} |")
     else:
-        out.print(stage_table(STAGES))
+        print_table(("stage", "what", "reads", "writes"), rows, fixed=("stage",))
 
 
-def stage_cells(one: Stage) -> tuple[str, str, str, str]:
-    """Return the cells of a stage's row in either table."""
-    return one.name, one.description, ", ".join(one.reads) or "raw files", one.writes
-
-
-def stage_markdown(all_stages: list[Stage]) -> str:
-    """Lay the stages out as a Markdown table, each linked to its file."""
-    lines = ["| stage | what | reads | writes |", "| --- | --- | --- | --- |"]
-    for one in all_stages:
-        name, *others = stage_cells(one)
-        lines.append(" | ".join([f"| [`{name}`](pipelines/stages/{name}.py)", *others]) + " |")
-    return "\n".join(lines)
-
-
-def stage_table(all_stages: list[Stage]) -> Table:
-    """Lay the stages out as a table: name, what it does, what it reads and writes."""
-    columns = (Column("stage", no_wrap=True), "what", "reads", "writes")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
-    for one in all_stages:
-        table.add_row(*stage_cells(one))
-    return table
-
-
-def demo(
-    workspace: WorkspacePath = None,
-    quiet: Quiet = False,
-) -> None:
+def demo(workspace: OptionalRun = None, quiet: Quiet = False) -> None:
     """Turn MovieLens-100K from raw files into metrics, recommendations and a bundle to serve.
 
     [bold]Example[/] recsys demo
     """
     from pipelines.cli.demo import run_demo
 
-    run_demo(workspace, show_progress=not quiet, finished=tracking.report_stage)
+    run_demo(workspace, show_progress=not quiet)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -11,94 +10,79 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pipelines.cli.bundles import DEMO_BUNDLE, BundlePath, Profile, check_bundle
-from pipelines.cli.options import AsJson, Quiet
-from pipelines.engine.console import log, out
+from pipelines.cli.options import (
+    AsJson,
+    BundleRun,
+    Category,
+    ListLength,
+    Out,
+    Profile,
+    Quiet,
+    ServingConfig,
+    Where,
+    Workers,
+)
+from pipelines.cli.output import print_json, print_lines
+from pipelines.cli.runs import find_bundle
+from pipelines.engine.console import log
 
 FILES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".gz")
 
 
-OutFolder = Annotated[
-    Path | None,
-    typer.Option("--out", help="Folder of the lists; lists/<bundle>-<surface> beside the bundles."),
-]
-Surface = Annotated[
-    str, typer.Option(help="home, or another for users; related (similar) for items.")
-]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", help="File of surfaces, rules and experiments, as of recsys serve."),
-]
-Users = Annotated[
-    str | None,
-    typer.Option(help="A file with a column user_id, or ids: 1,2,3; by default all users."),
-]
-Items = Annotated[
-    str | None, typer.Option(help="The same of items (item_id), for --surface related.")
-]
-ActiveSince = Annotated[
-    str | None, typer.Option(help="Only users with an event since 2026-01-31, or a unix second.")
-]
-UnixTime = Annotated[
-    int | None, typer.Option(help="Time of all requests; just after the newest event, or now.")
-]
-Categories = Annotated[
-    list[str] | None,
-    typer.Option("--category", help="Only items in this category (repeatable)."),
-]
-Where = Annotated[
-    str | None, typer.Option(help="Only items with \"price < 50 and category in ['a', 'b']\".")
-]
-Engine = Annotated[
-    Literal["local", "ray"], typer.Option(help="ray makes the parts on a Ray cluster.")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(help="host:port of the Ray cluster; RAY_ADDRESS, or one started here."),
-]
-MaxFailedShare = Annotated[
-    float, typer.Option(help="Share of lists that may fail; the others are kept.")
-]
-
-
 def score(
-    bundle: BundlePath = DEMO_BUNDLE,
-    to: OutFolder = None,
-    k: Annotated[int, typer.Option(help="Length of each list.")] = 20,
-    surface: Surface = "home",
-    config: Config = None,
-    users: Users = None,
-    items: Items = None,
-    active_since: ActiveSince = None,
-    unix_time: UnixTime = None,
-    categories: Categories = None,
+    run: BundleRun,
+    out: Out = None,
+    k: ListLength = 20,
+    surface: Annotated[
+        str, typer.Option(help="home, or another for users; related (similar) for items.")
+    ] = "home",
+    serving_config: ServingConfig = None,
+    users: Annotated[
+        str | None,
+        typer.Option(help="User ids (1,2,3) or a file with a column user_id; by default all."),
+    ] = None,
+    items: Annotated[
+        str | None, typer.Option(help="Item ids or a file with a column item_id.")
+    ] = None,
+    active_since: Annotated[
+        str | None, typer.Option(help="Only users with an event since a day or a unix second.")
+    ] = None,
+    unix_time: Annotated[
+        int | None, typer.Option(help="Time of all requests; by default after the newest event.")
+    ] = None,
+    categories: Category = None,
     where: Where = None,
     profile: Annotated[
         Profile, typer.Option(help="full also queries the generative model.")
     ] = "fast",
-    workers: Annotated[int | None, typer.Option(help="Processes; one for each CPU.")] = None,
-    engine: Engine = "local",
-    address: Address = None,
-    max_failed_share: MaxFailedShare = 0.01,
+    workers: Workers = None,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where to work: here, or on a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="host:port of the Ray cluster; RAY_ADDRESS by default.")
+    ] = None,
+    max_failed_share: Annotated[
+        float, typer.Option(help="Share of lists that may fail; the others are kept.")
+    ] = 0.01,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a list for every user, as the API would, into Parquet files.
 
-    The files lie in OUT/lists, one for each part of the users; pl.read_parquet("OUT/lists") reads
-    them all. A run that was killed goes on where it was: the same command makes what is missing.
+    The files are in OUT/lists, one for each part of the users; pl.read_parquet("OUT/lists") reads
+    them all. OUT is lists/<bundle>-<surface> next to the bundles by default. A command that was
+    killed is resumed by the same command.
 
     [bold]Examples[/]
 
-      recsys score
+      recsys score runs/shop --k 10 --active-since 2026-10-01
 
-      recsys score --bundle runs/shop/bundles/current --k 10 --active-since 2026-10-01
+      recsys score runs/shop --users newsletter.csv --category Comedy --out newsletter
 
-      recsys score --users newsletter.csv --category Comedy --out newsletter
+      recsys score runs/shop --surface related --k 10
 
-      recsys score --surface related --k 10
-
-      recsys score --engine ray --address 10.0.0.1:6379
+      recsys score runs/shop --engine ray --address 10.0.0.1:6379
     """
     from pipelines.scoring.request import ScoreRequest
     from pipelines.scoring.run import score as make_lists
@@ -106,24 +90,23 @@ def score(
 
     if sum(one is not None for one in (users, items, active_since)) > 1:
         raise ValueError(
-            "--users, --items and --active-since each say whom lists are for; keep one of them"
+            "--users, --items and --active-since each name what lists are for; keep one of them"
         )
-    path = check_bundle(bundle).resolve()
+    path = find_bundle(run).resolve()
     keys, name = None, "all" if active_since is None else f"active since {active_since}"
     if named := users or items:
-        keys, name = ids_of(named, "item_id" if items else "user_id")
+        keys, name = read_ids(named, "item_id" if items else "user_id")
     wanted: dict[str, object] = {"categories": categories, "where": where}
-    chosen = {name: value for name, value in wanted.items() if value}
     request = ScoreRequest(
         engine=engine,
         address=address,
         bundle=str(path),
-        out=str(to or path.parent.parent / "lists" / f"{path.name}-{surface}"),
+        out=str(out or path.parent.parent / "lists" / f"{path.name}-{surface}"),
         surface=surface,
-        config=None if config is None else str(config.absolute()),
+        config=None if serving_config is None else str(serving_config.absolute()),
         k=k,
         profile=profile,
-        filter=chosen,
+        filter={name: value for name, value in wanted.items() if value},
         unix_time=unix_time,
         active_since=None if active_since is None else unix_seconds(active_since),
         keys_are="item_id" if items else "user_id" if users or active_since else None,
@@ -134,17 +117,13 @@ def score(
     with progress(show=not quiet) as report:
         found = make_lists(request, report, keys=keys)
     if as_json:
-        out.print_json(json.dumps({"out": request.out, **found}))
-        return
-    log.print(log_line(request.out, found), markup=False, soft_wrap=True)
+        print_json({"out": request.out, **found})
+    else:
+        print_lines(describe_lists(request.out, found), note=True)
 
 
 def unix_seconds(text: str) -> int:
-    """Read a date, a time with date (UTC without a zone) or unix seconds.
-
-    Raises:
-        ValueError: It is none of them.
-    """
+    """Read a date, a time with date (UTC without a zone) or unix seconds."""
     if text.isdecimal():
         return int(text)
     try:
@@ -156,12 +135,8 @@ def unix_seconds(text: str) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 
-def ids_of(named: str, column: str) -> tuple[list[str], str]:
-    """Read the ids of a file, or those on the command line, and how they are called.
-
-    Raises:
-        ValueError: There is no such file, or it has no such column.
-    """
+def read_ids(named: str, column: str) -> tuple[list[str], str]:
+    """Read the ids of a file, or those on the command line, and how they are called."""
     if not named.endswith(FILES):
         return named.split(","), "named"
     from features.events import as_text
@@ -176,42 +151,30 @@ def ids_of(named: str, column: str) -> tuple[list[str], str]:
 
 @contextmanager
 def progress(*, show: bool) -> Iterator[Any]:
-    """Show lists made of all, and what is left; say which worker was replaced."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    """Show how many lists are made; print which worker was replaced."""
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=log, disable=not show, transient=True) as bar:
+    with Progress(console=log, disable=not show, transient=True) as bar:
         task = bar.add_task("load", total=None)
 
         def report(message: Mapping[str, Any]) -> None:
             if "lists_in_all" in message:
-                total = message["lists_in_all"]
-                bar.update(task, description="lists", total=total)
+                bar.update(task, description="lists", total=message["lists_in_all"])
             elif "lists" in message:
                 bar.advance(task, message["lists"])
             elif "lost" in message:
-                log.print(
+                print_lines(
                     f"a worker ended by {message['how']} in part {message['lost']}; another makes "
                     "that part again",
+                    note=True,
                     style="yellow",
                 )
 
         yield report
 
 
-def log_line(folder: str, found: Mapping[str, Any]) -> str:
-    """One line: lists, rows, failures, what was degraded, rate and where they lie."""
+def describe_lists(folder: str, found: Mapping[str, Any]) -> str:
+    """Describe in one line: lists, rows, failures, what was degraded, rate, folder."""
     made, seconds = found["lists_made"], found["seconds"]
     rate = f", {made / seconds:,.0f}/s" if made and seconds else ""
     kept = found["parts"] - found["parts_made"]

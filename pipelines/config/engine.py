@@ -1,11 +1,11 @@
-"""Where a run works: in this process, on several ranks, or on a Ray cluster.
+"""The engine of a run: this process, several ranks, or a Ray cluster.
 
     engine = "torchrun"
 
     [torchrun]
     processes = 4
 
-Nothing here shapes an artefact: a workspace that four GPUs trained goes on on a laptop.
+Nothing here shapes an artefact: a laptop continues a workspace that four GPUs trained.
 """
 
 from __future__ import annotations
@@ -22,18 +22,14 @@ MAX_PORT = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunConfig(ShardingConfig):
-    """How the training stages run on several processes (ranks), one a GPU.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
+    """How the training stages run on several processes (ranks), one a GPU."""
 
     processes: int = 0
     """Ranks on this machine; 0 takes one a GPU, or two on a CPU."""
     machines: int = 1
     """Machines with that number of ranks each; on all but the one of the command torchrun runs."""
     address: str | None = None
-    """Where the other machines reach this one, such as ``10.0.0.1:29500``; for several alone."""
+    """Address of this machine for the others, such as ``10.0.0.1:29500``; for several machines."""
     wait_seconds: float = 600.0
     """How long a rank waits for the others in a step, and this machine for the others to join,
     before the training ends with an error."""
@@ -59,14 +55,10 @@ class TorchrunConfig(ShardingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """Which Ray cluster works, and how many tasks at a time.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
+    """Which Ray cluster works, and how many tasks at a time."""
 
     address: str | None = None
-    """Of a cluster that runs (``host:6379``); None takes RAY_ADDRESS, else starts one here."""
+    """Running cluster (``host:6379``); None takes RAY_ADDRESS, else starts one here."""
     tasks_at_once: int = 0
     """Tasks that run at a time; 0 takes one a processor of the cluster."""
     retries: int = 3
@@ -74,14 +66,10 @@ class RayConfig:
     ranks: int = 1
     """Ranks of a training that the cluster places, one a GPU where it has any; 1 trains where the
     command runs. Their other settings are those of ``torchrun``."""
-    cpus_per_rank: int = 1
-    """Processors that a rank takes, and its threads."""
 
     def __post_init__(self) -> None:
-        if self.ranks < 1 or self.cpus_per_rank < 1:
-            raise ValueError(
-                f"ranks and cpus_per_rank must be >= 1, got {self.ranks} and {self.cpus_per_rank}"
-            )
+        if self.ranks < 1:
+            raise ValueError(f"ranks must be >= 1, got {self.ranks}")
         if self.tasks_at_once < 0 or self.retries < 0:
             raise ValueError(
                 f"tasks_at_once and retries must be >= 0, got {self.tasks_at_once} and "

@@ -1,4 +1,4 @@
-"""Where bundles go, and what a challenger must pass before it is published."""
+"""The section ``[release]``: bounds of the checks on a bundle, and how it is compared."""
 
 from __future__ import annotations
 
@@ -6,14 +6,85 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipelines.config.gate import GateConfig
+from recsys.evaluation.judges import RUBRICS
 from recsys.evaluation.paired import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateConfig:
+    """Section ``[release.gate]``; the defaults are generous: what they refuse is broken."""
+
+    enabled: bool = True
+    """Check the written bundle; its metrics are always checked."""
+    num_queries: int = 200
+    """Users for whom champion and challenger make a list."""
+    list_length: int = 20
+    """Length of those lists."""
+    min_kept_items: float = 0.9
+    """Share of the champion's items that the challenger still has."""
+    min_kept_users: float = 0.5
+    """The same of users."""
+    max_changed_texts: float = 0.5
+    """Share of the kept items whose text or categories may differ from the champion's."""
+    min_coverage: float = 0.5
+    """Different items in the sampled lists, as a share of the champion's."""
+    min_novelty: float = 0.7
+    """Mean novelty of the listed items (bits), as a share of the champion's."""
+    min_category_spread: float = 0.5
+    """Categories a list spans, effectively, as a share of the champion's."""
+    max_calibration_error: float = 0.05
+    """Absolute error of the ranker's probabilities on validation, up to the share of positives."""
+    max_calibration_ratio: float = 2.0
+    """Ratio of predicted to observed positives, either way."""
+    max_latency_ms: float = 500.0
+    """Median of one list in this process."""
+    max_latency_ratio: float = 3.0
+    """The same against the champion's, measured in turns; below 20 ms nothing is refused."""
+    max_size_ratio: float = 3.0
+    """Bytes against the champion's, above 512 MB; 0 switches the check off."""
+    min_code_use: float = 0.1
+    """Perplexity of the first codes, from 0 (one code for all) to 1 (all codes equally often)."""
+    min_code_use_of_champion: float = 0.5
+    """Perplexity of each level's codes, as a share of the champion's."""
+    min_expert_load: float = 0.05
+    """Share of candidates that each expert of the ranker gets, 1 is an even share."""
+    max_norm_ratio: float = 50.0
+    """Longest vector of a table against the median."""
+    min_index_agreement: float = 0.95
+    """Share of nearest items by the bundle's own vectors that its index finds."""
+    max_gain: float = 1.0
+    """Relative gain over a champion of the same models, or of the ranker over the list it reorders,
+    beyond which a person has to look; 1 is twice as good, 0 switches the check off."""
+    max_duplicates: float = 0.3
+    """Share of the rows read that repeat another row."""
+    max_copied_events: float = 0.05
+    """Share of events that stand on another day too: same user, item and time of day."""
+    max_moved_times: float = 0.1
+    """Share of the events that the champion knows too whose times changed."""
+    judges: tuple[str, ...] = ()
+    """Rubrics of ``recsys judge`` that hold the challenger's lists against the champion's, such as
+    ["relevance"]; only those whose agreement with held-out events that command has shown."""
+    min_judged: float = 0.9
+    """Mean score of the lists by each of them, as a share of the champion's."""
+    max_parity_differences: float = 0.01
+    """Share of logged requests whose recomputed list differs from the served one."""
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.judges if name not in RUBRICS]:
+            raise ValueError(f"gate.judges names {unknown[0]!r}; it may name {', '.join(RUBRICS)}")
+        for name, value in vars(self).items():
+            unbounded = name.endswith(("_ms", "_ratio", "_gain"))
+            if name.startswith(("min_", "max_")) and not 0 <= value <= (1e9 if unbounded else 1):
+                allowed = ">= 0" if unbounded else "in [0, 1]"
+                raise ValueError(f"gate.{name} must be {allowed}, got {value}")
+            if name in ("num_queries", "list_length") and value < 1:
+                raise ValueError(f"gate.{name} must be >= 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReleaseConfig:
-    """Where bundles go and what one must pass before it is published."""
+    """Folder of the bundles, and the checks before one is published."""
 
     bundles: Path | None = None
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
@@ -27,10 +98,10 @@ class ReleaseConfig:
     """Relative to what the published bundle had on its own data, a safety net where too few queries
     are answered by both; 1 switches it off."""
     compared_by: str = "ndcg@50"
-    """What champion and challenger are compared by on the same queries; at 50 a difference shows
+    """Metric that compares champion and challenger on the same queries; at 50 a difference shows
     with half as many users as at 10 (docs/decisions/release-gate.md)."""
     confidence: float = 0.96
-    """Of the intervals of that difference; where there are times, both of them must hold, and 2.7%
+    """Confidence of the intervals of that difference; if there are times, both must hold, and 2.7%
     of equal challengers are called better or worse."""
     max_loss: float = 0.02
     """Relative loss that is tolerated: a challenger that is shown to be worse is published all the
@@ -43,16 +114,16 @@ class ReleaseConfig:
     max_compared: int = 20_000
     """Queries that both answer at most, drawn by the seed; they find a difference of 3%."""
     max_queried: int = 10_000
-    """Of these, queries that the champion's bundle answers now, some milliseconds each; the others
+    """Queries that the champion's bundle answers now, some milliseconds each; the others
     are read from its evaluation."""
     when_undecided: Literal["release", "keep"] = "release"
-    """What happens to a challenger that is shown to be neither better nor worse: newer data serve,
+    """Decision on a challenger that is shown to be neither better nor worse: newer data serve,
     or the champion stays."""
     min_index_recall: float = 0.99
     """Least recall of the index against exact search."""
     promote: bool = True
-    """Whether a bundle that passed is served at once, as champion; else it stays challenger until
-    ``recsys promote``. The first bundle is always champion."""
+    """Serve a bundle that passed at once, as champion; else it stays challenger until
+    ``recsys release promote``. The first bundle is always champion."""
     gate: GateConfig = field(default_factory=GateConfig)
     """Bounds of the checks on the written bundle."""
 

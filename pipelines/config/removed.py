@@ -80,7 +80,7 @@ REMOVED_KEYS: Mapping[str, str] = {
     "sequence.member_blocks = gated_delta": "use attention, hstu or sparse",
     "generative_training.alignment": "leave it out: the blend gained nothing by rewards",
     "generative_training.value_column": "leave it out; rules of a surface raise items of a value",
-    "generative.first_code_limit": "set diversity of a surface, which spreads what is shown",
+    "generative.first_code_limit": "set diversity of a surface, which spreads the lists",
     "generative.memory_orders": "leave it out: the memory of n-grams lost to no memory",
     "tracking.upload_bundles": "set tracking.bundles to the folder or URL that bundles go to",
     "tracking.keep_bundles": "remove old bundles from the folder tracking.bundles",
@@ -98,7 +98,7 @@ REMOVED_KEYS: Mapping[str, str] = {
         "leave it out: its default holds for every run",
     ),
 }
-"""What to do instead, by key; a single value that was removed is listed as ``key = value``."""
+"""Advice by key; a single value that was removed is listed as ``key = value``."""
 
 
 def removal(key: str, value: object = None) -> str | None:

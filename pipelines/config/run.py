@@ -6,8 +6,7 @@
     [data]
     events = "events.csv"
 
-Every key has its default where its dataclass stands; a preset is a function that returns a whole
-RunConfig, and a TOML file overrides a preset.
+Every key has its default in its dataclass; a preset is a TOML file, which other files override.
 """
 
 from __future__ import annotations
@@ -19,15 +18,13 @@ from typing import Any
 
 from features.scan import JSON_LINES, SEPARATED
 from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
-from pipelines.config.adapter import AdapterConfig
 from pipelines.config.auto import AutoConfig
 from pipelines.config.content import BEHAVIOUR, ContentConfig, EnrichItemsConfig, SemanticIdsConfig
+from pipelines.config.daily import MonitoringConfig, UpdatesConfig
 from pipelines.config.engine import Engine, RayConfig, TorchrunConfig
-from pipelines.config.monitoring import MonitoringConfig
-from pipelines.config.ranker import RankerTrainingConfig
 from pipelines.config.release import ReleaseConfig as ReleaseConfig
 from pipelines.config.tracking import TrackingConfig
-from pipelines.config.updates import UpdatesConfig
+from pipelines.config.trainings import AdapterConfig, RankerTrainingConfig
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.configs import (
     ContentSimilarityConfig,
@@ -53,21 +50,21 @@ from recsys.training.passes import TrainingConfig as TrainingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTowerTrainingConfig(TrainingConfig):
-    """Whether and how the two-tower is trained; its examples are single labels."""
+    """Training of the two-tower; its examples are single labels."""
 
     enabled: bool = True
-    """Whether it is trained, measured beside the others, indexed and served."""
+    """Train, measure, index and serve it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceTrainingConfig(TrainingConfig):
-    """Whether and how the sequence model is trained; its examples are windows of a user's events.
+    """Training of the sequence model; its examples are windows of a user's events.
 
     The defaults were chosen on validation of Amazon Beauty.
     """
 
     enabled: bool = False
-    """Whether it is trained, measured beside the others and served."""
+    """Train, measure and serve it."""
     batch_size: int = 256
     """Windows of a step; every event of a window but its first is a label."""
     max_epochs: float = 14.0
@@ -81,17 +78,17 @@ class SequenceTrainingConfig(TrainingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerativeTrainingConfig(TrainingConfig):
-    """Whether and how the generative model is trained; its examples are windows as well."""
+    """Training of the generative model; its examples are windows as well."""
 
     enabled: bool = False
-    """Whether it is trained, measured beside the others and served in profile ``full``."""
+    """Train, measure and serve it in profile ``full``."""
     batch_size: int = 256
     max_epochs: float = 14.0
     validation_users: int = 1_000
     """Users that a beam search is made for at each validation."""
     schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
     teaching: TeachingConfig = field(default_factory=TeachingConfig)
-    """What it learns from the sequence model besides the labels."""
+    """Teaching by the sequence model, in addition to the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,43 +98,37 @@ class OutsideModelConfig:
     spec: str
     """Address of its row of the catalogue, ``my_package.module:SPEC``."""
     enabled: bool = True
-    """Whether it is fitted."""
+    """Fit it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of its own class of them; others have their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(TextTowerConfig):
-    """Whether bundles find items by all their words and by spelling, and the text tower."""
+    """Search of items by all their words and by spelling, and the text tower."""
 
     enabled: bool = False
-    """Whether ``fit_blend`` fits a search; without it titles alone are searched."""
+    """Fit a search in ``fit_blend``; without it only titles are searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(RankingConfig):
-    """What is measured on the held-out events, over the full catalogue."""
+    """Metrics on the held-out events, over the full catalogue."""
 
     exclude_history: bool = True
-    """Whether a user's history is left out of the lists. A bundle is served as it was evaluated,
+    """Leave a user's history out of the lists. A bundle is served as it was evaluated,
     unless the deployment says otherwise."""
     max_users: int | None = None
-    """Measure on at most so many users, drawn once by the seed; None takes all."""
-    max_scores: int = 1 << 24
-    """Scores that are in memory at a time: queries of a batch times items."""
+    """Most users that are measured, drawn once by the seed; None takes all."""
     scored_up_to: int = 200_000
     """Item rows up to which every model scores the whole catalogue. Larger catalogues are ranked by
-    lists, through approximate indexes as in serving; a target behind a model's list has no rank."""
-    listed: int = 20
-    """Items of each list that are kept per user."""
+    lists, through approximate indexes as in serving; targets outside a list have no rank."""
     primary_metric: str = "ndcg@10"
-    """What models are chosen and slices are measured by."""
+    """Metric that chooses models and measures slices."""
     metrics: tuple[str, ...] = ("recall@10", "recall@50", "mrr@10", "map@10", "precision@10")
     """Which others get an interval; recall, ndcg, hit_rate, mrr, map, precision at any length."""
     num_resamples: int = 1000
-    """Resamples of users behind each interval; 0 leaves out the whole analysis."""
-    category_slices: int = 20
-    """How many categories are slices, those with the most held-out events."""
+    """Resamples of users for each interval; 0 leaves out the whole analysis."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,15 +139,13 @@ class EvaluationConfig(RankingConfig):
                 f"num_resamples must be 0 or at least 100, got {self.num_resamples}: the ends of "
                 "an interval are read from the outermost resamples"
             )
-        if self.category_slices < 0:
-            raise ValueError(f"category_slices must be >= 0, got {self.category_slices}")
 
     def interval_metrics(self) -> list[str]:
-        """Name each metric that gets an interval once, the primary one first."""
+        """List the metrics that get an interval, the primary one first."""
         return list(dict.fromkeys((self.primary_metric, *self.metrics)))
 
     def slice_metrics(self) -> list[str]:
-        """Name the metrics of slices and paired tests."""
+        """List the metrics of slices and paired tests."""
         return list(dict.fromkeys((self.primary_metric, "recall@10")))
 
 
@@ -169,11 +158,7 @@ class ReportConfig:
 
 
 def files_under(path: Path) -> tuple[Path, ...]:
-    """List the files of a table: the path itself, or those below a folder, by name.
-
-    Raises:
-        ValueError: The folder has no file of a known ending.
-    """
+    """List the files of a table: the path itself, or those below a folder, by name."""
     if not path.is_dir():
         return (path,)
     endings = (".parquet", *SEPARATED, *JSON_LINES)
@@ -189,7 +174,7 @@ def files_under(path: Path) -> tuple[Path, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(FileFormat):
-    """Where the raw tables lie and how their columns are named; ``[data]`` of a TOML file."""
+    """Places of the raw tables and names of their columns; ``[data]`` of a TOML file."""
 
     dataset: str | None = None
     """A data set known by name (recsys data list), instead of files."""
@@ -198,20 +183,20 @@ class DataConfig(FileFormat):
     file."""
     partitions: str | None = None
     """Events that arrive by day or hour: a folder, a glob or an address such as s3://shop/events;
-    read by recsys ingest, which every run and update begins with. They come behind ``events``."""
+    read by recsys ingest, which every run and update begins with. They follow ``events``."""
     watermark_days: int = 3
-    """How long a partition is waited for behind the newest one; later it is missing."""
+    """Days after the newest partition until an earlier one counts as missing."""
     online_events: str | None = None
-    """What a server collected: a folder of recsys events export, or its store, which is then
-    exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They come
-    behind the events and have none of the columns and formats below."""
+    """Events that a server collected: a folder of recsys data export, or its store, which is then
+    exported at the start of the run (sqlite:runs/shop/online, redis://host:6379/0). They
+    follow the events and have none of the columns and formats below."""
     items: Path | None = None
     """The catalogue, a file or a folder: item_id, title, categories and what else is known. May be
     left out."""
     users: Path | None = None
-    """What is known of users: user_id and any columns. May be left out."""
+    """The users: user_id and any columns. May be left out."""
     forgotten: Path | None = None
-    """The list of users whose rows are left out, which recsys users forget keeps;
+    """The list of users whose rows are left out, which recsys data forget keeps;
     <workspace>/forgotten.json without. Beside raw files that several runs read, it serves all."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our column of the events -> the file's, for example user_id = "customer"; "" leaves out a
@@ -231,7 +216,7 @@ class DataConfig(FileFormat):
         return () if self.items is None else files_under(self.items)
 
     def files(self) -> dict[str, Path]:
-        """Name every raw file."""
+        """Return every raw file by name."""
         events = {f"events[{place}]": path for place, path in enumerate(self.event_paths())}
         items = {
             "items" if path == self.items else f"items[{place}]": path
@@ -248,12 +233,12 @@ class RunConfig:
     workspace: Path
     """Folder of the run's artefacts, relative to the working directory."""
     seed: int = 0
-    """Of all that is drawn at random."""
+    """Random seed."""
     device: str = "auto"
     """Device of trainings and local models: ``auto`` takes a GPU if there is one; or ``cpu``,
     ``cuda``, ``cuda:1``."""
     engine: Engine = "local"
-    """Where work is done: in this process; training stages on several (``torchrun``); preparation
+    """Place of the work: this process; training stages on several (``torchrun``); preparation
     and batch scoring as tasks on a cluster (``ray``). No artefact depends on it."""
     torchrun: TorchrunConfig = field(default_factory=TorchrunConfig)
     ray: RayConfig = field(default_factory=RayConfig)
@@ -318,24 +303,24 @@ class RunConfig:
         return {name: one.spec for name, one in self.models.items() if one.enabled}
 
     def makes_ids_of_behaviour(self) -> bool:
-        """Say whether semantic IDs are made from the sequence model's item vectors."""
+        """Return True if semantic IDs are made from the sequence model's item vectors."""
         return self.semantic_ids.method != "none" and self.semantic_ids.source == BEHAVIOUR
 
     def generation_is_taught(self) -> bool:
-        """Say whether the generative model learns from the sequence model or reads its vectors."""
+        """Return True if the generative model needs the sequence model."""
         taught = self.generative_training.teaching.share > 0
         reads = self.generative.items == "codes_vectors"
         return self.generative_training.enabled and (taught or reads)
 
     def raw_file_keys(self) -> list[str]:
-        """Name the keys of raw files' places, which shape no artefact."""
+        """List the keys of raw files' places, which shape no artefact."""
         places = ("dataset", "events", "partitions", "online_events", "items", "users", "forgotten")
         return [*(f"data.{name}" for name in places), "data.watermark_days", "release.bundles"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTraining:
-    """What a file says of all trainings at once."""
+    """Keys that a file sets for all trainings at once."""
 
     shared_training: TrainingConfig = field(default_factory=TrainingConfig)
     """Keys of every training whose own section does not set them."""

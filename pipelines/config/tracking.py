@@ -1,4 +1,4 @@
-"""Where runs are tracked, and how long they wait for it."""
+"""The section ``[tracking]``: the server that records runs, and how long a command waits for it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Where runs are recorded; ``[tracking]``."""
+    """Recording of runs in MLflow."""
 
     enabled: bool = True
-    """Whether runs are recorded at all."""
+    """Record runs."""
     uri: str | None = None
     """An MLflow server (http://host:5000) or database (sqlite:////path/mlflow.db); None is the one
     of MLFLOW_TRACKING_URI, else SQLite in the workspace. User and password come from
     MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
     experiment: str = "recsys"
-    """Name under which MLflow lists the runs."""
+    """Experiment under which MLflow lists the runs."""
     model: str = "recsys"
-    """Name of the bundles in the model registry."""
+    """Model under which the registry lists the bundles."""
     bundles: str | None = None
     """Folder or URL (s3://shop/bundles) that released bundles are copied to, so that other machines
     can fetch them; None points at where they were made."""
     sync_seconds: float = 60.0
-    """How long a command may wait at its end for the store; what is not sent is sent later."""
+    """How long a command may wait at its end for the store; the rest is sent later."""
     request_seconds: int = 5
     """How long one request to the server may take."""
     max_retries: int = 1

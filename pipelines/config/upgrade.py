@@ -22,7 +22,7 @@ class Upgraded(NamedTuple):
 
     table: Table
     changes: list[str]
-    """What was renamed or left out, a line each."""
+    """Renamed and removed keys, a line each."""
 
 
 def upgraded(table: Mapping[str, Any]) -> Upgraded:
@@ -48,11 +48,7 @@ def upgraded(table: Mapping[str, Any]) -> Upgraded:
 
 
 def refuse_old_keys(table: Mapping[str, Any], source: str) -> None:
-    """Refuse settings under a name that was renamed or removed.
-
-    Raises:
-        ValueError: Names each such key and what to write instead.
-    """
+    """Refuse settings under a name that was renamed or removed."""
     old = (key for key in (*RENAMED_KEYS, *REMOVED_KEYS) if set_value(table, key) is not None)
     if complaints := [f"{source}: {removal(key)}" for key in old]:
         raise ValueError("\n".join(complaints))
@@ -62,10 +58,7 @@ def upgrade_text(text: str, source: str) -> tuple[str, list[str]]:
     """Upgrade the text of a TOML file.
 
     Returns:
-        The new text, and what was renamed or left out, a line each.
-
-    Raises:
-        ValueError: The text is no TOML, or is written in a form that cannot be edited by lines.
+        The new text, and the renamed and removed keys, a line each.
     """
     try:
         wanted, changes = upgraded(tomllib.loads(text))
@@ -96,7 +89,7 @@ class _Statement(NamedTuple):
     end: int
     path: Path
     table: Path
-    """Of the header above; its own for a header."""
+    """Table of the header above; its own for a header."""
 
     @property
     def is_header(self) -> bool:

@@ -1,4 +1,4 @@
-"""What strangers call our columns, most telling name first."""
+"""Names of our columns in other people's files, most telling name first."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FILE_WORDS = {
 
 
 def plain_name(name: str) -> str:
-    """Write a column name as lower_snake_case, without a ``:type`` behind it."""
+    """Write a column name as lower_snake_case, without a trailing ``:type``."""
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.split(":")[0].strip())
     return re.sub(r"[^0-9a-z]+", "_", name.lower()).strip("_")
 

@@ -9,13 +9,13 @@ import polars as pl
 
 from features.events import typed_columns
 from features.ingest import EventFile
-from features.scan import naming
-from features.schema import FilterConfig, SourceConfig
+from features.scan import naming, read_whole
+from features.schema import EARLIEST_YEAR, SourceConfig
+from pipelines.engine.memory import free_memory
 
 SUSPICIOUS_SHARE = 0.05
 MANY_USERS_SHARE = 0.3
 DOMINANT_SHARE = 0.2
-EARLIEST_YEAR = FilterConfig().earliest_year
 MIN_EVENTS_FOR_SHARES = 10
 """Shares of fewer events mean nothing."""
 
@@ -29,7 +29,7 @@ class Description:
 
 
 MEMORY_PER_BYTE = {".parquet": 30}
-"""To describe events takes so much memory for each byte of a file; of text files less."""
+"""Bytes of memory that a byte of a file takes to describe."""
 MEMORY_PER_BYTE_OF_TEXT = 8
 
 
@@ -48,7 +48,7 @@ def typed_events(source: SourceConfig, one_in: int = 1) -> pl.DataFrame:
 
     Args:
         source: The files.
-        one_in: Read the events of one user in so many, drawn by the hash of the id.
+        one_in: Read the events of one user in n, drawn by the hash of the id.
     """
     frames = []
     for path in source.paths:
@@ -62,6 +62,20 @@ def typed_events(source: SourceConfig, one_in: int = 1) -> pl.DataFrame:
     if "event_time" in events.columns:
         events = events.with_columns(pl.col("event_time").cast(pl.Datetime("us", "UTC")))
     return events
+
+
+def describe_tables(events: SourceConfig, items: SourceConfig | None) -> Description:
+    """Describe raw tables; a sample of the users if the events do not fit into memory."""
+    catalogue = None
+    if items is not None:
+        parts = [read_whole(path, items, ("item_id",)) for path in items.paths]
+        catalogue = pl.concat(parts, how="diagonal_relaxed")
+    share = share_that_fits(events, free_memory())
+    description = describe(typed_events(events, share), catalogue)
+    if share > 1:
+        sample = f"one user in {share}, as all do not fit into memory; counts are of the sample"
+        description.facts.insert(0, ("sample", sample))
+    return description
 
 
 def describe(events: pl.DataFrame, items: pl.DataFrame | None = None) -> Description:

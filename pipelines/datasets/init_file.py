@@ -17,7 +17,7 @@ from pipelines.datasets.table_guesses import (
     events_first,
     guess_side,
     is_number,
-    sample_of,
+    read_sample,
 )
 from recsys.data.durable import write_durably
 
@@ -39,22 +39,18 @@ class Plan:
     items: Guess | None = None
     users: Guess | None = None
     notes: list[str] = field(default_factory=list)
-    """What was not sure."""
+    """Guesses that are not sure."""
 
     def guesses(self) -> dict[str, Guess]:
         found = {"events": self.events, "items": self.items, "users": self.users}
         return {name: guess for name, guess in found.items() if guess is not None}
 
 
-def plan_of(paths: list[Path]) -> Plan:
-    """Recognise which file is which table.
-
-    Raises:
-        ValueError: Names the file that cannot be used, and what to do.
-    """
+def infer_plan(paths: list[Path]) -> Plan:
+    """Recognise which file is which table."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError("the same file is named twice; name each once")
-    events, rest = events_first([sample_of(path) for path in paths])
+    events, rest = events_first([read_sample(path) for path in paths])
     plan = Plan(events=events, notes=list(events.unsure))
     for table in rest:
         _place(table, plan)
@@ -97,7 +93,7 @@ def _place(table: RawTable, plan: Plan) -> None:
 
 
 def decimal_comma(plan: Plan) -> bool:
-    """Whether a text column of numbers has commas where the point should be."""
+    """Return True if a text column of numbers has decimal commas."""
     for guess in plan.guesses().values():
         for ours in ("value", "price"):
             column = guess.table.sample[name] if (name := guess.columns.get(ours)) else None
@@ -110,7 +106,7 @@ def decimal_comma(plan: Plan) -> bool:
 
 
 def list_separator(plan: Plan) -> str | None:
-    """Find what stands between the categories of an item, where it is not the default."""
+    """Find the separator of an item's categories, if it is not the default."""
     name = plan.items.columns.get("categories") if plan.items else None
     if plan.items is None or not name or plan.items.table.sample[name].dtype != pl.String:
         return None
@@ -174,7 +170,7 @@ def column_lines(guess: Guess) -> list[str]:
 
 
 def content_lines(plan: Plan) -> list[str]:
-    """Write which columns of the items models could read beside the text."""
+    """Write which columns of the items models could read with the text."""
     if plan.items is None:
         return []
     ours = {theirs: name for name, theirs in plan.items.columns.items()}
@@ -185,7 +181,7 @@ def content_lines(plan: Plan) -> list[str]:
             found.append(name)
     if not found:
         return []
-    return ["", "[content]", f"# columns = {toml_value(found)}   # read beside items' texts"]
+    return ["", "[content]", f"# columns = {toml_value(found)}   # read with items' texts"]
 
 
 def user_lines(plan: Plan) -> list[str]:
@@ -229,14 +225,10 @@ def written(plan: Plan, target: Path) -> str:
 
 
 def write_config(paths: list[Path], target: Path, *, force: bool) -> Plan:
-    """Look at the files and write the TOML.
-
-    Raises:
-        ValueError: If a file cannot be used, or the target is there and not to be overwritten.
-    """
+    """Look at the files and write the TOML."""
     if target.exists() and not force:
         raise ValueError(f"{target} is there already; write elsewhere with --out, or add --force")
-    plan = plan_of(paths)
+    plan = infer_plan(paths)
     text = written(plan, target)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_durably(target, text)

@@ -62,12 +62,8 @@ def sniffed_separator(path: Path) -> str:
     return max(SEPARATORS, key=line.count) if any(map(line.count, SEPARATORS)) else ","
 
 
-def sample_of(path: Path) -> RawTable:
-    """Read the first rows of a file.
-
-    Raises:
-        ValueError: If it is absent, empty, binary, of an unknown kind, or has no header or rows.
-    """
+def read_sample(path: Path) -> RawTable:
+    """Read the first rows of a file."""
     separator = sniffed_separator(path) if path.is_file() else ","
     frame = scan_file(path, SourceConfig(paths=(path,), separator=separator))
     with naming(path):
@@ -91,7 +87,7 @@ def sample_of(path: Path) -> RawTable:
 
 
 def looks_like_value(name: str) -> bool:
-    """Whether a header's cell is a number, as in a file without a header."""
+    """Return True if a header's cell is a number, as in a file without a header."""
     return name.replace(".", "").replace("-", "").replace("_duplicated_0", "").isdigit()
 
 
@@ -102,7 +98,7 @@ def ranked(names: dict[str, tuple[str, ...]], ours: str, table: pl.DataFrame) ->
 
 
 def is_number(column: pl.Series) -> bool:
-    """Whether nearly all of a column can be read as numbers, a decimal comma allowed."""
+    """Return True if nearly all of a column can be read as numbers, a decimal comma allowed."""
     known = column.drop_nulls()
     if known.dtype == pl.String:
         known = known.str.replace_all(".", "", literal=True).str.replace(",", ".", literal=True)
@@ -112,7 +108,7 @@ def is_number(column: pl.Series) -> bool:
 
 
 def can_be(ours: str, column: pl.Series) -> bool:
-    """Whether a column's values fit what it would be used for."""
+    """Return True if a column's values fit its use."""
     known = column.drop_nulls()
     if known.is_empty() or isinstance(known.dtype, pl.List):
         return ours == "categories" and not known.is_empty()
@@ -224,11 +220,7 @@ def guess_side(table: RawTable, key: str, ids: pl.Series) -> tuple[Guess, float]
 
 
 def events_first(tables: list[RawTable]) -> tuple[Guess, list[RawTable]]:
-    """Pick the table of events.
-
-    Raises:
-        ValueError: If no file looks like events.
-    """
+    """Pick the table of events."""
 
     def score(table: RawTable) -> float:
         guess = guess_events(table)

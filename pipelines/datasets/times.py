@@ -14,7 +14,7 @@ from features.schema import SourceConfig, TimeUnit
 FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800  # 1990 to 2100
 READABLE_SHARE = 0.99
 SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
-"""What every date begins with or holds; of texts without, no format has to be tried."""
+"""Digits that every date has; no format is tried on texts without them."""
 DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
 CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
 FORMATS = (*(day + clock for day in DAYS for clock in CLOCKS), "%Y-%m-%d %H:%M:%S UTC")
@@ -42,7 +42,7 @@ def guess_time(column: pl.Series) -> TimeGuess | None:
         return TimeGuess(why=f"its type is {known.dtype}", has_zone=zone)
     numbers = known.cast(pl.Float64, strict=False)
     if known.dtype.is_numeric() or numbers.null_count() == 0:
-        found = _unit_of(numbers)
+        found = _guess_unit(numbers)
         if found is not None:
             return found
     if known.dtype.is_float() or not (known.dtype == pl.String or known.dtype.is_integer()):
@@ -64,7 +64,7 @@ def guess_time(column: pl.Series) -> TimeGuess | None:
     return TimeGuess(time_format=chosen, why=why, other_formats=tuple(others), has_zone=zone)
 
 
-def _unit_of(numbers: pl.Series) -> TimeGuess | None:
+def _guess_unit(numbers: pl.Series) -> TimeGuess | None:
     units: tuple[tuple[TimeUnit, float], ...] = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
     for unit, factor in units:
         seconds = numbers / factor

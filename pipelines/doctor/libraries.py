@@ -9,8 +9,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from pipelines.doctor.check import CheckResult, Status
-from pipelines.doctor.environment import Environment, numbers, pip
+from pipelines.doctor.check import CheckResult, Environment, Status, numbers, pip
 
 # torch major.minor -> its FBGEMM and TorchRec; another FBGEMM fails at import or, worse, later.
 PAIRS = {"2.13": ("1.8.0", "1.8.0"), "2.11": ("1.6.0", "1.6.1")}
@@ -19,32 +18,74 @@ MIN_TRITON = (3, 7)
 MINILM_FILES = ("model/config.json", "model/tokenizer.json", "model/model.safetensors")
 
 
-def imported(
-    environment: Environment, name: str, code: str, *, distribution: str, wanted: str, fix: str
+FAISS_CODE = """
+import json, faiss, numpy
+index = faiss.IndexFlatIP(2)
+index.add(numpy.eye(2, dtype=numpy.float32))
+assert index.search(numpy.eye(2, dtype=numpy.float32), 1)[1].ravel().tolist() == [0, 1]
+print(json.dumps({}))
+"""
+IMPORTS = {
+    "torch": "import json, torch; torch.ones(2, 2) @ torch.ones(2, 2); print(json.dumps({}))",
+    "faiss": FAISS_CODE,
+    "polars": "import json, polars; assert polars.DataFrame({'a': [1, 2]})['a'].sum() == 3;"
+    "print(json.dumps({}))",
+    "mlflow": "import json, os; os.environ['MLFLOW_DISABLE_TELEMETRY'] = 'true';"
+    "import mlflow; print(json.dumps({}))",
+}
+"""Code that imports and uses each required library."""
+
+
+def check_import(
+    environment: Environment, name: str, wanted: str, *arguments: str, distribution: str = ""
 ) -> CheckResult:
-    """Check a required library by importing and using it."""
-    found = environment.versions[distribution]
+    """Check a required library by importing and using it.
+
+    Args:
+        arguments: How pip installs it.
+    """
+    found, fix = environment.versions[distribution or name], pip("install", *arguments)
     if found is None:
         return CheckResult(name, "fail", "not installed", wanted, fix=fix)
-    if error := environment.probe(code).error:
+    if error := environment.probe(IMPORTS[name]).error:
         return CheckResult(name, "fail", f"{found}; {error}", wanted, fix=fix)
     return CheckResult(name, "ok", found, wanted)
 
 
 def check_torch(environment: Environment) -> CheckResult:
     """Multiply two matrices."""
-    wanted, fix = ">= 2.11", pip("install", "torch>=2.11")
-    result = imported(
-        environment,
-        "torch",
-        "import json, torch; torch.ones(2, 2) @ torch.ones(2, 2); print(json.dumps({}))",
-        distribution="torch",
-        wanted=wanted,
-        fix=fix,
-    )
+    result = check_import(environment, "torch", ">= 2.11", "torch>=2.11")
     if result.status == "ok" and numbers(result.found) < MIN_TORCH:
-        return replace(result, status="fail", fix=fix)
+        return replace(result, status="fail", fix=pip("install", "torch>=2.11"))
     return result
+
+
+def check_faiss(environment: Environment) -> CheckResult:
+    """Search a tiny index."""
+    gpu = environment.versions["faiss-gpu"] is not None
+    return check_import(
+        environment,
+        "faiss",
+        "faiss-cpu or faiss-gpu >= 1.15",
+        "--force-reinstall",
+        "--no-deps",
+        "faiss-cpu>=1.15",
+        distribution="faiss-gpu" if gpu else "faiss-cpu",
+    )
+
+
+def check_polars(environment: Environment) -> CheckResult:
+    """Sum a column."""
+    result = check_import(environment, "polars", ">= 2.1", "polars>=2.1")
+    if "SIGILL" in result.found:
+        # The processor lacks instructions of the usual build.
+        return replace(result, fix=pip("install", "polars[rtcompat]>=2.1"))
+    return result
+
+
+def check_mlflow(environment: Environment) -> CheckResult:
+    """Import it; only tracking needs it."""
+    return check_import(environment, "mlflow", ">= 3.17", "mlflow>=3.17")
 
 
 def driver_devices() -> list[str]:
@@ -124,7 +165,7 @@ def check_fbgemm(environment: Environment) -> CheckResult:
             f"no pair is known for torch {torch_version}; known: torch {', '.join(PAIRS)}",
             fix=pip("uninstall", "-y", *there) if there else None,
         )
-    wanted = f"{name} {wanted_version} beside torch {torch_version}"
+    wanted = f"{name} {wanted_version} for torch {torch_version}"
     result = partial(CheckResult, "fbgemm", wanted=wanted)
     install = pip("install", "--no-deps", "--force-reinstall", f"{name}=={wanted_version}")
     if not there:
@@ -175,30 +216,8 @@ def check_torchrec(environment: Environment) -> CheckResult:
     return result("fail", found, fix=install or pip("uninstall", "-y", "torchrec"))
 
 
-FAISS_CODE = """
-import json, faiss, numpy
-index = faiss.IndexFlatIP(2)
-index.add(numpy.eye(2, dtype=numpy.float32))
-assert index.search(numpy.eye(2, dtype=numpy.float32), 1)[1].ravel().tolist() == [0, 1]
-print(json.dumps({}))
-"""
-
-
-def check_faiss(environment: Environment) -> CheckResult:
-    """Search a tiny index."""
-    gpu = environment.versions["faiss-gpu"] is not None
-    return imported(
-        environment,
-        "faiss",
-        FAISS_CODE,
-        distribution="faiss-gpu" if gpu else "faiss-cpu",
-        wanted="faiss-cpu or faiss-gpu >= 1.15",
-        fix=pip("install", "--force-reinstall", "--no-deps", "faiss-cpu>=1.15"),
-    )
-
-
 def check_triton(environment: Environment) -> CheckResult:
-    """Find a Triton whose interpreter works beside NumPy 2, so that kernels are tested on CPUs."""
+    """Find a Triton whose interpreter works with NumPy 2, so that kernels are tested on CPUs."""
     found, numpy = environment.versions["triton"], environment.versions["numpy"] or "0"
     result = partial(CheckResult, "triton", wanted=">= 3.7 (its interpreter, with numpy 2)")
     install = pip("install", "triton>=3.7")
@@ -228,7 +247,7 @@ print(json.dumps({"device": here.type, "tuned": tuned, "uses": [list(use) for us
 
 
 def check_kernels(environment: Environment) -> CheckResult:
-    """Say which of the platform's kernels run here, and why others do not."""
+    """List which of the platform's kernels run here, and why others do not."""
     wanted = "on a CUDA device all of them, tuned for it"
     if environment.versions["torch"] is None:
         return CheckResult("kernels", "absent", "no torch", wanted)
@@ -247,36 +266,6 @@ def check_kernels(environment: Environment) -> CheckResult:
     fix = "unset RECSYS_KERNELS_OFF" if not is_whole else None
     status: Status = "ok" if is_whole and tuned else "warn"
     return CheckResult("kernels", status, "; ".join(found), wanted, fix=fix)
-
-
-def check_polars(environment: Environment) -> CheckResult:
-    """Sum a column."""
-    result = imported(
-        environment,
-        "polars",
-        "import json, polars; assert polars.DataFrame({'a': [1, 2]})['a'].sum() == 3;"
-        "print(json.dumps({}))",
-        distribution="polars",
-        wanted=">= 2.1",
-        fix=pip("install", "polars>=2.1"),
-    )
-    if "SIGILL" in result.found:
-        # The processor lacks what the usual build needs.
-        return replace(result, fix=pip("install", "polars[rtcompat]>=2.1"))
-    return result
-
-
-def check_mlflow(environment: Environment) -> CheckResult:
-    """Import it; only tracking needs it."""
-    return imported(
-        environment,
-        "mlflow",
-        "import json, os; os.environ['MLFLOW_DISABLE_TELEMETRY'] = 'true';"
-        "import mlflow; print(json.dumps({}))",
-        distribution="mlflow",
-        wanted=">= 3.17",
-        fix=pip("install", "mlflow>=3.17"),
-    )
 
 
 def check_minilm(_environment: Environment) -> CheckResult:

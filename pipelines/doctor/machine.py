@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pipelines.doctor.check import CheckResult, Status
-from pipelines.doctor.environment import Environment
+from pipelines.doctor.check import CheckResult, Environment, Status
+from pipelines.engine.formats import size
 from pipelines.engine.memory import GIB, read_number
 from serving.settings import usable_cpus
 
@@ -25,58 +25,43 @@ def check_python(_environment: Environment) -> CheckResult:
     """Compare the version of Python."""
     found = ".".join(str(part) for part in sys.version_info[:3])
     good = sys.version_info[:2] >= MIN_PYTHON
-    return CheckResult(
-        "python",
-        "ok" if good else "fail",
-        found,
-        ">= 3.11",
-        fix=None if good else "make install PYTHON=python3.11",
-    )
+    fix = None if good else "make install PYTHON=python3.11"
+    return CheckResult("python", "ok" if good else "fail", found, ">= 3.11", fix=fix)
+
+
+def grade(num_bytes: float, enough: int, least: int) -> Status:
+    """Grade a size by what is enough and by the least that works, GiB."""
+    return "ok" if num_bytes >= enough * GIB else "warn" if num_bytes >= least * GIB else "fail"
 
 
 def check_memory(_environment: Environment) -> CheckResult:
     """Compare the memory that this process may take with what the demo and real runs need."""
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = read_number("/sys/fs/cgroup/memory.max")
     limit = limit or read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    total = min(size, limit) if limit else size
-    status: Status = "ok" if total >= 4 * GIB else "warn" if total >= 2 * GIB else "fail"
-    return CheckResult(
-        "memory",
-        status,
-        f"{total / GIB:.1f} GiB",
-        ">= 4 GiB; 16 GiB for ten million events",
-        fix=None if status == "ok" else "free -h",
-    )
+    total = min(found, limit) if limit else found
+    status, wanted = grade(total, 4, 2), ">= 4 GiB; 16 GiB for ten million events"
+    fix = None if status == "ok" else "free -h"
+    return CheckResult("memory", status, size(total), wanted, fix=fix)
 
 
 def check_disk(_environment: Environment) -> CheckResult:
-    """Measure what is free where runs are written by default."""
+    """Measure free disk space in the folder that runs are written to by default."""
     free = shutil.disk_usage(Path.cwd()).free
-    status: Status = "ok" if free >= 5 * GIB else "warn" if free >= GIB else "fail"
-    return CheckResult(
-        "disk",
-        status,
-        f"{free / GIB:.1f} GiB free in {Path.cwd()}",
-        ">= 5 GiB",
-        fix=None if status == "ok" else "du -xh . | sort -h | tail -20",
-    )
+    status, found = grade(free, 5, 1), f"{size(free)} free in {Path.cwd()}"
+    fix = None if status == "ok" else "du -xh . | sort -h | tail -20"
+    return CheckResult("disk", status, found, ">= 5 GiB", fix=fix)
 
 
 def check_threads(_environment: Environment) -> CheckResult:
     """Find thread counts above the CPUs that may be used: they make everything slower."""
     cpus = usable_cpus()
-    seen = os.cpu_count() or cpus
     requested = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(requested) if requested.isdigit() else seen
-    good = threads <= cpus
-    return CheckResult(
-        "threads",
-        "ok" if good else "warn",
-        f"{threads} threads on {cpus} usable CPUs",
-        f"<= {cpus}",
-        fix=None if good else f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}",
-    )
+    threads = int(requested) if requested.isdigit() else os.cpu_count() or cpus
+    status: Status = "ok" if threads <= cpus else "warn"
+    export = f"export OMP_NUM_THREADS={cpus} POLARS_MAX_THREADS={cpus}"
+    found, fix = f"{threads} threads on {cpus} usable CPUs", None if status == "ok" else export
+    return CheckResult("threads", status, found, f"<= {cpus}", fix=fix)
 
 
 def check_redis(_environment: Environment) -> CheckResult:
@@ -119,7 +104,7 @@ def check_mlflow_server(_environment: Environment) -> CheckResult:
             status: Status = "ok" if reply.status == 200 else "warn"
             found = f"{where} answers"
     except (OSError, ValueError) as error:
-        # Runs go on without it and are sent later.
+        # Runs continue without it and are sent later.
         status, found = "warn", f"{where} does not answer: {error}"
     fix = f"mlflow server --backend-store-uri sqlite:///mlflow.db --port {parts.port or 5000}"
     return CheckResult("mlflow server", status, found, wanted, fix=None if status == "ok" else fix)

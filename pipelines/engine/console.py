@@ -9,14 +9,7 @@ table of them for operators is in docs/exit-codes.md.
 
 from __future__ import annotations
 
-import os
-import traceback
-from typing import Any
-
-import typer
 from rich.console import Console
-from rich.markup import escape
-from typer.core import TyperGroup
 
 from pipelines.engine.errors import (
     AlarmError,
@@ -72,31 +65,3 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is None:
         return f"could not read or write a file: {text}. Is the disk full?"
     return text
-
-
-REMOVED = {
-    "join": "torchrun on the other machines (docs/several-machines.md)",
-    "sync": "recsys tracking send",
-}
-"""Commands that were removed, and what to use instead."""
-
-
-class PlainErrors(TyperGroup):
-    """A group of commands that print expected failures as a sentence, without a traceback."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in REMOVED:
-            ctx.fail(f"{args[0]} was removed; use {REMOVED[args[0]]}")
-        return super().resolve_command(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except tuple(EXIT_CODES) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
-            if os.environ.get("RECSYS_TRACEBACK"):
-                log.print(escape(traceback.format_exc()), soft_wrap=True)
-            message = escape(message_of(error))
-            log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
-            raise typer.Exit(exit_code_of(error)) from None

@@ -51,6 +51,9 @@ from recsys.evaluation.slices import (
 )
 from recsys.fitting.inputs import ModelInputs
 
+CATEGORY_SLICES = 20
+"""Categories that are slices, those with the most held-out events."""
+
 MAX_LENGTH = 10
 """Of the lists whose coverage, novelty and diversity are measured."""
 
@@ -137,7 +140,7 @@ def cut(
     categories = known.inputs.catalogue.categories
     by_category = category_slices(targets, "category", categories, known.category_names)
     by_category.sort(key=lambda part: -int(part.targets.sum()))
-    return [*slices, *by_category[: config.category_slices]]
+    return [*slices, *by_category[:CATEGORY_SLICES]]
 
 
 def beyond_accuracy(

@@ -49,15 +49,15 @@ class Place(NamedTuple):
 
 def bundle_of(config: RunConfig, resources: Mapping[str, float]) -> dict[str, float]:
     """Say what a rank takes of a cluster."""
-    ranks, needed = config.ray.ranks, {"CPU": float(config.ray.cpus_per_rank)}
+    ranks, needed = config.ray.ranks, {"CPU": 1.0}
     if config.device != "cpu" and resources.get("GPU", 0):
         needed["GPU"] = 1.0
     for name, each in needed.items():
         if resources.get(name, 0) < ranks * each:
             raise ValueError(
-                f"ray.ranks = {ranks} need {ranks * each:g} {name} (ray.cpus_per_rank = "
-                f"{config.ray.cpus_per_rank}), and the cluster has {resources.get(name, 0):g}; set "
-                "ray.ranks lower, add nodes, or set device = 'cpu' of every training"
+                f"ray.ranks = {ranks} need {ranks * each:g} {name}, and the cluster has "
+                f"{resources.get(name, 0):g}; set ray.ranks lower, add nodes, "
+                "or set device = 'cpu' of every training"
             )
     return needed
 
@@ -73,7 +73,7 @@ def place_here() -> Place:
     return Place(node, platform.node(), ray.util.get_node_ip_address(), port)
 
 
-def variables_of(places: Sequence[Place], cpus: int) -> list[dict[str, str]]:
+def variables_of(places: Sequence[Place]) -> list[dict[str, str]]:
     """Set what torch's launcher sets for each rank; ranks of a node follow each other."""
     nodes = [place.node for place in places]
     # Ranks of one machine need no network.
@@ -88,7 +88,7 @@ def variables_of(places: Sequence[Place], cpus: int) -> list[dict[str, str]]:
             "LOCAL_WORLD_SIZE": str(nodes.count(place.node)),
             "MASTER_ADDR": places[0].address,
             "MASTER_PORT": str(places[0].port),
-            "OMP_NUM_THREADS": str(cpus),
+            "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **(local if is_local else {}),
         }
@@ -126,7 +126,7 @@ class Placed:
             raise ClusterError(
                 f"the Ray cluster ({', '.join(sorted(set(run.nodes.values())))}) had no room for "
                 f"{size} ranks of {needed} each in {wait:g} s; see `ray status`, end other work, "
-                "or lower ray.ranks or ray.cpus_per_rank"
+                "or lower ray.ranks"
             )
 
     def _task(self, function: Any, bundle: int, **options: Any) -> Any:
@@ -145,7 +145,7 @@ class Placed:
         bundles = sorted(range(size), key=lambda one: nodes.index(found[one].node))
         places = [found[bundle] for bundle in bundles]
         folder = str(self._folder.absolute())
-        variables = variables_of(places, self._config.ray.cpus_per_rank)
+        variables = variables_of(places)
         ranks = {
             self._task(one_rank, bundle, **self._needed).remote(folder, variables[rank]): rank
             for rank, bundle in enumerate(bundles)

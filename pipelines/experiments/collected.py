@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of, scan_parts
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from pipelines.inputs.opened_store import opened
 from serving.online.store import OnlineStore
 
@@ -49,16 +49,16 @@ def from_store(url: str, event_type: str) -> Collected:
 
 
 def from_export(folder: Path, event_type: str) -> Collected:
-    """Read what ``recsys events export`` wrote; a list without items is not there.
+    """Read what ``recsys data export`` wrote; a list without items is not there.
 
     Raises:
         ValueError: There is no such folder, or it holds no served lists.
     """
     if not (folder / REQUESTS).is_dir():
         raise ValueError(
-            f"{folder} holds no served lists; name a folder that recsys events export wrote"
+            f"{folder} holds no served lists; name a folder that recsys data export wrote"
         )
-    served, happened = parts_of(folder / REQUESTS), parts_of(folder)
+    served, happened = list_parts(folder / REQUESTS), list_parts(folder)
     lists, events = pl.DataFrame(schema=LISTS), pl.DataFrame(schema=EVENTS)
     until = []
     if served:

@@ -43,7 +43,7 @@ def make_encoder(config: ContentConfig) -> Encoder | None:
     if config.encoder == "minilm":
         return MiniLMEncoder()
     if config.encoder == "minilm+words":
-        return JoinedEncoder(MiniLMEncoder(), WordEncoder(), weight=config.word_weight)
+        return JoinedEncoder(MiniLMEncoder(), WordEncoder(), weight=WORD_WEIGHT)
     if config.encoder == "hash":
         return HashEncoder()
     if config.encoder == "endpoint":
@@ -67,22 +67,18 @@ def make_language_model(config: EnrichItemsConfig, device: str = "auto") -> Lang
 
 
 def encoder_files(config: ContentConfig) -> Mapping[str, Path]:
-    """Name the files of an encoder that is given by path: a change of them is a change of it."""
+    """List the files of an encoder that is given by path: a change of them is a change of it."""
     return {} if config.encoder in ENCODERS else model_files("content.encoder", config.encoder)
 
 
 def language_model_files(config: EnrichItemsConfig) -> Mapping[str, Path]:
-    """Name the files of a language model that is given by path."""
+    """List the files of a language model that is given by path."""
     named = config.model in LANGUAGE_MODELS
     return {} if named else model_files("enrichment.model", config.model)
 
 
 def model_files(key: str, value: str) -> dict[str, Path]:
-    """List the weights and settings of a model.
-
-    Raises:
-        ValueError: If there is no such file or folder.
-    """
+    """List the weights and settings of a model."""
     path = Path(value)
     if not path.exists():
         raise ValueError(f"{key}: there is no file or folder {path.absolute()}")
@@ -94,11 +90,13 @@ def model_files(key: str, value: str) -> dict[str, Path]:
     }
 
 
+WORD_WEIGHT = 1.5
+"""Length of the words' part of minilm+words; that of the meaning is 1."""
 TEXT_PARTS = ("title", "description", "brand", "categories")
 
 
-def text_of(item: Mapping[str, Any], config: ContentConfig) -> str:
-    """Say in one line what a catalogue row is."""
+def describe_item(item: Mapping[str, Any], config: ContentConfig) -> str:
+    """Write a catalogue row in one line."""
     known = {name: item.get(name) for name in config.text_columns}
     further = [str(value) for name, value in known.items() if value and name not in TEXT_PARTS]
     return item_text(

@@ -44,10 +44,10 @@ class ExportedPart:
 
 @dataclass(kw_only=True)
 class Exported:
-    """What a folder holds."""
+    """Content of an export's folder."""
 
     last: str = ""
-    """Of what was read last: an event's place, or a served list's id."""
+    """Key that was read last: an event's place, or a served list's id."""
     parts: dict[str, ExportedPart] = field(default_factory=dict)
     """By path below the folder."""
     forgotten: ForgetList = NOBODY
@@ -55,11 +55,7 @@ class Exported:
 
     @classmethod
     def read(cls, out: Path) -> Exported:
-        """Read what a folder holds; nothing where nothing was exported.
-
-        Raises:
-            ValueError: It was not written by this version.
-        """
+        """Read what a folder holds; nothing where nothing was exported."""
         path = out / EXPORTED
         if not path.exists():
             return cls()
@@ -78,7 +74,7 @@ class Exported:
         return exported
 
     def write(self, out: Path) -> None:
-        """Let what was written count."""
+        """Commit the parts that were written."""
         self.forgotten.keys.save(out)
         document = {**vars(self), "forgotten": dict(self.forgotten.moments)}
         document["parts"] = {name: asdict(part) for name, part in self.parts.items()}
@@ -133,12 +129,7 @@ class Exported:
 
 @contextmanager
 def exporting(out: Path) -> Iterator[Exported]:
-    """Hold a folder for one export, rid of what a killed one left.
-
-    Raises:
-        ValueError: The folder holds something else.
-        WorkspaceBusyError: Another export writes there.
-    """
+    """Hold a folder for one export, rid of what a killed one left."""
     out.mkdir(parents=True, exist_ok=True)
     with locked(out / LOCK, wait=False) as held:
         if not held:
@@ -156,25 +147,17 @@ def exporting(out: Path) -> Iterator[Exported]:
 
 
 def check_empty(out: Path) -> None:
-    """Refuse a folder of something else: files that an export does not name are deleted.
-
-    Raises:
-        ValueError: Names what is there.
-    """
+    """Refuse a folder of something else: files that an export does not name are deleted."""
     for path in sorted(out.iterdir()):
         if not path.name.startswith(".") and path.name not in (REQUESTS, RECORDS, KEYS):
             raise ValueError(f"{out} holds {path.name} and is no export; name another folder")
 
 
-def parts_of(folder: Path) -> list[Path]:
-    """List the files of an export, or all Parquet files below a folder that is none.
-
-    Raises:
-        ValueError: There is no such folder, or a part is missing.
-    """
+def list_parts(folder: Path) -> list[Path]:
+    """List the files of an export, or all Parquet files below a folder that is none."""
     if not folder.is_dir():
         raise ValueError(
-            f"data.online_events: there is no folder {folder}; name one that recsys events export "
+            f"data.online_events: there is no folder {folder}; name one that recsys data export "
             "wrote, or a store such as sqlite:runs/shop/online"
         )
     if not (folder / EXPORTED).exists():
@@ -182,9 +165,7 @@ def parts_of(folder: Path) -> list[Path]:
     paths = [folder / name for name in sorted(Exported.read(folder).parts)]
     for path in paths:
         if not path.is_file():
-            raise ValueError(
-                f"{path} is missing; delete {folder} and run recsys events export again"
-            )
+            raise ValueError(f"{path} is missing; delete {folder} and run recsys data export again")
     return paths
 
 

@@ -1,4 +1,4 @@
-"""Whom a server has forgotten: added to the list of a run before anything is read."""
+"""Users that a server has forgotten: added to the list of a run before anything is read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ def with_forgotten(config: RunConfig) -> RunConfig:
 
     Returns:
         The configuration with the list's place, which a run's other workspaces read too.
-
-    Raises:
-        ValueError: The store or the list cannot be read.
     """
     path, place = list_path(config).absolute(), config.data.online_events
     if place is not None:

@@ -1,4 +1,4 @@
-"""What an online store collected, as Parquet: events for training, and served lists.
+"""Export an online store as Parquet: events for training, and served lists.
 
     OUT/date=2026-11-22/part-1-5000.parquet             events by their places in the store
     OUT/requests/date=2026-11-22/part-<id>-<id>.parquet served lists, a row an item
@@ -76,14 +76,14 @@ RECORD = pl.Schema(
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """What an export did."""
+    """Counts of an export."""
 
     new: int
     """Events, or served lists."""
     removed: int
     """Rows of users who were forgotten since the last export."""
     rows: int
-    """Of all parts."""
+    """Rows of all parts."""
     parts: int
 
     @classmethod
@@ -92,18 +92,12 @@ class ExportReport:
 
 
 def export_events(store: OnlineStore, out: Path) -> ExportReport:
-    """Write the events that arrived since the last export, and take out who was forgotten.
-
-    Raises:
-        ValueError: The folder holds something else.
-        WorkspaceBusyError: Another export writes there.
-        StoreError: The store cannot be read.
-    """
+    """Write the events that arrived since the last export, and take out who was forgotten."""
     with exporting(out) as exported:
         # Read before the events: who is forgotten later is taken out by the next export.
         removed, new = exported.forget(out, store.forgotten()), 0
         while events := store.events_after(int(exported.last or 0), EVENTS_PER_PART):
-            rows = [row_of(event) for _, event in events]
+            rows = [event_row(event) for _, event in events]
             frame = pl.DataFrame(rows, schema=EVENTS, orient="row")
             first, last = str(events[0][0]), str(events[-1][0])
             exported.add_days(out, frame, first, last)
@@ -121,13 +115,10 @@ def export_requests(
 
     Args:
         whole: Write each one's record as it is kept, in a folder of its own.
-
-    Raises:
-        ValueError: As ``export_events``, and the other two as well.
     """
     now_ms = int(1_000 * time.time()) if now_ms is None else now_ms
     folder = out / (RECORDS if whole else REQUESTS)
-    rows_in, schema = (_whole, RECORD) if whole else (rows_of, SERVED)
+    rows_in, schema = (_whole, RECORD) if whole else (list_rows, SERVED)
     with exporting(folder) as exported:
         removed, new = exported.forget(folder, store.forgotten()), 0
         while records := store.requests_between(
@@ -149,8 +140,8 @@ def served_ms(request_id: str) -> int:
     return int(request_id[:12], 16) if request_id else 0
 
 
-def row_of(event: Event) -> tuple[Any, ...]:
-    """Lay an event out as a row of `EVENTS`."""
+def event_row(event: Event) -> tuple[Any, ...]:
+    """Return an event as a row of `EVENTS`."""
     return (
         event.user_id,
         event.item_id,
@@ -170,8 +161,8 @@ def _whole(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
     yield record.request_id, record.time_ms, record.user_id, record.document.decode()
 
 
-def rows_of(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
-    """Lay a served list out as rows of `SERVED`, best first."""
+def list_rows(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
+    """Yield a served list as rows of `SERVED`, best first."""
     document = json.loads(record.document)
     experiment = document.get("experiment") or {}
     request = json.dumps(document.get("request") or {})

@@ -12,7 +12,7 @@ from serving.online.opening import SQLITE, open_store
 from serving.online.store import OnlineStore, StoreError
 
 TIMEOUT_MS = 10_000.0
-"""How long one reading may take: nobody waits for it."""
+"""Time limit of one reading."""
 
 
 class UnreadableStoreError(ValueError):
@@ -20,7 +20,7 @@ class UnreadableStoreError(ValueError):
 
 
 class StoreReport(NamedTuple):
-    """What an export did."""
+    """Reports of an export."""
 
     events: ExportReport
     requests: ExportReport
@@ -28,16 +28,7 @@ class StoreReport(NamedTuple):
 
 
 def export_store(url: str, out: Path, *, records: bool = False) -> StoreReport:
-    """Write events and served lists that are new.
-
-    Args:
-        url: ``sqlite:FOLDER`` or ``redis://HOST:PORT/0``.
-        records: Whether the lists' records are written too.
-
-    Raises:
-        ValueError: There is no such store, or it cannot be read; or the folder is another's.
-        WorkspaceBusyError: Another export writes there.
-    """
+    """Write events and served lists that are new."""
     with opened(url) as store:
         # Lists first: an event that a list was made of is exported then too.
         lists = export_requests(store, out)
@@ -47,12 +38,7 @@ def export_store(url: str, out: Path, *, records: bool = False) -> StoreReport:
 
 @contextmanager
 def opened(url: str) -> Iterator[OnlineStore]:
-    """Open the store of an address until the block ends.
-
-    Raises:
-        ValueError: There is no such store.
-        UnreadableStoreError: It cannot be read.
-    """
+    """Open the store of an address until the block ends."""
     place = Path(url.removeprefix(SQLITE))
     if url.startswith(SQLITE) and not place.is_dir():
         raise ValueError(

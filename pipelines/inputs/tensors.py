@@ -1,4 +1,4 @@
-"""What models read out of the features and content artefacts, as tensors."""
+"""Inputs of models from the features and content artefacts, as tensors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from serving.surfaces import HOME
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
+MAX_SCORES = 1 << 24
+"""Scores in memory at a time: queries of a batch times items."""
 
 
 def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelInputs:
-    """Read the artefacts of build_features and, where there is one, embed_items."""
+    """Read the artefacts of build_features and, if there is one, embed_items."""
     described = json.loads((features / "features.json").read_text(encoding="utf-8"))
     catalogue = load_catalogue(features, content)
     user_features = {
@@ -58,13 +60,13 @@ def split_kind(features: Path) -> str:
 
 
 def retrieval_settings(config: RunConfig) -> RetrievalSettings:
-    """Request lists as the surface ``home`` does, so that what is measured is what is served."""
+    """Request lists as the surface ``home`` does, so that measured lists are the served ones."""
     return RetrievalSettings(
         num_candidates=HOME.num_candidates,
         max_history=HOME.max_history,
         beam_width=HOME.beam_width,
         exclude_history=config.evaluation.exclude_history,
-        max_scores=config.evaluation.max_scores,
+        max_scores=MAX_SCORES,
     )
 
 
@@ -78,7 +80,7 @@ def tie_orders(features: Path) -> list[str]:
 
 
 def released_order(features: Path) -> str:
-    """Name the order whose models are released."""
+    """Return the order whose models are released."""
     return tie_orders(features)[0]
 
 

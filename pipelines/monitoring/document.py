@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from math import isfinite
 from typing import Any
 
+from pipelines.config.daily import MIN_PAST
 from pipelines.config.run import RunConfig
 from pipelines.monitoring.freshness import Freshness
 from pipelines.monitoring.judged import Judged, Record
@@ -32,7 +33,7 @@ def document_of(
     """
     day = record.date_of(len(record.days) - 1)
     signals = [
-        signal_document(signal_of(name), one, day, config.monitoring.min_past)
+        signal_document(signal_of(name), one, day, MIN_PAST)
         for name, one in record.days[-1].items()
     ]
     signals += [missing_document(signal_of(name)) for name in missing_signals(record)]
@@ -49,7 +50,7 @@ def document_of(
         "alarms": [one["name"] for one in raised] + [f"freshness.{one.name}" for one in late],
         "retrain": retrain,
         "reason": reason,
-        "words": words_of(day, signals, inputs, (retrain, reason), config.monitoring.min_past),
+        "words": words_of(day, signals, inputs, (retrain, reason), MIN_PAST),
         "signals": signals,
         "freshness": [asdict(one) for one in inputs],
         "recent_alarms": recent_alarms(record),

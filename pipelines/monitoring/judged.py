@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from features.scan import naming
-from pipelines.config.monitoring import MonitoringConfig
+from pipelines.config.daily import MIN_PAST, PAST_DAYS, MonitoringConfig
 from pipelines.monitoring.signals import Measured, signal_of
 from recsys.data.durable import replace_file
 from recsys.evaluation.drift import Past, band_of
@@ -120,17 +120,15 @@ class Record:
         config: MonitoringConfig,
     ) -> None:
         """Judge a day by the days before it, and keep it in its place."""
-        pasts = {name: self._past(name, place, config.past_days) for name in measured}
-        ready = sum(
-            int((~np.isnan(past.residuals)).sum()) >= config.min_past for past in pasts.values()
-        )
+        pasts = {name: self._past(name, place, PAST_DAYS) for name in measured}
+        ready = sum(int((~np.isnan(past.residuals)).sum()) >= MIN_PAST for past in pasts.values())
         chance = config.false_alarms_a_month / (DAYS_A_MONTH * max(1, ready))
         weekday = self.date_of(place).weekday()
         found = {}
         for name, (one, bundle) in measured.items():
             signal = signal_of(name)
             band = band_of(pasts[name], weekday, one.noise, signal.tail, chance)
-            is_ready = band.num_past >= config.min_past
+            is_ready = band.num_past >= MIN_PAST
             is_alarm = is_ready and not band.low <= one.score <= band.high
             before = int(pasts[name].streaks[-1]) if place else 0
             low, high = (band.low, band.high) if is_ready else (-np.inf, np.inf)

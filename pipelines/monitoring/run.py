@@ -17,6 +17,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.daily import HISTORY_DAYS
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import WorkspaceBusyError
@@ -182,7 +183,7 @@ class Watcher:
     def first_day(self, known: Sequence[date], last: date) -> date:
         """Name the day that the record begins with, which stays; older days do not count."""
         if self.record.first is None or self.record.first > last:
-            oldest = last - timedelta(days=self.config.monitoring.history_days)
+            oldest = last - timedelta(days=HISTORY_DAYS)
             self.record = Record(first=max(known[0], oldest))
         assert self.record.first is not None
         return self.record.first

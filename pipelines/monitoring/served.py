@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of, scan_parts
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 
 CLICKS = ("click", "like", "cart", "purchase")
 
@@ -26,13 +26,13 @@ class ServedDay(NamedTuple):
 
 
 def served_days(folder: Path | None) -> Mapping[date, ServedDay]:
-    """Read an export of ``recsys events export``; nothing where there is none."""
+    """Read an export of ``recsys data export``; nothing where there is none."""
     if folder is None or not (folder / REQUESTS).is_dir():
         return {}
-    lists = _read(parts_of(folder / REQUESTS))
+    lists = _read(list_parts(folder / REQUESTS))
     if lists is None:
         return {}
-    return days_of_lists(lists, _read(parts_of(folder)))
+    return days_of_lists(lists, _read(list_parts(folder)))
 
 
 def days_of_lists(served: pl.DataFrame, events: pl.DataFrame | None) -> dict[date, ServedDay]:

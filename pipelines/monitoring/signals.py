@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-from pipelines.config.monitoring import MonitoringConfig
+from pipelines.config.daily import MonitoringConfig
 from pipelines.monitoring.served import ServedDay
 from pipelines.monitoring.sketch import MAX_USERS, UNKNOWN, Sketch
 from pipelines.monitoring.two_sample import two_sample

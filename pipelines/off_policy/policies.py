@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pipelines.inputs.exported import parts_of, scan_parts
+from pipelines.inputs.exported import list_parts, scan_parts
 from pipelines.off_policy.served_log import EventHistories, ServedList
 from recsys.evaluation.off_policy.logs import Floats
 from serving.online.records import read_seed
@@ -162,7 +162,7 @@ def load_policy(path: Path, config: Path | None = None) -> EvaluatedPolicy:
 
 def _lists_policy(path: Path) -> ListsPolicy:
     inside = path / "lists"
-    parts = parts_of(inside if inside.is_dir() else path)
+    parts = list_parts(inside if inside.is_dir() else path)
     if not parts:
         raise ValueError(
             f"{path} is neither a bundle nor a folder of Parquet files; name one of these"

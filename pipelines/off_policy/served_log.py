@@ -1,6 +1,6 @@
 """Served lists with their propensities, and what users did with them.
 
-The log is the folder ``requests`` of what ``recsys events export`` wrote, beside the events. A list
+The log is the folder ``requests`` of what ``recsys data export`` wrote, beside the events. A list
 counts if anything in it was drawn: without a draw nothing says what other lists would have earned.
 The reward of an item is 1 if an event of the chosen types names its list and it, else 0.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, parts_of, scan_parts
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from recsys.evaluation.off_policy.logs import Floats, Integers
 from serving.online.store import RecentEvent, Visitor
 
@@ -160,14 +160,14 @@ def read_served_log(
 
 def _folders(log: Path, events: Path | None) -> tuple[Path, Path]:
     if not log.is_dir():
-        raise ValueError(f"there is no folder {log}; name one that recsys events export wrote")
+        raise ValueError(f"there is no folder {log}; name one that recsys data export wrote")
     inside = log / REQUESTS
     requests = inside if inside.is_dir() else log
     return requests, events or requests.parent
 
 
 def _rows(requests: Path) -> pl.DataFrame:
-    parts = parts_of(requests)
+    parts = list_parts(requests)
     if not parts:
         raise ValueError(
             f"{requests} holds no served lists; name the folder {REQUESTS} of what recsys events "
@@ -178,7 +178,7 @@ def _rows(requests: Path) -> pl.DataFrame:
     if missing := [name for name in COLUMNS if name not in names]:
         raise ValueError(
             f"{requests} has no column {', '.join(missing)}; name the folder {REQUESTS} of what "
-            "recsys events export wrote"
+            "recsys data export wrote"
         )
     others = [
         pl.col(name) if name in names else pl.lit(None, pl.String).alias(name)
@@ -212,11 +212,10 @@ def _check_propensities(rows: pl.DataFrame, requests: Path) -> None:
 def _events(folder: Path) -> pl.DataFrame:
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; name the export with the events")
-    parts = [path for path in parts_of(folder) if REQUESTS not in path.relative_to(folder).parts]
+    parts = [path for path in list_parts(folder) if REQUESTS not in path.relative_to(folder).parts]
     if not parts:
         raise ValueError(
-            f"{folder} holds no events; name the folder that recsys events export wrote with "
-            "--events"
+            f"{folder} holds no events; name the folder that recsys data export wrote with --events"
         )
     columns = ("user_id", "item_id", "event_type", "event_time", "request_id", RECEIVED_TIME)
     return scan_parts(parts).select(columns).collect()

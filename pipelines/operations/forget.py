@@ -143,7 +143,7 @@ def _forget_in_store(report: ForgetReport, url: str, user_ids: Sequence[str], no
 
 
 def _exports(config: RunConfig) -> Iterator[Path]:
-    """List folders of recsys events export that belong to a run."""
+    """List folders of recsys data export that belong to a run."""
     places = [config.workspace / ONLINE_EVENTS, config.monitoring.served]
     if config.data.online_events is not None and not is_store(config.data.online_events):
         places.append(Path(config.data.online_events))

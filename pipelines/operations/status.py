@@ -188,7 +188,7 @@ def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
     if oldest is not None and (now - oldest) / timedelta(days=1) > OUTBOX_DAYS:
         found.problems.append(
             f"{len(waiting)} tracked runs wait since {oldest:%Y-%m-%d %H:%M}: "
-            "recsys tracking send says why"
+            "recsys registry send says why"
         )
 
 

@@ -57,7 +57,7 @@ from pipelines.pages.wording import by_fame, metric_label, metric_meaning, model
 MAX_METRICS = 5
 """Metrics of the table with intervals."""
 NEXT = (
-    "Next, serve it: recsys serve --bundles <workspace>/bundles",
+    "Next, serve it: recsys serve <workspace>",
     "Compare it with other runs: recsys dashboard",
     "Measure what retraining is worth: recsys backtest",
 )
@@ -445,7 +445,7 @@ def _reproduce(data: ReportData) -> Section:
     return Section(
         key="reproduce",
         title="Reproduce",
-        note=f"Save the settings as run.toml{files} and run: recsys run --config run.toml. Equal "
+        note=f"Save the settings as run.toml{files} and run: recsys run run.toml. Equal "
         "data, settings and code give this file byte for byte, except for the number of looks at "
         "the test split.",
         blocks=[

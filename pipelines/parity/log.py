@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from features.forget_list import NOBODY, ForgetList
-from pipelines.inputs.exported import RECORDS, Exported, parts_of
+from pipelines.inputs.exported import RECORDS, Exported, list_parts
 from pipelines.inputs.online_events import EVENTS_PER_PART, LISTS_PER_PART
 from serving.online.events import HISTORY_TYPES
 from serving.online.store import OnlineStore, RecentEvent
@@ -83,7 +83,7 @@ def log_of_store(store: OnlineStore, sample: int, since_ms: int = 0) -> Log:
 
 
 def log_of_export(folder: Path, sample: int, since_ms: int = 0) -> Log:
-    """Sample the lists of a folder that ``recsys events export --records`` wrote.
+    """Sample the lists of a folder that ``recsys data export --records`` wrote.
 
     Raises:
         ValueError: It holds no records.
@@ -92,15 +92,15 @@ def log_of_export(folder: Path, sample: int, since_ms: int = 0) -> Log:
     if not records.is_dir():
         raise ValueError(
             f"{folder} holds no records of served lists: there is no folder {RECORDS} in it; write "
-            "them with recsys events export --records, or name the store with --store"
+            "them with recsys data export --records, or name the store with --store"
         )
-    documents, number = _sampled(_exported(parts_of(records), since_ms), sample)
+    documents, number = _sampled(_exported(list_parts(records), since_ms), sample)
     users = pl.Series([document.get("user_id") for document in documents], dtype=pl.String)
     kept = pl.col("user_id").is_in(users.drop_nulls().unique().implode())
     kept &= pl.col("event_type").is_in(HISTORY_TYPES)
     columns = ("user_id", "item_id", "event_type", "event_time", "received_time")
     events: dict[str, list[StoredEvent]] = {}
-    for path in sorted(parts_of(folder), key=_first_place):
+    for path in sorted(list_parts(folder), key=_first_place):
         rows = pl.read_parquet(path, columns=list(columns), hive_partitioning=False).filter(kept)
         times = [rows[name].dt.epoch("ms").to_list() for name in columns[3:]]
         texts = [rows[name].to_list() for name in columns[:3]]

@@ -1,6 +1,6 @@
-"""Constants of machines, measured: what ``machines.json`` beside this file holds.
+"""Measured constants of machines, from ``machines.json``.
 
-Each entry names the benchmark results it was fitted to. Times that nobody has measured (networks
+Each entry names the benchmark results it was fitted to. Times that were not measured (networks
 between hosts) are marked as assumed.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 FILE = Path(__file__).parent / "machines.json"
-GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +43,13 @@ class StepCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Milliseconds by bytes, straight lines between what was measured."""
+    """Milliseconds by bytes, interpolated between measurements."""
 
     kib: list[float]
     ms: list[float]
 
     def at(self, num_bytes: float) -> float:
-        """Give the time of so many bytes; beyond the largest, at its rate."""
+        """Interpolate the time of an exchange; beyond the largest, at its rate."""
         kib = num_bytes / 1024
         if kib > self.kib[-1]:
             return self.ms[-1] * kib / self.kib[-1]
@@ -65,8 +64,6 @@ class Machine:
     memory_gib: float
     reserved_gib: float
     """Taken by the driver, libraries and fragments."""
-    host_memory_gib: float
-    """Host memory for each device; on a machine without GPUs, that of the machine."""
     gpus_a_host: int
     step: StepCost
     score_bytes: float
@@ -78,11 +75,7 @@ class Machine:
     copy_gb_s: float
     """Bytes read and written by a copy in its memory."""
     sharded_ms: float = 0.0
-    """What a step with sharded tables takes besides, whatever the size: launches, waits."""
-    host_row_ns: float = 0.0
-    """Time to bring one row of 64 numbers from host memory and write one back."""
-    host_fixed_ms: float = 0.0
-    """Time that a cache of rows costs a step, hit or missed."""
+    """Further milliseconds of a step with sharded tables: launches, waits."""
     all_to_all: Curve | None = None
     """Bytes that each of two GPUs of a host exchanges, and milliseconds."""
     all_reduce: Curve | None = None
@@ -108,11 +101,7 @@ def machines() -> dict[str, Machine]:
 
 
 def machine_named(name: str) -> Machine:
-    """Look a machine up.
-
-    Raises:
-        ValueError: Its constants were not measured.
-    """
+    """Look a machine up."""
     found = machines().get(name.lower())
     if found is None:
         raise ValueError(

@@ -1,28 +1,25 @@
-"""Where a table's rows live, and what that costs each GPU in memory and each step in time.
+"""Placements of a table's rows, with their memory on each GPU and time in each step.
 
 As TorchRec shards pooled lookups: ``replicated`` (every GPU has the whole table, gradients are
 summed), ``row-wise`` (a GPU has every G-th row, adds up its part of every bag and sends it by
 reduce-scatter, so traffic grows with G), ``column-wise`` (a GPU has some columns of every row, sent
-by all-to-all; FBGEMM needs 4 columns a shard, so a table has at most D / 4 shards). ``host rows``
-is row-wise with all rows in host memory and the hot ones on the GPU as well.
+by all-to-all; FBGEMM needs 4 columns a shard, so a table has at most D / 4 shards).
 
 Axes: G GPUs, R different rows of a GPU's batch, D width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pipelines.planning.machine import GIB, Machine
-from pipelines.planning.workload import FLOAT, Workload, distinct_rows
+from pipelines.engine.memory import GIB
+from pipelines.planning.machine import Machine
+from pipelines.planning.workload import FLOAT, Workload
 
-Placement = Literal["replicated", "row-wise", "column-wise", "host rows"]
+Placement = Literal["replicated", "row-wise", "column-wise"]
 ID = 8
 """Bytes of an id."""
-MAP = 4
-"""Bytes a row needs in the table that says where it is cached."""
-HOT_SHARES = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 
 class Table(NamedTuple):
@@ -42,23 +39,15 @@ class Placed:
     rows: int
     placement: Placement
     weights_gib: float
-    """On the GPU, with the rows of a cache."""
     state_gib: float
     exchanged_mib: float = 0.0
     """Sent by each GPU in a step: ids, rows, their gradients."""
     reduced_mib: float = 0.0
     """Summed over GPUs in a step."""
     communication_ms: float = 0.0
-    host_gib: float = 0.0
-    """In host memory, for each GPU."""
-    hot_share: float = 1.0
-    """Of the rows that are on a GPU."""
-    missing_rows: float = 0.0
-    """Rows that a step brings from host memory, a GPU."""
-    host_ms: float = 0.0
 
 
-def tables_of(work: Workload, gpus: int) -> list[Table]:
+def list_tables(work: Workload, gpus: int) -> list[Table]:
     """List the tables of ids."""
     ids = work.values + work.candidates(gpus)
     items = Table("items", work.items, work.item_rows_of_a_step(gpus), ids)
@@ -67,7 +56,7 @@ def tables_of(work: Workload, gpus: int) -> list[Table]:
 
 
 def exchange_ms(machine: Machine, gpus: int, sent: float) -> float:
-    """Time an exchange in which each GPU sends so many bytes in all to the others, ms.
+    """Time an exchange in which each GPU sends a number of bytes in all to the others, ms.
 
     Within a host by the curve of two GPUs, half of whose buffer leaves; between hosts by the
     network's rate.
@@ -90,7 +79,7 @@ def reduce_ms(machine: Machine, gpus: int, num_bytes: float) -> float:
 
 
 def replicated(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
-    """Give every GPU the whole table; gradients of all rows are summed."""
+    """Place the whole table on every GPU; gradients of all rows are summed."""
     weights, state = work.table_bytes(table.rows)
     gradient = weights if gpus > 1 else 0.0
     return Placed(
@@ -105,7 +94,7 @@ def replicated(work: Workload, machine: Machine, gpus: int, table: Table) -> Pla
 
 
 def row_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
-    """Give each GPU every G-th row; its part of every bag goes to the GPU whose bag it is."""
+    """Place every G-th row on each GPU; its part of every bag goes to the GPU whose bag it is."""
     weights, state = (size / gpus for size in work.table_bytes(table.rows))
     ids = table.rows_of_a_step * ID * (gpus - 1) / gpus
     pooled = table.rows_of_a_step * work.dim * FLOAT * (gpus - 1)
@@ -113,7 +102,7 @@ def row_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Place
 
 
 def column_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
-    """Give each GPU some columns of every row, 4 at least."""
+    """Place some columns of every row on each GPU, 4 at least."""
     shards = min(gpus, work.dim // 4)
     weights, state = (size / shards for size in work.table_bytes(table.rows))
     if work.tables == "rowwise_adam":
@@ -145,40 +134,9 @@ def _exchanged(
     )
 
 
-def host_rows(
-    work: Workload, machine: Machine, gpus: int, table: Table, hot_share: float
-) -> Placed:
-    """Keep every row in host memory and the hot ones on the GPU."""
-    whole = row_wise(work, machine, gpus, table)
-    # Each GPU serves its rows to all, so the union of all batches misses once a GPU's share.
-    hottest = hot_share * table.rows
-    missing = (
-        distinct_rows(table.rows, gpus * table.ids_of_a_step, work.skew, hottest=hottest) / gpus
-    )
-    return replace(
-        whole,
-        placement="host rows",
-        weights_gib=whole.weights_gib * hot_share,
-        state_gib=whole.state_gib * hot_share + MAP * table.rows / gpus / GIB,
-        host_gib=whole.weights_gib + whole.state_gib,
-        hot_share=hot_share,
-        missing_rows=missing,
-        host_ms=machine.host_fixed_ms + missing * machine.host_row_ns * work.dim / 64 * 1e-6,
-    )
-
-
-def placements(
-    work: Workload, machine: Machine, gpus: int, table: Table, *, from_host: bool
-) -> list[Placed]:
-    """List the placements of a table.
-
-    Args:
-        from_host: Whether rows may lie in host memory.
-    """
+def placements(work: Workload, machine: Machine, gpus: int, table: Table) -> list[Placed]:
+    """List the placements of a table."""
     found = [replicated(work, machine, gpus, table)]
     if gpus > 1:
         found += [row_wise(work, machine, gpus, table), column_wise(work, machine, gpus, table)]
-    if from_host and not machine.is_cpu:
-        usable = [share for share in HOT_SHARES if share * table.rows >= 2 * table.rows_of_a_step]
-        found += [host_rows(work, machine, gpus, table, share) for share in usable]
     return found

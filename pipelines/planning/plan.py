@@ -1,4 +1,4 @@
-"""What a machine needs for a workload: placement, memory, traffic, step time, time of a pass, cost.
+"""The needs of a workload: placement, memory, traffic, step time, time of a pass, cost.
 
 Axes: G GPUs.
 """
@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
 
-from pipelines.planning.machine import GIB, Machine
-from pipelines.planning.placement import Placed, placements, reduce_ms, tables_of
+from pipelines.engine.formats import duration, size
+from pipelines.engine.memory import GIB
+from pipelines.planning.machine import Machine
+from pipelines.planning.placement import Placed, list_tables, placements, reduce_ms
 from pipelines.planning.workload import FLOAT, MAX_GPUS, Workload
 
 COUNTS = 16
@@ -19,18 +21,15 @@ COUNTS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One workload on so many devices."""
+    """Needs of one workload on a number of devices."""
 
     machine: str
     gpus: int
     """0 for a machine without any."""
     tables: list[Placed]
     memory_gib: dict[str, float]
-    """Of each device by what takes it; on a machine without GPUs, of its RAM."""
+    """Memory of each device by part; on a machine without GPUs, of its RAM."""
     memory_limit_gib: float
-    host_gib: float
-    """Host memory that rows take, for each GPU."""
-    host_limit_gib: float
     fits: bool
     step_ms: dict[str, float]
     exchanged_mib: float
@@ -39,7 +38,7 @@ class Plan:
     pass_hours: float
     """Time of one pass over a day's events."""
     cost: float | None
-    """Of that pass; None without a price."""
+    """Cost of that pass; None without a price."""
 
     @property
     def total_gib(self) -> float:
@@ -51,11 +50,11 @@ class Plan:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether a day's events take less than a day."""
+        """True if a day's events take less than a day."""
         return self.pass_hours <= 24
 
     def as_json(self) -> dict[str, Any]:
-        """Give every number, with the sums."""
+        """Return every number, with the sums."""
         sums = {"total_gib": self.total_gib, "total_ms": self.total_ms, "keeps_up": self.keeps_up}
         return asdict(self) | sums
 
@@ -80,7 +79,7 @@ def step_parts(work: Workload, machine: Machine, gpus: int) -> dict[str, float]:
 def memory_parts(
     work: Workload, machine: Machine, gpus: int, tables: list[Placed]
 ) -> dict[str, float]:
-    """Say what takes a device's memory, GiB."""
+    """Break a device's memory down by what takes it, GiB."""
     rows = (work.item_rows_of_a_step(gpus) + work.user_rows_of_a_step) * work.dim
     step = (
         machine.score_bytes * work.score_elements(gpus)
@@ -89,13 +88,11 @@ def memory_parts(
     )
     # What is sent and what arrives, of two of the three exchanges of a step at a time.
     travelling = 2 * max(one.exchanged_mib for one in tables) / 1024
-    cached = [one for one in tables if one.hot_share < 1]
-    weights = sum(one.weights_gib for one in tables if one.hot_share == 1)
+    weights = sum(one.weights_gib for one in tables)
     busy = step / GIB + travelling
     return {
         "weights": weights,
-        "optimizer": sum(one.state_gib for one in tables if one.hot_share == 1),
-        "hot rows": sum(one.weights_gib + one.state_gib for one in cached),
+        "optimizer": sum(one.state_gib for one in tables),
         "counts": COUNTS * work.items / GIB,
         "towers": 4 * work.dense_weights * FLOAT / GIB,
         "step": step / GIB,
@@ -115,10 +112,8 @@ def plan_on(
     parts["sharding"] = machine.sharded_ms if sharded else 0.0
     parts["exchange of rows"] = sum(one.communication_ms for one in tables)
     parts["sum of gradients"] = reduce_ms(machine, devices, FLOAT * work.dense_weights)
-    parts["host rows"] = sum(one.host_ms for one in tables)
     memory = memory_parts(work, machine, devices, tables)
     limit = machine.memory_gib - machine.reserved_gib
-    host = sum(one.host_gib for one in tables)
     step_seconds = sum(parts.values()) / 1e3
     hours = work.events_per_day / (work.batch * devices) * step_seconds / 3600
     price = None if price_per_hour is None else price_per_hour * devices * hours
@@ -128,9 +123,7 @@ def plan_on(
         tables=tables,
         memory_gib=memory,
         memory_limit_gib=limit,
-        host_gib=host,
-        host_limit_gib=machine.host_memory_gib,
-        fits=sum(memory.values()) <= limit and host <= machine.host_memory_gib,
+        fits=sum(memory.values()) <= limit,
         step_ms={name: value for name, value in parts.items() if value > 0},
         exchanged_mib=sum(one.exchanged_mib for one in tables),
         reduced_mib=sum(one.reduced_mib for one in tables)
@@ -142,40 +135,22 @@ def plan_on(
 
 
 def plan_for(
-    work: Workload,
-    machine: Machine,
-    gpus: int,
-    price_per_hour: float | None = None,
-    *,
-    from_host: bool = False,
+    work: Workload, machine: Machine, gpus: int, price_per_hour: float | None = None
 ) -> Plan:
-    """Choose the fastest placement that fits; where none does, the one that lacks least.
+    """Choose the fastest placement that fits, else the smallest one.
 
     Args:
         gpus: 0 for a machine without GPUs.
-        price_per_hour: Of one device.
-        from_host: Whether rows may lie in host memory.
-
-    Raises:
-        ValueError: The number of GPUs or the price is out of its range, or not of this machine.
+        price_per_hour: Price of one device.
     """
     check(machine, gpus, price_per_hour)
     devices = max(1, gpus)
-    each = [
-        placements(work, machine, devices, table, from_host=from_host)
-        for table in tables_of(work, devices)
-    ]
+    each = [placements(work, machine, devices, table) for table in list_tables(work, devices)]
     made = [plan_on(work, machine, gpus, list(chosen), price_per_hour) for chosen in product(*each)]
     fitting = [one for one in made if one.fits]
     if fitting:
         return min(fitting, key=lambda one: (one.total_ms, one.total_gib))
-    return min(
-        made,
-        key=lambda one: (
-            max(0.0, one.total_gib - one.memory_limit_gib)
-            + max(0.0, one.host_gib - one.host_limit_gib)
-        ),
-    )
+    return min(made, key=lambda one: one.total_gib)
 
 
 def check(machine: Machine, gpus: int, price_per_hour: float | None) -> None:
@@ -188,16 +163,14 @@ def check(machine: Machine, gpus: int, price_per_hour: float | None) -> None:
         raise ValueError(f"price_per_hour must be between 0 and 1e6, got {price_per_hour:g}")
 
 
-def fewest_gpus(
-    work: Workload, machine: Machine, *, keeps_up: bool, from_host: bool = False
-) -> Plan | None:
+def fewest_gpus(work: Workload, machine: Machine, *, keeps_up: bool) -> Plan | None:
     """Find the fewest GPUs that hold a workload, and pass over a day's events within a day.
 
     Tries 1, 2, 4 ... up to the limit, then between the last two.
     """
 
     def serves(gpus: int) -> Plan | None:
-        found = plan_for(work, machine, gpus, from_host=from_host)
+        found = plan_for(work, machine, gpus)
         return found if found.fits and (found.keeps_up or not keeps_up) else None
 
     if machine.is_cpu:
@@ -213,3 +186,70 @@ def fewest_gpus(
         better = serves(middle)
         least, most, found = (least, middle, better) if better else (middle, most, found)
     return found
+
+
+def gib(value: float) -> str:
+    """Format a size that is counted in GiB."""
+    return size(value * GIB)
+
+
+def headline(plan: Plan, least: Plan | None, in_time: Plan | None) -> list[str]:
+    """Write whether it fits, then what would."""
+    devices = f"{plan.gpus} x {plan.machine}" if plan.gpus else "this CPU"
+    lines = []
+    if plan.fits:
+        lines.append(f"fits on {devices}: {gib(plan.total_gib)} of {gib(plan.memory_limit_gib)}")
+    else:
+        lines.append(
+            f"does NOT fit on {devices}: needs {gib(plan.total_gib)} of "
+            f"{gib(plan.memory_limit_gib)}"
+        )
+    if not plan.keeps_up:
+        lines.append(f"too slow: a day's events take {duration(3600 * plan.pass_hours)}")
+    lines += [] if not plan.gpus else [_fewest(least, in_time)]
+    return lines
+
+
+def _fewest(least: Plan | None, in_time: Plan | None) -> str:
+    if least is None:
+        return "no number of these GPUs holds it; take smaller dim or negatives"
+    text = f"fewest that hold it: {least.gpus} ({how(least)})"
+    if in_time is None:
+        return f"{text}; no number trains a day's events within a day"
+    if in_time.gpus == least.gpus:
+        return f"{text}, which also train a day's events within a day"
+    return f"{text}; to train a day's events within a day: {in_time.gpus} ({how(in_time)})"
+
+
+def how(plan: Plan) -> str:
+    """List each table's placement."""
+    return ", ".join(f"{one.table} {one.placement}" for one in plan.tables)
+
+
+def rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """List quantities, their size, and their parts."""
+    memory = {name: value for name, value in plan.memory_gib.items() if value > 0}
+    found: list[tuple[str, str, str]] = [
+        (f"table {one.table}", f"{one.rows:,} rows", one.placement) for one in plan.tables
+    ]
+    place = "memory a GPU" if plan.gpus else "memory"
+    found.append((place, gib(plan.total_gib), _parts(memory, gib)))
+    found.append(("step", f"{plan.total_ms:,.1f} ms", _parts(plan.step_ms, _ms)))
+    if plan.gpus > 1:
+        sent = f"{plan.exchanged_mib:,.1f} MiB"
+        found.append(("sent by a GPU in a step", sent, "ids, rows and their gradients"))
+        found.append(("summed over GPUs in a step", f"{plan.reduced_mib:,.1f} MiB", "gradients"))
+    found.append(("events a second", f"{plan.events_a_second:,.0f}", ""))
+    cost = "" if plan.cost is None else f"costs {plan.cost:,.2f}"
+    found.append(("one pass over a day's events", duration(3600 * plan.pass_hours), cost))
+    return found
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.2f} ms"
+
+
+def _parts(parts: dict[str, float], write: object) -> str:
+    assert callable(write)
+    largest = sorted(parts.items(), key=lambda one: -one[1])
+    return ", ".join(f"{name} {write(value)}" for name, value in largest)

@@ -1,4 +1,4 @@
-"""What is to be trained: sizes of a shop and of a training step, checked.
+"""The workload: sizes of a shop and of a training step, checked.
 
 Axes: G GPUs, B labels of a GPU's batch, C uniform negatives, M history values, R different rows, D
 width.
@@ -23,11 +23,7 @@ MAX_GPUS = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A two-tower over a shop of this size.
-
-    Raises:
-        ValueError: A number is out of its range.
-    """
+    """A two-tower over a shop of this size."""
 
     items: int
     users: int = 0
@@ -130,28 +126,14 @@ def _check_number(name: str, value: float, least: float, most: float) -> None:
 
 
 def _ranks(rows: int, skew: float, head: float) -> tuple[Floats, Floats]:
-    """Lay ranks out from 1 on: edges of 4,000 parts, and the share of one rank in each."""
+    """Split ranks into 4,000 parts: their edges, and the share of one rank in each."""
     edges = np.geomspace(1, rows + 1, 4_000)
     widths = np.diff(edges)
     weights = (np.sqrt(edges[1:] * edges[:-1]) + head) ** -skew
     return edges, weights / (weights * widths).sum()
 
 
-def distinct_rows(
-    rows: int, draws: float, skew: float, *, hottest: float = 0.0, head: float = 0.0
-) -> float:
-    """Expect how many different rows ids name, where ranks are drawn with density (x + head)^-skew.
-
-    Args:
-        rows: Of the table.
-        draws: Ids.
-        skew: Of that density; 1 is Zipf's law.
-        hottest: Rows of so low a rank are not counted, as those that a cache holds.
-        head: Ranks that are about equally frequent.
-    """
-    if hottest >= rows:
-        return 0.0
+def distinct_rows(rows: int, draws: float, skew: float, *, head: float = 0.0) -> float:
+    """Expect how many different rows are drawn with density (rank + head)^-skew."""
     edges, share = _ranks(rows, skew, head)
-    widths = np.diff(edges)
-    beyond = np.clip((edges[1:] - 1 - hottest) / widths, 0, 1)
-    return float((widths * beyond * -np.expm1(-draws * share)).sum())
+    return float((np.diff(edges) * -np.expm1(-draws * share)).sum())

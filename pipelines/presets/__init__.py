@@ -1,20 +1,37 @@
-"""Whole configurations by name, each a function that returns a RunConfig."""
+"""Whole configurations by name, each a TOML file of this folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 from pipelines.config.run import RunConfig
-from pipelines.presets.amazon import amazon_beauty, amazon_sports, amazon_toys
-from pipelines.presets.automatic import automatic
-from pipelines.presets.movielens import movielens_1m, movielens_100k
+from pipelines.config.toml import Table, merge, plain, read_toml, validate, without_keys
+
+FOLDER = Path(__file__).parent
+
+
+def preset_table(name: str) -> Table:
+    """Read the keys that a preset and those below it set."""
+    table = read_toml(FOLDER / f"{name}.toml")
+    below = preset_table(table["preset"]) if "preset" in table else {}
+    return merge(below, without_keys(table, ["preset"]))
+
+
+def load_preset(name: str) -> RunConfig:
+    """Build a preset's configuration; other keys have their defaults."""
+    table = preset_table(name)
+    defaults = plain(RunConfig(workspace=Path(table["workspace"])))
+    return validate(RunConfig, merge(defaults, table), f"preset {name}")
+
 
 PRESETS: dict[str, Callable[[], RunConfig]] = {
-    "auto": automatic,
-    "shop": automatic,
-    "movielens_100k": movielens_100k,
-    "movielens_1m": movielens_1m,
-    "amazon_beauty": amazon_beauty,
-    "amazon_sports": amazon_sports,
-    "amazon_toys": amazon_toys,
+    "auto": partial(load_preset, "auto"),
+    "shop": partial(load_preset, "auto"),
+    "movielens_100k": partial(load_preset, "movielens_100k"),
+    "movielens_1m": partial(load_preset, "movielens_1m"),
+    "amazon_beauty": partial(load_preset, "amazon_beauty"),
+    "amazon_sports": partial(load_preset, "amazon_sports"),
+    "amazon_toys": partial(load_preset, "amazon_toys"),
 }

@@ -41,15 +41,11 @@ ONLINE_EVENTS = "online_events"
 """In a workspace: the events of a store."""
 MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
 IMAGE_KEYS = ("folder", "encoder")
-"""Of ``[content.images]``."""
+"""Keys of ``[content.images]`` that are paths."""
 
 
 def preset_named(name: object, source: str) -> RunConfig:
-    """Build a preset's configuration.
-
-    Raises:
-        ValueError: If there is none of that name; offers the nearest.
-    """
+    """Build a preset's configuration."""
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name]()
     near = difflib.get_close_matches(str(name).replace("-", "_"), PRESETS, n=1)
@@ -83,7 +79,7 @@ def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def absolute(folder: Path, value: str) -> str:
-    """Read a path as relative to a folder; a bundle remembers it, wherever that is read."""
+    """Read a path as relative to a folder; a bundle remembers it."""
     return str((folder / Path(value).expanduser()).absolute())
 
 
@@ -100,16 +96,16 @@ def moved_to(folder: Path, value: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigSources:
-    """Where the configuration of one run comes from; later ones win."""
+    """Sources of the configuration of one run; later ones win."""
 
     path: Path | None = None
     """A TOML file: ``preset = "..."`` and overrides."""
     preset: str | None = None
     """Wins over the file's."""
     assignments: Sequence[str] = ()
-    """Of ``--set``."""
+    """Assignments of ``--set``."""
     values: Table = field(default_factory=dict)
-    """Of other options of the command."""
+    """Values of other options of the command."""
     workspace: Path | None = None
 
     @property
@@ -147,19 +143,12 @@ class ConfigSources:
         Args:
             choices: Values over the preset's and below the user's.
             deferred: Keys of which the user's values do not count.
-
-        Raises:
-            ValueError: Names the file, key, value and what is allowed.
         """
         values = merge(merge(self.below, choices or {}), without_keys(self.own, deferred))
         return validate(RunConfig, values, " --set ".join([self.name, *self.assignments]))
 
     def latest(self) -> RunConfig:
-        """Build the configuration; an automatic one has the choices of its latest plan.
-
-        Raises:
-            ValueError: Names the file, key, value and what is allowed.
-        """
+        """Build the configuration; an automatic one has the choices of its latest plan."""
         values = merge(self.below, self.own)
         is_automatic = set_value(values, "auto.enabled") is True
         choices = saved_choices(Path(str(values["workspace"]))) if is_automatic else None
@@ -193,11 +182,7 @@ def saved_choices(workspace: Path) -> tuple[Table, Sequence[str]] | None:
 
 
 def with_shared(table: Table, source: str) -> Table:
-    """Give every training what ``[shared_training]`` sets and its own section does not.
-
-    Raises:
-        ValueError: A key there is unknown, or of another type.
-    """
+    """Copy the keys of ``[shared_training]`` to every training whose section does not set them."""
     if SHARED not in table:
         return table
     validate(SharedTraining, {SHARED: table[SHARED]}, source)
@@ -206,22 +191,14 @@ def with_shared(table: Table, source: str) -> Table:
 
 
 def check_places(config: RunConfig) -> None:
-    """Find out at the start whether the folders of a run can be written.
-
-    Raises:
-        ValueError: Says which cannot and what to do.
-    """
+    """Find out at the start whether the folders of a run can be written."""
     check_writable(config.workspace, "the workspace", "--workspace (in the TOML file: workspace)")
     if config.release.bundles is not None:
         check_writable(config.release.bundles, "the folder of bundles", "release.bundles")
 
 
 def with_dataset(config: RunConfig) -> RunConfig:
-    """Fetch the data set that the configuration names, and point its files at the tables.
-
-    Raises:
-        ValueError: If no source has it, or neither a data set nor a file of events is named.
-    """
+    """Fetch the data set that the configuration names, and point its files at the tables."""
     if config.data.partitions is not None:
         return with_partitions(config)
     if config.data.dataset is None:
@@ -248,11 +225,7 @@ def with_dataset(config: RunConfig) -> RunConfig:
 
 
 def with_partitions(config: RunConfig) -> RunConfig:
-    """Point the events at the clean files of the partitions that were ingested.
-
-    Raises:
-        ValueError: Other events are named too, or no partition was ingested.
-    """
+    """Point the events at the clean files of the partitions that were ingested."""
     data, own = config.data, config.workspace / FOLDER
     others = [path for path in data.event_paths() if own not in path.parents]
     if others or data.dataset is not None:
@@ -269,11 +242,7 @@ def with_partitions(config: RunConfig) -> RunConfig:
 
 
 def with_online_events(config: RunConfig) -> RunConfig:
-    """Export the events of the online store that the configuration names, once a run.
-
-    Raises:
-        ValueError: There is no such store, or its events cannot be read; says what to do.
-    """
+    """Export the events of the online store that the configuration names, once a run."""
     config = with_forgotten(config)
     url = config.data.online_events
     if url is None or not is_store(url):

@@ -18,8 +18,13 @@ from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.toml import validate, without_keys
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
-from pipelines.inputs.content_models import cache_dir, make_encoder, make_language_model, text_of
-from pipelines.inputs.item_images import check_images, image_vectors
+from pipelines.inputs.content_models import (
+    cache_dir,
+    describe_item,
+    make_encoder,
+    make_language_model,
+)
+from pipelines.inputs.item_columns import check_images, image_vectors
 from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
@@ -173,7 +178,7 @@ def content_of(
     if encoder is None:
         return of_columns
     check_encoder(encoder, bundle, directory)
-    texts = described([text_of(row, config) for row in rows], bundle, directory)
+    texts = described([describe_item(row, config) for row in rows], bundle, directory)
     return np.hstack([encode_cached(texts, encoder, cache_dir("embeddings")), of_columns])
 
 

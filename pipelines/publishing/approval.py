@@ -54,7 +54,7 @@ def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> 
         return why
     raise RefusedError(
         f"{version} is not served: {why}. See recsys release explain {version}; to serve it all "
-        f"the same, and have that written down: recsys promote {version} --force"
+        f"the same, and have that written down: recsys release promote {version} --force"
     )
 
 

@@ -34,7 +34,7 @@ ADVICE = {
     "sources that failed": "read the log for the first error of that source",
     "time of a list": "profile the bundle, or raise release.gate.max_latency_ms",
     "empty lists|catalogue coverage|novelty|categories of a list": "compare lists with recsys "
-    "recommend --bundle on the refused bundle",
+    "recommend on the refused bundle",
     "size": "find the part that grew, or raise release.gate.max_size_ratio",
     "parity of serving": "run recsys parity and repair the difference that it names",
     "the bundle can be loaded": "run the stage again that wrote the named file",

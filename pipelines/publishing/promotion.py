@@ -1,8 +1,8 @@
 """Champion and challenger: the link that serving follows, the registry's aliases, their history.
 
 A release that passed its checks becomes champion at once, unless ``release.promote`` is false;
-then it is the challenger until ``recsys promote`` makes it champion. The first bundle is always
-champion, since there is nothing else to serve.
+then it is the challenger until ``recsys release promote`` makes it champion. The first bundle is
+always champion, since there is nothing else to serve.
 
 The history, ``aliases.jsonl`` beside the bundles, is the truth; the registry gets it through the
 outbox, whenever it can be reached.

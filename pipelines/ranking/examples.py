@@ -13,7 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows

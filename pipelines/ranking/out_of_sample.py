@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipelines.candidates.load import catalogue_of, scored_up_to
-from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
 from pipelines.training.baselines import baselines_of

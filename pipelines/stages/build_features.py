@@ -13,7 +13,7 @@ from pipelines.engine.forgotten import forgotten_users, list_path
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.executor.ray_cluster import ray_cluster
-from pipelines.inputs.exported import parts_of
+from pipelines.inputs.exported import list_parts
 
 NO_VALUES = {"value": ""}
 """A price or a number of seconds is no rating, which the value of an event is elsewhere."""
@@ -33,7 +33,7 @@ def raw_files(config: RunConfig) -> Mapping[str, Path]:
 def online_files(config: RunConfig) -> list[Path]:
     """List the files of what a server collected."""
     folder = config.data.online_events
-    return [] if folder is None else parts_of(Path(folder))
+    return [] if folder is None else list_parts(Path(folder))
 
 
 def features_config(config: RunConfig) -> FeaturesConfig:

@@ -157,7 +157,7 @@ def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
 def is_newest(context: StageContext) -> bool:
     """Whether the artefact's IDs are published still, or next to be.
 
-    Items that were appended to them meanwhile (recsys append-items) change none; IDs that were
+    Items that were appended to them meanwhile (recsys release append) change none; IDs that were
     fitted again elsewhere or rolled back do.
     """
     report = read_json(context.output / REPORT)

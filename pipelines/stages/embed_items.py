@@ -18,9 +18,14 @@ from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.executor.ray_cluster import ray_cluster
-from pipelines.inputs.content_models import cache_dir, encoder_files, make_encoder, text_of
-from pipelines.inputs.item_columns import column_values, fit_columns
-from pipelines.inputs.item_images import image_columns, image_files, images_name
+from pipelines.inputs.content_models import cache_dir, describe_item, encoder_files, make_encoder
+from pipelines.inputs.item_columns import (
+    column_values,
+    fit_columns,
+    image_columns,
+    image_files,
+    images_name,
+)
 from pipelines.inputs.tensors import CONTENT_FILE, released_order
 from pipelines.stages.enrich_items import load_enrichment
 from recsys.content.attribute_gate import K, choose_attributes, cut_queries
@@ -128,7 +133,7 @@ def embed_items(
     encoder = make_encoder(config)
     rows = list(items.iter_rows(named=True))
     values = [known.get(row["item_row"]) for row in rows]
-    texts = [text_of(row, config) for row in rows]
+    texts = [describe_item(row, config) for row in rows]
     vectors = np.zeros((len(texts) + 1, encoder.dim if encoder else 0), np.float32)
     if encoder is not None:
 

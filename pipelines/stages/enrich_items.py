@@ -19,9 +19,9 @@ from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.content_models import (
     cache_dir,
+    describe_item,
     language_model_files,
     make_language_model,
-    text_of,
 )
 from recsys.content.attribute_schema import Extraction, extraction_of
 from recsys.content.attributes import Value
@@ -64,7 +64,7 @@ def enrich_items(context: StageContext) -> StageRows:
     model = make_language_model(config, context.config.device)
     if model is None:
         return write_enrichment(context.output, items.clear(), None, {"model": "none"})
-    texts = [text_of(item, context.config.content) for item in items.iter_rows(named=True)]
+    texts = [describe_item(item, context.config.content) for item in items.iter_rows(named=True)]
 
     def report(done: int, total: int) -> None:
         if context.show_progress and log.is_terminal and (done % 100 == 0 or done == total):

@@ -55,6 +55,9 @@ NO_HELD_OUT = (
     "what was filtered out)"
 )
 
+LISTED = 20
+"""Items of each list that are kept per user."""
+
 
 class Blending(NamedTuple):
     """What merges the lists of a split."""
@@ -191,7 +194,7 @@ def evaluate(context: StageContext) -> StageRows:
                 rate = invalid_share(results[GENERATIVE.name].top_k.item_rows, codes.codes)
                 metrics[order][split][GENERATIVE.name]["invalid_id_rate"] = rate or 0.0
             num_users += next(iter(results.values())).num_users
-            table = per_user_table(results, config.evaluation.listed, context.making)
+            table = per_user_table(results, LISTED, context.making)
             table.write_parquet(context.output / f"per_user_{order}_{split}.parquet")
             num_rows += table.height
             # Validation comes first and chooses; the test split chooses nothing.

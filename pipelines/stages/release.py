@@ -1,6 +1,6 @@
 """Stage release: check the challenger, write it as a bundle, and publish it in one rename.
 
-With ``release.promote = false`` it is written and stays challenger until ``recsys promote``.
+With ``release.promote = false`` it stays challenger until ``recsys release promote``.
 
 It is checked as it was written. One that fails a check is not published: the champion stays, the
 verdicts are in ``refused.json`` of the workspace, the bundle lies in ``bundles/refused`` for people

@@ -50,7 +50,7 @@ def decision_of(pointer: str, version: str, digest: str) -> dict[str, str]:
     Raises:
         ValueError: It is of another bundle, altered, or not signed though a key is set.
     """
-    advice = f"`recsys promote {version}` where it was made registers it again"
+    advice = f"`recsys release promote {version}` where it was made registers it again"
     key, what = signing_key(), f"the registry's pointer to bundle {version}"
     found = json.loads(pointer) if pointer else {}
     if check_signature(found, key, what) != "signed" and key is not None:

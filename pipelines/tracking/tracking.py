@@ -93,7 +93,7 @@ def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
     try:
         return SyncResult(**ask_store(store_uri(config, outbox), config, request))
     except (OSError, ValueError) as error:
-        longer = "; `recsys tracking send --seconds 3600` sends for longer"
+        longer = "; `recsys registry send --seconds 3600` sends for longer"
         problem = f"{error}{longer if 'was not done' in str(error) else ''}"
         return SyncResult(waiting=len(outbox.finished()), problem=problem)
 

@@ -24,7 +24,7 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import Stage, StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.item_images import check_images
+from pipelines.inputs.item_columns import check_images
 from pipelines.inputs.tensors import read_inputs
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import begin_of

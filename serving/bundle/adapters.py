@@ -139,7 +139,7 @@ def read_registered(directory: Path) -> AdapterManifest:
     except (OSError, ValidationError) as error:
         raise ValueError(
             f"{path} describes no adapter ({str(error).splitlines()[0]}); register it with "
-            "recsys adapt"
+            "recsys release adapt"
         ) from error
     expected = {CONFIG, WEIGHTS}
     if manifest.files.keys() != expected:

@@ -77,6 +77,6 @@ def check_published(bundle: Path) -> None:
     raise ValueError(
         f"there is no bundle to serve: {bundle} does not exist"
         + (f" (found {', '.join(found[-3:])}, none published)" if found else "")
-        + ". Release one with `recsys run --config <your>.toml` (or `make demo`), or name another "
-        "folder with --bundles or RECSYS_BUNDLES"
+        + ". Release one with `recsys run <your>.toml` (or `make demo`), or name another "
+        "folder, as RUN or as RECSYS_BUNDLES"
     )

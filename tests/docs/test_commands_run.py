@@ -30,12 +30,12 @@ from tests.docs.pages import ROOT, blocks, commands
 RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 ELSEWHERE = {
     "recsys demo": "make demo",
-    "recsys promote --from-registry": "tests/pipelines/tracking; needs a registry",
-    "recsys fetch-bundle": "tests/pipelines/tracking; needs a registry",
-    "recsys serve --bundles /srv/bundles": "goes with fetch-bundle",
-    "recsys tracking send": "tests/pipelines/tracking; needs a registry",
-    "recsys run --config shop.toml --engine": "tests/pipelines/engine and executor",
-    "recsys run --config world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
+    "recsys registry follow": "tests/pipelines/tracking; needs a registry",
+    "recsys registry fetch": "tests/pipelines/tracking; needs a registry",
+    "recsys serve /srv/bundles": "goes with fetch-bundle",
+    "recsys registry send": "tests/pipelines/tracking; needs a registry",
+    "recsys run shop.toml --engine": "tests/pipelines/engine and executor",
+    "recsys run world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
     "recsys ids": "tests/test_readme.py",
     "recsys compare runs/shop --models blend,successors": "tests/integration/models",
     "recsys backtest": "tests/test_readme.py",
@@ -48,7 +48,7 @@ ITEMS = ["1", "50", "181", "242", "302", *(f"sku-{number}" for number in range(3
 """Those that pages name, and others."""
 EXPERIMENT_TIMES = re.compile(r"^(from|until) = .*Z\n", re.MULTILINE)
 EXPLORATION = 'exploration = {method = "epsilon", epsilon = 0.1}'
-LAST = ("release rollback", "release promote", "users forget")
+LAST = ("release rollback", "release promote", "data forget")
 """What changes the shop comes after what reads it."""
 
 
@@ -111,7 +111,7 @@ class Shop:
     def score(self) -> None:
         """Make the lists of a folder that a page names."""
         bundle = "runs/shop/bundles/current"
-        self.run("docs/evaluation.md", ["score", "--bundle", bundle, "--out", "lists/summer"])
+        self.run("docs/evaluation.md", ["score", bundle, "--out", "lists/summer"])
 
     def known(self, word: str) -> str:
         """Name the release that there is in place of a page's."""
@@ -194,11 +194,11 @@ def in_order(found: list[tuple[str, list[str]]]) -> list[tuple[str, list[str]]]:
 
     def place(line: tuple[str, list[str]]) -> int:
         words = " ".join(line[1])
-        if words.startswith(("data init", "run --config shop.toml --budget")):
+        if words.startswith(("data init", "run shop.toml --budget")):
             return 0
-        if words.startswith("serve --config"):
+        if words.startswith("serve --serving-config"):
             return 1
-        if words.startswith(("events export", "score")):
+        if words.startswith(("data export", "score")):
             return 2
         return 4 if words.startswith(LAST) else 3
 

@@ -21,7 +21,7 @@ from docs.generators.configuration import docstrings_of
 from docs.generators.repository import package_version
 from pipelines.cli.main import app
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import dataclasses_in, keys_of
+from pipelines.config.toml import dataclasses_in, list_keys
 from serving.settings import Settings
 from serving.web.openapi import document
 from tests.conftest import BuiltOnce
@@ -65,7 +65,7 @@ def test_the_references_name_every_command_key_setting_and_route(site: Path) -> 
 
     page = text_of(site / "reference" / "configuration.html")
     named = set(re.findall(r"<code>(\w+)</code>", page)) | set(re.findall(r"[\[.](\w+)\]<", page))
-    keys = {key.rpartition(".")[2] for key in keys_of(RunConfig)}
+    keys = {key.rpartition(".")[2] for key in list_keys(RunConfig)}
     assert {key for key in keys if key != "<name>"} - named == set()
 
     page = text_of(site / "reference" / "settings.html")

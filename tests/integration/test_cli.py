@@ -114,7 +114,7 @@ def test_missing_configuration_offers_the_nearest(recsys: Recsys, shop: Path) ->
 def test_run_without_anything_says_what_to_give(recsys: Recsys) -> None:
     result = recsys("run")
     assert result.exit_code == 2
-    assert "--config shop.toml" in told(result)
+    assert "name a run: shop.toml" in told(result)
 
 
 def test_single_override_is_checked_too(recsys: Recsys, shop: Path) -> None:

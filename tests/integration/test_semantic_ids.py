@@ -254,7 +254,7 @@ def test_report_is_written_beside_its_numbers(own: Path, recsys: Recsys, tmp_pat
 def test_commands_say_what_is_missing(recsys: Recsys, own: Path, tmp_path: Path) -> None:
     result = recsys("ids", "train")
     assert result.exit_code == 2
-    assert "name a run: --config" in " ".join(result.output.split())
+    assert "Missing argument 'RUN'" in " ".join(result.output.split())
     shutil.rmtree(own / "embed_items")
     assert "recsys run --until embed_items" in ids(recsys, own, "train", code=2)
     shutil.rmtree(own / "bundles")

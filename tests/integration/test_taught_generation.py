@@ -12,7 +12,7 @@ from click.testing import Result
 
 from pipelines.config.run import GenerativeTrainingConfig, SequenceTrainingConfig
 from pipelines.inputs.tensors import load_catalogue
-from pipelines.presets.shop import shop as shop_preset
+from pipelines.presets import PRESETS
 from pipelines.semantic_ids.artefact import read_item_codes
 from recsys.models.generative.config import GenerativeConfig, TeachingConfig
 from recsys.models.generative.model import GenerativeModel
@@ -71,7 +71,7 @@ def test_vectors_are_those_of_the_sequence_model_trained_on_the_same_events(
 
 
 def test_without_a_sequence_model_nobody_teaches() -> None:
-    plain = replace(shop_preset(), generative_training=GenerativeTrainingConfig(enabled=True))
+    plain = replace(PRESETS["auto"](), generative_training=GenerativeTrainingConfig(enabled=True))
     taught = replace(plain.generative_training, teaching=TeachingConfig(share=0.5))
     reads = GenerativeConfig(items="codes_vectors")
     for changes in ({"generative_training": taught}, {"generative": reads}):

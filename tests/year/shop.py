@@ -135,7 +135,7 @@ class YearShop:
 
     def arguments(self, *command: str) -> list[str]:
         """Write a command's arguments out."""
-        if command[0] in ("gc", "tracking", "status"):
+        if command[0] in ("gc", "registry", "status"):
             return [*command, "-w", str(self.workspace)]
         own = ["-c", str(self.folder / "shop.toml"), "-w", str(self.workspace)]
         tracking = ["--set", f"tracking.enabled={str(self.tracked).lower()}"]

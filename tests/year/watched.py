@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from pipelines.config.monitoring import MonitoringConfig
+from pipelines.config.daily import MonitoringConfig
 from pipelines.monitoring.judged import Record
 from pipelines.monitoring.served import days_of_lists
 from pipelines.monitoring.signals import agreement_of, measure

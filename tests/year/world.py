@@ -95,7 +95,7 @@ class WorldDay:
     users: pl.DataFrame
     """user_id, age, country of everyone who has joined."""
     served: pl.DataFrame
-    """Lists that were served, as recsys events export writes them, a row an item."""
+    """Lists that were served, as recsys data export writes them, a row an item."""
     clicks: pl.DataFrame
     """Events on those lists, with request_id and slot."""
     item_vectors: Numbers

@@ -10,7 +10,7 @@
 | Saturday | the clock: rows of the year 2100 and of 1970, or this machine's set back by 400 days |
 | Sunday | Thursday is corrected; Saturday's file comes as Sunday's, and the true one a day later |
 
-Each night runs update and monitor; Sundays also run every stage, tracking send and gc.
+Each night runs update and monitor; Sundays also run every stage, registry send and gc.
 """
 
 from __future__ import annotations
@@ -204,10 +204,10 @@ def mlflow_down(year: Year, events: pl.DataFrame) -> None:
     with mock.patch.dict(os.environ, MLFLOW_TRACKING_URI=NOWHERE):
         year.update()
         year.ended(
-            "tracking send to an address that does not answer", shop.recsys("tracking", "send"), 75
+            "registry send to an address that does not answer", shop.recsys("registry", "send"), 75
         )
     shop.tracked = False
-    found_in_history(year, fault, "tracking send: busy 75", "waiting")
+    found_in_history(year, fault, "registry send: busy 75", "waiting")
 
 
 def wrong_clock(year: Year, events: pl.DataFrame) -> None:
@@ -253,7 +253,7 @@ def weekly(year: Year) -> None:
     """Run every stage, send to MLflow what waits, remove what nobody needs."""
     shop = year.shop
     year.ended("run", shop.recsys("run", "-q"), 0, 3)
-    year.ended("tracking send", shop.recsys("tracking", "send"), 0)
+    year.ended("registry send", shop.recsys("registry", "send"), 0)
     year.ended("gc", shop.recsys("gc", "--keep-days", "3"), 0)
 
 

@@ -28,7 +28,7 @@ PASSED, FAILED = "allowed", "refused"
 COLORS = {PASSED: color_of(2), FAILED: color_of(5)}
 NO_ADAPTERS = (
     "There are no domain adapters. Items or events need a column domain; then [adapter] "
-    'domains = ["books"] adapts the released model in every run, and recsys adapt --config '
+    'domains = ["books"] adapts the released model in every run, and recsys release adapt --config '
     "shop.toml --domain books does it once."
 )
 USED_BY = (

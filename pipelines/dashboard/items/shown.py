@@ -14,7 +14,7 @@ from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 
 MISSING = (
-    "No run here keeps lists by user. Run one whole: recsys run --config shop.toml; then start the "
+    "No run here keeps lists by user. Run one whole: recsys run shop.toml; then start the "
     "dashboard with --root at its folder."
 )
 

@@ -24,8 +24,8 @@ PATIENCE_SECONDS = 2.0
 """Time that a click waits for another command that publishes."""
 MAX_REASON = 500
 NO_KEY = (
-    "nothing can be changed here: this dashboard was started without a key; use recsys promote and "
-    "recsys rollback, or start it with a key"
+    "nothing can be changed here: this dashboard was started without a key; use "
+    "recsys release promote and recsys release rollback, or start it with a key"
 )
 FIELDS = (("reason", "Reason, written into the decision"), ("confirm", "Version, to confirm"))
 
@@ -62,7 +62,7 @@ def actions_for(folder: Folder, version: str | None, served: str | None) -> list
                 "challenger",
                 version,
                 f"Keep {version} as challenger",
-                f"{served or 'Nothing'} stays served; the next recsys promote takes {version}.",
+                f"{served or 'Nothing'} stays served; the next recsys release promote takes {version}.",
             ),
         ]
     back = goes_back_to(folder)
@@ -133,7 +133,7 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
     before = f", before it was {change.previous}" if change.previous else ""
     registry = ""
     if moved.config.enabled:
-        registry = " The model registry gets it with the next run, or recsys tracking send."
+        registry = " The model registry gets it with the next run, or recsys registry send."
     return (
         f"{change.alias} is {change.version}{before}. The decision was written with your reason."
         f"{registry}"

@@ -16,7 +16,7 @@ TITLE = "Replay"
 NOTHING = (
     "There is no backtest below the dashboard's folders. A backtest replays a log: models are "
     "fitted on what was known at each moment and judged by what came next, with and without "
-    "retraining. Make one for a run: recsys backtest --config shop.toml --workspace runs/shop"
+    "retraining. Make one for a run: recsys backtest runs/shop"
 )
 
 

@@ -196,7 +196,7 @@ def nothing_there(context: Context) -> Page:
     roots = ", ".join(str(root) for root in context.stores.places.roots) or "no folder"
     lines = [
         f"No run was found in {roots}.",
-        "Make one with `recsys demo`, or with your own data: `recsys run --config shop.toml`.",
+        "Make one with `recsys demo`, or with your own data: `recsys run shop.toml`.",
         "Runs elsewhere are shown with `recsys dashboard --root FOLDER` (repeatable), "
         "bundles with --bundles.",
     ]

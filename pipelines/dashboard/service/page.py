@@ -135,7 +135,7 @@ def _log(context: Context, query: Query, workspace: Path, run: Run, logged: Logg
     if logged.columns.lists.is_empty():
         words = (
             f"No list of {workspace} is in its online store {workspace / STORE} yet. Serve some: "
-            f"recsys serve --bundles {workspace / 'bundles'}"
+            f"recsys serve {workspace}"
         )
         said = "The log is being read." if logged.is_reading else words
         return [Words(lines=[said], tone="note")], (), ()

@@ -130,7 +130,5 @@ def off_policy_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Sect
 
 
 def _none(command: str, workspace: Path | None, words: str) -> Words:
-    where = "" if workspace is None else f" --workspace {workspace}"
-    if command == "recsys parity" and workspace is not None:
-        where = f" --bundles {workspace / 'bundles'}"
+    where = "" if workspace is None else f" {workspace}"
     return Words(lines=[f"{words} Run: {command}{where}"], tone="note")

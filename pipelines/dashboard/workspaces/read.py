@@ -161,7 +161,7 @@ def _status(reading: _Reading, names: Sequence[str], is_measured: bool) -> Statu
     if holder:
         reading.problems.append(f"{words}; it is running ({holder})")
     else:
-        reading.problems.append(f"{words}. Go on with: recsys run --config {reading.path / CONFIG}")
+        reading.problems.append(f"{words}. Go on with: recsys run {reading.path / CONFIG}")
     return "unfinished"
 
 

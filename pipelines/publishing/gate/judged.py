@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipelines.config.gate import GateConfig
+from pipelines.config.release import GateConfig
 from pipelines.publishing.gate.subject import Subject, at_least, warning
 from recsys.data.batch import Jagged
 from recsys.evaluation.judges import RUBRICS, Known, rubrics_of

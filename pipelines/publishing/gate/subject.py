@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.config.gate import GateConfig
+from pipelines.config.release import GateConfig
 from pipelines.publishing.comparison import Compared
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict

@@ -98,7 +98,7 @@ def read_adapter(directory: Path) -> AdapterFile:
     if "base_digest" not in header:
         raise ValueError(
             f"{path} does not say which base it was trained on; only adapters that this platform "
-            "saved do. Train it with recsys adapt"
+            "saved do. Train it with recsys release adapt"
         )
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):

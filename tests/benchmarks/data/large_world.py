@@ -10,7 +10,7 @@ Each file is made by itself and renamed into place, so a killed call goes on whe
 number of processes, to the same bytes.
 
     python -m tests.benchmarks.data.large_world --out world --events 1e8
-    recsys run --config world/world.toml
+    recsys run world/world.toml
 """
 
 from __future__ import annotations

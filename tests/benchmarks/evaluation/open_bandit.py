@@ -7,6 +7,9 @@ showed each item in each position of a campaign over the week (``bts``).
 
     python -m tests.benchmarks.evaluation.open_bandit FOLDER --policy bts --campaign men
 
+FOLDER has the official <policy>/<campaign>/<campaign>.csv (https://research.zozo.com/data.html) as
+<policy>_<campaign>.csv.gz.
+
 Axes: n impressions, A items of a campaign.
 """
 
@@ -21,13 +24,35 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines.datasets.open_bandit import CAMPAIGNS, POLICIES, impressions
 from pipelines.off_policy.evaluation import Material, OffPolicyConfig, document_of
 from recsys.evaluation.off_policy.estimators import RateModel, fitted_folds, fold_of, mean_of
 from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import Floats, Integers, LoggedLists
 
+POLICIES = ("random", "bts")
+CAMPAIGNS = ("all", "men", "women")
+USER_FEATURES = tuple(f"user_feature_{number}" for number in range(4))
 KEY = ["domain", "slot", "item_id"]
+
+
+def impressions(path: Path, policy: str, campaign: str) -> pl.DataFrame:
+    """Read one policy's impressions of one campaign in the official columns.
+
+    ``position`` counts from 1 and becomes ``slot``, from 0. The policy is the first part of
+    ``request_id``.
+    """
+    rows = pl.read_csv(path, infer_schema=False).with_row_index("row")
+    return rows.select(
+        pl.concat_str(*USER_FEATURES, separator="-").alias("user_id"),
+        pl.format(f"{campaign}-{{}}", "item_id").alias("item_id"),
+        pl.col("timestamp").str.to_datetime(time_unit="us", time_zone="UTC").alias("event_time"),
+        pl.lit(campaign).alias("domain"),
+        pl.format(f"{policy}-{campaign}-{{}}", "row").alias("request_id"),
+        (pl.col("position").cast(pl.Int64) - 1).alias("slot"),
+        pl.col("propensity_score").cast(pl.Float64).alias("propensity"),
+        pl.col("click").cast(pl.Int8),
+        *USER_FEATURES,
+    )
 
 
 def evaluate_open_bandit(
@@ -79,10 +104,7 @@ def _read(folder: Path, policy: str, campaigns: Sequence[str]) -> pl.DataFrame:
     for campaign in campaigns:
         path = folder / f"{policy}_{campaign}.csv.gz"
         if not path.exists():
-            raise ValueError(
-                f"{path} is missing; name a folder with <policy>_<campaign>.csv.gz, such as "
-                "recsys data fetch open-bandit makes"
-            )
+            raise ValueError(f"{path} is missing; name a folder with <policy>_<campaign>.csv.gz")
         parts.append(impressions(path, policy, campaign))
     return pl.concat(parts).sort("event_time", maintain_order=True)
 
@@ -155,7 +177,7 @@ def _predictions(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="that recsys data fetch open-bandit reads")
+    parser.add_argument("folder", type=Path, help="of <policy>_<campaign>.csv.gz")
     parser.add_argument("--policy", choices=POLICIES, required=True)
     parser.add_argument("--campaign", nargs="*", choices=CAMPAIGNS, default=[])
     options = parser.parse_args()

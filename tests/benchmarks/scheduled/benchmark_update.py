@@ -28,7 +28,7 @@ from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.history import read_history
 from pipelines.partitions.ingest import ingest
-from pipelines.presets.movielens import movielens_100k
+from pipelines.presets import PRESETS
 from pipelines.presets.resolve import with_dataset
 from tests.benchmarks.harness import Row, command_line, timed, write_results
 
@@ -65,7 +65,7 @@ def dealt_out(days: int, folder: Path) -> list[Path]:
 def write_shop(folder: Path) -> Path:
     """Write the demo's settings with partitions for events; return the TOML."""
     tables = fetch(find_dataset("movielens-100k"))
-    settings = plain(movielens_100k())
+    settings = plain(PRESETS["movielens_100k"]())
     settings["workspace"] = str(folder / "run")
     settings["data"] = {
         "partitions": "events",

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.presets.sequence_recipe import DataShape, SequenceRecipe, sequence_recipe
+from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
 from recsys.data.dataset import Sequences, concatenated_ranges
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.counted import fit_item_to_item
@@ -68,17 +68,18 @@ def sample_of(whole: Sequences, num_users: int, draw: int) -> Sequences:
     )
 
 
-def shape_of(inputs: ModelInputs) -> DataShape:
+def shape_of(inputs: ModelInputs) -> dict[str, Any]:
     """Count what models are fitted on."""
     sequences = inputs.sequences
     lengths = sequences.train_end - sequences.offsets[:-1]
-    return DataShape(
-        num_users=int((lengths > 0).sum()),
-        num_items=int((inputs.item_counts("train") > 0).sum()),
-        num_events=int(lengths.sum()),
-        has_text=inputs.sizes.content_dim > 0,
-        has_times=sequences.times is not None,
-    )
+    num_users = int((lengths > 0).sum())
+    return {
+        "num_users": num_users,
+        "num_items": int((inputs.item_counts("train") > 0).sum()),
+        "mean_history": float(lengths.sum()) / max(1, num_users),
+        "has_text": inputs.sizes.content_dim > 0,
+        "has_times": sequences.times is not None,
+    }
 
 
 def cases_of(recipe: SequenceRecipe) -> Iterator[tuple[str, SequenceRecipe]]:
@@ -98,7 +99,7 @@ def rows_of(inputs: ModelInputs, options: Any, draw: str) -> Iterator[Row]:
     counted = fit_item_to_item(inputs, ItemToItemConfig(), "train")
     metrics = measure(ScoredSource(counted.score), queries, ranking)
     yield Row(name=f"item-to-item{draw}: N@10", value=round(metrics["ndcg@10"], 4))
-    for name, (model, training) in cases_of(sequence_recipe(shape_of(inputs))):
+    for name, (model, training) in cases_of(sequence_recipe(**shape_of(inputs))):
         if options.cases and name not in options.cases:
             continue
         for seed in options.seeds:

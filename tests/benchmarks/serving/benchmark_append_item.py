@@ -1,4 +1,4 @@
-"""Seconds from ``recsys append-items`` to the first reply of a running server that has the item.
+"""Seconds from ``recsys release append`` to the first reply of a running server that has the item.
 
 The server runs in a process of its own and gets no message: it sees that ``current`` moved.
 The command starts cold: Python, the encoder, the bundle, the item's text (not in any cache), the

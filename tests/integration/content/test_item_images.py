@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.config.content import ContentConfig, ImagesConfig
-from pipelines.inputs.item_images import check_images, images_name
+from pipelines.inputs.item_columns import check_images, images_name
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.recsys.content.vision_models import write_image, write_vision_model

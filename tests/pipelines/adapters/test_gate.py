@@ -7,7 +7,7 @@ import torch
 from pipelines.adapters.gate import changes_of, harm_verdicts, metrics_of
 from pipelines.adapters.inputs import DomainQueries
 from pipelines.adapters.task import Judged
-from pipelines.config.adapter import AdapterConfig
+from pipelines.config.trainings import AdapterConfig
 from recsys.data.batch import Jagged
 from recsys.data.held_out import HeldOut
 from recsys.data.top_k import TopK

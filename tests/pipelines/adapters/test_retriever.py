@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipelines.adapters.retriever import new_adapter
-from pipelines.config.adapter import AdapterConfig
+from pipelines.config.trainings import AdapterConfig
 from recsys.models.adapted.model import ITEM_TABLE
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.auto.encoder import TimedEncoder
-from pipelines.auto.machine import Machine
+from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import Plan
 from pipelines.auto.shape import DataShape

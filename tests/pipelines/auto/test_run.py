@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import ENDS, SEQUENCE, Part, Plan, Round
-from pipelines.auto.run import Automatic, Planned, lines_of
+from pipelines.auto.run import Automatic, Planned, describe_plan
 from pipelines.config.run import RunConfig
 from pipelines.doctor.machine import GIB
 from pipelines.engine.artifacts import Manifest
@@ -130,7 +130,7 @@ def test_every_round_reads_the_files_that_the_run_found(sources: ConfigSources) 
 
 
 def test_the_plan_says_what_the_data_are_like() -> None:
-    text = "\n".join(lines_of(planned(round_of("a", 1.0)), "10m"))
+    text = "\n".join(describe_plan(planned(round_of("a", 1.0)), "10m"))
     assert "100,000 events of 12,000 users and 10,000 items, 8.3 a user" in text
     assert "budget 10m" in text
     assert "a note" in text

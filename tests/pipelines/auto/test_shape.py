@@ -5,7 +5,7 @@ import numpy as np
 
 from pipelines.auto.shape import is_repeat, judged_by, repeat_share
 from pipelines.config.auto import AutoConfig
-from pipelines.presets.automatic import automatic
+from pipelines.presets import PRESETS
 from pipelines.stages.build_features import features_config
 from recsys.data.dataset import Sequences
 
@@ -32,7 +32,7 @@ def test_the_share_of_repeats_is_of_held_out_events() -> None:
 
 
 def test_only_an_automatic_run_lets_the_log_decide() -> None:
-    config = automatic()
+    config = PRESETS["auto"]()
     config = replace(config, data=replace(config.data, events=Path("events.csv")))
     features = features_config(config)
     assert (features.splits.kind, features.catalogue_only_items) == ("auto", "auto")

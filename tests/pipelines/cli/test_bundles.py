@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.bundles import served_bundle
+from pipelines.cli.runs import find_served
 from serving.bundle.manifest import publish
 from serving.settings import Settings
 from tests.serving.application import create_app
@@ -21,11 +21,11 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("named", [".", "bundles", "bundles/current"])
 def test_a_folder_and_its_current_are_followed(workspace: Path, named: str) -> None:
-    assert served_bundle(workspace / named) == (workspace / "bundles", None)
+    assert find_served(workspace / named) == (workspace / "bundles", None)
 
 
 def test_a_bundle_that_is_named_is_served_whatever_is_published(workspace: Path) -> None:
-    bundles, name = served_bundle(workspace / "bundles/bundle-v1")
+    bundles, name = find_served(workspace / "bundles/bundle-v1")
     assert (bundles, name) == (workspace / "bundles", "bundle-v1")
     settings = Settings.from_environment({}, bundles=bundles, bundle=name)
     for published in ("v1", "v2"):
@@ -36,7 +36,7 @@ def test_a_bundle_that_is_named_is_served_whatever_is_published(workspace: Path)
 def test_a_pinned_bundle_that_is_gone_is_named(workspace: Path) -> None:
     shutil.rmtree(workspace / "bundles/bundle-v1")
     with pytest.raises(ValueError, match=r"no bundle at .*bundle-v1; make one with"):
-        served_bundle(workspace / "bundles/bundle-v1")
+        find_served(workspace / "bundles/bundle-v1")
     settings = Settings(bundles=workspace / "bundles", bundle="bundle-v1")
     with pytest.raises(ValueError, match=r"bundle-v1 does not exist \(found bundle-v2"):
         create_app(settings)

@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
+from pipelines.cli.compare import run_names
 from pipelines.cli.main import app
-from pipelines.cli.offline.compare import run_names
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import Analysis
 from recsys.evaluation import significance
@@ -117,4 +117,4 @@ def test_ledger_lists_every_look(tmp_path: Path) -> None:
 def test_ledger_of_no_folder_says_what_to_name(tmp_path: Path) -> None:
     result = recsys("ledger", tmp_path / "nowhere")
     assert result.exit_code == 2
-    assert "Name the workspace of a run" in " ".join(result.output.split())
+    assert "Name the folder or the TOML file" in " ".join(result.output.split())

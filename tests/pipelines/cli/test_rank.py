@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.cli.rank import LogFile, error_of
+from pipelines.cli.rank import LogFile, describe_error
 from pipelines.engine.launch import passed_on
 from pipelines.engine.run_log import RunLog
 from recsys.training.distributed.several import RanksError
@@ -13,7 +13,7 @@ from recsys.training.distributed.several import RanksError
 
 def test_a_gpu_out_of_memory_says_what_to_change() -> None:
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    found = error_of(error, 3)
+    found = describe_error(error, 3)
     assert found["kind"] == "MemoryError"
     assert "rank 3 on " in str(found["message"])
     assert "Tried to allocate 2.00 GiB. Make batch_size" in str(found["message"])
@@ -30,7 +30,7 @@ def test_a_gpu_out_of_memory_says_what_to_change() -> None:
     ],
 )
 def test_other_errors_keep_their_kind_and_words(error: Exception, kind: str) -> None:
-    found = error_of(error, 0)
+    found = describe_error(error, 0)
     assert (found["kind"], found["rank"]) == (kind, 0)
     assert found["message"] == str(error)
 

@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.cli.tracking import recording_champions
+from pipelines.cli.registry import entering_registry
 from pipelines.config.tracking import TrackingConfig
 from pipelines.publishing.promotion import champions, note_champion
 from pipelines.tracking.outbox import read_lines
@@ -61,26 +61,25 @@ def test_promote_and_rollback_go_on_without_a_server(
     bundles.mkdir()
     for version in ("v1", "v2"):
         write_synthetic_bundle(bundles, version)
-        result = CliRunner().invoke(app, ["promote", version, "-b", str(bundles)])
+        result = CliRunner().invoke(app, ["release", "promote", str(bundles), version])
         assert result.exit_code == 0, result.output
     assert "no answer from http://127.0.0.1:9" in " ".join(result.output.split())
 
-    result = CliRunner().invoke(app, ["rollback", "-b", str(bundles)])
+    result = CliRunner().invoke(app, ["release", "rollback", str(bundles)])
 
     assert result.exit_code == 0, result.output
     assert "champion is v1 (before: v2)" in result.output
     assert (bundles / "current").resolve().name == "bundle-v1"
-    result = CliRunner().invoke(app, ["tracking", "send", "-w", str(tmp_path)])
-    assert result.exit_code == 75
-    assert "3 waiting" in result.output
-    result = CliRunner().invoke(app, ["sync", "-w", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "sync was removed; use recsys tracking send" in result.output
+    # Names and options of earlier versions are still understood.
+    for words in (["registry", "send"], ["tracking", "send", "-w"], ["sync", "--workspace"]):
+        result = CliRunner().invoke(app, [*words, str(tmp_path)])
+        assert result.exit_code == 75
+        assert "3 waiting" in result.output
 
 
 def test_rolling_back_the_first_champion_says_so(tmp_path: Path):
     (tmp_path / "bundles").mkdir()
-    result = CliRunner().invoke(app, ["rollback", "-b", str(tmp_path / "bundles")])
+    result = CliRunner().invoke(app, ["release", "rollback", str(tmp_path / "bundles")])
     assert result.exit_code == 2
     assert "no champion yet" in result.output
 
@@ -90,12 +89,12 @@ def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     bundles = write_bundles(tmp_path / "bundles")
-    with recording_champions(bundles) as published:
+    with entering_registry(bundles) as published:
         published(bundles, "v2+1")
     assert not (tmp_path / "tracking").exists(), "a folder that no run made has no registry"
 
     (tmp_path / "config.toml").write_text("")
-    with recording_champions(bundles) as published:
+    with entering_registry(bundles) as published:
         published(bundles, "v2+1")
     (path,) = outbox_of(tmp_path).waiting()
     logged = read_lines(path)
@@ -122,6 +121,6 @@ def test_following_a_registry_that_is_gone_is_noted_in_the_history(
     assert CliRunner().invoke(app, follow).exit_code == 2
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
     kept, failed = [json.loads(line) for line in lines]
-    assert (kept["command"], kept["outcome"]) == ("promote --from-registry", "nothing to do")
+    assert (kept["command"], kept["outcome"]) == ("registry follow", "nothing to do")
     assert "v1 is still served" in kept["reasons"][0]
     assert (failed["exit_code"], failed["outcome"]) == (2, "failed")

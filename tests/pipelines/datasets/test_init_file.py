@@ -183,7 +183,7 @@ def test_columns_that_models_could_read_are_listed(tmp_path: Path) -> None:
     write_config(paths, tmp_path / "shop.toml", force=False)
     lines = (tmp_path / "shop.toml").read_text().splitlines()
     # Not the one of which each item has its own, nor the one that all share.
-    assert '# columns = ["price", "Sorte"]   # read beside items\' texts' in lines
+    assert '# columns = ["price", "Sorte"]   # read with items\' texts' in lines
     assert lines[lines.index("[content]") + 1].startswith("# columns")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines.datasets.movielens import (
+from pipelines.datasets.parsers import (
     GENRES_100K,
     movielens_1m_official,
     movielens_1m_sequences,

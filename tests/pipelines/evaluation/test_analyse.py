@@ -30,7 +30,7 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 pytestmark = pytest.mark.numerics
 
 CONFIG = EvaluationConfig(
-    ks=(2,), primary_metric="ndcg@2", metrics=("recall@1",), num_resamples=100, category_slices=1
+    ks=(2,), primary_metric="ndcg@2", metrics=("recall@1",), num_resamples=100
 )
 SECOND = 1 / log2(3)
 
@@ -109,7 +109,7 @@ def test_slices_hold_their_users_and_an_empty_one_has_no_value(analysis: SplitAn
         ("user_activity", "new"): (4, (3 + SECOND) / 4),
         ("history_length", "0"): (1, 1.0),
         ("history_length", "1-5"): (3, (2 + SECOND) / 3),
-        # The largest category alone: garden has one target.
+        ("category", "garden"): (1, 1.0),
         ("category", "kitchen"): (3, (2 + SECOND) / 3),
     }
     found = {name: part for name, part in slices.items() if part.num_targets}

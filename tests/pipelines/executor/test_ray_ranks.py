@@ -94,29 +94,28 @@ def test_a_rank_whose_ray_worker_is_killed_is_named(folder: Path, killed: str) -
 
 def test_a_cluster_too_small_for_the_ranks_is_refused(folder: Path, killed: str) -> None:
     config = replace(of_engine(folder, "ray"), ray=RayConfig(ranks=3), workspace=folder / "small")
-    with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU .* the cluster has 2"):
+    with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU, and the cluster has 2"):
         run_stages(CHOSEN, config)
 
 
 def test_a_rank_takes_a_gpu_where_the_cluster_has_any(tmp_path: Path) -> None:
-    config = RunConfig(workspace=tmp_path, ray=RayConfig(ranks=4, cpus_per_rank=2))
-    assert bundle_of(config, {"CPU": 8, "GPU": 4}) == {"CPU": 2, "GPU": 1}
-    assert bundle_of(config, {"CPU": 8}) == {"CPU": 2}
-    with pytest.raises(ValueError, match=r"need 4 GPU .* the cluster has 3"):
+    config = RunConfig(workspace=tmp_path, ray=RayConfig(ranks=4))
+    assert bundle_of(config, {"CPU": 8, "GPU": 4}) == {"CPU": 1, "GPU": 1}
+    assert bundle_of(config, {"CPU": 8}) == {"CPU": 1}
+    with pytest.raises(ValueError, match=r"need 4 GPU, and the cluster has 3"):
         bundle_of(config, {"CPU": 8, "GPU": 3})
 
 
 def test_ranks_meet_at_the_first_and_use_the_network_where_nodes_are_several() -> None:
     places = [Place("a", "one", "10.0.0.1", 5), Place("a", "one", "10.0.0.1", 6)]
-    found = variables_of([*places, Place("b", "two", "10.0.0.2", 7)], 3)
+    found = variables_of([*places, Place("b", "two", "10.0.0.2", 7)])
     assert [one["RANK"] for one in found] == ["0", "1", "2"]
     assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("10.0.0.1", "5")}
     assert "GLOO_SOCKET_IFNAME" not in found[0] or "GLOO_SOCKET_IFNAME" in os.environ
-    assert "GLOO_SOCKET_IFNAME" in variables_of(places, 1)[0] or os.name != "posix"
+    assert "GLOO_SOCKET_IFNAME" in variables_of(places)[0] or os.name != "posix"
 
 
 def test_impossible_ranks_are_refused() -> None:
-    for wrong in ({"ranks": 0}, {"cpus_per_rank": 0}):
-        with pytest.raises(ValueError, match="must be >= 1"):
-            RayConfig(**wrong)
+    with pytest.raises(ValueError, match="must be >= 1"):
+        RayConfig(ranks=0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipelines.inputs.exported import EXPORTED, parts_of, scan_parts
+from pipelines.inputs.exported import EXPORTED, list_parts, scan_parts
 from pipelines.inputs.online_events import export_events, export_requests
 from pipelines.inputs.opened_store import export_store
 from serving.online.events import Event
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> SqliteStore:
 
 
 def read(out: Path) -> pl.DataFrame:
-    return pl.concat(pl.read_parquet(path, hive_partitioning=False) for path in parts_of(out))
+    return pl.concat(pl.read_parquet(path, hive_partitioning=False) for path in list_parts(out))
 
 
 def test_events_lie_by_day_of_arrival_with_their_columns(
@@ -67,7 +67,7 @@ def test_events_lie_by_day_of_arrival_with_their_columns(
     store.add_events([event(1), click, event(3, "bo", day=1)])
     report = export_events(store, tmp_path / "out")
     assert (report.new, report.rows, report.parts, report.removed) == (3, 3, 2, 0)
-    names = [str(path.relative_to(tmp_path / "out")) for path in parts_of(tmp_path / "out")]
+    names = [str(path.relative_to(tmp_path / "out")) for path in list_parts(tmp_path / "out")]
     assert names == ["date=2025-10-09/part-1-3.parquet", "date=2025-10-10/part-1-3.parquet"]
     rows = read(tmp_path / "out").to_dicts()
     assert [row["event_id"] for row in rows] == ["e1", "e2", "e3"]
@@ -106,12 +106,12 @@ def test_each_export_adds_what_is_new(store: SqliteStore, tmp_path: Path) -> Non
     assert export_events(store, out).parts == 0
     store.add_events([event(1), event(2)])
     assert export_events(store, out).new == 2
-    first = {path: path.stat().st_mtime_ns for path in parts_of(out)}
+    first = {path: path.stat().st_mtime_ns for path in list_parts(out)}
     assert export_events(store, out).new == 0
     store.add_events([event(2), event(3, day=1)])
     report = export_events(store, out)
     assert (report.new, report.rows, report.parts) == (1, 3, 2)
-    assert {path: path.stat().st_mtime_ns for path in parts_of(out) if path in first} == first
+    assert {path: path.stat().st_mtime_ns for path in list_parts(out) if path in first} == first
     assert read(out)["event_id"].to_list() == ["e1", "e2", "e3"]
 
 
@@ -235,9 +235,9 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 def test_a_missing_part_is_named(store: SqliteStore, tmp_path: Path) -> None:
     store.add_events([event(1)])
     export_events(store, tmp_path / "out")
-    parts_of(tmp_path / "out")[0].unlink()
+    list_parts(tmp_path / "out")[0].unlink()
     with pytest.raises(ValueError, match=r"part-1-1.parquet is missing"):
-        parts_of(tmp_path / "out")
+        list_parts(tmp_path / "out")
 
 
 @needs_redis

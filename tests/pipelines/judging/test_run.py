@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.gate import GateConfig
+from pipelines.config.release import GateConfig
 from pipelines.judging.language_judge import NAME, RUBRIC
 from pipelines.judging.run import judge_lists
 from pipelines.publishing.gate.judged import check_judges, judged_verdicts, report_path

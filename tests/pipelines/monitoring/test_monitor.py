@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.monitoring import MonitoringConfig
+from pipelines.config.daily import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
@@ -151,9 +151,9 @@ def test_an_input_that_stops_is_late_and_no_reason_to_retrain(quiet):
     assert "late" in late["words"]
 
 
-def test_a_long_past_is_measured_from_its_end_and_stays_where_it_began(tmp_path):
+def test_a_long_past_is_measured_from_its_end_and_stays_where_it_began(tmp_path, monkeypatch):
     config = workspace_of(tmp_path / "shop", num_days=30)
-    config = replace(config, monitoring=MonitoringConfig(history_days=9))
+    monkeypatch.setattr("pipelines.monitoring.run.HISTORY_DAYS", 9)
     assert monitor(config, as_of(29)).document["num_days"] == 10
     later = monitor(config, as_of(30)).document
     assert (later["num_days"], later["measured_days"]) == (11, 1)

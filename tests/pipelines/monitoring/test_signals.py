@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.monitoring import MonitoringConfig
+from pipelines.config.daily import MonitoringConfig
 from pipelines.monitoring.served import days_of_lists, served_days
 from pipelines.monitoring.signals import SIGNALS, agreement_of, measure, signal_of
 from pipelines.monitoring.sketch import Sketch, sketch_of, tables_of

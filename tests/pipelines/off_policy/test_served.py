@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.inputs.exported import parts_of, scan_parts
+from pipelines.inputs.exported import list_parts, scan_parts
 from pipelines.off_policy.evaluation import OffPolicyConfig, evaluate, material_of
 from pipelines.off_policy.page import off_policy_page
 from pipelines.off_policy.policies import BundlePolicy, Refused, load_policy
@@ -40,7 +40,7 @@ def oracle(served, policy):
 
 def test_a_log_has_its_lists_rewards_and_propensities(exported):
     served = read_served_log(exported / "requests")
-    rows = scan_parts(parts_of(exported / "requests")).collect()
+    rows = scan_parts(list_parts(exported / "requests")).collect()
     assert len(served) == 400
     assert served.lengths.tolist() == [4] * 400
     first = rows.filter(pl.col("request_id") == served.lists[0].request_id).sort("slot")
@@ -48,7 +48,7 @@ def test_a_log_has_its_lists_rewards_and_propensities(exported):
     assert served.propensities[0].tolist() == first["propensity"].to_list()
     assert json.loads(served.lists[1].request) == {"user_id": served.lists[1].user_id, "k": 4}
     assert served.lists[0].time_ms == START_MS + 60_000
-    clicks = scan_parts(parts_of(exported)).filter(pl.col("event_type") == "click").collect()
+    clicks = scan_parts(list_parts(exported)).filter(pl.col("event_type") == "click").collect()
     assert served.rewards.sum() == clicks.height
     # A list without a user is a user of its own.
     assert len(set(served.users.tolist())) == 40 + len({one.user_id for one in served.lists}) - 1
@@ -56,7 +56,7 @@ def test_a_log_has_its_lists_rewards_and_propensities(exported):
 
 def test_what_was_known_at_a_moment_is_given_back(exported, bundle):
     served = read_served_log(exported)
-    events = scan_parts(parts_of(exported)).filter(pl.col("event_type") != "impression").collect()
+    events = scan_parts(list_parts(exported)).filter(pl.col("event_type") != "impression").collect()
     late = [one for one in served.lists if one.user_id is not None][-1]
     before = events.filter(
         pl.col("user_id").eq(late.user_id), pl.col("received_time").dt.epoch("ms") <= late.time_ms
@@ -201,11 +201,11 @@ def test_the_command_prints_json(exported, bundle_path, tmp_path):
 def changed(exported, folder, change):
     """Copy an export with its served lists changed."""
     copy = folder / "copy"
-    for path in parts_of(exported):
+    for path in list_parts(exported):
         target = copy / path.relative_to(exported)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
-    rows = change(scan_parts(parts_of(exported / "requests")).collect())
+    rows = change(scan_parts(list_parts(exported / "requests")).collect())
     (copy / "requests").mkdir()
     rows.write_parquet(copy / "requests" / "part-0.parquet")
     return copy

@@ -150,7 +150,7 @@ def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> No
     assert found.problems == []
     later = datetime.now(UTC) + timedelta(days=2)
     (problem,) = [one for one in look(shop, now=later).problems if "tracking" in one]
-    assert "recsys tracking send" in problem
+    assert "recsys registry send" in problem
 
 
 def test_a_disk_that_cannot_take_a_run_is_a_problem(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.cli import bundles as bundle_commands
+from pipelines.cli import release as release_commands
 from pipelines.cli.main import app
 from pipelines.inputs import opened_store
 from pipelines.publishing import append_items
@@ -95,8 +95,8 @@ def test_following_goes_on_after_a_release_and_while_the_store_is_away(
 
     monkeypatch.setattr(opened_store, "open_store", seldom_there)
     monkeypatch.setattr(append_items, "content_of", slow)
-    monkeypatch.setattr(bundle_commands, "FOLLOW_SECONDS", 0.0)
-    call = ["append-items", f"sqlite:{tmp_path / 'online'}", "-b", str(current), "--follow"]
+    monkeypatch.setattr(release_commands, "FOLLOW_SECONDS", 0.0)
+    call = ["release", "append", str(current), f"sqlite:{tmp_path / 'online'}", "--follow"]
     result = CliRunner().invoke(app, call)
     assert current.readlink().name == "bundle-v2+1", result.output
     assert load_bundle(current.resolve()).catalogue.row_of("roses") is not None

@@ -45,7 +45,7 @@ def test_another_machine_follows_the_alias_knowing_the_server_alone(
     registry = ("--registry", shop.uri, "--model", "shop")
     with mlflow_server(tmp_path, port):
         assert shop.register("v1").problem is None
-        found = recsys("fetch-bundle", "champion", "-b", elsewhere, *registry)
+        found = recsys("registry", "fetch", elsewhere, "champion", *registry)
         assert found.exit_code == 0, found.output
         assert "files fetched and verified" in found.output
         assert bytes_of(elsewhere / "bundle-v1") == bytes_of(shop.bundles / "bundle-v1")
@@ -54,7 +54,7 @@ def test_another_machine_follows_the_alias_knowing_the_server_alone(
 
         shop.register("v2+1")
         shop.move_alias("v2")
-        follow = ("promote", "--from-registry", "-b", elsewhere, *registry)
+        follow = ("registry", "follow", elsewhere, *registry)
         assert "champion is v2: moved in the registry" in recsys(*follow).output
         shop.move_alias("v2+1")
         assert "champion is v2+1: moved in the registry" in recsys(*follow).output
@@ -68,12 +68,3 @@ def test_another_machine_follows_the_alias_knowing_the_server_alone(
     assert gone.exit_code == 0
     assert "cannot be reached, v2+1 is still served" in gone.output
     assert Recommender.load(elsewhere / "current").bundle.manifest.version == "v2+1"
-
-
-def test_options_that_contradict_each_other_are_refused(shop: Shop):
-    found = recsys("promote", "v1", "--from-registry", "-b", shop.bundles)
-    assert found.exit_code == 2
-    assert "leave one out" in " ".join(found.output.split())
-    found = recsys("promote", "v1", "--if-reachable", "-b", shop.bundles)
-    assert found.exit_code == 2
-    assert "are for --from-registry" in " ".join(found.output.split())

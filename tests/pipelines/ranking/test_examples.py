@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.artefact import served_ranker
 from pipelines.ranking.examples import outcomes_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.config.ranker import RankerTrainingConfig
+from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.ranking.fit import split_by_user
 from pipelines.ranking.out_of_sample import events_before, hold_back, queries_at
 from recsys.data.batch import Jagged, JaggedBatch

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli.tracking import recorder_of
+from pipelines.cli.registry import make_recorder
 from pipelines.config.run import RunConfig
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.artifacts import Manifest
@@ -125,7 +125,7 @@ def test_an_error_ends_a_run_as_failed_and_rises(outbox: Outbox):
 
 def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
     config = RunConfig(workspace=tmp_path, tracking=TrackingConfig(enabled=False))
-    recorder = recorder_of(config)
+    recorder = make_recorder(config)
     assert recorder.outbox is None
     public = {name for name in dir(OutboxRun) if not name.startswith("_")} - {"append", "end"}
     assert public <= set(dir(RunLog))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.datasets.tables import Tables, unix_seconds
+from pipelines.datasets.parsers import Tables, unix_seconds
 from tests.recsys.testing.world_text import DOMAINS
 from tests.recsys.testing.worlds import frozen_world
 

@@ -200,7 +200,7 @@ def test_the_losses_that_the_runs_release_tolerates_decide(tmp_path: Path) -> No
 
 def test_without_any_run_the_page_says_what_to_do(tmp_path: Path) -> None:
     page = PAGES[0].build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
-    assert "recsys run --config shop.toml" in page.notices[-1]
+    assert "recsys run shop.toml" in page.notices[-1]
     assert "recsys demo" in words(page)
 
 

@@ -208,7 +208,7 @@ def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest
 
 def test_nothing_to_show_says_what_to_do(workspace: Path, tmp_path: Path):
     (words,) = build(context_of(workspace), Query.of()).blocks
-    assert "recsys serve --bundles" in words.lines[0]
+    assert "recsys serve " in words.lines[0]
     (tmp_path / "none").mkdir()
     empty = Context(stores=Stores(Places(roots=[tmp_path / "none"])))
     assert "There is no workspace yet" in build(empty, Query.of()).blocks[0].lines[0]

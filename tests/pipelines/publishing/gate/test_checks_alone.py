@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.gate import GateConfig
+from pipelines.config.release import GateConfig
 from pipelines.publishing.gate.documents import drift, parity
 from pipelines.publishing.gate.events import (
     CLOCK_SKEW,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.config.gate import GateConfig
+from pipelines.config.release import GateConfig
 from pipelines.publishing.gate.gate import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
 from serving.bundle.load import Bundle, load_bundle

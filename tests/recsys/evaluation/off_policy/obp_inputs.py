@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from pipelines.datasets.open_bandit import impressions
 from recsys.evaluation.off_policy.estimators import (
     direct_method,
     doubly_robust,
@@ -16,6 +15,7 @@ from recsys.evaluation.off_policy.estimators import (
     snips,
 )
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade, independent, whole_list
+from tests.benchmarks.evaluation.open_bandit import impressions
 
 SWITCH_AT = 3.0
 POLICIES = ("random", "bts")

@@ -1,0 +1,273 @@
+"""``recsys ids``: train, append, align, compare, roll back and report published semantic IDs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli.options import Assignments, Open, Out, Run, run_config
+from pipelines.cli.output import open_page, print_lines, print_table
+
+if TYPE_CHECKING:
+    from pipelines.config.run import RunConfig
+    from pipelines.engine.workspace import Workspace
+    from pipelines.semantic_ids.store import SemanticIdStore
+    from pipelines.semantic_ids.versions import Content
+    from recsys.semantic_ids.lifecycle import KeptShares
+
+SHORT = 12
+"""Characters of a version that are printed."""
+
+app = typer.Typer(no_args_is_help=True)
+Version = Annotated[str, typer.Argument(help="Version; its first letters are enough.")]
+OtherVersion = Annotated[str | None, typer.Argument(help="Version; the current one by default.")]
+
+
+@contextmanager
+def opened(config: RunConfig, *, fits: bool = False) -> Iterator[tuple[Content, SemanticIdStore]]:
+    """Read the catalogue's content and the published versions, under the workspace's lock.
+
+    Args:
+        fits: Whether a quantiser is fitted, which may need the sequence model.
+    """
+    from pipelines.engine.workspace import Workspace
+    from pipelines.stages.build_semantic_ids import read_content, store_of
+
+    workspace = Workspace(config.workspace)
+    if config.semantic_ids.method == "none":
+        raise ValueError('semantic_ids.method = "none": this run has no semantic IDs')
+    with workspace.lock():
+        check_made(workspace, "embed_items", "encoded content")
+        trained = None
+        if fits and config.makes_ids_of_behaviour():
+            check_made(workspace, "train_sequence", "sequence model")
+            trained = workspace.stage("train_sequence")
+        places = (workspace.stage("build_features"), workspace.stage("embed_items"))
+        content = read_content(*places, config, trained)
+        yield content, store_of(config)
+
+
+def check_made(workspace: Workspace, stage: str, what: str) -> None:
+    """Refuse an artefact that is missing or was made from another catalogue."""
+    features, made = workspace.manifest("build_features"), workspace.manifest(stage)
+    place, cure = workspace.path.absolute(), f"recsys run --until {stage}"
+    if features is None or made is None:
+        raise ValueError(f"{place} has no {what}; make it with {cure}")
+    if made.inputs["build_features"] != features.output:
+        raise ValueError(
+            f"the {what} in {place} was made from another catalogue; bring it up to date with "
+            f"{cure}"
+        )
+
+
+def store_with_versions(config: RunConfig) -> SemanticIdStore:
+    """Open the published versions."""
+    from pipelines.stages.build_semantic_ids import store_of
+
+    store = store_of(config)
+    if store.current() is None:
+        raise ValueError(
+            f"no semantic IDs are published in {store.directory.absolute()}; recsys run publishes "
+            "them with its bundle, recsys ids train without one"
+        )
+    return store
+
+
+def print_kept(kept: KeptShares, before: KeptShares | None = None) -> None:
+    """Print the share of items that keep their code, level by level."""
+    levels = enumerate(zip(kept.per_level, kept.per_prefix, strict=True))
+    rows = [
+        (
+            str(level + 1),
+            f"{own:.1%}",
+            f"{prefix:.1%}",
+            *((f"{before.per_prefix[level]:.1%}",) if before else ()),
+        )
+        for level, (own, prefix) in levels
+    ]
+    columns = ("level", ">same code", ">same prefix", *((">before aligning",) if before else ()))
+    print_table(columns, rows, title=f"{kept.num_items:,} items in both versions")
+
+
+def report_version(version: str, what: str, begin: float) -> None:
+    """Print which version became current since ``begin`` of the performance counter."""
+    seconds = time.perf_counter() - begin
+    print_lines(f"version {version[:SHORT]}: {what}; {seconds:.1f} s; the next recsys run uses it")
+
+
+@app.command()
+def train(
+    run: Run,
+    assignments: Assignments = None,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Do not start from the published quantiser.")
+    ] = False,
+) -> None:
+    """Fit the quantiser on the whole catalogue again and publish the new IDs.
+
+    Its codes are matched to the published ones, so that most items keep their ID.
+
+    [bold]Example[/] recsys ids train shop.toml
+    """
+    from pipelines.config.toml import plain
+    from pipelines.semantic_ids.versions import refit_ids
+
+    config, begin = run_config(run, assignments=assignments), time.perf_counter()
+    with opened(config, fits=True) as (content, store):
+        if not content.is_known().any():
+            raise ValueError(
+                "no item has content to make an ID from: give the catalogue texts "
+                "(content.text_columns), or set a content.encoder other than none"
+            )
+        table = plain(config.semantic_ids)
+        made = refit_ids(content, store, config.semantic_ids, table, seed=config.seed, cold=cold)
+        store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
+    levels = " x ".join(map(str, made.ids.level_sizes))
+    what = f"{made.how}, {made.num_with_id:,} items, levels {levels}"
+    report_version(made.ids.version, what, begin)
+    if made.kept is not None:
+        print_kept(made.kept)
+    elif made.ids.parent is not None:
+        print_lines(
+            f"version {made.ids.parent[:SHORT]} had other levels, so no ID is kept, and models "
+            "that read IDs must be trained from scratch",
+            note=True,
+            style="yellow",
+        )
+
+
+@app.command()
+def append(run: Run, assignments: Assignments = None) -> None:
+    """Assign IDs to items of the catalogue that have none yet; published IDs stay.
+
+    [bold]Example[/] recsys ids append shop.toml
+    """
+    from pipelines.semantic_ids.versions import append_new
+
+    config, begin = run_config(run, assignments=assignments), time.perf_counter()
+    with opened(config) as (content, _):
+        store = store_with_versions(config)
+        previous = store.previous()
+        assert previous is not None
+        encoder = previous.origin.get("encoder")
+        if encoder != content.encoder:
+            raise ValueError(
+                f"the published IDs were made from the vectors of encoder {encoder}, this "
+                f"catalogue was encoded by {content.encoder}; fit again with recsys ids train"
+            )
+        made = append_new(content, store, previous)
+        if made.how == "appended":
+            store.publish(made.ids, made.quantizer, made.item_ids, made.origin)
+    if made.how == "kept":
+        print_lines(
+            f"nothing to append: all {made.num_with_id:,} items with content have an ID in "
+            f"version {made.ids.version[:SHORT]}"
+        )
+    else:
+        report_version(made.ids.version, f"{made.num_new:,} new, no published ID moved", begin)
+
+
+@app.command()
+def align(
+    run: Run, new: Version, old: OtherVersion = None, assignments: Assignments = None
+) -> None:
+    """Rename the codes of a version so that most items have their ID of another, and publish it.
+
+    [bold]Example[/] recsys ids align shop.toml 3f2a 91bc
+    """
+    from recsys.semantic_ids.lifecycle import align as align_versions
+
+    begin = time.perf_counter()
+    store = store_with_versions(run_config(run, assignments=assignments))
+    current = store.current()
+    published = store.previous(store.named(new))
+    target = store.versions.load(None if old is None else store.named(old))
+    assert published is not None
+    made = align_versions(published.ids, published.quantizer, target)
+    store.publish(made.ids, made.quantizer, store.item_ids, published.origin, after=current)
+    report_version(made.ids.version, f"aligned to {target.version[:SHORT]}", begin)
+    print_kept(made.kept, made.before)
+
+
+@app.command()
+def diff(
+    run: Run,
+    old: Version,
+    new: OtherVersion = None,
+    assignments: Assignments = None,
+    listed: Annotated[int, typer.Option("--list", min=0, help="Number of items to list.")] = 10,
+) -> None:
+    """Show which items gained, changed or lost their ID between two versions.
+
+    [bold]Example[/] recsys ids diff shop.toml 3f2a
+    """
+    from recsys.semantic_ids.delta import changed_rows
+    from recsys.semantic_ids.lifecycle import kept_shares
+
+    store = store_with_versions(run_config(run, assignments=assignments))
+    before = store.versions.load(store.named(old))
+    after = store.versions.load(None if new is None else store.named(new))
+    changes = {name: rows.tolist() for name, rows in changed_rows(before, after).items()}
+    counts = ", ".join(f"{len(rows):,} {what}" for what, rows in changes.items())
+    print_lines(f"{before.version[:SHORT]} -> {after.version[:SHORT]}: {counts}")
+    if before.level_sizes == after.level_sizes:
+        print_kept(kept_shares(after, before))
+    else:
+        print_lines(f"levels {before.level_sizes} became {after.level_sizes}, so no ID is kept")
+    shown = [(row, what) for what in ("moved", "retired", "added") for row in changes[what]]
+    rows = []
+    for row, what in shown[:listed]:
+        ids = [one.text(row) if row < one.num_item_rows else "" for one in (before, after)]
+        rows.append((store.item_ids[row - 1], what, *(text or "-" for text in ids)))
+    if rows:
+        print_table(("item", "what", "before", "after"), rows)
+
+
+@app.command()
+def rollback(
+    run: Run,
+    version: Annotated[
+        str | None, typer.Argument(help="Version to go back to; the previous one by default.")
+    ] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Make an earlier version current again; served bundles keep their IDs.
+
+    [bold]Example[/] recsys ids rollback shop.toml
+    """
+    store = store_with_versions(run_config(run, assignments=assignments))
+    before, begin = store.current(), time.perf_counter()
+    now = store.rollback(None if version is None else store.named(version))
+    report_version(now, f"current again (before: {str(before)[:SHORT]})", begin)
+
+
+@app.command()
+def report(
+    run: Run,
+    assignments: Assignments = None,
+    out: Out = None,
+    previous: Annotated[
+        str | None, typer.Option(help="Version to compare with; the parent by default.")
+    ] = None,
+    show: Open = False,
+) -> None:
+    """Write a report on the quality of the IDs as one self-contained HTML file and JSON.
+
+    [bold]Example[/] recsys ids report shop.toml --out ids.html
+    """
+    from pipelines.pages.semantic_ids.data import reported_version
+    from pipelines.pages.semantic_ids.page import write_semantic_id_report
+
+    config = run_config(run, assignments=assignments)
+    with opened(config) as (content, store):
+        reported = reported_version(content, store, config, previous)
+        path = out or config.workspace / "semantic_ids.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_semantic_id_report(reported, path)
+    print_lines(str(path))
+    if show:
+        open_page(path)

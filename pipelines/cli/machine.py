@@ -1,0 +1,101 @@
+"""Commands on machines: ``doctor`` checks this one, ``plan`` estimates what a shop needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import AsJson
+from pipelines.cli.output import make_table, print_json, print_lines
+from pipelines.engine.console import out
+
+
+def doctor(
+    as_json: AsJson = False,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Limit of each library's check.")] = 60.0,
+) -> None:
+    """Check that everything is installed and works, and print the commands that fix it.
+
+    Exits with 3 if something that the platform needs is broken.
+
+    [bold]Example[/] recsys doctor
+    """
+    from pipelines.doctor.doctor import report, run_checks
+
+    results = run_checks(seconds)
+    failed = [one.name for one in results if one.status == "fail"]
+    if as_json:
+        print_json({"ok": not failed, "checks": [vars(one) for one in results]})
+    else:
+        report(results)
+    raise typer.Exit(3 if failed else 0)
+
+
+def plan(
+    items: Annotated[float, typer.Option(help="Items of the catalogue, such as 1e8.")],
+    users: Annotated[
+        float, typer.Option(help="Rows of a table of user ids; 0: users are their histories.")
+    ] = 0,
+    dim: Annotated[int, typer.Option(help="Width of the embeddings.")] = 64,
+    events_per_day: Annotated[float, typer.Option(help="Events that a pass trains on.")] = 1e6,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs; 0 is a CPU with two cores.")] = 1,
+    gpu: Annotated[str, typer.Option(help="Kind of GPU, one of those measured.")] = "h200",
+    price_per_hour: Annotated[
+        float | None, typer.Option(help="Price of one GPU, or of the CPU.")
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Labels of a step on each GPU (8192; 512 on a CPU).")
+    ] = None,
+    history: Annotated[float, typer.Option(help="Mean events of a history.")] = 25,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate the hardware that the two-tower of a shop of this size needs.
+
+    Memory, traffic, step time, time and cost of one pass, how tables are sharded, whether it fits
+    and the fewest GPUs that do, from measured constants. Nothing is run or rented. Exits with 3 if
+    it does not fit.
+
+    [bold]Examples[/]
+
+      recsys plan --users 1e9 --items 1e8 --dim 64 --events-per-day 1e10 --gpus 64
+
+      recsys plan --items 1e5 --events-per-day 1e6 --gpus 0
+    """
+    from pipelines.planning.machine import machine_named
+    from pipelines.planning.plan import fewest_gpus, headline, plan_for, rows
+    from pipelines.planning.workload import Workload
+
+    machine = machine_named(gpu if gpus else "cpu")
+    work = Workload(
+        items=read_count("items", items),
+        users=read_count("users", users),
+        dim=dim,
+        events_per_day=events_per_day,
+        batch=(8_192 if gpus else 512) if batch is None else batch,
+        negatives=8_192 if gpus else 2_048,
+        history=history,
+        tables="rowwise_adam" if gpus else "dense",
+    )
+    found = plan_for(work, machine, gpus, price_per_hour)
+    least = fewest_gpus(work, machine, keeps_up=False)
+    in_time = fewest_gpus(work, machine, keeps_up=True)
+    if as_json:
+        fewest = {
+            "fewest_gpus": None if least is None else least.gpus,
+            "fewest_gpus_in_time": None if in_time is None else in_time.gpus,
+        }
+        print_json(found.as_json() | fewest)
+    else:
+        print_lines(*headline(found, least, in_time))
+        out.print(make_table(("", ">", ""), rows(found), heads=False))
+        print_lines(f"constants of {'; '.join(machine.sources)}")
+    raise typer.Exit(0 if found.fits else 3)
+
+
+def read_count(name: str, value: float) -> int:
+    """Read a count, which may be written as 1e9."""
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError(f"{name} must be a whole number such as 1e8, got {value:g}")
+    return int(value)

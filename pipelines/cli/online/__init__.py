@@ -1,1 +1,0 @@
-"""Commands of what a server lives with: its configuration, keys, events and experiments."""

@@ -1,0 +1,90 @@
+"""How commands print their results: lines, tables, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import webbrowser
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.engine.console import log, out
+
+if TYPE_CHECKING:
+    from pipelines.engine.runner import StageOutcome
+
+Cell = str | Text | float | None
+
+
+def print_lines(*lines: str, note: bool = False, style: str = "") -> None:
+    """Print lines as they are.
+
+    Args:
+        note: Print to stderr, where progress goes.
+    """
+    for line in lines:
+        console = log if note else out
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """Print a document; NaN becomes null."""
+    out.print_json(json.dumps(without_nan(document), default=str))
+
+
+def without_nan(value: Any) -> Any:
+    """Replace every NaN by None, because NaN is no JSON."""
+    if isinstance(value, Mapping):
+        return {name: without_nan(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(part) for part in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def make_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    title: str = "",
+    fixed: Sequence[str] = (),
+    heads: bool = True,
+) -> Table:
+    """Build a table.
+
+    Args:
+        columns: Headings; one that begins with ``>`` is of numbers, which align right.
+        fixed: Columns whose cells are never wrapped, besides those of numbers.
+        heads: Whether headings are printed.
+    """
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", show_header=heads)
+    for column in columns:
+        name = column.removeprefix(">")
+        is_number = name != column
+        justify = "right" if is_number else "left"
+        table.add_column(name, justify=justify, no_wrap=is_number or name in fixed)  # type: ignore[arg-type]
+    for row in rows:
+        cells = ("" if cell is None else cell for cell in row)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
+    return table
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Cell]], *, title: str = "", fixed: Any = ()
+) -> None:
+    """Print a table; see ``make_table``."""
+    out.print(make_table(columns, rows, title=title, fixed=fixed))
+
+
+def open_page(path: Path) -> None:
+    """Open a file in the browser."""
+    webbrowser.open(path.absolute().as_uri())
+
+
+def print_stage(outcome: StageOutcome) -> None:
+    """Print a stage's line when it ends."""
+    print_lines(outcome.log_line(), note=True, style="dim" if outcome.skipped else "")

@@ -1,0 +1,158 @@
+"""Pages about runs: ``recsys report`` and ``recsys dashboard``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli.options import DEMO, Host, Open, Out, Port, Run
+from pipelines.cli.output import open_page, print_lines
+from pipelines.cli.runs import find_workspace
+
+if TYPE_CHECKING:
+    from pipelines.dashboard.context import Context
+
+ROOT = Path("runs")
+
+
+def report(run: Run = DEMO, out: Out = None, show: Open = False) -> None:
+    """Write a run's evaluation report as one self-contained HTML file and print its path.
+
+    [bold]Example[/] recsys report runs/shop --out report.html
+    """
+    from pipelines.cli.registry import tracked
+    from pipelines.engine.runner import pick_stages, run_stages
+    from pipelines.presets.resolve import resolve
+    from pipelines.stages.list import STAGES
+    from pipelines.stages.report import WITHOUT_ANALYSIS, report_path
+
+    workspace = find_workspace(run)
+    settings = workspace / "config.toml"
+    if not settings.exists():
+        raise ValueError(
+            f"{workspace.absolute()} is not the workspace of a run: it has no config.toml. Name "
+            "one, or make one with recsys run shop.toml"
+        )
+    config = resolve(settings, workspace=workspace)
+    with tracked(config) as recorder:
+        run_stages(pick_stages(STAGES, ["report"], None), config, recorder=recorder)
+    path = report_path(workspace)
+    if not path.exists():
+        raise ValueError(WITHOUT_ANALYSIS)
+    if out is not None:
+        shutil.copyfile(path, out)
+        path = out
+    print_lines(str(path))
+    if show:
+        open_page(path)
+
+
+def dashboard(
+    root: Annotated[
+        list[Path] | None,
+        typer.Option("--root", "-r", help="Folder of workspaces, or one; runs (repeatable)."),
+    ] = None,
+    bundles: Annotated[
+        list[Path] | None,
+        typer.Option(help="Further folder of bundles (repeatable)."),
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="API whose metrics are shown, http://127.0.0.1:8000.")
+    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8100,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the key for promote and rollback, on one line.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="RECSYS_DASHBOARD_KEY", hidden=True, help="The key itself.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="Everyone who reaches it may read, without a key.")
+    ] = False,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Host name by which others reach it (repeatable).")
+    ] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Write runs into this HTML file, or a file each into this folder."),
+    ] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="Run to export: its key or its folder (repeatable); the newest."),
+    ] = None,
+    show: Open = False,
+) -> None:
+    """Show which bundle to release and why: runs, comparisons, replay, releases, serving.
+
+    Reads workspaces and bundles as they are; nothing leaves the machine. With
+    --export it writes one file that opens anywhere, without a server.
+
+    [bold]Examples[/]
+
+      recsys dashboard --open
+
+      recsys dashboard --root runs --root /srv/runs --key-file key.txt
+
+      recsys dashboard --export shop.html --run runs/shop
+    """
+    from pipelines.dashboard.context import Context
+    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.workspaces.stores import Places, Stores
+
+    if run and export is None:
+        raise ValueError("--run says what --export writes; a served dashboard shows all runs")
+    for given in [*(root or ()), *(bundles or ())]:
+        if not given.is_dir():
+            raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
+    # A run that is exported by its folder needs no root.
+    folders = [Path(one) for one in run or () if Path(one).is_dir()]
+    if root is None and not (folders and len(folders) == len(run or ())):
+        root = [ROOT]
+    places = Places(roots=[*(root or ()), *folders], bundles=bundles or ())
+    stores = Stores(places, watch=export is None)
+    known = key or None if key_file is None else read_key(key_file)
+    context = Context(stores=stores, server=server, key=known, exported=export is not None)
+    if export is not None:
+        export_runs(context, export, run or [])
+        return
+    from pipelines.dashboard.web.access import Access
+    from pipelines.dashboard.web.run import serve
+
+    access = Access(host=host, key=context.key, public=public, names=tuple(name or ()))
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+    print_lines(f"dashboard: {address} (Ctrl-C ends it)", note=True)
+    if show:
+        import webbrowser
+
+        webbrowser.open(address)
+    serve(context, PAGES, access, port)
+
+
+def export_runs(context: Context, path: Path, wanted: list[str]) -> None:
+    """Write one file about runs, or a file a run if no HTML file is named."""
+    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.web.export import find_runs, write
+
+    runs = find_runs(context.stores, wanted)
+    if path.suffix.lower() in {".html", ".htm"}:
+        files = {path: runs}
+    else:
+        files = {path / f"{run.name.replace('/', '-')}-{run.key}.html": [run] for run in runs}
+    for file, of in files.items():
+        left_out = write(context, PAGES, of, file)
+        print_lines(f"{file}: {file.stat().st_size / 1e6:.1f} MB", note=True)
+        print_lines(*(f"  without {one}" for one in left_out), note=True)
+
+
+def read_key(file: Path) -> str:
+    """Read a file's key."""
+    if not file.is_file():
+        raise ValueError(f"{file} is no file; --key-file names one that holds the key")
+    key = file.read_text(encoding="utf-8").strip()
+    if not key or "\n" in key:
+        raise ValueError(f"{file} must hold the key on one line; recsys keys add prints a good one")
+    return key

@@ -1,0 +1,267 @@
+"""The commands ``recsys release``: decide on bundles, explain decisions, add items and domains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipelines.cli.options import Assignments, BundleRun, Quiet, Run, run_config
+from pipelines.cli.output import print_lines, print_table
+from pipelines.cli.registry import entering_registry, send
+from pipelines.cli.runs import find_bundle, find_bundles
+
+if TYPE_CHECKING:
+    from pipelines.publishing.decisions import Written
+    from pipelines.publishing.promotion import AliasChange
+
+app = typer.Typer(no_args_is_help=True)
+FOLLOW_SECONDS = 2.0
+STATES = {"signed": "signed", "unsigned": "unsigned", "not verified": "signed, no key to verify"}
+Version = Annotated[str | None, typer.Argument(help="Version of a bundle; by default the latest.")]
+
+
+@app.command()
+def promote(
+    run: Run,
+    version: Version = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Take a refused version too; the decision log says so."),
+    ] = False,
+) -> None:
+    """Make a bundle the champion: serve it, and move its alias in the model registry.
+
+    Without a version the challenger is promoted. recsys release rollback undoes it.
+
+    [bold]Example[/] recsys release promote runs/shop 3f2a9c01b7de
+    """
+    from pipelines.publishing.promotion import promote as make_champion
+
+    move_champion("promote", run, partial(make_champion, version=version, force=force))
+
+
+@app.command()
+def rollback(run: Run) -> None:
+    """Go back to the champion before this one; once more goes back one further.
+
+    [bold]Example[/] recsys release rollback runs/shop
+    """
+    from pipelines.publishing.promotion import rollback as go_back
+
+    move_champion("rollback", run, go_back)
+
+
+def move_champion(command: str, run: Path, move: Callable[..., AliasChange]) -> None:
+    """Move the alias, print the new champion, and send it to the registry if it can be reached."""
+    from pipelines.operations.aliases import move_alias
+
+    bundles, workspace = find_bundles(run)
+    change, config, outbox = move_alias(command, bundles, move, workspace)
+    before = f" (before: {change.previous})" if change.previous else ""
+    print_lines(f"champion is {change.version}{before}")
+    send(outbox, config)
+
+
+def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
+    """Read a run's decisions and what is wrong with them."""
+    from pipelines.engine.signing import KEY, signing_key
+    from pipelines.publishing.decisions import read_decisions
+
+    bundles, _ = find_bundles(run)
+    if not ((bundles / "aliases.jsonl").exists() or (bundles / "decisions").is_dir()):
+        raise ValueError(
+            f"nothing was released or refused in {run}; name a run or its folder of bundles"
+        )
+    key = signing_key()
+    found, faults = read_decisions(bundles, key)
+    if key is None and found:
+        print_lines(f"note: {KEY} is not set, so no signature is verified", note=True, style="dim")
+    return bundles, found, faults
+
+
+def report_faults(faults: list[str]) -> None:
+    """Print altered and missing decisions, and end with code 3 if there are any."""
+    print_lines(*faults, note=True, style="red")
+    if faults:
+        raise typer.Exit(3)
+
+
+@app.command()
+def history(run: Run) -> None:
+    """List every decision: what was released, refused, promoted, rolled back.
+
+    Decisions are verified; one that was altered or taken away ends the command with code 3.
+
+    [bold]Example[/] recsys release history runs/shop
+    """
+    _, found, faults = read_verified(run)
+    rows = []
+    for decision in (one.decision for one in found):
+        failed = ", ".join(one["name"] for one in decision.failed)
+        why = failed or (decision.words[-1] if decision.words else "")
+        forced = " (forced)" if decision.forced else ""
+        rows.append((decision.time, decision.challenger, decision.outcome + forced, why))
+    print_table(("time", "version", "outcome", "why"), rows, fixed=("time", "version"))
+    report_faults(faults)
+
+
+@app.command()
+def explain(run: Run, version: Version = None) -> None:
+    """Explain why a version was released or refused, and what to do next.
+
+    [bold]Example[/] recsys release explain runs/shop 3f2a9c01b7de
+    """
+    bundles, found, faults = read_verified(run)
+    chosen = [one for one in found if version in (None, one.decision.challenger)]
+    if not chosen:
+        print_lines(*faults, note=True, style="red")
+        known = ", ".join(sorted({one.decision.challenger for one in found})) or "none"
+        raise ValueError(
+            f"there is no decision on {version!r} in {bundles}; there are decisions on: {known}"
+        )
+    print_lines(*explain_decision(chosen[-1]))
+    report_faults(faults)
+
+
+def explain_decision(written: Written) -> list[str]:
+    """Explain a decision for an operator."""
+    decision = written.decision
+    forced = ", by force" if decision.forced else ""
+    lines = [
+        f"{decision.challenger}: {decision.outcome}{forced} at {decision.time}",
+        f"champion before it: {decision.champion or 'none'}; "
+        f"decision {written.path.name} ({STATES[written.state]})",
+        "",
+        *decision.words,
+    ]
+    found = decision.power.get("found_in_4_of_5_cases") if decision.power else None
+    if isinstance(found, float):
+        lines.append(
+            f"Power: the smallest difference in {decision.power['metric']} that "
+            f"{decision.power['users']} users reliably show (4 times in 5) is "
+            f"{abs(found):.1%}; smaller ones may go unseen."
+        )
+    if decision.outcome == "refused":
+        lines += [
+            "",
+            f"The bundle is kept in {written.path.parents[1] / 'refused'} until the next "
+            "refusal. After the cause is repaired, run recsys run. To serve it all the same: "
+            f"recsys release promote RUN {decision.challenger} --force",
+        ]
+    passed = [one["name"] for one in decision.verdicts if one["passed"]]
+    return [*lines, "", f"Passed ({len(passed)}): {', '.join(passed)}"] if passed else lines
+
+
+@app.command("append")
+def append_items(
+    run: BundleRun,
+    items: Annotated[
+        str,
+        typer.Argument(
+            help="CSV, Parquet or JSONL with the catalogue's columns, or the store "
+            "(sqlite:FOLDER, redis://HOST:PORT/0) that has them from POST /v1/items."
+        ),
+    ],
+    publish: Annotated[bool, typer.Option(help="Publish the delta at once.")] = True,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep appending what a store receives.")
+    ] = False,
+) -> None:
+    """Append new catalogue items to a released bundle, without training.
+
+    Their vectors and semantic IDs come from text and categories, so that they can be recommended
+    at once; a running server loads them. The next run trains on their events.
+
+    [bold]Examples[/]
+
+      recsys release append runs/shop new-items.csv
+
+      recsys release append runs/shop sqlite:runs/shop/online --follow
+    """
+    from pipelines.publishing.append_items import append
+    from serving.online.opening import is_store
+
+    if follow and not is_store(items):
+        raise ValueError(f"--follow follows an online store, got {items}; name sqlite:FOLDER")
+    directory = find_bundle(run)
+    with entering_registry(directory.resolve().parent) as published:
+        once = partial(append, items, directory, publish_it=publish, published=published)
+        for made, number in followed(once) if follow else [once()]:
+            print_lines(f"{number:,} new items in {made}")
+
+
+def followed(append: Callable[[], tuple[Path, int]]) -> Iterator[tuple[Path, int]]:
+    """Append each time there is something new; print each reason to wait once."""
+    from pipelines.engine.errors import WorkspaceBusyError
+    from pipelines.inputs.opened_store import UnreadableStoreError
+    from pipelines.publishing.append_items import MovedError, NothingNewError
+
+    waiting = ""
+    while True:
+        try:
+            yield append()
+            waiting = ""
+        except NothingNewError:
+            waiting = ""
+        except (MovedError, UnreadableStoreError, WorkspaceBusyError) as error:
+            if str(error) != waiting:
+                waiting = str(error)
+                print_lines(f"note: {waiting}", note=True, style="yellow")
+        time.sleep(FOLLOW_SECONDS)
+
+
+@app.command()
+def adapt(
+    run: Run,
+    domain: Annotated[
+        str, typer.Option("--domain", "-d", help="Domain, as items or events name it.")
+    ],
+    assignments: Assignments = None,
+    publish: Annotated[bool, typer.Option(help="Serve it once it is registered.")] = True,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Remove the domain's adapter and serve the base.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train an adapter of the released model for a domain, and register it.
+
+    It is refused (exit code 3) if it does not improve the domain on held-out users, or harms a
+    protected slice or another domain. A running server loads it; only requests with that
+    context.domain change.
+
+    [bold]Examples[/]
+
+      recsys release adapt shop.toml --domain books
+
+      recsys release adapt shop.toml --domain books --withdraw
+    """
+    settings = run_config(run, assignments=assignments)
+    if withdraw:
+        from pipelines.engine.bundles_lock import publishing
+        from pipelines.engine.workspace import bundles_dir
+        from serving.bundle.adapters import withdraw_adapter
+
+        with publishing(bundles_dir(settings)):
+            withdraw_adapter(bundles_dir(settings), domain)
+        print_lines(f"{domain}: the base alone answers again")
+        return
+    from pipelines.adapters.adapt import adapt as train_adapter
+
+    found = train_adapter(settings, domain, publish=publish, show_progress=not quiet)
+    rows = []
+    for one in found.judgement.verdicts:
+        numbers = (None if value is None else f"{value:.4f}" for value in (one.value, one.bound))
+        rows.append((one.name, *numbers, "yes" if one.passed else "no", one.reason))
+    print_table(("check", ">value", ">bound", "passed", "of"), rows)
+    state = "served" if publish else "registered, not served"
+    print_lines(
+        f"{domain}: {found.num_labels:,} labels, {found.num_steps} steps, "
+        f"{found.share:.1%} of the base's parameters, {found.seconds:.1f} s",
+        f"{state}: {found.directory}",
+        note=True,
+    )

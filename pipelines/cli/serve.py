@@ -1,0 +1,213 @@
+"""Commands that answer from a bundle: ``serve``, ``recommend``, ``mcp``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pipelines.cli.options import (
+    DEMO,
+    AsJson,
+    BundleRun,
+    Category,
+    Host,
+    ListLength,
+    OptionalRun,
+    Port,
+    Profile,
+    ServingConfig,
+    Store,
+    Where,
+    Workers,
+)
+from pipelines.cli.output import print_json, print_lines, print_table
+from pipelines.cli.runs import find_bundle, find_served
+
+if TYPE_CHECKING:
+    from serving.schemas import Request
+
+
+def serve(
+    run: OptionalRun = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (127.0.0.1).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (8000).")] = None,
+    workers: Workers = None,
+    profile: Annotated[
+        Profile | None, typer.Option(help="fast (the default), or full: also the generative model.")
+    ] = None,
+    keys: Annotated[
+        Path | None, typer.Option(help="File of clients' keys, see recsys keys add.")
+    ] = None,
+    allow_anonymous: Annotated[
+        bool | None,
+        typer.Option("--allow-anonymous", help="Without keys, listen for other machines too."),
+    ] = None,
+    expose_users: Annotated[
+        bool | None, typer.Option(help="Show users' histories to everyone who reaches the server.")
+    ] = None,
+    allow_admin: Annotated[
+        bool | None,
+        typer.Option("--allow-admin", help="Without keys, let anyone hide items, forget users."),
+    ] = None,
+    store: Store = None,
+    serving_config: ServingConfig = None,
+) -> None:
+    """Answer requests over HTTP; a newly published bundle is loaded while serving.
+
+    RUN is a run's folder, its folder of bundles, or one bundle, which is then served whatever is
+    published; the demo's by default. Every option has a variable, RECSYS_HOST and so on; an option
+    wins.
+
+    [bold]Examples[/]
+
+      recsys serve --expose-users --allow-admin
+
+      recsys serve runs/shop --port 8080 --profile full
+
+      curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
+    """
+    from serving.server.run import serve as run_server
+    from serving.settings import Settings
+
+    given: dict[str, object] = {
+        "host": host,
+        "port": port,
+        "profile": profile,
+        "workers": workers,
+        "keys": keys,
+        "allow_anonymous": allow_anonymous,
+        "expose_users": expose_users,
+        "allow_admin": allow_admin,
+        "store": store,
+        "config": serving_config,
+    }
+    if run is not None or "RECSYS_BUNDLES" not in os.environ:
+        given["bundles"], given["bundle"] = find_served(run or DEMO)
+    settings = Settings.from_environment(None, **given)
+    if settings.expose_users:
+        warning = "users and their histories are shown to everyone who can reach this server"
+        print_lines(warning, note=True)
+    run_server(settings)
+
+
+def recommend(
+    run: BundleRun = DEMO,
+    user: Annotated[str | None, typer.Option(help="User id.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Item ids of this visit, oldest first: a,b,c.")
+    ] = None,
+    item: Annotated[str | None, typer.Option(help="Item id, for similar items.")] = None,
+    category: Category = None,
+    where: Where = None,
+    k: ListLength = 10,
+    explain: Annotated[bool, typer.Option(help="Show the reason for each item.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Recommend items for a user, a session or an item, in this process.
+
+    [bold]Examples[/]
+
+      recsys recommend --user 42
+
+      recsys recommend runs/shop --session 50,172,181 --k 5
+
+      recsys recommend --item 50 --category Sci-Fi
+
+      recsys recommend --user 42 --where "release_year >= 1990 and category != 'Drama'"
+    """
+    from serving.recommend import Recommender
+    from serving.schemas import to_json
+
+    request = checked_request(
+        surface="similar" if item else "home",
+        user_id=user,
+        session=session.split(",") if session else None,
+        item_id=item,
+        k=k,
+        filter={"categories": category or None, "where": where},
+        explain=explain,
+    )
+    recommender = Recommender.load(find_bundle(run))
+    reply = recommender.answer(request)
+    if as_json:
+        import json
+
+        print_json(json.loads(to_json(reply)))
+        return
+    loaded = recommender.bundle
+    if user and (row := loaded.users.row_of(user)):
+        latest = loaded.users.history(row)[-5:][::-1]
+        titles = [loaded.catalogue.display_texts[int(one)] for one in latest]
+        print_lines(f"user {user} lately: {'; '.join(titles)}", style="dim")
+    why = ("why",) if any(one.reason for one in reply.items) else ()
+    rows = [
+        (
+            str(number),
+            one.item_id,
+            one.title or "",
+            one.source,
+            *((one.reason or "",) if why else ()),
+            f"{one.score:.4f}",
+        )
+        for number, one in enumerate(reply.items, start=1)
+    ]
+    print_table((">", "item", "title", "source", *why, ">score"), rows)
+    print_lines(*(f"note: {note}" for note in reply.degraded), note=True, style="yellow")
+
+
+def checked_request(**fields: object) -> Request:
+    """Build a request."""
+    from pydantic import ValidationError
+
+    from serving.schemas import Request
+
+    try:
+        return Request.model_validate(fields)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        lines = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults]
+        raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
+
+
+def mcp(
+    url: Annotated[str, typer.Option(help="The server to call.")] = "http://127.0.0.1:8000",
+    key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RECSYS_API_KEY",
+            help="Key of recsys keys add, for stdio; over http each agent sends its own.",
+        ),
+    ] = None,
+    transport: Annotated[
+        Literal["stdio", "http"],
+        typer.Option(help="stdio: the agent starts this command; http: it connects."),
+    ] = "stdio",
+    host: Host = "127.0.0.1",
+    port: Port = 8765,
+    allow_events: Annotated[
+        bool, typer.Option("--allow-events", help="Offer a tool that stores events too.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that a call may take.", min=0.1)] = 10.0,
+) -> None:
+    """Offer a running server to agents as tools (Model Context Protocol); read-only by default.
+
+    Tools: recommend, search, similar, explain, why_not and, where allowed, send_event. Keys and
+    limits are the server's. Host and port are those of transport http.
+
+    [bold]Examples[/]
+
+      recsys mcp
+
+      recsys mcp --transport http --port 8765
+    """
+    from serving.client.agent_server import PATH, DoorOptions, serve_http, serve_stdio
+
+    options = DoorOptions(url=url, key=key, allow_events=allow_events, timeout=timeout)
+    if transport == "stdio":
+        serve_stdio(options)
+        return
+    print_lines(f"http://{host}:{port}{PATH} calls {url}", note=True)
+    serve_http(options, host, port)

@@ -1,0 +1,179 @@
+"""The commands on a server's files: ``recsys keys``, and ``recsys config`` for a run's file too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tomli_w
+import typer
+
+from pipelines.cli.output import print_lines, print_table
+from pipelines.cli.runs import find_bundle
+
+keys_app = typer.Typer(no_args_is_help=True)
+config_app = typer.Typer(no_args_is_help=True)
+KeyFile = Annotated[
+    Path, typer.Option("--file", "-f", envvar="RECSYS_KEYS", help="File of keys, made if missing.")
+]
+KeyName = Annotated[str, typer.Argument(help="Name of the key, for logs and audit lines.")]
+DEFAULT = Path("keys.toml")
+
+
+@keys_app.command("add")
+def add_key(
+    name: KeyName,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(help="read (the default), events, users, metrics or admin (repeatable)."),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Label of the owner in listings and audit lines, by default the name."),
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="Lists a second; no limit without it.")] = None,
+    burst: Annotated[int | None, typer.Option(help="Lists at once; two seconds' worth.")] = None,
+    file: KeyFile = DEFAULT,
+) -> None:
+    """Make a key and print it, this once: the file holds its hash.
+
+    A running server knows it at once.
+
+    [bold]Examples[/]
+
+      recsys keys add shop --rate 100 --file keys.toml
+
+      recsys keys add support --scope read --scope users
+    """
+    from serving.security.keys import digest_of, new_secret
+
+    secret = new_secret()
+    entry = {
+        "name": name,
+        "sha256": digest_of(secret),
+        "scopes": scope or ["read"],
+        "tenant": tenant,
+        "rate": rate,
+        "burst": burst,
+    }
+    made = tomli_w.dumps({"keys": [{key: one for key, one in entry.items() if one is not None}]})
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    write_keys(file, f"{before.rstrip()}\n\n{made}".lstrip())
+    print_lines(f"key {name} is in {file}; it is shown only now:", note=True)
+    print_lines(secret)
+
+
+@keys_app.command("list")
+def list_keys(file: KeyFile = DEFAULT) -> None:
+    """List the keys of a file, by name.
+
+    [bold]Example[/] recsys keys list --file keys.toml
+    """
+    from serving.security.keys import read_keys
+
+    rows = [
+        (
+            key.name,
+            key.owner,
+            ", ".join(sorted(key.scopes)),
+            "" if key.rate is None else f"{key.rate:g}/s",
+        )
+        for key in read_keys(file).keys
+    ]
+    print_table(("name", "tenant", "scopes", ">rate"), rows)
+
+
+@keys_app.command("remove")
+def remove_key(name: KeyName, file: KeyFile = DEFAULT) -> None:
+    """Remove a key; a running server refuses it at once.
+
+    [bold]Example[/] recsys keys remove shop --file keys.toml
+    """
+    from serving.security.keys import read_keys
+
+    keys = read_keys(file).keys
+    kept = [key.model_dump(mode="json", exclude_none=True) for key in keys if key.name != name]
+    if len(kept) == len(keys):
+        known = ", ".join(key.name for key in keys) or "none"
+        raise ValueError(f"{file} has no key {name!r}; it has {known}")
+    write_keys(file, tomli_w.dumps({"keys": kept}))
+    print_lines(f"key {name} is gone from {file}")
+
+
+def write_keys(file: Path, text: str) -> None:
+    """Replace the file if a server could read the new one."""
+    from recsys.data.durable import replace_file
+    from serving.security.keys import read_keys
+
+    def checked(partial: Path) -> None:
+        partial.write_text(text, encoding="utf-8")
+        # Hashes are no secret, and the server may run as another user; no other user may write.
+        partial.chmod(0o644)
+        read_keys(partial, named=file)
+
+    replace_file(file, checked)
+
+
+@config_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="The configuration, such as serving.toml.")],
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", "-b", help="Check names against this bundle too.")
+    ] = None,
+) -> None:
+    """Describe what a server's configuration does and what is wrong with it.
+
+    [bold]Examples[/]
+
+      recsys config check serving.toml
+
+      recsys config check serving.toml --bundle runs/shop
+    """
+    from serving.configuration.check import described, unfit
+    from serving.configuration.file import read_configuration
+
+    configuration = read_configuration(file)
+    print_lines(*described(configuration))
+    print_lines(*(f"warning: {sentence}" for sentence in configuration.warnings), note=True)
+    if bundle is None:
+        return
+    from serving.bundle.load import load_bundle
+    from serving.settings import ServingOptions
+    from serving.sources import sources_of
+
+    loaded = load_bundle(find_bundle(bundle))
+    sources = sources_of(loaded, ServingOptions(profile="full"))
+    faults = list(unfit(configuration, loaded, sources))
+    if faults:
+        raise ValueError("\n".join(f"{file}: {fault}" for fault in faults))
+    print_lines(f"bundle {loaded.version} has all that it names")
+
+
+@config_app.command()
+def upgrade(
+    file: Annotated[Path, typer.Argument(help="A run's configuration, such as shop.toml.")],
+    write: Annotated[bool, typer.Option("--write", help="Replace the file.")] = False,
+) -> None:
+    """Write a run's file of an earlier version under the present names of its keys.
+
+    The new text is printed, or replaces the file with --write. Comments and order stay. Each key
+    that was renamed or left out is listed; a file that needs no change stays as it is.
+
+    [bold]Examples[/]
+
+      recsys config upgrade shop.toml
+
+      recsys config upgrade shop.toml --write
+    """
+    from pipelines.config.toml import read_toml
+    from pipelines.config.upgrade import upgrade_text
+    from recsys.data.durable import write_durably
+
+    read_toml(file)
+    text, changes = upgrade_text(file.read_text(encoding="utf-8-sig"), str(file))
+    print_lines(*changes, note=True)
+    if not write:
+        typer.echo(text, nl=False)
+    elif changes:
+        write_durably(file, text)
+    print_lines(f"{file}: {len(changes)} changes", note=True)

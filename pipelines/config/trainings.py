@@ -1,0 +1,121 @@
+"""The sections ``[ranker_training]`` and ``[adapter]``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from recsys.evaluation.ranking import check_metric_name
+from recsys.layers.lora.linear import LoraConfig
+from recsys.models.ranker.config import Trunk
+from recsys.training.optim import ScheduleConfig
+from recsys.training.passes import TrainingConfig
+from recsys.training.ranker_config import RankerFitConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankerTrainingConfig(RankerFitConfig):
+    """A ranker of the candidates of profile ``fast``.
+
+    It is trained on each user's latest train events, with out-of-sample candidates: retrievers are
+    refitted without those events. Validation decides whether it is served. Impression logs
+    (``filters.shown_types``) train a position-bias model.
+    """
+
+    enabled: bool = False
+    """Train it, evaluate it as ``ranked``, and serve it if it is better than the blend's
+    order on validation by two standard errors."""
+    max_held_back: int = 10
+    """Latest train events of a user that are held back for it, at most."""
+    share_held_back: float = 0.2
+    """Share of a user's train events that are held back, at most; at least one event is."""
+    max_queries: int = 20_000
+    """Held-back events, and shown lists, that it is trained on; sampled by the seed."""
+    refit_share: float = 1.0
+    """Share of the passes that validation chose for the trained retrievers, which their refits
+    without the held-back events take."""
+    min_found: int = 50
+    """Held-back events with their item in any list, below which no ranker is trained."""
+    validation_users: int = 500
+    """Held-back events of one user in ten that select the epoch and calibrate, at most."""
+    compared: tuple[Trunk, ...] = ()
+    """Other trunks of equal compute, trained and evaluated for the report; each takes as long as
+    the ranker."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("max_held_back", "max_queries", "min_found"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        if unknown := set(self.compared) - set(get_args(Trunk)):
+            raise ValueError(
+                f"compared must be some of {', '.join(get_args(Trunk))}, got {sorted(unknown)}"
+            )
+        if not 0 < self.share_held_back < 1:
+            raise ValueError(f"share_held_back must be in (0, 1), got {self.share_held_back}")
+        if not 0 < self.refit_share <= 1:
+            raise ValueError(f"refit_share must be in (0, 1], got {self.refit_share}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(TrainingConfig):
+    """A domain's adapter; examples are the domain's labels (windows for a sequence model)."""
+
+    domains: tuple[str, ...] = ()
+    """Domains that each run adapts to; ``recsys release adapt`` adapts to any."""
+    model: Literal["auto", "two_tower", "sequence", "ranker"] = "auto"
+    """Adapted model; ``auto`` is the sequence model if it is released, else the two-tower."""
+    rank: int = 8
+    """Width of the correction."""
+    alpha: float = 16.0
+    """Scale of the correction, divided by the rank."""
+    targets: tuple[str, ...] = ()
+    """Patterns of layer names; by default the linear layers of the query side, or those of a ranker
+    that read one row per candidate."""
+    tables: tuple[str, ...] = ()
+    """``("item",)`` also corrects the id embeddings of the domain's items; not for the ranker."""
+    softmax_over: Literal["catalogue", "domain"] = "catalogue"
+    """Items that labels are ranked against in evaluation and in training a sequence model: all, or
+    the domain's for surfaces that list no others."""
+    centred: float = 1.0
+    """Share of the mean item vector that the adapter subtracts at first, where the base was trained
+    on less than half of the domain's items; 0 for none."""
+    dropout: float = 0.0
+    """Share of an adapted layer's inputs that are dropped in a training step."""
+    max_share: float = 0.05
+    """Maximum parameters of an adapter, as a share of the base's."""
+    metric: str = "ndcg@10"
+    """Metric that selects the best step and that the harm gate compares."""
+    min_gain: float = 0.0
+    """Minimum relative gain over the base in the whole domain."""
+    max_drop: float = 0.0
+    """Maximum tolerated relative drop of a protected slice, beyond sampling noise."""
+    min_slice_users: int = 20
+    """Minimum held-out users of a protected slice."""
+    batch_size: int = 128
+    max_epochs: float = 20.0
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=1e-3))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_metric_name(self.metric)
+        for name in ("min_gain", "max_drop"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if not 0 <= self.centred <= 1:
+            raise ValueError(f"centred must be in [0, 1], got {self.centred}")
+        if self.min_slice_users < 2:
+            raise ValueError(f"min_slice_users must be >= 2, got {self.min_slice_users}")
+        self.lora(("*",))
+
+    def lora(self, default_targets: tuple[str, ...]) -> LoraConfig:
+        """Configure the LoRA layers; ``default_targets`` if none are named."""
+        return LoraConfig(
+            targets=self.targets or default_targets,
+            tables=self.tables,
+            rank=self.rank,
+            alpha=self.alpha,
+            dropout=self.dropout,
+            max_share=self.max_share,
+        )
