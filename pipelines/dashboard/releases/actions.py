@@ -62,7 +62,8 @@ def actions_for(folder: Folder, version: str | None, served: str | None) -> list
                 "challenger",
                 version,
                 f"Keep {version} as challenger",
-                f"{served or 'Nothing'} stays served; the next recsys release promote takes {version}.",
+                f"{served or 'Nothing'} stays served; the next recsys release promote takes "
+                f"{version}.",
             ),
         ]
     back = goes_back_to(folder)
