@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from pipelines.config.gate import GateConfig
-from pipelines.config.release import ReleaseConfig
+from pipelines.config.release import GateConfig, ReleaseConfig
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
