@@ -40,7 +40,7 @@ from serving.configuration.resolve import Resolved
 from serving.configuration.rules import Rule
 from serving.filtering.compile import matching_rows
 from serving.query import Query
-from serving.ranking import Ranked
+from serving.ranking import RankedItems
 from serving.schemas import Request
 from serving.surfaces import Exploration, Surface
 
@@ -91,7 +91,7 @@ EXPLORED = 100
 class Arranged(NamedTuple):
     """The list that is shown."""
 
-    ranked: Ranked | None
+    ranked: RankedItems | None
     propensities: tuple[float, ...] | None = None
     """Chance of each slot's item, given those before it; None if nothing was drawn."""
     rules: tuple[tuple[str, ...], ...] | None = None
@@ -122,7 +122,12 @@ class Arranger:
         return max(request.k, resolved.surface.num_candidates)
 
     def arrange(
-        self, ranked: Ranked | None, resolved: Resolved, query: Query, eligible: ItemMask, seed: int
+        self,
+        ranked: RankedItems | None,
+        resolved: Resolved,
+        query: Query,
+        eligible: ItemMask,
+        seed: int,
     ) -> Arranged:
         """Make the list of ``query.request.k`` from the ranked items."""
         k = query.request.k
@@ -143,7 +148,7 @@ class Arranger:
     def chances_of(
         self,
         item_rows: Sequence[int],
-        ranked: Ranked | None,
+        ranked: RankedItems | None,
         resolved: Resolved,
         query: Query,
         eligible: ItemMask,
@@ -188,7 +193,7 @@ class Arranger:
         return found
 
     def _ordered(
-        self, ranked: Ranked, resolved: Resolved, query: Query, eligible: ItemMask
+        self, ranked: RankedItems, resolved: Resolved, query: Query, eligible: ItemMask
     ) -> tuple[_Pins, _Moved, Rows, NDArray[np.float32]]:
         """Find the pins, and order the other items by rules, the user's mix and diversity."""
         k = query.request.k
@@ -204,7 +209,7 @@ class Arranger:
 
     def _policy(
         self,
-        ranked: Ranked,
+        ranked: RankedItems,
         order: Rows,
         scores: NDArray[np.float32],
         exploration: Exploration,
@@ -219,13 +224,15 @@ class Arranger:
         return thompson_policy(scores, deviations, num_slots)
 
     def _deviations(
-        self, ranked: Ranked, order: Rows, exploration: Exploration
+        self, ranked: RankedItems, order: Rows, exploration: Exploration
     ) -> NDArray[np.floating]:
         counts = self._bundle.item_counts.numpy()[ranked.item_rows[order]]
         found: NDArray[np.floating] = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
         return found
 
-    def _pins(self, ranked: Ranked, rules: Sequence[Rule], eligible: ItemMask, k: int) -> _Pins:
+    def _pins(
+        self, ranked: RankedItems, rules: Sequence[Rule], eligible: ItemMask, k: int
+    ) -> _Pins:
         """Find the item of each pin: the best ranked that it holds for, or the first it names."""
         pins = _Pins({}, {}, {})
         for rule in rules:
@@ -242,7 +249,7 @@ class Arranger:
                     pins.taken[place] = rule.slot
         return pins
 
-    def _moved(self, ranked: Ranked, rules: Sequence[Rule]) -> _Moved:
+    def _moved(self, ranked: RankedItems, rules: Sequence[Rule]) -> _Moved:
         """Move items up and down by the rule of the highest priority that is for them."""
         number = len(ranked.item_rows)
         keys = np.arange(number, dtype=np.float64)
@@ -262,7 +269,7 @@ class Arranger:
 
     def _chosen(
         self,
-        ranked: Ranked,
+        ranked: RankedItems,
         order: Rows,
         scores: NDArray[np.float32],
         surface: Surface,
@@ -294,7 +301,7 @@ class Arranger:
 
     def _explored(
         self,
-        ranked: Ranked,
+        ranked: RankedItems,
         order: Rows,
         scores: NDArray[np.float32],
         exploration: Exploration,
@@ -315,7 +322,7 @@ class Arranger:
             slate = thompson(scores, deviations, number, random, local)
         return Slate(order[slate.places], slate.propensities)
 
-    def _caps(self, ranked: Ranked, pins: _Pins, surface: Surface) -> Caps | None:
+    def _caps(self, ranked: RankedItems, pins: _Pins, surface: Surface) -> Caps | None:
         """Count the caps' values of the pinned items."""
         if not surface.caps:
             return None
@@ -425,7 +432,7 @@ def _pinned_slots(pins: _Pins, number: int) -> dict[int, int]:
 
 
 def _shown(
-    ranked: Ranked,
+    ranked: RankedItems,
     order: Rows,
     propensities: list[float] | None,
     pins: _Pins,

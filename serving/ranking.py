@@ -25,7 +25,7 @@ Rows = NDArray[np.int64]
 FILLER = POPULARITY.source
 
 
-class Ranked(NamedTuple):
+class RankedItems(NamedTuple):
     """Items of one list, best first."""
 
     item_rows: Rows
@@ -43,12 +43,12 @@ class Ranked(NamedTuple):
     @classmethod
     def of_merged(
         cls, merged: MergedOne, sources: tuple[str, ...], scored: Scored | None = None
-    ) -> Ranked:
+    ) -> RankedItems:
         """Take a merged list of these sources."""
         parts = (merged.ranks, merged.contributions)
         return cls(merged.item_rows, merged.scores, sources, *parts, scored)
 
-    def at(self, item_rows: Rows, places: Rows) -> Ranked:
+    def at(self, item_rows: Rows, places: Rows) -> RankedItems:
         """Take items in another order.
 
         Args:
@@ -97,7 +97,7 @@ class Ranked(NamedTuple):
         ]
 
 
-def with_new_items(ranked: Ranked, seen: Rows, k: int, share: float) -> Ranked:
+def with_new_items(ranked: RankedItems, seen: Rows, k: int, share: float) -> RankedItems:
     """Cut a list to k items, of which items of the history take at most a share.
 
     More of them follow where there are not enough others; the order stays.
@@ -112,7 +112,7 @@ def with_new_items(ranked: Ranked, seen: Rows, k: int, share: float) -> Ranked:
 
 def by_reciprocal_rank(
     candidates: Mapping[str, OneList], weights: Mapping[str, float], k: int
-) -> Ranked:
+) -> RankedItems:
     """Merge lists by their ranks; a fallback that is alone counts in full."""
     used = {name: weights[name] for name in candidates}
     if not any(used.values()):
@@ -121,4 +121,4 @@ def by_reciprocal_rank(
     weight = np.array(list(used.values()), np.float32)
     shares = np.where(fused.ranks == ABSENT, 0, weight / (CONSTANT + fused.ranks))
     shares = shares.astype(np.float32)
-    return Ranked(fused.item_rows, fused.scores, tuple(used), fused.ranks, shares)
+    return RankedItems(fused.item_rows, fused.scores, tuple(used), fused.ranks, shares)

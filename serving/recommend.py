@@ -43,7 +43,7 @@ from serving.log import is_logged, log
 from serving.online.records import new_request_id, read_seed, record_document, time_of
 from serving.online.store import Visitor
 from serving.query import NOTHING, Query, fitted, hydrate
-from serving.ranking import FILLER, Ranked, by_reciprocal_rank, with_new_items
+from serving.ranking import FILLER, RankedItems, by_reciprocal_rank, with_new_items
 from serving.reasons import reasons
 from serving.schemas import (
     Assigned,
@@ -92,7 +92,7 @@ class Made(NamedTuple):
     eligible: Eligible
     candidates: Mapping[str, OneList]
     """Lists by source."""
-    ranked: Ranked | None
+    ranked: RankedItems | None
     resolved: Resolved
     arranged: Arranged
     seed: int
@@ -425,7 +425,7 @@ class Recommender:
         blend: OneQueryBlend | None,
         query: Query,
         k: int,
-    ) -> tuple[Ranked | None, str | None, list[Degraded]]:
+    ) -> tuple[RankedItems | None, str | None, list[Degraded]]:
         """Merge lists into one.
 
         Returns:
@@ -465,7 +465,7 @@ class Recommender:
         blend: OneQueryBlend | None,
         query: Query,
         k: int,
-    ) -> tuple[Ranked, str | None, list[Degraded]]:
+    ) -> tuple[RankedItems, str | None, list[Degraded]]:
         """Merge lists without a limit on seen items; at least one has an item."""
         length = query.surface.num_candidates
         blended = {
@@ -478,12 +478,12 @@ class Recommender:
         ranked, ranker, notes = self._by_ranker(blended, query, k)
         if ranked is None:
             merged = blend.merge(blended, len(query.history), k)
-            ranked = Ranked.of_merged(merged, tuple(blended))
+            ranked = RankedItems.of_merged(merged, tuple(blended))
         return ranked, ranker, notes
 
     def _by_ranker(
         self, blended: Mapping[str, OneList], query: Query, k: int
-    ) -> tuple[Ranked | None, str | None, list[Degraded]]:
+    ) -> tuple[RankedItems | None, str | None, list[Degraded]]:
         """Order the list by the ranker; None where there is none, or it failed."""
         if self._ranker is None:
             return None, None, []
@@ -497,7 +497,7 @@ class Recommender:
         except Exception:
             # Whatever went wrong, the blend's order can be served.
             return None, None, [self._failed("failed_stage", "ranker")]
-        return Ranked.of_merged(found, tuple(blended), scored), self._ranker.version, []
+        return RankedItems.of_merged(found, tuple(blended), scored), self._ranker.version, []
 
     def _parts_used(
         self, query: Query, candidates: Mapping[str, OneList], ranker: str | None
@@ -511,7 +511,7 @@ class Recommender:
         return replace(self._served_by, adapter=adapter, ranker=ranker)
 
     def _select(
-        self, ranked: Ranked | None, query: Query, names_history: bool
+        self, ranked: RankedItems | None, query: Query, names_history: bool
     ) -> list[RecommendedItem]:
         """Build the items of a reply, with reasons if requested."""
         if ranked is None:

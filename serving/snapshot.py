@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.query import Query
-from serving.ranking import Ranked
+from serving.ranking import RankedItems
 
 Rows = NDArray[np.int64]
 DIGITS = 16
@@ -35,7 +35,7 @@ def digest_of_history(rows: Rows, times: Rows | None) -> str:
     return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
 
 
-def build_snapshot(query: Query, ranked: Ranked | None) -> Mapping[str, object]:
+def build_snapshot(query: Query, ranked: RankedItems | None) -> Mapping[str, object]:
     """Collect the inputs of a list.
 
     Args:

@@ -154,7 +154,7 @@ def generative_source(generation: Generation, beam_width: int, timeout_ms: float
     return GeneratedSource(model, search)
 
 
-class ContentSource(Source):
+class SimilarContentSource(Source):
     """Items whose content is similar to an item's, or to the history's.
 
     Without learned weights, it ranks only appended items for a history: co-occurrence knows nothing
@@ -233,4 +233,4 @@ def _content_source(bundle: Bundle, learned: bool) -> Source | None:
         similar = similarity_source(bundle.content_similarity, index)
     if neighbours is None and similar is None:
         return None
-    return ContentSource(neighbours, similar)
+    return SimilarContentSource(neighbours, similar)

@@ -79,7 +79,7 @@ def why_local_stays(
     return None
 
 
-def fetch(named: RegisteredBundle, bundles: Path) -> copies.Fetched:
+def fetch(named: RegisteredBundle, bundles: Path) -> copies.FetchedBundle:
     """Copy a registered bundle into a folder of bundles, with what it was appended to.
 
     Raises:
@@ -144,7 +144,7 @@ def follow_registry(bundles: Path, *, config: TrackingConfig, outbox: Outbox) ->
 def publish_fetched(
     bundles: Path,
     bundle: RegisteredBundle,
-    fetched: copies.Fetched,
+    fetched: copies.FetchedBundle,
     before: str | None,
     *,
     config: TrackingConfig,
@@ -177,7 +177,7 @@ def publish_fetched(
     return Followed(version=bundle.version, moved=True, words=words)
 
 
-def fetched_words(fetched: copies.Fetched) -> str:
+def fetched_words(fetched: copies.FetchedBundle) -> str:
     """Say how much was fetched."""
     if not fetched.num_files:
         return "all files were here"
@@ -186,7 +186,7 @@ def fetched_words(fetched: copies.Fetched) -> str:
 
 def fetch_bundle(
     name: str, bundles: Path, *, config: TrackingConfig, outbox: Outbox
-) -> tuple[copies.Fetched, bool]:
+) -> tuple[copies.FetchedBundle, bool]:
     """Fetch a bundle into a folder, and serve it there if nothing else is.
 
     Args:

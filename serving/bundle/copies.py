@@ -46,7 +46,7 @@ class MissingError(ValueError):
     """A place has no such file."""
 
 
-class Place:
+class CopyPlace:
     """A folder of bundles, on a disk or at a URL."""
 
     def __init__(self, address: str) -> None:
@@ -144,7 +144,7 @@ def send(bundles: Path, version: str, address: str, more: Sequence[str] = ()) ->
     from serving.bundle.delta import chain_of
 
     with reaching(address):
-        place = Place(address)
+        place = CopyPlace(address)
         for link in chain_of(bundle_directory(bundles, version)):
             _send_one(place, link.directory, link.manifest, link.digest)
         for name in more:
@@ -153,7 +153,7 @@ def send(bundles: Path, version: str, address: str, more: Sequence[str] = ()) ->
                 place.copy_in(bundles / name, name)
 
 
-def _send_one(place: Place, directory: Path, manifest: BundleManifest, digest: str) -> None:
+def _send_one(place: CopyPlace, directory: Path, manifest: BundleManifest, digest: str) -> None:
     name = directory.name
     sizes = place.sizes(name)
     if MANIFEST in sizes:
@@ -181,14 +181,14 @@ def read_verified(address: str, name: str, digest: str, limit: int) -> bytes:
         UnreachableError: The place failed.
     """
     with reaching(address):
-        content = Place(address).read(name, limit)
+        content = CopyPlace(address).read(name, limit)
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"{name} at {address} is altered; copy it again from where it was made")
     return content
 
 
 @dataclass
-class Fetched:
+class FetchedBundle:
     """A bundle that is verified in its folder, with what it was appended to."""
 
     version: str
@@ -210,7 +210,7 @@ class _Part:
         return self.final.with_name(f"{FETCHED}{self.digest[:16]}")
 
 
-def fetch(address: str, version: str, digest: str, bundles: Path) -> Fetched:
+def fetch(address: str, version: str, digest: str, bundles: Path) -> FetchedBundle:
     """Copy a bundle, and what it was appended to, into a folder of bundles and verify every byte.
 
     Only what the manifest names is copied, and the manifest only if it has the digest.
@@ -223,8 +223,8 @@ def fetch(address: str, version: str, digest: str, bundles: Path) -> Fetched:
     """
     bundles.mkdir(parents=True, exist_ok=True)
     with locked(bundles / ".fetch.lock"), reaching(address):
-        place = Place(address)
-        found = Fetched(version)
+        place = CopyPlace(address)
+        found = FetchedBundle(version)
         chain: list[_Part] = []
         wanted: tuple[str, str] | None = (version, digest)
         while wanted is not None:
@@ -240,7 +240,7 @@ def fetch(address: str, version: str, digest: str, bundles: Path) -> Fetched:
     return found
 
 
-def _manifest(place: Place, part: _Part, version: str) -> BundleManifest:
+def _manifest(place: CopyPlace, part: _Part, version: str) -> BundleManifest:
     """Read a bundle's manifest, here or from the place, and hold it against its digest."""
     if part.final.exists():
         manifest, digest = read_manifest(part.final)
@@ -273,7 +273,7 @@ def _manifest(place: Place, part: _Part, version: str) -> BundleManifest:
     return manifest
 
 
-def _complete(place: Place, part: _Part, found: Fetched) -> None:
+def _complete(place: CopyPlace, part: _Part, found: FetchedBundle) -> None:
     """Copy the files of a bundle that are missing, verify all, and rename it into its place."""
     if part.final.exists():
         verify_files(part.final, part.manifest)
@@ -313,7 +313,7 @@ def _has(part: _Part, name: str, entry: FileEntry) -> bool:
     return False
 
 
-def _fault(place: Place, part: _Part, name: str, words: str) -> str:
+def _fault(place: CopyPlace, part: _Part, name: str, words: str) -> str:
     return (
         f"{part.final.name}/{name} at {place.address} {words}. Nothing of it is used; remove "
         f"{place.address}/{part.final.name} and copy it again from where it was made, with recsys "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import combinations
 
 from serving.configuration.rules import Experiment, Rule, overlap
-from serving.filtering.expression import Comparison, Membership
+from serving.filtering.expression import Membership, Relation
 from serving.surfaces import Surface
 
 ValuesOf = Callable[[Rule, str], Collection[object]]
@@ -156,7 +156,7 @@ def _together(pins: Sequence[Rule], cap: int) -> list[Rule]:
 def demanded_values(rule: Rule, name: str) -> Collection[object]:
     """Values of a property that a rule's expression demands: ``brand = 'x'`` and nothing else."""
     root = None if rule.expression is None else rule.expression.root
-    if isinstance(root, Comparison) and root.name == name and root.operator == "=":
+    if isinstance(root, Relation) and root.name == name and root.operator == "=":
         return [root.value]
     if isinstance(root, Membership) and root.name == name and len(root.values) == 1:
         return root.values

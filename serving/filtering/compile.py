@@ -23,13 +23,13 @@ from serving.bundle.properties import Column, ListColumn, NumberColumn, TextColu
 from serving.filtering.expression import (
     AllOf,
     AnyOf,
-    Comparison,
     Expression,
     FilterError,
     Membership,
     Missing,
     Node,
     Not,
+    Relation,
     Test,
     Value,
     shown,
@@ -124,7 +124,7 @@ def _tested(test: Test, wanted: bool, bundle: Bundle) -> Mask:
     column = _column(test, bundle)
     if isinstance(test, Missing):
         return ~column.known() if wanted else column.known()
-    if isinstance(test, Comparison) and test.operator == "!=":
+    if isinstance(test, Relation) and test.operator == "!=":
         test, wanted = Membership(test.name, (test.value,), test.position), not wanted
     hits = _numbers(test, column) if isinstance(column, NumberColumn) else _texts(test, column)
     return hits if wanted else column.known() & ~hits
@@ -150,9 +150,9 @@ def _of_ids(test: Test, wanted: bool, bundle: Bundle) -> Mask:
     """Test the ids, which no item lacks."""
     if isinstance(test, Missing):
         return np.full(bundle.num_item_rows, not wanted)
-    if isinstance(test, Comparison) and test.operator not in ("=", "!="):
+    if isinstance(test, Relation) and test.operator not in ("=", "!="):
         _misfit(test, "a text", "=, !=, in and not in")
-    if isinstance(test, Comparison) and test.operator == "!=":
+    if isinstance(test, Relation) and test.operator == "!=":
         wanted = not wanted
     found = np.full(bundle.num_item_rows, not wanted)
     for item_id in _text_values(test, "a text"):
@@ -161,14 +161,14 @@ def _of_ids(test: Test, wanted: bool, bundle: Bundle) -> Mask:
     return found
 
 
-def _texts(test: Comparison | Membership, column: TextColumn | ListColumn) -> Mask:
+def _texts(test: Relation | Membership, column: TextColumn | ListColumn) -> Mask:
     kind = "a list of texts" if isinstance(column, ListColumn) else "a text"
-    if isinstance(test, Comparison) and test.operator != "=":
+    if isinstance(test, Relation) and test.operator != "=":
         _misfit(test, kind, "=, !=, in and not in")
     return column.with_any(_text_values(test, kind))
 
 
-def _text_values(test: Comparison | Membership, kind: str) -> list[str]:
+def _text_values(test: Relation | Membership, kind: str) -> list[str]:
     values = _values(test)
     texts = [value for value in values if isinstance(value, str)]
     if len(texts) < len(values):
@@ -176,7 +176,7 @@ def _text_values(test: Comparison | Membership, kind: str) -> list[str]:
     return texts
 
 
-def _numbers(test: Comparison | Membership, column: NumberColumn) -> Mask:
+def _numbers(test: Relation | Membership, column: NumberColumn) -> Mask:
     values = column.values
     if column.kind == "date":
         # A date of the filter stands for its whole day.
@@ -197,7 +197,7 @@ def _numbers(test: Comparison | Membership, column: NumberColumn) -> Mask:
     return compared
 
 
-def _values(test: Comparison | Membership) -> Sequence[Value]:
+def _values(test: Relation | Membership) -> Sequence[Value]:
     return test.values if isinstance(test, Membership) else (test.value,)
 
 

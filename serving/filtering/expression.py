@@ -49,7 +49,7 @@ class FilterError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Relation:
     """``name operator value``."""
 
     name: str
@@ -96,7 +96,7 @@ class AnyOf:
     parts: tuple[Node, ...]
 
 
-Test = Comparison | Membership | Missing
+Test = Relation | Membership | Missing
 Node = Test | Not | AllOf | AnyOf
 
 
@@ -247,11 +247,11 @@ class _Parser:
             self._refuse("'in'")
         return self._comparison(name, position)
 
-    def _comparison(self, name: str, position: int) -> Comparison:
+    def _comparison(self, name: str, position: int) -> Relation:
         operators: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=")
         for operator in operators:
             if self._takes(operator, "==" if operator == "=" else operator):
-                return Comparison(name, operator, self._value(), position)
+                return Relation(name, operator, self._value(), position)
         self._refuse("=, !=, <, <=, >, >=, 'in', 'not in', 'is missing' or 'is not missing'")
 
     def _values(self) -> tuple[Value, ...]:

@@ -28,7 +28,7 @@ from serving.online.store import OnlineStore, RequestRecord, StoreError
 LENGTH = struct.Struct("<I")
 FLUSH = LENGTH.pack(0)
 COUNTS = struct.Struct("<QQQ")
-"""Bytes of `Counts`."""
+"""Bytes of `LogCounts`."""
 READ_BYTES = 1 << 20
 RETRY_SECONDS = 0.5
 """Between attempts to write what a store refused."""
@@ -42,7 +42,7 @@ MAX_RECORDS = 1_000
 
 
 @dataclass
-class Written:
+class WriterCounts:
     """Counts of a writer so far."""
 
     num_events: dict[str, int] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Written:
 class RecordQueue:
     """Records that wait for the store; the oldest are dropped if too many wait."""
 
-    def __init__(self, store: OnlineStore, written: Written) -> None:
+    def __init__(self, store: OnlineStore, written: WriterCounts) -> None:
         self._store, self._written = store, written
         self._records: deque[RequestRecord] = deque()
 
@@ -109,7 +109,7 @@ class RecordQueue:
         self._records.clear()
 
 
-class Counts(NamedTuple):
+class LogCounts(NamedTuple):
     """Counts of the process so far."""
 
     num_kept: int = 0
@@ -129,7 +129,7 @@ class RequestLogWriter:
 
     def __init__(self, source: socket.socket, store: OnlineStore) -> None:
         self._socket, self._bytes = source, bytearray()
-        self._written = Written()
+        self._written = WriterCounts()
         self._queue = RecordQueue(store, self._written)
         self._num_flushes = self._num_flushed = 0
 

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from serving.online.events import Event
-from serving.online.request_log import Written
+from serving.online.request_log import WriterCounts
 from serving.online.store import Forgotten, ItemState, OnlineStore, StoreError
 
 MAX_WAITING_EVENTS = 20_000
@@ -73,7 +73,7 @@ class EventWriter:
             event_days: How long events are kept.
             log_days: How long served lists are kept.
         """
-        self.written = Written()
+        self.written = WriterCounts()
         self.store, self._days = store, (event_days, log_days)
         self._tasks: deque[_Task] = deque()
         self._num_waiting = 0

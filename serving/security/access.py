@@ -18,7 +18,7 @@ from serving.metrics import counted_route
 from serving.routes import find
 from serving.schemas import Scope
 from serving.security import USERS_NOT_SHOWN, is_loopback
-from serving.security.keys import Key, KeyRing, read_keys
+from serving.security.keys import ClientKey, KeyRing, read_keys
 from serving.settings import Settings
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -87,7 +87,7 @@ class Audit:
         self._left_out = 0
 
     def refused(
-        self, refusal: Refusal, key: Key | None, route: str, peer: str | None, now: float
+        self, refusal: Refusal, key: ClientKey | None, route: str, peer: str | None, now: float
     ) -> None:
         """Write that a request did not pass."""
         if self._lines.wait(now):
@@ -97,7 +97,7 @@ class Audit:
         outcome = {"status": refusal.status, "code": refusal.code, "left_out": left_out}
         log("audit", {"outcome": "refused", **outcome, **_of_whom(key, route, peer)})
 
-    def used(self, key: Key, scope: Scope, route: str, peer: str | None) -> None:
+    def used(self, key: ClientKey, scope: Scope, route: str, peer: str | None) -> None:
         """Write that a key was used."""
         log("audit", {"outcome": "passed", "scope": scope, **_of_whom(key, route, peer)})
 
@@ -150,7 +150,7 @@ class Access:
             return ANONYMOUS
         now = time.monotonic() if now is None else now
         scope = required_scope(path, method)
-        key: Key | None = None
+        key: ClientKey | None = None
         if self.ring is None:
             found = self._without_keys(headers, scope)
         else:
@@ -181,7 +181,7 @@ class Access:
             message += "; for a trial on this machine start the server with --allow-admin"
         return Refusal(403, "no_keys", message)
 
-    def _by_key(self, key: Key, scope: Scope, now: float) -> Caller | Refusal:
+    def _by_key(self, key: ClientKey, scope: Scope, now: float) -> Caller | Refusal:
         if key.rate is not None:
             bucket = self._buckets.get(key.name)
             if bucket is None:
@@ -246,7 +246,7 @@ def _stamp(settings: Settings) -> tuple[int, ...] | None:
     return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
 
 
-def _of_whom(key: Key | None, route: str, peer: str | None) -> dict[str, object]:
+def _of_whom(key: ClientKey | None, route: str, peer: str | None) -> dict[str, object]:
     owner = {"key": None} if key is None else {"key": key.name, "tenant": key.owner}
     return {**owner, "route": route, "network": _network(peer)}
 

@@ -32,7 +32,7 @@ _NO_DIGEST = "0" * 64
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")]
 
 
-class Key(BaseModel):
+class ClientKey(BaseModel):
     """Scopes and limit of one key; the key itself is not stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -58,17 +58,17 @@ class Key(BaseModel):
 class _KeyFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    keys: list[Key] = Field(max_length=MAX_KEYS)
+    keys: list[ClientKey] = Field(max_length=MAX_KEYS)
 
 
 class KeyRing:
     """The keys of one file."""
 
-    def __init__(self, keys: list[Key]) -> None:
+    def __init__(self, keys: list[ClientKey]) -> None:
         self.keys = tuple(keys)
         self._by_digest = {key.sha256: key for key in keys}
 
-    def find(self, secret: str) -> Key | None:
+    def find(self, secret: str) -> ClientKey | None:
         """Find whose key this is, in a time that does not depend on how much of it is right."""
         digest = digest_of(secret)
         key = self._by_digest.get(digest)

@@ -43,7 +43,7 @@ class WorkerDiedError(Exception):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Job:
+class WorkerJob:
     """A request on its way."""
 
     number: int
@@ -64,7 +64,7 @@ class WorkerLink(asyncio.Protocol):
     def __init__(self, dispatcher: Dispatcher, pid: int) -> None:
         self._dispatcher, self._reader, self.pid = dispatcher, FrameReader(), pid
         self._transport: asyncio.WriteTransport | None = None
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, WorkerJob] = {}
         self.num_lists = 0
         """Jobs in hand that are not batches."""
         self.retired = False
@@ -74,7 +74,7 @@ class WorkerLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
 
-    def send(self, job: Job, now: float) -> None:
+    def send(self, job: WorkerJob, now: float) -> None:
         """Hand a job over."""
         assert self._transport is not None
         self.jobs[job.number] = job
@@ -82,7 +82,7 @@ class WorkerLink(asyncio.Protocol):
         job.sent = now
         self._transport.write(job.message)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: WorkerJob) -> None:
         """Stop a batch without waiting connections."""
         if self.jobs.pop(job.number, None) is not None and self._transport is not None:
             self._transport.write(packed(job.number, {"cancel": True}))
@@ -124,18 +124,18 @@ class Dispatcher:
     """Time that a job may wait for a worker."""
     max_queue: int
     workers: set[WorkerLink] = field(default_factory=set)
-    queue: deque[Job] = field(default_factory=deque)
+    queue: deque[WorkerJob] = field(default_factory=deque)
     service_seconds: float = 0.002
     """Mean time of a list, as measured."""
     num_deduplicated: int = 0
-    _flights: dict[bytes, Job] = field(default_factory=dict)
-    _batches: deque[Job] = field(default_factory=deque)
+    _flights: dict[bytes, WorkerJob] = field(default_factory=dict)
+    _batches: deque[WorkerJob] = field(default_factory=deque)
     _numbers: count[int] = field(default_factory=lambda: count(1))
     _expiry: asyncio.TimerHandle | None = None
 
     def submit(
         self, kind: JobKind, head: Mapping[str, Any], body: bytes, *, key: bytes | None = None
-    ) -> Job:
+    ) -> WorkerJob:
         """Send a job to a worker, or queue it.
 
         Args:
@@ -150,7 +150,7 @@ class Dispatcher:
             return flying
         now = monotonic()
         number = next(self._numbers)
-        job = Job(
+        job = WorkerJob(
             number=number,
             kind=kind,
             message=packed(number, {**head, "kind": kind}, body),
@@ -166,7 +166,7 @@ class Dispatcher:
             self._flights[key] = job
         return job
 
-    def _submit_list(self, job: Job, now: float) -> None:
+    def _submit_list(self, job: WorkerJob, now: float) -> None:
         if not self.queue and (worker := self._least_busy(1)) is not None:
             worker.send(job, now)
             return
@@ -182,13 +182,13 @@ class Dispatcher:
         """Time that a job may wait now."""
         return self.queue_seconds if self.workers else max(self.queue_seconds, RESPAWN_SECONDS)
 
-    def _submit_batch(self, job: Job, now: float) -> None:
+    def _submit_batch(self, job: WorkerJob, now: float) -> None:
         if len(self._batches) >= MAX_BATCHES:
             raise OverloadedError
         self._batches.append(job)
         self._feed_batches(now)
 
-    def abandon(self, job: Job) -> None:
+    def abandon(self, job: WorkerJob) -> None:
         """Note that a connection does not want its reply any more."""
         job.num_waiting -= 1
         if job.num_waiting:
@@ -199,7 +199,7 @@ class Dispatcher:
                 worker.cancel(job)
         self._feed_batches(monotonic())
 
-    def replied(self, worker: WorkerLink, job: Job, frame: Frame) -> None:
+    def replied(self, worker: WorkerLink, job: WorkerJob, frame: Frame) -> None:
         """Deliver a reply, and send the worker its next job."""
         now = monotonic()
         if job.kind == "recommend":
@@ -278,7 +278,7 @@ class Dispatcher:
             if job.num_waiting:
                 min(free, key=lambda worker: worker.num_lists).send(job, now)
 
-    def _land(self, job: Job) -> None:
+    def _land(self, job: WorkerJob) -> None:
         if job.key is not None and self._flights.get(job.key) is job:
             del self._flights[job.key]
 

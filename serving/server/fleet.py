@@ -26,7 +26,7 @@ from serving.log import log
 from serving.metrics import ServerMetrics
 from serving.online.opening import NO_STORE
 from serving.server.dispatch import Dispatcher
-from serving.server.processes import Generation, Zygote
+from serving.server.processes import WorkerGeneration, Zygote
 from serving.server.request_log import RequestLog
 from serving.settings import Settings
 
@@ -66,8 +66,8 @@ class Fleet:
     """None where lists are not kept."""
     last_poll: float = 0.0
     _zygote: Zygote | None = None
-    _serving: Generation | None = None
-    _released: Generation | None = None
+    _serving: WorkerGeneration | None = None
+    _released: WorkerGeneration | None = None
     """The newest that was loaded whole; deltas and adapters are loaded by forks of its loader."""
     _good: list[Path] = field(default_factory=list)
     """Bundles that were served, the newest last."""
@@ -165,13 +165,15 @@ class Fleet:
             raise ChildProcessError("the process that imports the models ended; see the log above")
         return zygote
 
-    async def _loaded(self, target: Path, identity: Identity, *, whole: bool = False) -> Generation:
+    async def _loaded(
+        self, target: Path, identity: Identity, *, whole: bool = False
+    ) -> WorkerGeneration:
         """Make a generation; its loader has loaded the bundle.
 
         Args:
             whole: Share no memory with loaded bundles.
         """
-        generation = Generation(target, identity, self._changed, self._worker_ended)
+        generation = WorkerGeneration(target, identity, self._changed, self._worker_ended)
         message = {"settings": self.settings.to_json(), "target": str(target)}
         shared = None if whole else self._released
         if shared is not None and not shared.broken and shared.is_release_of(target):
@@ -209,7 +211,7 @@ class Fleet:
             raise
         self._take_over(generation)
 
-    def _take_over(self, generation: Generation) -> None:
+    def _take_over(self, generation: WorkerGeneration) -> None:
         before, self._serving = self._serving, generation
         self.info = generation.loaded.result()
         self.state.loaded_at = datetime.now(UTC)

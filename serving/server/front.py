@@ -23,14 +23,14 @@ from serving.online.writer import EventWriter
 from serving.routes import ROUTES, find
 from serving.security.access import Access, Caller
 from serving.server.connections import Connections, leave, send_at_once
-from serving.server.dispatch import Job, JobKind, OverloadedError, WorkerDiedError
+from serving.server.dispatch import JobKind, OverloadedError, WorkerDiedError, WorkerJob
 from serving.server.fleet import Fleet
 from serving.server.frames import Frame
 from serving.settings import Settings
 from serving.web.files import Files
 from serving.web.http import (
-    Answer,
     Head,
+    HttpAnswer,
     Receive,
     RefusedError,
     Scope,
@@ -91,7 +91,7 @@ class Front:
                 error.headers.append(CLOSE)
             answer = error.answer()
         except ConnectionResetError:
-            answer = Answer(CLIENT_GONE, b"", {})
+            answer = HttpAnswer(CLIENT_GONE, b"", {})
         status = answer.status
         if status != CLIENT_GONE:
             try:
@@ -126,7 +126,7 @@ class Front:
             line = {"method": scope["method"], "path": route, "status": status}
             log("request", {**line, "ms": round(1_000 * seconds, 3), **fields})
 
-    async def _send(self, send: Send, answer: Answer) -> None:
+    async def _send(self, send: Send, answer: HttpAnswer) -> None:
         whole = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
         if self.draining:
             whole.append(CLOSE)
@@ -137,7 +137,7 @@ class Front:
         await send({"type": "http.response.start", "status": answer.status, "headers": whole})
         await send({"type": "http.response.body", "body": answer.body})
 
-    async def _reply(self, scope: Scope, receive: Receive, fields: dict[str, Any]) -> Answer:
+    async def _reply(self, scope: Scope, receive: Receive, fields: dict[str, Any]) -> HttpAnswer:
         """Answer here or by a worker."""
         method, path = scope["method"], scope["path"]
         route = find(method, path)
@@ -163,9 +163,9 @@ class Front:
         if "num_requests" in fields:
             # The lists that were made count against the caller's limit.
             self._access.charge(caller, fields["num_requests"])
-        return Answer(frame.head["status"], frame.body, {})
+        return HttpAnswer(frame.head["status"], frame.body, {})
 
-    async def _written(self, head: Head, body: bytes, fields: dict[str, Any]) -> Answer:
+    async def _written(self, head: Head, body: bytes, fields: dict[str, Any]) -> HttpAnswer:
         # No list of a user who is forgotten may be on its way to the store.
         request_log = self._fleet.request_log if head["route"] == "forget" else None
         try:
@@ -230,7 +230,7 @@ class Front:
         fields |= frame.head["fields"]
         return frame
 
-    async def _awaited(self, job: Job, scope: Scope) -> Frame:
+    async def _awaited(self, job: WorkerJob, scope: Scope) -> Frame:
         """Wait for a job, or until the connection that wants it is closed."""
         connection = scope.get("recsys.connection")
         mine = job.num_waiting
@@ -260,9 +260,9 @@ class Front:
         is_here = connection is not None and connection.body_is_here
         return await read_body(headers, receive, self._settings, is_here=is_here)
 
-    def _health(self, path: str) -> Answer:
+    def _health(self, path: str) -> HttpAnswer:
         if path == "/healthz":
-            return Answer(200, b'{"status":"alive"}', {})
+            return HttpAnswer(200, b'{"status":"alive"}', {})
         ready = bool(self._dispatcher.workers) and not self.draining
         status = "draining" if self.draining else "ready" if ready else "no_worker"
         state = self._fleet.state
@@ -278,16 +278,16 @@ class Front:
             "num_deduplicated": self._dispatcher.num_deduplicated,
             "refused": state.refused,
         }
-        return Answer(200 if ready else 503, orjson.dumps(document), {})
+        return HttpAnswer(200 if ready else 503, orjson.dumps(document), {})
 
-    def _measured(self) -> Answer:
+    def _measured(self) -> HttpAnswer:
         metrics, dispatcher = self._metrics, self._dispatcher
         metrics.queue(len(dispatcher.queue))
         metrics.connections(len(self._connections.open))
         metrics.workers(len(dispatcher.workers), self._settings.num_workers)
         body, kind = metrics.render()
         headers = ((b"content-type", kind.encode()), (b"cache-control", b"no-store"))
-        return Answer(200, body, {}, headers)
+        return HttpAnswer(200, body, {}, headers)
 
 
 def _with_new_id(frame: Frame) -> Frame:

@@ -106,7 +106,7 @@ class Zygote(Process):
             self.imported.set_result(None)
 
 
-class Generation(Process):
+class WorkerGeneration(Process):
     """The loader of one bundle, and its workers."""
 
     def __init__(
@@ -125,7 +125,7 @@ class Generation(Process):
         super().__init__()
         self.target, self.identity = target, identity
         self._changed, self._ended = changed, ended
-        self.parent: Generation | None = None
+        self.parent: WorkerGeneration | None = None
         """Whose loader was forked for it; None if it was the zygote."""
         self.loaded: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._links: set[WorkerLink] = set()

@@ -17,7 +17,7 @@ from logging import ERROR, WARNING
 from typing import cast
 
 from serving.log import is_logged, log
-from serving.online.request_log import COUNTS, FLUSH, LENGTH, Counts
+from serving.online.request_log import COUNTS, FLUSH, LENGTH, LogCounts
 
 COLLECT_SECONDS = 0.05
 MAX_WAITING_BYTES = 16 << 20
@@ -51,7 +51,7 @@ class RequestLog(asyncio.Protocol):
         self._unsent_flushes: list[asyncio.Future[None]] = []
         self._sent_flushes: deque[asyncio.Future[None]] = deque()
         # Of the process at hand.
-        self._num_sent, self._counts = 0, Counts()
+        self._num_sent, self._counts = 0, LogCounts()
 
     def log(self, documents: bytes, lengths: list[int]) -> None:
         """Keep records, soon.
@@ -129,7 +129,7 @@ class RequestLog(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
-        self._num_sent, self._counts = 0, Counts()
+        self._num_sent, self._counts = 0, LogCounts()
         self._received.clear()
         self._send()
 
@@ -139,7 +139,7 @@ class RequestLog(asyncio.Protocol):
         if not whole:
             return
         before = self._counts
-        self._counts = now = Counts(*COUNTS.unpack_from(self._received, whole - COUNTS.size))
+        self._counts = now = LogCounts(*COUNTS.unpack_from(self._received, whole - COUNTS.size))
         del self._received[:whole]
         self._count(now.num_kept - before.num_kept, now.num_dropped - before.num_dropped)
         self._finish(now.num_flushes - before.num_flushes)

@@ -23,7 +23,7 @@ from serving.schemas import Request
 from serving.server.frames import Frame, FrameReader, packed
 from serving.settings import Settings
 from serving.web.handlers import Handlers
-from serving.web.http import Answer, failed
+from serving.web.http import HttpAnswer, failed
 
 READ_BYTES = 1 << 18
 
@@ -49,7 +49,7 @@ class Worker:
         self._socket, self._handlers = jobs, handlers
         self._reader = FrameReader()
         self._waiting: deque[Frame] = deque()
-        self._batches: dict[int, Generator[None, None, Answer]] = {}
+        self._batches: dict[int, Generator[None, None, HttpAnswer]] = {}
 
     def run(self) -> None:
         """Work until the other end is closed."""
@@ -95,13 +95,13 @@ class Worker:
         del self._batches[job]
         self._reply(job, answer)
 
-    def _reply(self, job: int, answer: Answer) -> None:
+    def _reply(self, job: int, answer: HttpAnswer) -> None:
         head: dict[str, Any] = {"status": answer.status, "fields": answer.fields}
         if answer.records:
             head["records"] = [len(record) for record in answer.records]
         self._socket.sendall(packed(job, head, b"".join((answer.body, *answer.records))))
 
 
-def _failed() -> Answer:
+def _failed() -> HttpAnswer:
     log("request_failed", {}, level=ERROR, failed=True)
     return failed().answer()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from serving.routes import ROUTES
 from serving.schemas import to_json
-from serving.web.http import JSON, Answer, RefusedError
+from serving.web.http import JSON, HttpAnswer, RefusedError
 
 STATIC = Path(__file__).parent / "static"
 MEDIA_TYPES = {
@@ -54,7 +54,7 @@ class Files:
             name: f'"{hashlib.sha256(body).hexdigest()[:16]}"' for name, body in self._files.items()
         }
 
-    def answer(self, path: str, headers: Mapping[bytes, bytes], bundle: str) -> Answer:
+    def answer(self, path: str, headers: Mapping[bytes, bytes], bundle: str) -> HttpAnswer:
         """Answer a GET of ``/`` or of a file; links name the served ``bundle``.
 
         Raises:
@@ -65,16 +65,16 @@ class Files:
             return self._sent("index.html", etag)
         if path == "/":
             links = to_json({"bundle": bundle, **LINKS})
-            return Answer(200, links, {}, (*JSON, (b"vary", b"accept")))
+            return HttpAnswer(200, links, {}, (*JSON, (b"vary", b"accept")))
         name = path.removeprefix(PAGES)
         if name not in self._files:
             raise RefusedError(404, "no_such_file", "no such file; GET / lists the routes")
         return self._sent(name, etag)
 
-    def _sent(self, name: str, etag: str) -> Answer:
+    def _sent(self, name: str, etag: str) -> HttpAnswer:
         kind = MEDIA_TYPES[Path(name).suffix]
         more = {"etag": self._tags[name], "vary": "accept", "content-type": kind}
         headers = [(one.encode(), text.encode()) for one, text in {**HEADERS, **more}.items()]
         if etag == self._tags[name]:
-            return Answer(304, b"", {}, headers[:-1])
-        return Answer(200, self._files[name], {}, headers)
+            return HttpAnswer(304, b"", {}, headers[:-1])
+        return HttpAnswer(200, self._files[name], {}, headers)

@@ -55,7 +55,7 @@ from serving.schemas import (
     to_json,
 )
 from serving.settings import Settings
-from serving.web.http import Answer, Head, RefusedError, read_input, validated
+from serving.web.http import Head, HttpAnswer, RefusedError, read_input, validated
 from serving.web.openapi import document
 from serving.web.writes import NO_STORE
 
@@ -84,18 +84,18 @@ class Handlers:
     def __init__(self, recommender: Recommender, settings: Settings) -> None:
         self._recommender, self._settings, self._random = recommender, settings, Random()
 
-    def answer(self, head: Head, body: bytes) -> Answer:
+    def answer(self, head: Head, body: bytes) -> HttpAnswer:
         """Answer a request to any route but a batch."""
         try:
             given = read_input(BY_NAME[head["route"]], head, body)
-            found: Answer = getattr(self, head["route"])(given, head)
+            found: HttpAnswer = getattr(self, head["route"])(given, head)
         except RefusedError as error:
             return error.answer()
         except FAULTS as error:
             return refusal(error).answer()
         return found
 
-    def batch(self, head: Head, body: bytes) -> Generator[None, None, Answer]:
+    def batch(self, head: Head, body: bytes) -> Generator[None, None, HttpAnswer]:
         """Make several lists, all from one bundle; gives way after each."""
         try:
             given = read_input(BY_NAME["recommend_batch"], head, body)
@@ -112,9 +112,9 @@ class Handlers:
                 replies.append(refusal(error).answer().body)
             yield
         whole = b'{"replies":[' + b",".join(replies) + b"]}"
-        return Answer(200, whole, {"num_requests": len(replies)}, records=tuple(records))
+        return HttpAnswer(200, whole, {"num_requests": len(replies)}, records=tuple(records))
 
-    def recommend(self, given: Request, head: Head) -> Answer:
+    def recommend(self, given: Request, head: Head) -> HttpAnswer:
         made = self._recommender.make(given, names_history=head["shown"])
         reply = made.reply
         fields = {
@@ -126,14 +126,14 @@ class Handlers:
             "sources": sorted({item.source for item in reply.items}),
             "timings_ms": reply.timings_ms,
         }
-        return Answer(200, to_json(reply), fields, records=self._records(made))
+        return HttpAnswer(200, to_json(reply), fields, records=self._records(made))
 
     search_list = recommend
 
-    def rank(self, given: RankRequest, head: Head) -> Answer:
+    def rank(self, given: RankRequest, head: Head) -> HttpAnswer:
         return self.recommend(given.request(), head)
 
-    def similar(self, given: SimilarParameters, head: Head) -> Answer:
+    def similar(self, given: SimilarParameters, head: Head) -> HttpAnswer:
         asked = {"surface": "similar", "item_id": head["value"], "k": given.k}
         return self.recommend(validated(Request, asked), head)
 
@@ -143,14 +143,14 @@ class Handlers:
             return ()
         return (self._recommender.record(made),)
 
-    def explain(self, given: ExplainParameters, head: Head) -> Answer:
+    def explain(self, given: ExplainParameters, head: Head) -> HttpAnswer:
         record = self._record(head["value"])
         phraser = self._phraser if given.phrase else None
         found = explain_list(
             self._recommender, record, given.item_id, names_history=head["shown"], phraser=phraser
         )
         # The caller's limit counts lists, and these were made.
-        return Answer(200, to_json(found), {"num_requests": 1 + (found.num_left_out or 0)})
+        return HttpAnswer(200, to_json(found), {"num_requests": 1 + (found.num_left_out or 0)})
 
     @cached_property
     def _phraser(self) -> Phraser:
@@ -186,10 +186,10 @@ class Handlers:
             raise RefusedError(404, "unknown_request", message)
         return found
 
-    def schema(self, _: None, __: Head) -> Answer:
-        return Answer(200, to_json(document()), {})
+    def schema(self, _: None, __: Head) -> HttpAnswer:
+        return HttpAnswer(200, to_json(document()), {})
 
-    def catalogue(self, _: None, head: Head) -> Answer:
+    def catalogue(self, _: None, head: Head) -> HttpAnswer:
         bundle = self._recommender.bundle
         try:
             keeps_events = self._recommender.live.store() is not None
@@ -206,44 +206,44 @@ class Handlers:
             keeps_events=keeps_events,
             num_users=bundle.users.num_user_rows - 1 if head["shown"] else None,
         )
-        return Answer(200, to_json(described), {})
+        return HttpAnswer(200, to_json(described), {})
 
-    def search(self, given: SearchParameters, _: Head) -> Answer:
+    def search(self, given: SearchParameters, _: Head) -> HttpAnswer:
         found = self._recommender.search.find(given.q)
         rows = list(found.item_rows[: given.k])
         corrected = [note.detail for note in found.notes if note.code == "corrected_query"]
         return self._cards(rows, corrected[0] if rows and corrected else None)
 
-    def items(self, given: ItemsParameters, _: Head) -> Answer:
+    def items(self, given: ItemsParameters, _: Head) -> HttpAnswer:
         rows = (self._recommender.bundle.catalogue.row_of(item_id) for item_id in given.id)
         return self._cards([row for row in rows if row])
 
-    def _cards(self, rows: Sequence[int], corrected: str | None = None) -> Answer:
+    def _cards(self, rows: Sequence[int], corrected: str | None = None) -> HttpAnswer:
         items = [self._recommender.cards.of(row) for row in rows]
         reply = ItemsReply(self._recommender.bundle.version, items, corrected)
-        return Answer(200, to_json(reply), {})
+        return HttpAnswer(200, to_json(reply), {})
 
     @cached_property
     def _user_index(self) -> UserIndex:
         return UserIndex(self._recommender.bundle.users.user_ids)
 
-    def users(self, given: UsersParameters, _: Head) -> Answer:
+    def users(self, given: UsersParameters, _: Head) -> HttpAnswer:
         bundle = self._recommender.bundle
         if given.random:
             found = _random_users(bundle, given.k, self._random)
         else:
             ids = self._user_index.beginning_with(given.prefix, given.k)
             found = [_user_card(bundle, bundle.users.row_of(user_id) or 0) for user_id in ids]
-        return Answer(200, to_json(UsersReply(bundle.version, found)), {})
+        return HttpAnswer(200, to_json(UsersReply(bundle.version, found)), {})
 
-    def history(self, given: HistoryParameters, head: Head) -> Answer:
+    def history(self, given: HistoryParameters, head: Head) -> HttpAnswer:
         bundle, user_id = self._recommender.bundle, head["value"]
         row = bundle.users.row_of(user_id)
         if row is None:
             raise RefusedError(404, "unknown_user", "no user of the bundle has this id")
         items = _past_items(self._recommender, row, given.k)
         reply = HistoryReply(bundle.version, user_id, len(bundle.users.history(row)), items)
-        return Answer(200, to_json(reply), {})
+        return HttpAnswer(200, to_json(reply), {})
 
 
 def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCard]:

@@ -38,7 +38,7 @@ JSON: Headers = (
 )
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """A status, the bytes of a body, and fields of the request's log line."""
 
     status: int
@@ -69,8 +69,8 @@ class RefusedError(Exception):
         if fields:
             self.body = {"error": {"code": code, "message": message, "fields": fields}}
 
-    def answer(self) -> Answer:
-        return Answer(self.status, orjson.dumps(self.body), {}, (*JSON, *self.headers))
+    def answer(self) -> HttpAnswer:
+        return HttpAnswer(self.status, orjson.dumps(self.body), {}, (*JSON, *self.headers))
 
 
 def failed() -> RefusedError:

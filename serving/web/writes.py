@@ -16,13 +16,13 @@ from serving.online.writer import EventWriter, WriterBusyError
 from serving.replies import EventsReply, ForgottenReply, ItemsChanged, Removed
 from serving.routes import BY_NAME
 from serving.schemas import ItemsRequest, to_json
-from serving.web.http import Answer, Head, RefusedError, read_input
+from serving.web.http import Head, HttpAnswer, RefusedError, read_input
 
 Written = TypeVar("Written")
 NO_STORE = "this server has no online store; start it with --store sqlite:FOLDER or a Redis URL"
 
 
-async def write(writer: EventWriter | None, head: Head, body: bytes) -> Answer:
+async def write(writer: EventWriter | None, head: Head, body: bytes) -> HttpAnswer:
     """Answer a request to a route that writes.
 
     Raises:
@@ -36,7 +36,7 @@ async def write(writer: EventWriter | None, head: Head, body: bytes) -> Answer:
     return await _forget(writer, head["value"])
 
 
-async def _take_events(writer: EventWriter | None, sent: EventsRequest) -> Answer:
+async def _take_events(writer: EventWriter | None, sent: EventsRequest) -> HttpAnswer:
     """Store events; the reply counts those that were new."""
     now_ms = int(1_000 * time.time())
     try:
@@ -45,19 +45,19 @@ async def _take_events(writer: EventWriter | None, sent: EventsRequest) -> Answe
         raise RefusedError(422, "invalid_request", str(error)) from None
     new = await _written(_required(writer).add(events))
     counted = EventsReply(accepted=sum(new), duplicates=len(new) - sum(new))
-    return Answer(200, to_json(counted), {"num_events": len(new)})
+    return HttpAnswer(200, to_json(counted), {"num_events": len(new)})
 
 
-async def _forget(writer: EventWriter | None, user_id: str) -> Answer:
+async def _forget(writer: EventWriter | None, user_id: str) -> HttpAnswer:
     """Remove a user's events and served lists, and forget what bundles know of them."""
     if not user_id:
         raise RefusedError(422, "invalid_request", "name the user: DELETE /v1/users/{user_id}")
     removed = await _written(_required(writer).forget(user_id, int(1_000 * time.time())))
     counted = Removed(events=removed.num_events, lists=removed.num_requests)
-    return Answer(200, to_json(ForgottenReply(counted)), {})
+    return HttpAnswer(200, to_json(ForgottenReply(counted)), {})
 
 
-async def _change_items(writer: EventWriter | None, sent: ItemsRequest) -> Answer:
+async def _change_items(writer: EventWriter | None, sent: ItemsRequest) -> HttpAnswer:
     """Hide, show and describe items."""
     changes: dict[str, ItemState | None] = {}
     for item in sent.items:
@@ -66,7 +66,7 @@ async def _change_items(writer: EventWriter | None, sent: ItemsRequest) -> Answe
             raise RefusedError(422, "invalid_request", message)
         changes[item.item_id] = None if item.reset else ItemState(item.hidden, item.properties)
     version = await _written(_required(writer).change_items(changes))
-    return Answer(200, to_json(ItemsChanged(version)), {"num_items": len(changes)})
+    return HttpAnswer(200, to_json(ItemsChanged(version)), {"num_items": len(changes)})
 
 
 def _required(writer: EventWriter | None) -> EventWriter:

@@ -25,7 +25,7 @@ from serving.bundle.users import Users
 from serving.bundle.write import write_bundle
 from serving.client import Client
 from serving.configuration.file import check_configuration
-from serving.security.keys import Key
+from serving.security.keys import ClientKey
 from tests.docs.pages import ROOT, Block, blocks, commands
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts
 from tests.serving.web.try_it_page import serving
@@ -130,7 +130,7 @@ def test_configurations_are_read(block: Block, tmp_path: Path) -> None:
         check_configuration(table)
     elif "keys" in table:
         for key in table["keys"]:
-            Key.model_validate(key | {"sha256": "0" * 64})
+            ClientKey.model_validate(key | {"sha256": "0" * 64})
     else:
         path = tmp_path / "shop.toml"
         # A block that shows a part of a file stands above a preset.

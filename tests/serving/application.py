@@ -21,7 +21,7 @@ from serving.settings import Settings
 from serving.web.files import Files
 from serving.web.handlers import Handlers
 from serving.web.http import (
-    Answer,
+    HttpAnswer,
     Receive,
     RefusedError,
     Scope,
@@ -70,7 +70,7 @@ class Application:
         body = b"" if scope["method"] == "HEAD" else answer.body
         await send({"type": "http.response.body", "body": body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, scope: Scope, receive: Receive) -> HttpAnswer:
         route, headers = find(scope["method"], scope["path"]), dict(scope["headers"])
         if route is None:
             raise unrouted(scope["method"], scope["path"])
@@ -104,22 +104,22 @@ class Application:
         except StoreError as error:
             log("lists_not_kept", {"error": str(error)}, level=logging.WARNING)
 
-    async def _batch(self, head: dict[str, object], body: bytes) -> Answer:
+    async def _batch(self, head: dict[str, object], body: bytes) -> HttpAnswer:
         """Make the lists of a batch, and let other requests run between them."""
         batch = self._handlers.batch(head, body)
         while True:
             try:
                 next(batch)
             except StopIteration as done:
-                answer: Answer = done.value
+                answer: HttpAnswer = done.value
                 return answer
             await asyncio.sleep(0)
 
-    def _health(self, route: Route) -> Answer:
+    def _health(self, route: Route) -> HttpAnswer:
         """Report what is served; a server's front adds the state of its processes."""
         if route.name == "alive":
-            return Answer(200, to_json({"status": "alive"}), {})
-        return Answer(200, to_json({"status": "ready", **self.recommender.description()}), {})
+            return HttpAnswer(200, to_json({"status": "alive"}), {})
+        return HttpAnswer(200, to_json({"status": "ready", **self.recommender.description()}), {})
 
 
 def create_app(settings: Settings) -> Application:

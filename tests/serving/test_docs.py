@@ -11,7 +11,7 @@ from serving.online.events import EventsRequest
 from serving.replies import ErrorCode
 from serving.routes import ERRORS
 from serving.schemas import DegradedCode, Request
-from serving.security.keys import Key, Scope
+from serving.security.keys import ClientKey, Scope
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
 
@@ -40,7 +40,7 @@ def test_scopes_and_the_key_file_are_as_they_are_read():
     assert [scope.strip("`") for scope, _ in rows("Keys")] == list(get_args(Scope))
     text = PAGE.split("```toml\n")[1].split("```")[0].replace('"5e884898..."', f'"{"0" * 64}"')
     (key,) = tomllib.loads(text)["keys"]
-    assert Key.model_validate(key).rate == 100
+    assert ClientKey.model_validate(key).rate == 100
 
 
 def test_requests_of_the_page_are_accepted():

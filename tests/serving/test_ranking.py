@@ -1,11 +1,11 @@
 import numpy as np
 
-from serving.ranking import Ranked, with_new_items
+from serving.ranking import RankedItems, with_new_items
 
 
-def listed(rows: list[int]) -> Ranked:
+def listed(rows: list[int]) -> RankedItems:
     number = len(rows)
-    return Ranked(
+    return RankedItems(
         np.array(rows),
         -np.arange(number, dtype=np.float32),
         ("ease",),

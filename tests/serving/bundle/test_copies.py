@@ -9,7 +9,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 
-from serving.bundle.copies import Place, UnreachableError, fetch, send
+from serving.bundle.copies import CopyPlace, UnreachableError, fetch, send
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.registries import bytes_of, write_bundles
@@ -90,7 +90,7 @@ class Cut(Exception):
 
 def cut_after(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     """Let a network end after some files."""
-    whole, left = getattr(Place, name), [number]
+    whole, left = getattr(CopyPlace, name), [number]
 
     def counted(*arguments: Any) -> Any:
         left[0] -= 1
@@ -98,7 +98,7 @@ def cut_after(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
             raise Cut("reset by peer")
         return whole(*arguments)
 
-    monkeypatch.setattr(Place, name, counted)
+    monkeypatch.setattr(CopyPlace, name, counted)
 
 
 def test_a_copy_that_was_cut_off_is_continued(
@@ -110,7 +110,7 @@ def test_a_copy_that_was_cut_off_is_continued(
         cut_after(patch, "copy_in", 5)
         with pytest.raises(UnreachableError, match="reset by peer"):
             send(bundles, "v1", address)
-    assert len(Place(address).sizes("bundle-v1")) == 5
+    assert len(CopyPlace(address).sizes("bundle-v1")) == 5
     with pytest.raises(ValueError, match=r"there is no bundle-v1/manifest.json"):
         fetch(address, "v1", digest, here)
     with monkeypatch.context() as patch:

@@ -8,11 +8,11 @@ from serving.filtering.expression import (
     MAX_VALUES,
     AllOf,
     AnyOf,
-    Comparison,
     FilterError,
     Membership,
     Missing,
     Not,
+    Relation,
     parse,
 )
 
@@ -26,12 +26,12 @@ def refusal(text):
 
 
 def test_and_binds_closer_than_or_and_not_closest():
-    a, b, c = Comparison("a", "=", 1.0, 1), Comparison("b", "<", 2.5, 10), Missing("c", 22)
+    a, b, c = Relation("a", "=", 1.0, 1), Relation("b", "<", 2.5, 10), Missing("c", 22)
     assert parse("a = 1 or b < 2.5 and c is missing").root == AnyOf((a, AllOf((b, c))))
     assert parse("not a = 1 and b = 2").root == AllOf(
-        (Not(Comparison("a", "=", 1.0, 5)), Comparison("b", "=", 2.0, 15))
+        (Not(Relation("a", "=", 1.0, 5)), Relation("b", "=", 2.0, 15))
     )
-    assert parse("(a == 1)").root == Comparison("a", "=", 1.0, 2)
+    assert parse("(a == 1)").root == Relation("a", "=", 1.0, 2)
 
 
 def test_lists_and_the_names_that_are_read():
@@ -39,7 +39,7 @@ def test_lists_and_the_names_that_are_read():
     listed, present, larger = found.root.parts
     assert listed == Not(Membership("brand", ("it's", "b"), 1))
     assert present == Not(Missing("release year", 33))
-    assert larger == Comparison("x", ">=", -1000.0, 67)
+    assert larger == Relation("x", ">=", -1000.0, 67)
     assert found.names == {"brand", "release year", "x"}
     assert parse("new = TRUE").root.value is True
 

@@ -10,7 +10,7 @@ import pytest
 
 from serving.online import request_log
 from serving.online import writer as writer_module
-from serving.online.request_log import RecordQueue, Written
+from serving.online.request_log import RecordQueue, WriterCounts
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import Forgotten, ItemState, StoreError
 from serving.online.writer import EventWriter, WriterBusyError
@@ -195,7 +195,7 @@ async def test_someone_who_has_gone_leaves_the_others_their_answers(store, write
 def test_a_batch_that_failed_leaves_no_more_waiting_than_may_wait(monkeypatch):
     """While it is written others arrive; the oldest of all are dropped and counted."""
     monkeypatch.setattr(request_log, "MAX_WAITING_RECORDS", 4)
-    written, kept = Written(), []
+    written, kept = WriterCounts(), []
 
     class Failing:
         def add_requests(self, records):
