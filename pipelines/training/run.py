@@ -137,7 +137,7 @@ def training_run(
     """Show a training on the terminal and log its curve as ``<name>/<metric>``.
 
     Args:
-        curve_file: Where its curve is kept meanwhile; None starts it anew after a kill.
+        curve_file: Where its curve is kept meanwhile; None restarts it after a kill.
 
     Raises:
         UnstableTrainingError: If loss or gradients did not stay finite.

@@ -1,6 +1,6 @@
 """The stages of an increment: what a full run does, with trained models continued.
 
-They have the names of the full run's stages, so that all behind them read what they always read.
+They have the names of the full run's stages, so that later stages read what they always read.
 ``fit_blend`` is that of the served bundle; so are the weights of the generative model and of the
 ranker, over a catalogue that may have grown.
 
@@ -104,7 +104,7 @@ def build_features(context: StageContext) -> StageRows:
             since=since,
             share=updates.held_out_share,
             min_users=updates.min_held_out,
-            # Drawn by the day, so that nobody is held out each time.
+            # Drawn by the day, so that no user is held out each time.
             seed=context.config.seed + since,
         ),
         write_events=False,
@@ -162,7 +162,7 @@ def embed_items(context: StageContext) -> StageRows:
 
 
 def fit_baselines(context: StageContext) -> StageRows:
-    """Fit the models that have no training anew, with the settings of the served ones."""
+    """Refit the models that have no training, with the settings of the served ones."""
     folder, _ = base_of(context)
     inputs = read_model_inputs(context)
     chosen = folder / "fit_baselines" / GIVEN

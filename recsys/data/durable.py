@@ -180,7 +180,7 @@ def shared(path: Path) -> Iterator[bool]:
 
 @contextmanager
 def unused(folder: Path) -> Iterator[bool]:
-    """Hold a folder alone, so that nobody begins to use it; false where a process uses it."""
+    """Hold a folder alone, so that no process begins to use it; false where a process uses it."""
     with _flocked(folder, alone=True) as held:
         yield held
 
@@ -203,7 +203,7 @@ def _flocked(path: Path, *, alone: bool) -> Iterator[bool]:
 
 
 class Held:
-    """Folders that this process uses, so that nobody removes them while this object lives.
+    """Folders that this process uses, so that no process removes them while this object lives.
 
     Each is locked, shared with all others who use it, until the process ends at the latest. A file
     system without locks holds nothing.

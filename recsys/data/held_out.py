@@ -55,14 +55,14 @@ class HeldOut:
         )
 
     def drawn(self, num_queries: int, seed: int) -> Rows:
-        """Draw the places of at most so many queries once by the seed, ascending."""
+        """Draw at most ``num_queries`` places once by the seed, ascending."""
         if num_queries >= len(self.positions):
             return np.arange(len(self.positions))
         rng = np.random.default_rng([seed, num_queries])
         return np.sort(rng.choice(len(self.positions), num_queries, replace=False))
 
     def sample(self, num_queries: int, seed: int) -> HeldOut:
-        """Keep at most so many queries, drawn once by the seed."""
+        """Keep at most ``num_queries``, drawn once by the seed."""
         if num_queries >= len(self.positions):
             return self
         return self.take(self.drawn(num_queries, seed))

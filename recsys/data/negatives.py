@@ -25,7 +25,7 @@ class SampledItems(NamedTuple):
     log_expected: Tensor
     """[C] log of the number of times the item is expected among the candidates."""
     num_uniform: int
-    """The last so many candidates are an even sample of the catalogue."""
+    """Last candidates that are an even sample of the catalogue."""
 
 
 def every_item(num_item_rows: int, device: torch.device | str = "cpu") -> SampledItems:

@@ -52,7 +52,7 @@ class OneList(NamedTuple):
 
 
 def reranked_places(scores: Tensor, length: int) -> Tensor:
-    """Order the first k places of lists by new scores; the places behind keep theirs.
+    """Order the first k places of lists by new scores; the places after keep theirs.
 
     Args:
         scores: [B, k], -inf where the list is short; equal scores keep their order.
@@ -163,7 +163,7 @@ def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = No
 def _best_of_few(
     scores: NDArray[np.float32], k: int, item_rows: NDArray[np.int64] | None
 ) -> OneList:
-    """Rank as ``best_of_one`` does: whatever reaches the k-th score is sorted, then cut."""
+    """Rank as ``best_of_one`` does: all that reach the k-th score is sorted, then cut."""
     number, least = len(scores), np.float32(-np.inf)
     # Behind the cut lie the best, and NaN, which numpy orders above everything.
     best = np.partition(scores, number - k)[number - k :] if number > k else scores

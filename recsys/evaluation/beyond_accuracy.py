@@ -67,7 +67,7 @@ def novelty(lists: Tensor, k: int, popularity: Tensor, num_users: int) -> Tensor
     """Mean self-information of a list's items, log2(num_users / popularity), in bits, [U].
 
     Zhou et al., PNAS 2010: how surprising it is that a random user knows the item. An item
-    nobody has counts as if one user had it, so cold items are the most novel but not infinitely.
+    no user has counts as if one user had it, so cold items are the most novel but not infinitely.
     NaN for an empty list.
 
     Args:

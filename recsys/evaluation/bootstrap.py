@@ -30,7 +30,7 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 
 _MAX_CELLS = 1 << 22
-"""Draws held at once (32 MiB), which bounds memory whatever U and R are."""
+"""Draws held at once (32 MiB), which bounds memory for any U and R."""
 
 
 @dataclass(frozen=True, kw_only=True)

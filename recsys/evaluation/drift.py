@@ -33,7 +33,7 @@ Tail = Literal["both", "high"]
 LEVEL_DAYS = 14
 SEASON_DAYS = 63
 ACCEPTED_DAYS = 7
-"""After so many days of alarm in a row, all weekdays, the new level is the expected one."""
+"""After this number of days of alarm in a row, all weekdays, the new level is the expected one."""
 TAIL_SHARE = 0.1
 NORMAL_EXCESS = 0.42
 """Mean of what a normal deviation exceeds its 90% quantile by, in standard deviations."""

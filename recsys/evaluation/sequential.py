@@ -3,7 +3,7 @@
 A usual interval holds at one look that was settled before. Who looks every day and stops at the
 first difference calls equal arms different far more often than in 5% of experiments. A confidence
 sequence holds at all looks together: with the stated confidence it covers the true difference from
-the first user to the last, so one may look, stop and go on at will.
+the first user to the last, so one may look, stop and continue at will.
 
 Differences of means use the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy
 and Ramdas (arXiv:2103.06476, theorem 2.2), which needs no bound on outcomes: after n users of both
@@ -11,7 +11,7 @@ arms, with V the estimated variance of the difference,
 
     difference +- sqrt(V * (2 (n rho^2 + 1) / (n rho^2)) * ln(sqrt(n rho^2 + 1) / error))
 
-It is the mixture of Robbins (1970) behind the mSPRT, whose prior is here in units of standard
+It is the mixture of Robbins (1970) of the mSPRT, whose prior is here in units of standard
 deviations and so needs no knowledge of the outcome. Being asymptotic, it says nothing of few users;
 before `min_users` of each arm there is no claim.
 
@@ -42,7 +42,7 @@ class SequentialConfig:
     """How arms are compared."""
 
     error: float = 0.05
-    """Chance that the sequence misses the true difference at any look whatever."""
+    """Chance that the sequence misses the true difference at any look."""
     narrow_at: int = 5_000
     """Number of users of both arms at which the sequence is to be narrowest."""
     min_users: int = 100

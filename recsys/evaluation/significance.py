@@ -32,7 +32,7 @@ from recsys.evaluation.ranking import per_user_metric
 Correction = Literal["holm", "benjamini_hochberg"]
 
 _MAX_CELLS = 1 << 22
-"""Signs held at once (32 MiB as float64), which bounds memory whatever U and R are."""
+"""Signs held at once (32 MiB as float64), which bounds memory for any U and R."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SliceMetrics:
-    """Metrics of one slice and how many users and targets stand behind them."""
+    """Metrics of one slice and how many users and targets it has."""
 
     group: str
     name: str

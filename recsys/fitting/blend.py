@@ -103,7 +103,7 @@ class SourceLists:
         seed: int,
         demand: Tensor | None = None,
     ) -> SourceLists:
-        """Put lists, by source, beside the queries that they answer."""
+        """Put lists, by source, with the queries that they answer."""
         folds = fold_of_users(queries.inputs.sequences.num_user_rows, seed)[queries.user_rows()]
         targets, lengths = queries.held_out.targets, queries.history_lengths()
         return cls(lists, targets, lengths, folds, item_counts, demand)
@@ -252,7 +252,7 @@ class ProfileBlend:
     def blocks(
         self, examples: SourceLists, length: int, *, by_half: bool, device: torch.device = CPU
     ) -> Iterator[tuple[SourceLists, TopK]]:
-        """Merge so many queries at a time, those with their first places, on the device."""
+        """Merge queries in blocks, those with their first places, on the device."""
         now = self.with_demand(examples.demand)
         there = ProfileBlend(
             served=now.served.to(device), folds=tuple(fold.to(device) for fold in now.folds)

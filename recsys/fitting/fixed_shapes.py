@@ -25,7 +25,7 @@ from recsys.data.windows import Windows
 from recsys.models.sequence.model import LabelledEvents
 
 DEVIATIONS = 4.0
-"""Standard deviations of a batch's sum that fit beside its mean."""
+"""Standard deviations of a batch's sum that fit above its mean."""
 MEASURED_BATCHES = 16
 """Batches whose distinct items are counted."""
 
@@ -38,7 +38,7 @@ def room_for(sizes: Rows, batch_size: int) -> int:
 
 
 def filling_lengths(rest: int, count: int, longest: int) -> Rows:
-    """Share so many events out to examples that fill a batch up, [D]."""
+    """Distribute events to examples that fill a batch up, [D]."""
     return np.clip(rest - np.arange(count) * longest, 0, longest)
 
 

@@ -44,7 +44,7 @@ class RetrievalSettings:
     num_candidates: int = 200
     """Items of each source's list."""
     max_history: int = 200
-    """The latest so many events that a source may read."""
+    """Latest events that a source may read."""
     beam_width: int = 100
     """Beams of generative retrieval."""
     exclude_history: bool = True
@@ -62,7 +62,7 @@ class RetrievalSettings:
 
 
 class QueryBatch(NamedTuple):
-    """Some queries, on the device of whatever ranks for them."""
+    """Some queries, on the device of the source."""
 
     queries: JaggedBatch
     allowed: Tensor
@@ -92,7 +92,7 @@ class EvaluationQueries:
         return cls(inputs=inputs, held_out=held_out, settings=settings)
 
     def sample(self, num_queries: int, seed: int) -> EvaluationQueries:
-        """Keep at most so many queries, drawn once by the seed."""
+        """Keep at most ``num_queries``, drawn once by the seed."""
         return replace(self, held_out=self.held_out.sample(num_queries, seed))
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class EvaluationQueries:
         return distinct_targets(self.held_out.targets)
 
     def batches(self, device: torch.device | str = "cpu") -> Iterator[QueryBatch]:
-        """Build the queries, so many at a time that their scores fit into memory."""
+        """Build the queries, in batches whose scores fit into memory."""
         size = self.settings.batch_size(self.num_item_rows)
         for rows in torch.split(torch.arange(len(self)), size):
             queries = self.inputs.queries(

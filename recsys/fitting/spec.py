@@ -58,7 +58,7 @@ class Refit:
     schedule_steps: int | None = None
     """Steps of that training's learning-rate schedule; None where time did not shorten it."""
     weights: Mapping[str, Tensor] | None = None
-    """Weights that are trained on for ``TrainingConfig.refit_epochs``; None starts anew."""
+    """Weights that are trained on for ``TrainingConfig.refit_epochs``; None starts from scratch."""
     share: float = 1.0
     """Share of the chosen passes that a refit from the start takes."""
 
@@ -254,7 +254,7 @@ class ModelSpec:
         return self.names.name
 
     def write(self, model: Any, folder: Path) -> None:
-        """Write a trained model below a folder, from wherever it was trained."""
+        """Write a trained model below a folder, from any device."""
         model = model.to("cpu")
         if self.save is None:
             model.save(folder / self.name)

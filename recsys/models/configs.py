@@ -114,7 +114,7 @@ class EaseWeightsConfig:
     """Whether EASE is a source of candidates, and its settings."""
 
     enabled: bool = False
-    """Whether it is fitted, measured beside the others and served."""
+    """Whether it is fitted, measured with the others and served."""
     l2: tuple[float, ...] = (100.0, 30.0, 300.0)
     """L2 penalties, in users of an item, of which validation chooses."""
     history_power: tuple[float, ...] = (0.6, 0.0, 0.3, 1.0)
@@ -140,7 +140,7 @@ class ItemKnnConfig:
     """Whether item-kNN is a source of candidates, and its settings."""
 
     enabled: bool = False
-    """Whether it is fitted, measured beside the others and served."""
+    """Whether it is fitted, measured with the others and served."""
     length_weight: tuple[float, ...] = (0.0, 0.7)
     """How much a user's number of items takes from each pair, of which validation chooses."""
     half_life_days: tuple[float, ...] = (NO_DECAY, 365.0)
@@ -184,7 +184,7 @@ class NextBasketConfig:
     """Takes effect only where lists may hold the history (evaluation.exclude_history = false) and
     events have times."""
     window: int = 3
-    """Baskets behind a basket that form pairs with it."""
+    """Baskets after a basket that form pairs with it."""
     source_power: float = 0.5
     """Divides by (events of the history's item) ** source_power."""
     target_power: float = 0.3

@@ -1,7 +1,7 @@
 """Content similarity: items that read like what the user took lately.
 
 A history's events are averaged, the r-th latest counting r ** -history_power, and every item scores
-its cosine to that mean. It needs no events of the item, so it also finds items nobody took yet.
+its cosine to that mean. It needs no events of the item, so it also finds items without events.
 
 Embeddings of one shop's items are alike in a few directions (what all of them share, their broad
 kinds), which drown the rest. So vectors are centred and whitened first: each direction is scaled
@@ -157,7 +157,7 @@ class ContentSimilarity:
         return self.vectors
 
     def grown(self, content: Tensor) -> ContentSimilarity:
-        """Append the items whose content [N', F] stands behind that of these."""
+        """Append the items whose content [N', F] follows that of these."""
         num_before = len(self.vectors)
         # Row 0 of what is made is no item.
         added = ContentSimilarity(self.config, content[num_before - 1 :], whitening=self.whitening)

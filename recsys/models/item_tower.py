@@ -216,7 +216,7 @@ class CatalogueModel(nn.Module):
         return len(self._content)
 
     def encodes_all(self, num_rows: int) -> bool:
-        """Whether a GPU encodes every item sooner than it finds the distinct ones of so many."""
+        """True if a GPU encodes all items sooner than it finds the distinct ones of some."""
         few, tables = self.inputs.num_item_rows <= ALL_UP_TO * num_rows, self.item_tower.tables
         return few and tables.updates is None and not tables.is_sharded
 
@@ -271,7 +271,7 @@ class CatalogueModel(nn.Module):
 
     @torch.no_grad()
     def grown(self, catalogue: ItemCatalogue) -> Self:
-        """Read a catalogue with rows behind those of this one: shares weights, encodes the new."""
+        """Read a catalogue with rows after those of this one: shares weights, encodes the new."""
         twin = copy.copy(self)
         for kind in ("_buffers", "_modules", "_parameters"):
             twin.__dict__[kind] = dict(self.__dict__[kind])
@@ -348,7 +348,7 @@ def read_settings(
 
 
 class RetrievalModel(CatalogueModel):
-    """A model that makes of a query a vector to lie beside the items'."""
+    """A model that makes of a query a vector to compare with the items'."""
 
     def query_vectors(self, queries: JaggedBatch) -> Tensor:
         """Encode queries as unit vectors, [B, D]."""

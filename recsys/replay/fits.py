@@ -53,7 +53,7 @@ Say = Callable[[str], None]
 TRAINED = tuple(one.name for one in MODELS if one.training and one.name in REPLAYED)
 CHOICE_QUERIES = 2_000
 HALF_LIVES = (7.0, 30.0, 90.0)
-"""Days; half-lives of popularity that are tried on the warm-up beside the configured one."""
+"""Days; half-lives of popularity that are tried on the warm-up besides the configured one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +302,7 @@ class Unit(NamedTuple):
 
 
 def units_of(replay: Replay) -> tuple[Unit, ...]:
-    """List the units behind the first two steps, the longest first."""
+    """List the units after the first two steps, the longest first."""
     later = tuple(range(2, len(replay.steps)))
     if not later:
         return ()

@@ -58,7 +58,7 @@ class ReplayConfig:
     new_rate: float = 0.3
     """Peak learning rate of an incremental training, as a share of the schedule's."""
     continue_from: Literal["last", "full"] = "last"
-    """Weights that an incremental training goes on from: ``last``, of the training before it, or
+    """Weights that an incremental training continues: ``last``, of the training before it, or
     ``full``, of the last training from scratch, on all events since."""
     full_every: int = 0
     """Steps from one training from scratch to the next in policy ``incremental``, such as 7 where
@@ -166,7 +166,7 @@ def _equal_shares(ordered: NDArray[np.int64], config: ReplayConfig) -> NDArray[n
 def _equal_lengths(
     ordered: NDArray[np.int64], length: int, config: ReplayConfig
 ) -> NDArray[np.int64]:
-    """Bounds of the last steps of so many seconds that have events, [S, 2].
+    """Bounds of the last steps of ``length`` seconds that have events, [S, 2].
 
     They lie on multiples of the length since 1970, so days begin at midnight (UTC).
     """
@@ -240,7 +240,7 @@ class StepQueries:
     def of(
         cls, timeline: Timeline, step: Step, *, exclude_history: bool, max_queries: int, seed: int
     ) -> StepQueries:
-        """Collect the queries of a step, at most so many, drawn by the seed.
+        """Collect the queries of a step, at most ``max_queries``, drawn by the seed.
 
         Where lists leave the history out, items that the user had before are no targets.
         """

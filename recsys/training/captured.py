@@ -69,7 +69,7 @@ class StepGuard:
         torch.maximum(longest, in_a_row, out=longest)
 
     def read(self) -> BadSteps:
-        """Read the counts and begin them anew; on a device this waits for it."""
+        """Read the counts and restart them; on a device this waits for it."""
         if not self.waits:
             self._total, self.in_a_row, self._longest = map(int, self._counts.tolist())
             self._counts[0].zero_()

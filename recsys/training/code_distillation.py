@@ -1,13 +1,13 @@
 """A generative model learns semantic IDs from what a sequence model expects: soft targets by code.
 
 A label says which item came next, a trained sequence model how likely every item was. Mixed, the
-two are a distribution over the catalogue, and so over the codes of each level behind a prefix. The
-prefix that a step decodes behind is drawn from that distribution too, so the codes' losses add up,
+two are a distribution over the catalogue, and so over the codes of each level after a prefix. The
+prefix that a step decodes after is drawn from that distribution too, so the codes' losses add up,
 on average, to the cross entropy of whole IDs: soft targets (Hinton et al. 2015, arXiv:1503.02531)
 without a sum over IDs. What generates afterwards are the codes alone.
 
 Axes: B sequences, M events of a batch, P positions, N item rows, L levels, K codes of a level, C
-most items behind a first code.
+most items with a first code.
 """
 
 from __future__ import annotations

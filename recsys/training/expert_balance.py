@@ -1,6 +1,6 @@
 """Balance a ranker's experts over the candidates as they are served.
 
-A training step draws the first candidates of a list more often than those behind, and drops most
+A training step draws the first candidates of a list more often than those after, and drops most
 ids where users are few, so router biases that balance its batches leave served lists unbalanced.
 They are settled on the whole lists, without id dropout, before every step.
 

@@ -70,12 +70,12 @@ class LoopConfig:
     metric: str = "ndcg@10"
     """The validated number that picks the best weights; higher is better."""
     patience: int | None = 5
-    """Stop after so many validations in a row without a new best; None never stops early."""
+    """Stop after this number of validations in a row without a new best; None never stops early."""
     max_seconds: float | None = None
-    """Ends the run after so long, validated once more, its learning rate decayed by then; None is
+    """Ends the run after this time, validated once more, its learning rate decayed by then; None is
     no limit."""
     max_bad_steps: int = 5
-    """Stop after so many steps in a row whose loss or gradient is not finite."""
+    """Stop after this number of steps in a row whose loss or gradient is not finite."""
     log_every: int = 50
     checkpoint_every: int | None = None
     """Steps between checkpoints, and/or:"""

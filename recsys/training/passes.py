@@ -13,7 +13,7 @@ from recsys.training.loop import LoopConfig
 from recsys.training.optim import AdamWConfig, ScheduleConfig
 
 REFIT_WARMUP_SHARE = 0.1
-"""Least share of a continued refit's steps in which the rate rises: the optimizer starts anew."""
+"""Least share of a continued refit's steps in which the rate rises: the optimizer starts fresh."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,14 +27,14 @@ class TrainingConfig:
     max_steps: int | None = None
     """Ends the run earlier on large data."""
     max_seconds: float | None = None
-    """Ends it after so long, with one more validation and the learning rate decayed by then; None
-    is no limit. Members that are trained apart share it, a refit has it anew."""
+    """Ends it after this time, with one more validation and the learning rate decayed by then; None
+    is no limit. Members that are trained apart share it, a refit has it again."""
     epochs_per_evaluation: float = 1.0
     """Passes from one look at validation to the next."""
     validation_users: int = 5_000
     """Users, drawn once by the seed, on whom the best step is chosen."""
     patience: int = 4
-    """Stop after so many evaluations in a row without a new best."""
+    """Stop after this number of evaluations in a row without a new best."""
     warmup_share: float = 0.02
     """Share of the steps in which the learning rate rises."""
     optimizer: AdamWConfig = field(default_factory=AdamWConfig)
@@ -65,7 +65,7 @@ class TrainingConfig:
             raise ValueError(f"warmup_share must be in [0, 1), got {self.warmup_share}")
 
     def for_examples(self, num_examples: int) -> LoopConfig:
-        """Turn passes into steps for so many examples."""
+        """Turn passes into steps for a number of examples."""
         per_epoch = max(1, num_examples // self.batch_size)
         num_steps = max(1, round(self.max_epochs * per_epoch))
         if self.max_steps is not None:
@@ -91,7 +91,7 @@ class TrainingConfig:
         return self.for_steps(num_steps, num_steps, decay_steps=max(1, round(whole * growth)))
 
     def for_continued_refit(self, num_examples: int) -> LoopConfig:
-        """Describe ``refit_epochs`` more passes of trained weights over so many examples."""
+        """Describe ``refit_epochs`` more passes of trained weights over a number of examples."""
         assert self.refit_epochs is not None, "without refit_epochs a refit starts anew"
         rate = self.refit_rate * self.schedule.learning_rate
         shorter = replace(
@@ -109,7 +109,7 @@ class TrainingConfig:
     def for_steps(
         self, num_steps: int, eval_every: int, decay_steps: int | None = None
     ) -> LoopConfig:
-        """Describe a run of so many steps, with the schedule of one of ``decay_steps``."""
+        """Describe a run of ``num_steps``, with the schedule of one of ``decay_steps``."""
         whole = decay_steps or num_steps
         schedule = ScheduleConfig(
             learning_rate=self.schedule.learning_rate,

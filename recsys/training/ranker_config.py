@@ -19,7 +19,7 @@ class RankerFitConfig(TrainingConfig):
     num_hard: int = 30
     """Candidates of a training step from the first places of the blend."""
     num_random: int = 30
-    """Candidates of a training step drawn from the places behind those."""
+    """Candidates of a training step drawn from the places after those."""
     like_from: float = 4.0
     """Events of at least this value are likes."""
     batch_size: int = 64

@@ -107,7 +107,7 @@ def cascade_doubly_robust(
     """Correct a reward model slot by slot, for rewards that depend on the items down to their slot.
 
     The mean of ``w_1..w_k (r_k - Q_k) + w_1..w_(k-1) V_k`` over lists, summed over slots. What
-    stands behind a list's end must be 0 in rewards, predicted and expected, and 1 in the weights.
+    follows a list's end must be 0 in rewards, predicted and expected, and 1 in the weights.
     """
     _check(rewards, slot_weights=slot_weights, predicted=predicted, expected=expected)
     weights = slot_weights.cumprod(1)

@@ -104,7 +104,7 @@ def student_quantile(probability: float, degrees: float) -> float:
 MOST_STAKED = 0.75
 """Share of the wealth that the worst list may take."""
 STAKES = 4 * 0.5 ** np.arange(16)
-"""Bets are split evenly between these, so that one fits, whatever the variance and the number."""
+"""Bets are split evenly between these, so that one fits for any variance and the number."""
 STEPS = 20
 """Halvings in the search of a bound: 1e-6 of the range."""
 

@@ -36,7 +36,7 @@ class LoggedLists:
     """Lists, what was earned in each slot, and how likely each policy shows each slot's item."""
 
     rewards: Floats
-    """[n, K]; what stands behind a list's length counts for nothing, here and below."""
+    """[n, K]; places after a list's length count for nothing, here and below."""
     propensities: Floats
     """Probabilities of the logging policy, in (0, 1], [n, K]."""
     evaluated: Floats
@@ -98,12 +98,12 @@ class LoggedLists:
 
     @property
     def earned(self) -> Floats:
-        """Rewards, 0 behind the end of a list, [n, K]."""
+        """Rewards, 0 after the end of a list, [n, K]."""
         return np.where(self.present, self.rewards, 0.0)
 
     @property
     def slot_weights(self) -> Floats:
-        """Evaluated over logged probability, 1 behind the end of a list, [n, K]."""
+        """Evaluated over logged probability, 1 after the end of a list, [n, K]."""
         chances = np.where(self.present, self.propensities, 1.0)
         return np.where(self.present, self.evaluated, 1.0) / chances
 

@@ -33,23 +33,23 @@ class GenerativeConfig:
     """Parts of an event: codes alone, or also the item's id, content and categories, or also
     a vector of the item that another model has made, which is read as it is."""
     carries_place: bool = False
-    """Whether tokens also carry the state of the place that they stand behind, so that attention
+    """Whether tokens also carry the state of the place that they follow, so that attention
     need not find what was read last."""
     id_dropout: float = 0.05
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
-    """Factor of the content's vector beside that of the id."""
+    """Factor of the content's vector relative to that of the id."""
     softmax_over: Literal["level", "catalogue"] = "catalogue"
     """Codes that share the probability: all codes of the level, or those that lead to an
     item of the catalogue."""
     label_smoothing: float = 0.1
     """Share of a code's target spread over the other codes of its softmax."""
     dense_weight: float = 1.0
-    """Weight of the dense head's loss beside the codes'; 0 for no such head."""
+    """Weight of the dense head's loss relative to the codes'; 0 for no such head."""
     temperature: float = 0.07
     """Divides the dense head's cosine before the softmax."""
     num_uniform_negatives: int | None = None
-    """Uniform draws per step that the dense head ranks beside the batch's labels; None is all."""
+    """Uniform draws per step that the dense head ranks besides the batch's labels; None is all."""
     leave_out_history: bool = True
     """Whether items that a position has seen do not stand against its label in the dense head."""
     backend: Backend = "auto"
@@ -137,7 +137,7 @@ class TeachingConfig:
     The first event of a sequence, which follows on nothing, is all label."""
     dropped_events: float = 0.0
     """Sequences lose events at random, each its own share of at most this, so that the teacher
-    speaks of histories that nobody has."""
+    speaks of histories that no user has."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:

@@ -51,7 +51,7 @@ class TaughtCodes(NamedTuple):
     """Targets of positions by a teacher."""
 
     forced: Tensor
-    """Codes behind which each position decodes, [P, L]; in range also where it weighs nothing."""
+    """Codes after which each position decodes, [P, L]; in range also where it weighs nothing."""
     targets: tuple[Tensor, ...]
     """Probability of each level's codes after those before, [P, K]."""
 

@@ -1,10 +1,10 @@
 """Generative model: reads a history and says the next item's semantic ID, code by code.
 
 TIGER (arXiv:2305.05065) with one place per event instead of one per code: an event is the sum of
-its codes' embeddings and, where wanted, its item tower's vector. The decoder stands behind every
+its codes' embeddings and, where wanted, its item tower's vector. The decoder runs after every
 event of a sequence at once, so that all prefixes are trained in one pass. A code's probability is
 shared among the codes that lead to an item of the catalogue, so the probabilities of all IDs sum to
-one. A dense head on the decoder's first token, trained beside the codes, scores
+one. A dense head on the decoder's first token, trained with the codes, scores
 items as a SequenceModel does: one model that generates and scores.
 
 Axes: B sequences, T places (a start and the events), W beams, P positions trained, L levels, K
@@ -224,7 +224,7 @@ class GenerativeModel(RetrievalModel):
         return self._token(context, 0, nothing)
 
     def _token(self, context: GenerativeContext, level: int, taken: Tensor) -> Tensor:
-        """Embed the token of a level's code behind the codes ``taken``, [B, W] -> [B, W, D]."""
+        """Embed the token of a level's code after the codes ``taken``, [B, W] -> [B, W, D]."""
         token = self.tokens.token(level, taken)
         return token + context.carried if self.config.carries_place else token
 
@@ -292,7 +292,7 @@ class GenerativeModel(RetrievalModel):
         return GenerativeContext(keys, values, bias, states)
 
     def _forced(self, parts: list[tuple[GenerativeContext, Positions]], codes: Tensor) -> Tensor:
-        """Decode behind given codes, [P, L], the tokens of each position: [P, L, D]."""
+        """Decode after given codes, [P, L], the tokens of each position: [P, L, D]."""
         sizes = [len(positions.places) for _, positions in parts]
         hidden = [
             self._forced_part(*part, some)

@@ -33,7 +33,7 @@ def invert_in_place(matrix: Tensor, block: int = BLOCK) -> Tensor:
     """Write the inverse over a symmetric positive definite matrix [K, K] and return it.
 
     Blocks of rows are swept one after the other (the sweep operator, Goodnight, 1979), so that
-    nearly all of the K ** 3 operations are products of matrices, and beside the matrix only two
+    nearly all of the K ** 3 operations are products of matrices, and besides the matrix only two
     of its blocks are in memory; LAPACK's factor and inverse take twice the matrix more.
     """
     size = len(matrix)
@@ -69,7 +69,7 @@ NUM_WEIGHTS = 100
 
 
 def ease_bytes(num_items: int) -> int:
-    """Estimate the memory that an exact regression of so many items takes."""
+    """Estimate the memory that an exact regression takes."""
     # The matrix, blocks of its rows while it is swept, and counts of a block.
     return BYTES_PER_CELL * num_items * (num_items + 2_400) + (200 << 20)
 
@@ -80,7 +80,7 @@ def ease_seconds(num_items: int, operations_per_second: float = 1e11) -> float:
 
 
 def fits_device(num_items: int, device: torch.device) -> bool:
-    """Whether a GPU has the memory for an exact regression, a few blocks of weights beside it."""
+    """Whether a GPU has the memory for an exact regression, and a few blocks of weights."""
     if device.type != "cuda":
         return False
     free, _ = torch.cuda.mem_get_info(device)

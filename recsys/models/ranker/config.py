@@ -87,7 +87,7 @@ class RankerConfig:
     """Share of items whose id is dropped in a training step, so that content learns to replace it;
     at 1 the model reads content and categories only, in serving too."""
     content_weight: float = 1.0
-    """Factor of the content's vector beside that of the id."""
+    """Factor of the content's vector relative to that of the id."""
     tile_rows: int = 384
     """Candidates scored at a time, padded, so that a score has the same bits in any batch; a
     multiple of 32. MKL's AVX2 kernels keep that promise at multiples of 96."""

@@ -270,7 +270,7 @@ class FoldedRanker:
         return np.where((rows >= 0) & (rows < size), rows, 0)
 
     def _attend(self, reader: FoldedReader, together: Floats, together_t: Tensor, dim: int) -> None:
-        """Read the history for each candidate, from [D, C] to the [D, C] behind them."""
+        """Read the history for each candidate, from [D, C] to the [D, C] after them."""
         found = torch.mm(reader.keys, together_t[:dim]).numpy()  # [P, C]
         found += reader.offsets
         found -= found.max(0)

@@ -198,7 +198,7 @@ class Ranker(CatalogueModel):
 
         Args:
             batch: As many candidates of each query, at most ``max_history`` events of it; values of
-                the history behind the last event are never read.
+                the history after the last event are never read.
         """
         _, vectors = self.item_inputs_of_all()  # [N, D]
         # Not by [] or embedding, whose gradients add up an item's places one after the other.

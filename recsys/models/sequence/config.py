@@ -57,7 +57,7 @@ class SequenceConfig:
     id_dropout: float = 0.1
     """Share of items whose id is hidden in a training step, so that content learns to stand in."""
     content_weight: float = 3.0
-    """Factor of the content's vector beside that of the id."""
+    """Factor of the content's vector relative to that of the id."""
     num_neighbours: int = 0
     """Items whose ids an item also reads: those that occur most near it in the events that the
     model is fitted on (models/sequence/neighbours.py). 0 for none."""
@@ -68,7 +68,7 @@ class SequenceConfig:
     label_smoothing: float = 0.25
     """Share of the target that is spread over all candidates."""
     num_uniform_negatives: int | None = None
-    """Uniform draws per step beside the batch's labels; None ranks against every item."""
+    """Uniform draws per step besides the batch's labels; None ranks against every item."""
     leave_out_history: bool = True
     """Whether items that a position has seen do not stand against its label. For data where lists
     do not repeat the history; a label that repeats is learnt either way."""

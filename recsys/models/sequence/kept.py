@@ -27,7 +27,7 @@ NUM_FIRST = 32
 """Events that name a history; of two that begin alike, the one read later is kept."""
 MAX_BYTES = 64 << 20
 MAX_SECONDS = 900.0
-"""A state that was not used for so long is dropped at the next request."""
+"""A state that was not used for this time is dropped at the next request."""
 
 
 class Kept(NamedTuple):

@@ -301,7 +301,7 @@ class SequenceModel(RetrievalModel):
         return None if draws is None or draws >= self.inputs.num_item_rows - 1 else draws
 
     def encodes_without_waiting(self, num_rows: int) -> bool:
-        """Whether a GPU encodes so many distinct items without counting their categories."""
+        """Whether a GPU encodes ``num_rows`` distinct items without counting their categories."""
         return len(self._category_rows) == 0 or self.encodes_all(num_rows)
 
     def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> RankedItems:

@@ -1,4 +1,4 @@
-"""Neighbours of items: whose ids an item reads beside its own.
+"""Neighbours of items: whose ids an item reads besides its own.
 
 An item with few events has little to learn its id from; the items that occur near it in histories
 say where it belongs. They are counted in the events that the model is fitted on, so a new item has

@@ -111,7 +111,7 @@ class _Member:
         return self._expected(self.sparse(rows, means), times), [(means,)]
 
     def _expected(self, state: Tensor, times: Tensor | None) -> Tensor:
-        """Do what ``Encoder`` does behind its blocks, [D] -> [D]."""
+        """Do what ``Encoder`` does after its blocks, [D] -> [D]."""
         if self._encoder.query_at is not None and times is not None:
             state = state + self._encoder.query_at(times[-1:])[0]
         return unit_vector(torch.layer_norm(state, state.shape, *self._norm), NORM_FLOOR)
