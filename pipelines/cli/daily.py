@@ -28,7 +28,7 @@ from pipelines.cli.runs import find_bundles, find_workspace
 from pipelines.engine.formats import size
 
 if TYPE_CHECKING:
-    from pipelines.operations.collect import Collected
+    from pipelines.operations.collect import CollectResult
     from pipelines.operations.status import Status
     from pipelines.parity.log import Log
     from pipelines.parity.run import ParityReport
@@ -98,9 +98,9 @@ def status(
 
     [bold]Example[/] recsys status runs/shop
     """
-    from pipelines.operations.status import status_of
+    from pipelines.operations.status import read_status
 
-    found = status_of(find_workspace(run), max_bundle_days=max_bundle_days)
+    found = read_status(find_workspace(run), max_bundle_days=max_bundle_days)
     if as_json:
         print_json(asdict(found))
     else:
@@ -202,7 +202,7 @@ def gc(
             print_lines(*describe_collected(found, dry=dry_run))
 
 
-def describe_collected(found: Collected, *, dry: bool) -> list[str]:
+def describe_collected(found: CollectResult, *, dry: bool) -> list[str]:
     """Describe what was removed, what was kept and why; many of one kind are counted."""
     verb = "would be removed" if dry else "removed"
     lines = [f"{len(found.removed)} {verb}, {size(found.num_bytes)}"]

@@ -9,7 +9,7 @@ from pipelines.cli.output import print_json, print_lines, print_table
 from pipelines.engine.formats import duration, size
 from pipelines.engine.memory import free_memory
 from pipelines.engine.runner import pick_stages
-from pipelines.operations.dry_run import Dry, StagePlan, dry_run, with_known_files
+from pipelines.operations.dry_run import RunPlan, StagePlan, dry_run, with_known_files
 from pipelines.presets.resolve import ConfigSources, saved_choices
 from pipelines.stages.list import STAGES
 
@@ -46,7 +46,7 @@ def print_plan(sources: ConfigSources, stages: StageNames, *, as_json: bool) -> 
     print_table(columns, map(format_row, found.stages), fixed=("stage", "runs"))
 
 
-def describe(found: Dry) -> list[str]:
+def describe(found: RunPlan) -> list[str]:
     """Describe what would run, its time and its memory, in sentences."""
     running, unknown = found.running, found.unknown
     lines = [f"{len(running)} of {len(found.stages)} stages would run; nothing was written"]

@@ -42,7 +42,7 @@ def send_runs(
     [bold]Example[/] recsys registry send runs/shop --seconds 3600
     """
     from pipelines.engine.history import recorded
-    from pipelines.operations.aliases import tracking_of
+    from pipelines.operations.state import tracking_of
     from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     workspace = find_workspace(run)
@@ -135,7 +135,7 @@ def read_registry(
     run: Path, uri: str | None, model: str | None
 ) -> tuple[Path, TrackingConfig, Outbox]:
     """Return a run's bundles, its tracking configuration and its outbox."""
-    from pipelines.operations.aliases import tracking_of
+    from pipelines.operations.state import tracking_of
     from pipelines.tracking.tracking import outbox_of
 
     bundles, workspace = find_bundles(run)
@@ -159,7 +159,7 @@ def entering_registry(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
 
     A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """
-    from pipelines.operations.aliases import tracking_of
+    from pipelines.operations.state import tracking_of
     from pipelines.publishing.promotion import record_champion
     from pipelines.tracking.tracking import outbox_of
 

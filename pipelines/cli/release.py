@@ -16,8 +16,7 @@ from pipelines.cli.registry import entering_registry, send
 from pipelines.cli.runs import find_bundle, find_bundles
 
 if TYPE_CHECKING:
-    from pipelines.publishing.decisions import Written
-    from pipelines.publishing.promotion import AliasChange
+    from pipelines.tracking.decisions import AliasChange, Written
 
 app = typer.Typer(no_args_is_help=True)
 FOLLOW_SECONDS = 2.0
@@ -58,7 +57,7 @@ def rollback(run: Run) -> None:
 
 def move_champion(command: str, run: Path, move: Callable[..., AliasChange]) -> None:
     """Move the alias, print the new champion, and send it to the registry if it can be reached."""
-    from pipelines.operations.aliases import move_alias
+    from pipelines.operations.state import move_alias
 
     bundles, workspace = find_bundles(run)
     change, config, outbox = move_alias(command, bundles, move, workspace)
@@ -70,10 +69,10 @@ def move_champion(command: str, run: Path, move: Callable[..., AliasChange]) -> 
 def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
     """Read a run's decisions and what is wrong with them."""
     from pipelines.engine.signing import KEY, signing_key
-    from pipelines.publishing.decisions import read_decisions
+    from pipelines.tracking.decisions import EARLIER, LOG, read_decisions
 
     bundles, _ = find_bundles(run)
-    if not ((bundles / "aliases.jsonl").exists() or (bundles / "decisions").is_dir()):
+    if not any((bundles / name).exists() for name in (LOG, *EARLIER)):
         raise ValueError(
             f"nothing was released or refused in {run}; name a run or its folder of bundles"
         )
@@ -101,7 +100,8 @@ def history(run: Run) -> None:
     """
     _, found, faults = read_verified(run)
     rows = []
-    for decision in (one.decision for one in found):
+    # The fault of an altered line is printed below the table.
+    for decision in (one.decision for one in found if not one.fault):
         failed = ", ".join(one["name"] for one in decision.failed)
         why = failed or (decision.words[-1] if decision.words else "")
         forced = " (forced)" if decision.forced else ""
@@ -117,25 +117,26 @@ def explain(run: Run, version: Version = None) -> None:
     [bold]Example[/] recsys release explain runs/shop 3f2a9c01b7de
     """
     bundles, found, faults = read_verified(run)
-    chosen = [one for one in found if version in (None, one.decision.challenger)]
+    whole = [one for one in found if not one.fault]
+    chosen = [one for one in whole if version in (None, one.decision.challenger)]
     if not chosen:
         print_lines(*faults, note=True, style="red")
-        known = ", ".join(sorted({one.decision.challenger for one in found})) or "none"
+        known = ", ".join(sorted({one.decision.challenger for one in whole})) or "none"
         raise ValueError(
             f"there is no decision on {version!r} in {bundles}; there are decisions on: {known}"
         )
-    print_lines(*explain_decision(chosen[-1]))
+    print_lines(*explain_decision(chosen[-1], bundles))
     report_faults(faults)
 
 
-def explain_decision(written: Written) -> list[str]:
+def explain_decision(written: Written, bundles: Path) -> list[str]:
     """Explain a decision for an operator."""
     decision = written.decision
     forced = ", by force" if decision.forced else ""
     lines = [
         f"{decision.challenger}: {decision.outcome}{forced} at {decision.time}",
         f"champion before it: {decision.champion or 'none'}; "
-        f"decision {written.path.name} ({STATES[written.state]})",
+        f"decision {written.name} ({STATES[written.state]})",
         "",
         *decision.words,
     ]
@@ -149,7 +150,7 @@ def explain_decision(written: Written) -> list[str]:
     if decision.outcome == "refused":
         lines += [
             "",
-            f"The bundle is kept in {written.path.parents[1] / 'refused'} until the next "
+            f"The bundle is kept in {bundles / 'refused'} until the next "
             "refusal. After the cause is repaired, run recsys run. To serve it all the same: "
             f"recsys release promote RUN {decision.challenger} --force",
         ]

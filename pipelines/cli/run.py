@@ -97,7 +97,7 @@ def run_recorded(
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets import resolve as presets
-    from pipelines.publishing.gate.judged import check_judges
+    from pipelines.publishing.gate.lists import check_judges
     from pipelines.stages.list import STAGES
     from pipelines.stages.report import report_path
 
@@ -194,7 +194,7 @@ def update(
     """
     from pipelines.engine.history import recorded
     from pipelines.presets import resolve as presets
-    from pipelines.publishing.gate.judged import check_judges
+    from pipelines.publishing.gate.lists import check_judges
 
     sources = config_sources(name, preset, assignments)
     settings = sources.latest()

@@ -21,7 +21,7 @@ def find_workspace(run: Path) -> Path:
 def find_bundles(run: Path) -> tuple[Path, Path]:
     """Return the folder of a run's bundles, and its workspace."""
     from pipelines.engine.workspace import bundles_dir
-    from pipelines.operations.places import bundles_of
+    from pipelines.operations.state import bundles_of
     from pipelines.presets.resolve import resolve
 
     if run.is_file() or run.suffix == ".toml":

@@ -22,8 +22,16 @@ class RunLog:
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags of the run."""
 
-    def register(self, model: str, *, version: str, digest: str, tags: Mapping[str, str]) -> None:
-        """Enter a bundle into the model registry."""
+    def register(
+        self,
+        model: str,
+        *,
+        version: str,
+        digest: str,
+        tags: Mapping[str, str],
+        decision: str | None = None,
+    ) -> None:
+        """Enter a bundle, and the line of the decision on it, into the model registry."""
 
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         """Point an alias at a registered bundle, or at none."""

@@ -1,4 +1,4 @@
-"""What experiments have shown so far.
+"""Results of experiments so far.
 
 Each user counts once, with what they did in a window of time after their first list of the
 experiment, under the arm of that list. A user's outcome is thus settled when the window is over and
@@ -38,7 +38,7 @@ Shares = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class AnalysisConfig:
-    """What is counted, and how it is compared."""
+    """Outcome of an experiment, and its comparison."""
 
     metric: Metric = "per_user"
     """Events of a user, events for each of their lists, or whether there was any."""
@@ -85,7 +85,7 @@ class ExperimentResult:
 
     @property
     def doubted(self) -> bool:
-        """Tell whether the arms do not have their shares."""
+        """True if the arms do not have their shares."""
         return self.ratio_p_value is not None and self.ratio_p_value < DOUBTED
 
 

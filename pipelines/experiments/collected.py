@@ -1,4 +1,4 @@
-"""What an experiment is judged by: lists served in its arms, and events that name a list."""
+"""Data of experiments: lists served in their arms, and events that name a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment has shown, in plain sentences."""
+"""Results of an experiment in plain sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.experiments.analysis import (
 
 
 def outcome_name(metric: Metric, event_type: str) -> str:
-    """Name what is compared."""
+    """Format the outcome that is compared."""
     return {
         "per_user": f"{event_type} events per user",
         "per_list": f"{event_type} events per list",
@@ -36,7 +36,7 @@ def duration(window: timedelta) -> str:
 
 
 def sentences(result: ExperimentResult, config: AnalysisConfig, outcome: str) -> Iterator[str]:
-    """Say what is shown, and first what speaks against trusting it."""
+    """Describe the result, reasons against trusting it first."""
     first, *others = result.arms
     if result.doubted:
         yield (

@@ -5,7 +5,6 @@ Axes: L users whose lists are judged, k list length.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +17,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from pipelines.engine.results import JUDGES, write_result
 from pipelines.inputs.tensors import CONTENT_FILE, read_inputs, released_order
 from pipelines.judging.honesty import honesty
 from pipelines.judging.language_judge import NAME, LanguageJudge
-from pipelines.publishing.gate.judged import report_path
 from pipelines.ranking.artefact import RANKED
 from recsys.content.prompt import LanguageModel
 from recsys.data.dataset import Sequences
-from recsys.data.durable import replace_file
 from recsys.evaluation.bootstrap import BootstrapConfig
 from recsys.evaluation.judges import (
     Judge,
@@ -199,11 +197,9 @@ def judge_lists(
         document["explanations"] = honesty(recommender, num_users=num_explained, k=k, seed=seed)
     for one in found.values():
         del one["scores"]
-    path = report_path(workspace)
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(finite(document), indent=1, allow_nan=False)
-    replace_file(path, lambda partial: _write(partial, text))
-    return {**finite(document)}
+    result: dict[str, Any] = finite(document)
+    write_result(workspace, JUDGES, result)
+    return result
 
 
 def finite(value: Any) -> Any:
@@ -211,10 +207,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _planted(judged: Judged, seed: int) -> dict[str, Tensor]:

@@ -1,20 +1,25 @@
-"""The days of a workspace: ingested partitions, and before them the days of build_features."""
+"""Days of a workspace: events, served lists, and the day up to which models were trained."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
 from features.partition import CLEAN
 from features.scan import naming
+from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST, digest_of_json
+from pipelines.engine.workspace import bundles_dir
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from pipelines.partitions.manifest import PartitionsManifest, folder_of
-from pipelines.publishing.released import UPDATE
+from pipelines.publishing.released import RELEASED, UPDATE, Released, released_folder
+from serving.bundle.manifest import CURRENT
 
 FEATURES = "build_features"
 
@@ -29,7 +34,7 @@ class EventDays:
     """user_id, item_id, event_time, event_type and what else is known."""
 
 
-def table_of(path: Path) -> pl.DataFrame:
+def read_table(path: Path) -> pl.DataFrame:
     """Read a file.
 
     Raises:
@@ -40,7 +45,7 @@ def table_of(path: Path) -> pl.DataFrame:
 
 
 def days(workspace: Path) -> Iterator[tuple[date, pl.DataFrame]]:
-    """Give each day's events, in order."""
+    """Iterate over the days' events, in order."""
     found = event_days(workspace)
     for day in found.digests:
         yield day, found.read(day)
@@ -82,7 +87,7 @@ def days_of_partitions(workspace: Path) -> EventDays:
         paths = [path for folder in folders for path in sorted(folder.glob(CLEAN))]
         if not paths:
             return pl.DataFrame(schema={"user_id": pl.String(), "item_id": pl.String()})
-        parts = [table_of(path) for path in paths]
+        parts = [read_table(path) for path in paths]
         return pl.concat(parts, how="diagonal_relaxed")
 
     digests = {
@@ -110,11 +115,11 @@ def days_of_features(features: Path) -> EventDays:
 
     def read(day: date) -> pl.DataFrame:
         rows = pl.concat(
-            [table_of(features / name) for name in parts[day]],
+            [read_table(features / name) for name in parts[day]],
             how="diagonal_relaxed",
         )
-        users = table_of(features / "users.parquet").select("user_row", "user_id")
-        items = table_of(features / "items.parquet").select("item_row", "item_id")
+        users = read_table(features / "users.parquet").select("user_row", "user_id")
+        items = read_table(features / "items.parquet").select("item_row", "item_id")
         rows = rows.join(users, on="user_row", how="left").join(items, on="item_row", how="left")
         return rows.drop_nulls(["user_id", "item_id"])
 
@@ -129,5 +134,86 @@ def known_tables(workspace: Path) -> tuple[pl.DataFrame | None, pl.DataFrame | N
         return None, None
     newest = max(made, key=lambda folder: (folder / MANIFEST).stat().st_mtime)
     paths = [newest / f"{name}.parquet" for name in ("items", "users")]
-    items, users = (table_of(path) if path.exists() else None for path in paths)
+    items, users = (read_table(path) if path.exists() else None for path in paths)
     return items, users
+
+
+CLICKS = ("click", "like", "cart", "purchase")
+
+
+class ServedDay(NamedTuple):
+    """One day (UTC)."""
+
+    num_lists: int
+    num_clicked: int
+    """Lists with at least one click, whenever that came."""
+    num_fallback: int | None
+    """None where the export does not say."""
+    num_degraded: int | None
+
+
+def served_days(folder: Path | None) -> Mapping[date, ServedDay]:
+    """Read an export of ``recsys data export``; nothing where there is none."""
+    if folder is None or not (folder / REQUESTS).is_dir():
+        return {}
+    lists = _read(list_parts(folder / REQUESTS))
+    if lists is None:
+        return {}
+    return days_of_lists(lists, _read(list_parts(folder)))
+
+
+def days_of_lists(served: pl.DataFrame, events: pl.DataFrame | None) -> dict[date, ServedDay]:
+    """Count lists by day."""
+    clicked = pl.Series("request_id", [], pl.String)
+    if events is not None and events.height:
+        clicked = events.filter(pl.col("event_type").is_in(CLICKS))["request_id"].drop_nulls()
+    known = [name for name in ("fallback", "degraded") if name in served.columns]
+    lists = served.unique("request_id").select(
+        pl.col(RECEIVED_TIME).dt.date().alias("day"),
+        pl.col("request_id").is_in(clicked.unique().implode()).alias("clicked"),
+        *(pl.col(name).is_not_null().alias(name) for name in known),
+    )
+    counted = lists.group_by("day").agg(pl.len().alias("lists"), pl.col("clicked", *known).sum())
+    return {
+        row["day"]: ServedDay(
+            row["lists"], row["clicked"], row.get("fallback"), row.get("degraded")
+        )
+        for row in counted.sort("day").to_dicts()
+    }
+
+
+def _read(paths: list[Path]) -> pl.DataFrame | None:
+    if not paths:
+        return None
+    wanted = ("request_id", RECEIVED_TIME, "event_type", "fallback", "degraded")
+    rows = scan_parts(paths)
+    known = rows.collect_schema().names()
+    return rows.select([name for name in wanted if name in known]).collect()
+
+
+BUNDLE = "bundle-"
+
+
+def full_run_until(config: RunConfig) -> date | None:
+    """Return the day of the newest event that the last full run knows, or None.
+
+    Increments since then do not count: they follow drift, and a full run may still do better.
+    """
+    current = (bundles_dir(config) / CURRENT).resolve()
+    served = kept_in(released_folder(config.workspace, current.name.removeprefix(BUNDLE)))
+    if served is None:
+        return None
+    for folder in (config.workspace / RELEASED).glob("*/"):
+        found = kept_in(folder)
+        if found and found.kind == "full" and found.time == served.full_time and found.until:
+            return datetime.fromtimestamp(found.until, UTC).date()
+    # Its folder was removed: it cannot have known the day on which it ended.
+    return datetime.fromisoformat(served.full_time).date() - timedelta(days=1)
+
+
+def kept_in(folder: Path) -> Released | None:
+    """Read what a bundle was made from; None where it is not kept, or by another version."""
+    try:
+        return Released.read(folder)
+    except (ValueError, TypeError):
+        return None

@@ -16,7 +16,7 @@ import polars as pl
 
 from features.scan import naming
 from pipelines.config.daily import MIN_PAST, PAST_DAYS, MonitoringConfig
-from pipelines.monitoring.signals import Measured, signal_of
+from pipelines.monitoring.signals import Measurement, find_signal
 from recsys.data.durable import replace_file
 from recsys.evaluation.drift import Past, band_of
 
@@ -40,7 +40,7 @@ JUDGED = pl.Schema(
 """``expected``, ``low`` and ``high`` are values, not scores; an open end is infinite."""
 
 
-class Judged(NamedTuple):
+class SignalDay(NamedTuple):
     """One signal on one day."""
 
     value: float
@@ -57,14 +57,14 @@ class Judged(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Record:
+class SignalRecord:
     """All days in order, without gaps in the calendar."""
 
     first: date | None = None
-    days: list[dict[str, Judged]] = field(default_factory=list)
+    days: list[dict[str, SignalDay]] = field(default_factory=list)
 
     @classmethod
-    def load(cls, path: Path) -> Record:
+    def load(cls, path: Path) -> SignalRecord:
         """Read it; empty where there is none.
 
         Raises:
@@ -85,16 +85,16 @@ class Record:
         first, last = rows["date"].min(), rows["date"].max()
         assert isinstance(first, date)
         assert isinstance(last, date)
-        days: list[dict[str, Judged]] = [{} for _ in range((last - first).days + 1)]
+        days: list[dict[str, SignalDay]] = [{} for _ in range((last - first).days + 1)]
         for day, name, *values in rows.select(JUDGED.names()).iter_rows():
-            days[(day - first).days][name] = Judged(*values)
+            days[(day - first).days][name] = SignalDay(*values)
         return cls(first=first, days=days)
 
     def save(self, path: Path) -> None:
         replace_file(path, self.table().write_parquet)
 
     def table(self) -> pl.DataFrame:
-        """Lay it out as rows."""
+        """Build its table."""
         rows = [
             (self.date_of(place), name, *judged)
             for place, day in enumerate(self.days)
@@ -106,17 +106,17 @@ class Record:
         assert self.first is not None
         return self.first + timedelta(days=place)
 
-    def measured(self, place: int) -> dict[str, tuple[Measured, str | None]]:
-        """Give what was measured on a day, with the bundle."""
+    def measured(self, place: int) -> dict[str, tuple[Measurement, str | None]]:
+        """Return a day's measured signals, with the bundle."""
         return {
-            name: (Measured(one.value, one.score, one.noise), one.bundle)
+            name: (Measurement(one.value, one.score, one.noise), one.bundle)
             for name, one in self.days[place].items()
         }
 
     def judge(
         self,
         place: int,
-        measured: Mapping[str, tuple[Measured, str | None]],
+        measured: Mapping[str, tuple[Measurement, str | None]],
         config: MonitoringConfig,
     ) -> None:
         """Judge a day by the days before it, and keep it in its place."""
@@ -126,13 +126,13 @@ class Record:
         weekday = self.date_of(place).weekday()
         found = {}
         for name, (one, bundle) in measured.items():
-            signal = signal_of(name)
+            signal = find_signal(name)
             band = band_of(pasts[name], weekday, one.noise, signal.tail, chance)
             is_ready = band.num_past >= MIN_PAST
             is_alarm = is_ready and not band.low <= one.score <= band.high
             before = int(pasts[name].streaks[-1]) if place else 0
             low, high = (band.low, band.high) if is_ready else (-np.inf, np.inf)
-            found[name] = Judged(
+            found[name] = SignalDay(
                 value=one.value,
                 score=one.score,
                 noise=one.noise,

@@ -1,4 +1,4 @@
-"""Watch the days of a workspace: measure what is new or corrected, judge it, and say so.
+"""Watch the days of a workspace: measure new and corrected days, judge and describe them.
 
 <workspace>/monitoring/
   days.parquet      every signal of every day, with its band and alarms
@@ -23,14 +23,18 @@ from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import REQUESTS
-from pipelines.monitoring.days import EventDays, event_days, known_tables
-from pipelines.monitoring.document import document_of
-from pipelines.monitoring.freshness import freshness_of, seen_times
-from pipelines.monitoring.judged import Record
-from pipelines.monitoring.served import ServedDay, served_days
-from pipelines.monitoring.signals import Measured, agreement_of, measure
-from pipelines.monitoring.sketch import Sketch, Tables, sketch_of, tables_of
-from pipelines.monitoring.trained_days import full_run_until
+from pipelines.monitoring.days import (
+    EventDays,
+    ServedDay,
+    event_days,
+    full_run_until,
+    known_tables,
+    served_days,
+)
+from pipelines.monitoring.document import describe_day, judge_inputs, seen_times
+from pipelines.monitoring.judged import SignalRecord
+from pipelines.monitoring.signals import Measurement, measure, measure_agreement
+from pipelines.monitoring.sketch import KnownTables, Sketch, build_sketch, build_tables
 from pipelines.monitoring.vectors import ServedVectors, vectors_of_bundle
 from pipelines.presets.resolve import ONLINE_EVENTS
 from recsys.data.durable import locked, write_durably
@@ -46,24 +50,22 @@ DOCUMENT, PAGE, STATE, DAYS, SKETCHES = (
 )
 LOCK = ".monitoring.lock"
 MAX_MISSING_DAYS = 31
-"""Days without events that are watched behind the last day with events."""
+"""Days without events that are watched after the last day with events."""
 SPARE_SKETCHES = 14
 
 
 @dataclass(kw_only=True)
 class State:
-    """What is known beside the record."""
+    """State kept next to the record."""
 
     sources: dict[str, str] = field(default_factory=dict)
     """Digest of each day's files."""
     sketches: dict[str, str] = field(default_factory=dict)
     """Digest of what each day counted."""
     served: dict[str, list[int | None]] = field(default_factory=dict)
-    """What each day served."""
     edges: dict[str, list[float]] = field(default_factory=dict)
     """Bins of numeric columns, which stay as they were first cut."""
     times: dict[str, list[str]] = field(default_factory=dict)
-    """When each input was seen to change."""
 
     @classmethod
     def load(cls, path: Path) -> State:
@@ -85,7 +87,7 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Monitored:
-    """What a call of the command found."""
+    """Result of one call of the command."""
 
     document: dict[str, Any]
     page: Path
@@ -121,10 +123,10 @@ class Watcher:
     def __init__(self, config: RunConfig, folder: Path, days: EventDays, as_of: datetime) -> None:
         self.config, self.folder, self.days, self.as_of = config, folder, days, as_of
         self.state = State.load(folder / STATE)
-        self.record = Record.load(folder / DAYS)
+        self.record = SignalRecord.load(folder / DAYS)
         self.served = served_days(export_folder(config))
         self._sketches: dict[date, Sketch] = {}
-        self._tables: Tables | None = None
+        self._tables: KnownTables | None = None
         self._vectors: list[ServedVectors | None] = []
 
     def run(self) -> Monitored:
@@ -143,10 +145,10 @@ class Watcher:
         self.state.times = {
             name: [moment.isoformat() for moment in seen] for name, seen in times.items()
         }
-        inputs = freshness_of(
+        inputs = judge_inputs(
             self.config, self.as_of, known, [day for day in self.served if day <= last], times
         )
-        document = document_of(
+        document = describe_day(
             self.record,
             inputs,
             as_of=self.as_of,
@@ -157,7 +159,7 @@ class Watcher:
         return self.write(document)
 
     def watch(self, known: Sequence[date], last: date) -> int:
-        """Measure and judge what is new or corrected; returns how many days were measured."""
+        """Measure and judge new and corrected days; return the number of measured days."""
         first = self.first_day(known, last)
         known = [day for day in known if day >= first]
         changed = self.changed_days(known, first, last)
@@ -172,24 +174,24 @@ class Watcher:
             day = first + timedelta(days=place)
             kept = place < len(before)
             if kept and not any(0 <= (day - one).days <= reach for one in changed):
-                measured = Record(first=first, days=before).measured(place)
+                measured = SignalRecord(first=first, days=before).measured(place)
             else:
-                old = Record(first=first, days=before).measured(place) if kept else {}
+                old = SignalRecord(first=first, days=before).measured(place) if kept else {}
                 measured = {**old, **self.measured(day, known)}
                 count += 1
             self.record.judge(place, measured, self.config.monitoring)
         return count
 
     def first_day(self, known: Sequence[date], last: date) -> date:
-        """Name the day that the record begins with, which stays; older days do not count."""
+        """Return the first day of the record, which stays; older days do not count."""
         if self.record.first is None or self.record.first > last:
             oldest = last - timedelta(days=HISTORY_DAYS)
-            self.record = Record(first=max(known[0], oldest))
+            self.record = SignalRecord(first=max(known[0], oldest))
         assert self.record.first is not None
         return self.record.first
 
     def changed_days(self, known: Sequence[date], first: date, last: date) -> set[date]:
-        """Name the days that count otherwise than when they were measured, and new ones."""
+        """List new days, and days whose counts changed since they were measured."""
         changed = {
             first + timedelta(days=place)
             for place in range(len(self.record.days), (last - first).days + 1)
@@ -211,7 +213,9 @@ class Watcher:
                 self.state.served[str(day)] = list(served)
         return {day for day in changed if first <= day <= last}
 
-    def measured(self, day: date, known: Sequence[date]) -> dict[str, tuple[Measured, str | None]]:
+    def measured(
+        self, day: date, known: Sequence[date]
+    ) -> dict[str, tuple[Measurement, str | None]]:
         """Measure a day against the days with events in its reference window."""
         config, vectors = self.config.monitoring, self.vectors()
         reach = timedelta(days=config.reference_days)
@@ -223,14 +227,14 @@ class Watcher:
         found = measure(sketch, reference, vectors, served, config)
         # Before the bundle's newest event its vectors were trained on what they are compared with.
         if vectors is not None and (vectors.known_until is None or day > vectors.known_until):
-            agreement = agreement_of(sketch, vectors)
+            agreement = measure_agreement(sketch, vectors)
             if agreement is not None:
                 found["agreement"] = agreement
         version = None if vectors is None else vectors.version
         return {name: (one, version) for name, one in found.items()}
 
     def sketch(self, day: date) -> Sketch:
-        """Read what is kept of a day, or make it."""
+        """Read a day's sketch, or make it."""
         if day not in self._sketches:
             kept = Sketch.load(self.folder / SKETCHES, day)
             return self.fresh_sketch(day) if kept is None else self.held(day, kept)
@@ -246,7 +250,7 @@ class Watcher:
     def fresh_sketch(self, day: date) -> Sketch:
         """Count a day as its files are now."""
         config = self.config.monitoring
-        sketch = sketch_of(
+        sketch = build_sketch(
             self.days.read(day), self.tables(), config.max_examples, self.config.seed
         )
         sketch.save(self.folder / SKETCHES, day)
@@ -257,11 +261,11 @@ class Watcher:
         some = self.sketch(next(iter(self.days.digests)))
         return Sketch(some.counts.clear(), some.sample.clear())
 
-    def tables(self) -> Tables:
-        """Give what is known of items and users, in the bins that the state keeps."""
+    def tables(self) -> KnownTables:
+        """Build the tables of items and users, in the bins that the state keeps."""
         if self._tables is None:
             items, users = known_tables(self.config.workspace)
-            self._tables, self.state.edges = tables_of(items, users, self.state.edges)
+            self._tables, self.state.edges = build_tables(items, users, self.state.edges)
         return self._tables
 
     def vectors(self) -> ServedVectors | None:

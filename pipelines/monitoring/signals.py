@@ -1,19 +1,19 @@
-"""What is measured of a day: each signal's value, and its score on a scale where deviations add."""
+"""Signals of a day: each has a value, and a score on a scale on which deviations add."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from pipelines.config.daily import MonitoringConfig
-from pipelines.monitoring.served import ServedDay
+from pipelines.monitoring.days import ServedDay
 from pipelines.monitoring.sketch import MAX_USERS, UNKNOWN, Sketch
-from pipelines.monitoring.two_sample import two_sample
 from pipelines.monitoring.vectors import Numbers, Rows, ServedVectors
 from recsys.evaluation.drift import (
     Tail,
@@ -21,14 +21,76 @@ from recsys.evaluation.drift import (
     mean_shift,
     mix_distance,
     stability_index,
+    two_sample_auc,
 )
 
-Group = Literal["volume", "events", "items", "vectors", "features", "online"]
+FREQUENT_LEVELS = 12
+"""Categories of a column that the regression reads, those most frequent in the window."""
+MIN_EXAMPLES = 50
+
+
+class Tested(NamedTuple):
+    """Area under the curve, its log odds, and their standard error."""
+
+    value: float
+    score: float
+    noise: float
+
+
+def two_sample(day: pl.DataFrame, window: pl.DataFrame, max_examples: int) -> Tested | None:
+    """Fit and score; None for too few events of either."""
+    if min(day.height, window.height) < MIN_EXAMPLES:
+        return None
+    day = day.head(max_examples)
+    window = window.sample(min(max_examples, window.height), seed=0)
+    both = pl.concat([day, window], how="diagonal_relaxed")
+    x = encode_events(both, window)
+    folds = np.array([zlib.crc32(one.encode()) & 1 for one in both["user_id"].to_list()])
+    size = day.height
+    area = two_sample_auc(x[:size], x[size:], folds[:size], folds[size:])
+    if not np.isfinite(area):
+        return None
+    area = min(max(area, 1e-3), 1 - 1e-3)
+    users = min(day["user_id"].n_unique(), window["user_id"].n_unique())
+    return Tested(area, log(area / (1 - area)), 1 / sqrt(users))
+
+
+def encode_levels(column: pl.Series, window: pl.Series) -> list[np.ndarray]:
+    """Encode each frequent value as 0 or 1; unknown values, as of new users, as the usual share."""
+    known = window.filter(window != UNKNOWN)
+    if known.is_empty():
+        return []
+    counts = known.value_counts(sort=True, name="count").head(FREQUENT_LEVELS)
+    unknown = (column == UNKNOWN).fill_null(value=True).to_numpy()
+    return [
+        np.where(unknown, count / len(known), (column == level).fill_null(value=False).to_numpy())
+        for level, count in counts.iter_rows()
+    ]
+
+
+def encode_events(rows: pl.DataFrame, window: pl.DataFrame) -> np.ndarray:
+    """Encode events as numbers, [E, F]: hour of the day, value, and 0 or 1 for each category."""
+    seconds = rows["event_time"].dt.epoch("s").fill_null(0).to_numpy() % 86_400
+    angle = 2 * np.pi * seconds / 86_400
+    value = rows["value"].fill_null(0.0).fill_nan(0.0).to_numpy()
+    columns = [
+        np.sin(angle),
+        np.cos(angle),
+        np.sign(value) * np.log1p(np.abs(value)),
+        (rows["value"].is_not_null()).to_numpy().astype(float),
+    ]
+    skipped = {"user_id", "item_id", "hour", "value_bin"}
+    for name, kind in rows.schema.items():
+        if kind != pl.String() or name in skipped or name not in window.columns:
+            continue
+        columns += encode_levels(rows[name], window[name])
+    return np.stack(columns, axis=1)
+
+
 DISTANCE_FLOOR = 0.02
 INDEX_FLOOR = 0.005
 DISTANCE_NOISE = 0.1
 CATALOGUE_NOISE = 0.02
-"""Of what changes with the bundle alone, relative."""
 HEAD_ITEMS = 200
 KNOWN_BY_RUN = ("category", "item.", "user.")
 """Tables, or how their names begin, of what a run's catalogue and users say."""
@@ -40,11 +102,10 @@ MIN_PAIRS = 50
 """Events of known users and items that agreement is measured by."""
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """A signal of a day."""
 
     value: float
-    """As people read it."""
     score: float
     """On the scale of its band."""
     noise: float
@@ -53,18 +114,19 @@ class Measured(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """What is watched."""
+    """A number that is watched by day."""
 
     name: str
     title: str
-    group: Group
-    kind: Literal["count", "share", "ratio", "distance", "index", "auc", "number"]
+    group: str
+    kind: str
+    """``count``, ``share``, ``ratio``, ``distance``, ``index``, ``auc`` or ``number``."""
     tail: Tail = "both"
     drift: bool = True
-    """Whether an alarm says that models are of another time: a retrain may help."""
+    """True if an alarm means drift, so that retraining may help."""
 
     def value_at(self, score: float) -> float:
-        """Give the value of a score, for bands; ends of open bands stay infinite."""
+        """Convert a score of a band back to a value; ends of open bands stay infinite."""
         if not np.isfinite(score):
             return score
         if self.kind in ("count", "ratio"):
@@ -78,109 +140,41 @@ class Signal:
         return score
 
 
+HIGH: Tail = "high"
+BOTH: Tail = "both"
 SIGNALS = {
-    one.name: one
-    for one in (
-        Signal(name="events", title="events", group="volume", kind="count", drift=False),
-        Signal(name="users", title="active users", group="volume", kind="count", drift=False),
-        Signal(name="events_per_user", title="events per user", group="events", kind="ratio"),
-        Signal(
-            name="event_types",
-            title="mix of event types",
-            group="events",
-            kind="distance",
-            tail="high",
+    name: Signal(name=name, title=title, group=group, kind=kind, tail=tail, drift=drift)
+    for name, title, group, kind, tail, drift in (
+        ("events", "events", "volume", "count", BOTH, False),
+        ("users", "active users", "volume", "count", BOTH, False),
+        ("events_per_user", "events per user", "events", "ratio", BOTH, True),
+        ("event_types", "mix of event types", "events", "distance", HIGH, True),
+        ("domains", "mix of domains", "events", "distance", HIGH, True),
+        ("values", "distribution of values", "events", "distance", HIGH, True),
+        ("mean_value", "mean value", "events", "ratio", BOTH, True),
+        ("categories", "mix of categories", "items", "distance", HIGH, True),
+        ("popularity", "popularity of items", "items", "distance", HIGH, True),
+        ("effective_items", "effective number of items", "items", "ratio", BOTH, True),
+        ("new_items", "events on items new to the window", "items", "share", BOTH, True),
+        ("new_users", "users new to the window", "events", "share", BOTH, True),
+        ("item_vectors", "item vectors of the events", "vectors", "distance", HIGH, True),
+        ("user_vectors", "vectors of active users", "vectors", "distance", HIGH, True),
+        ("agreement", "agreement of user and item vectors", "vectors", "number", BOTH, True),
+        ("codes", "usage of codes", "vectors", "distance", HIGH, True),
+        (
+            *("effective_codes", "effective number of codes in the catalogue"),
+            *("vectors", "ratio", BOTH, True),
         ),
-        Signal(
-            name="domains", title="mix of domains", group="events", kind="distance", tail="high"
-        ),
-        Signal(
-            name="values",
-            title="distribution of values",
-            group="events",
-            kind="distance",
-            tail="high",
-        ),
-        Signal(name="mean_value", title="mean value", group="events", kind="ratio"),
-        Signal(
-            name="categories",
-            title="mix of categories",
-            group="items",
-            kind="distance",
-            tail="high",
-        ),
-        Signal(
-            name="popularity",
-            title="popularity of items",
-            group="items",
-            kind="distance",
-            tail="high",
-        ),
-        Signal(
-            name="effective_items",
-            title="effective number of items",
-            group="items",
-            kind="ratio",
-        ),
-        Signal(
-            name="new_items", title="events on items new to the window", group="items", kind="share"
-        ),
-        Signal(name="new_users", title="users new to the window", group="events", kind="share"),
-        Signal(
-            name="item_vectors",
-            title="item vectors of the events",
-            group="vectors",
-            kind="distance",
-            tail="high",
-        ),
-        Signal(
-            name="user_vectors",
-            title="vectors of active users",
-            group="vectors",
-            kind="distance",
-            tail="high",
-        ),
-        Signal(
-            name="agreement",
-            title="agreement of user and item vectors",
-            group="vectors",
-            kind="number",
-        ),
-        Signal(name="codes", title="usage of codes", group="vectors", kind="distance", tail="high"),
-        Signal(
-            name="effective_codes",
-            title="effective number of codes in the catalogue",
-            group="vectors",
-            kind="ratio",
-        ),
-        Signal(
-            name="two_sample",
-            title="classifier two-sample test",
-            group="features",
-            kind="auc",
-            tail="high",
-        ),
-        Signal(name="lists", title="served lists", group="online", kind="count", drift=False),
-        Signal(name="click_rate", title="lists with a click", group="online", kind="share"),
-        Signal(
-            name="fallback_share",
-            title="lists from a fallback",
-            group="online",
-            kind="share",
-            drift=False,
-        ),
-        Signal(
-            name="degraded_share",
-            title="degraded lists",
-            group="online",
-            kind="share",
-            drift=False,
-        ),
+        ("two_sample", "classifier two-sample test", "features", "auc", HIGH, True),
+        ("lists", "served lists", "online", "count", BOTH, False),
+        ("click_rate", "lists with a click", "online", "share", BOTH, True),
+        ("fallback_share", "lists from a fallback", "online", "share", BOTH, False),
+        ("degraded_share", "degraded lists", "online", "share", BOTH, False),
     )
 }
 
 
-def signal_of(name: str) -> Signal:
+def find_signal(name: str) -> Signal:
     """Describe a signal; those of features are named after their column."""
     if name in SIGNALS:
         return SIGNALS[name]
@@ -188,40 +182,35 @@ def signal_of(name: str) -> Signal:
     return Signal(name=name, title=title, group="features", kind="index", tail="high")
 
 
-def count(number: float) -> Measured:
+def count(number: float) -> Measurement:
     """Score a count by its logarithm."""
-    return Measured(number, log(number + 0.5), 1 / sqrt(number + 0.5))
+    return Measurement(number, log(number + 0.5), 1 / sqrt(number + 0.5))
 
 
-def share(part: float, whole: float) -> Measured:
+def share(part: float, whole: float) -> Measurement:
     """Score a share by its log odds."""
     odds = (part + 0.5) / (whole - part + 0.5)
-    return Measured(part / whole, log(odds), sqrt(1 / (part + 0.5) + 1 / (whole - part + 0.5)))
+    return Measurement(part / whole, log(odds), sqrt(1 / (part + 0.5) + 1 / (whole - part + 0.5)))
 
 
-def ratio(value: float, noise: float) -> Measured:
+def ratio(value: float, noise: float) -> Measurement:
     """Score a positive number by its logarithm."""
-    return Measured(value, log(value), noise)
+    return Measurement(value, log(value), noise)
 
 
-def distance(value: float, size: float) -> Measured:
-    """Score a distance by its logarithm.
-
-    Args:
-        size: Users of the day relative to those of a usual one: a smaller sample lies farther off
-            by chance, and its distance counts for less.
-    """
+def distance(value: float, size: float) -> Measurement:
+    """Score a distance by its logarithm."""
     damped = value * min(1.0, sqrt(size))
-    return Measured(value, log(sqrt(damped**2 + DISTANCE_FLOOR**2)), DISTANCE_NOISE)
+    return Measurement(value, log(sqrt(damped**2 + DISTANCE_FLOOR**2)), DISTANCE_NOISE)
 
 
-def index(value: float, size: float) -> Measured:
+def index(value: float, size: float) -> Measurement:
     """Score a stability index likewise; by chance it grows with the inverse of the sample."""
-    return Measured(value, log(value * min(1.0, size) + INDEX_FLOOR), 2 * DISTANCE_NOISE)
+    return Measurement(value, log(value * min(1.0, size) + INDEX_FLOOR), 2 * DISTANCE_NOISE)
 
 
-class Window(NamedTuple):
-    """A day beside the reference window, counts of both by table."""
+class ReferenceWindow(NamedTuple):
+    """A day and the reference window, counts of both by table."""
 
     day: Sketch
     tables: Mapping[str, tuple[pl.Series, Numbers, Numbers]]
@@ -233,7 +222,7 @@ class Window(NamedTuple):
     """Events of the window."""
 
     def counts(self, table: str) -> tuple[Numbers, Numbers]:
-        """Give the counts of the day and of the window; no rows where nothing is known.
+        """Return the counts of the day and of the window; empty if nothing is known.
 
         What the newest run does not know of items and users is left out: new ones are unknown
         until the next run, which is no drift of what they are.
@@ -247,8 +236,8 @@ class Window(NamedTuple):
         return today[known], before[known]
 
 
-def window_of(day: Sketch, reference: Sequence[Sketch]) -> Window:
-    """Pool the reference and lay the day beside it."""
+def build_window(day: Sketch, reference: Sequence[Sketch]) -> ReferenceWindow:
+    """Pool the reference and join the day to it."""
     pooled = pl.concat([one.counts for one in reference]).group_by("table", "key")
     joined = day.counts.join(
         pooled.agg(pl.col("count").sum().alias("before")),
@@ -265,7 +254,7 @@ def window_of(day: Sketch, reference: Sequence[Sketch]) -> Window:
     users = (keys == "users").to_numpy()
     usual = float(before[users].sum()) / len(reference)
     size = float(now[users].sum()) / usual if usual else 1.0
-    return Window(day, tables, size, len(reference), samples)
+    return ReferenceWindow(day, tables, size, len(reference), samples)
 
 
 def measure(
@@ -274,12 +263,8 @@ def measure(
     vectors: ServedVectors | None,
     served: ServedDay | None,
     config: MonitoringConfig,
-) -> dict[str, Measured]:
-    """Measure every signal that the day and its reference window allow.
-
-    Args:
-        reference: Days before it that have events; too few of them leave distances out.
-    """
+) -> dict[str, Measurement]:
+    """Measure every signal that the day and its reference window allow."""
     found = {"events": count(day.total("events")), "users": count(day.total("users"))}
     if served is not None:
         found |= online_signals(served)
@@ -292,17 +277,17 @@ def measure(
         found["mean_value"] = ratio(mean, sqrt(spread / valued) / mean)
     if 2 * len(reference) < config.reference_days:
         return found
-    window = window_of(day, reference)
+    window = build_window(day, reference)
     found |= mix_signals(window) | item_signals(window) | feature_signals(window)
     if vectors is not None:
         found |= vector_signals(window, vectors)
     tested = two_sample(window.day.sample, window.sample, config.max_examples)
     if tested is not None:
-        found["two_sample"] = Measured(tested.value, tested.score, tested.noise)
+        found["two_sample"] = Measurement(tested.value, tested.score, tested.noise)
     return {name: one for name, one in found.items() if np.isfinite(one.score)}
 
 
-def events_per_user(day: Sketch) -> Measured:
+def events_per_user(day: Sketch) -> Measurement:
     """Measure how much an active user does."""
     per_user = day.counts.filter(pl.col("table") == "user")["count"].to_numpy()
     mean = day.total("events") / day.total("users")
@@ -310,7 +295,7 @@ def events_per_user(day: Sketch) -> Measured:
     return ratio(mean, noise)
 
 
-def mix_signals(window: Window) -> dict[str, Measured]:
+def mix_signals(window: ReferenceWindow) -> dict[str, Measurement]:
     """Compare mixes of few categories."""
     found = {}
     names = {
@@ -329,7 +314,7 @@ def mix_signals(window: Window) -> dict[str, Measured]:
     return found
 
 
-def item_signals(window: Window) -> dict[str, Measured]:
+def item_signals(window: ReferenceWindow) -> dict[str, Measurement]:
     """Measure which items events are of."""
     _, today, before = window.tables["item"]
     head = np.argsort(-before, kind="stable")[:HEAD_ITEMS]
@@ -348,7 +333,7 @@ def item_signals(window: Window) -> dict[str, Measured]:
     return found
 
 
-def feature_signals(window: Window) -> dict[str, Measured]:
+def feature_signals(window: ReferenceWindow) -> dict[str, Measurement]:
     """Compare features by the population stability index."""
     names = [name for name in window.tables if name.startswith(("item.", "user."))]
     found = {}
@@ -359,7 +344,7 @@ def feature_signals(window: Window) -> dict[str, Measured]:
     return found
 
 
-def vector_signals(window: Window, vectors: ServedVectors) -> dict[str, Measured]:
+def vector_signals(window: ReferenceWindow, vectors: ServedVectors) -> dict[str, Measurement]:
     """Measure the day in the space of the served bundle, the window by the same vectors."""
     found = {}
     keys, today, before = window.tables["item"]
@@ -384,12 +369,11 @@ def vector_signals(window: Window, vectors: ServedVectors) -> dict[str, Measured
 
 def code_signals(
     codes: Rows, rows: Rows, today: Numbers, before: Numbers, size: float
-) -> dict[str, Measured]:
+) -> dict[str, Measurement]:
     """Measure which codes the events' items have, and how evenly the catalogue uses them.
 
     Args:
         codes: First codes by item row, -1 without.
-        rows: Item rows of the counts that follow.
     """
     number = int(codes.max(initial=0)) + 1
     own = codes[rows]
@@ -403,7 +387,7 @@ def code_signals(
     return found
 
 
-def agreement_of(day: Sketch, vectors: ServedVectors) -> Measured | None:
+def measure_agreement(day: Sketch, vectors: ServedVectors) -> Measurement | None:
     """Correlation of users' vectors with those of the items of their events, means taken off.
 
     An index of another tower than the queries' brings it to 0. None for too few known pairs.
@@ -423,11 +407,11 @@ def agreement_of(day: Sketch, vectors: ServedVectors) -> Measured | None:
     products = (users * items).sum(axis=1)
     value = float(products.sum() / lengths)
     error = float(products.std()) * sqrt(len(products)) / lengths
-    return Measured(value, value, error)
+    return Measurement(value, value, error)
 
 
-def online_signals(served: ServedDay) -> dict[str, Measured]:
-    """Measure what was served and clicked."""
+def online_signals(served: ServedDay) -> dict[str, Measurement]:
+    """Measure served lists and clicks."""
     found = {"lists": count(served.num_lists)}
     if served.num_lists < MIN_LISTS:
         return found

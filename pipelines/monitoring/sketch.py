@@ -1,4 +1,4 @@
-"""What is kept of a day: counts by table and key, and a sample of its events.
+"""Sketch of a day: counts by table and key, and a sample of its events.
 
     <workspace>/monitoring/days/2026-11-22.parquet          table, key, count
     <workspace>/monitoring/days/2026-11-22.sample.parquet   some of its events
@@ -44,7 +44,7 @@ class Sketch(NamedTuple):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def total(self, key: str) -> float:
-        """Give a number of table ``total``; 0 where it has none."""
+        """Return a number of table ``total``, or 0."""
         found = self.counts.filter((pl.col("table") == "total") & (pl.col("key") == key))
         return float(found["count"].sum())
 
@@ -55,7 +55,7 @@ class Sketch(NamedTuple):
 
     @classmethod
     def load(cls, folder: Path, day: date) -> Sketch | None:
-        """Read a day; None where it was not kept, or is damaged: it can be made anew."""
+        """Read a day; None if it was not kept or is damaged, since it can be made again."""
         found = []
         for path in (folder / f"{day}.parquet", folder / f"{day}.sample.parquet"):
             try:
@@ -67,8 +67,8 @@ class Sketch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
-    """What is known of items and users, each column as a few categories."""
+class KnownTables:
+    """Columns of items and users, each as a few categories."""
 
     items: pl.DataFrame
     """item_id, category (first of the list), item.<column>, ..."""
@@ -78,15 +78,12 @@ class Tables:
     """user_id, user.<column>, ..."""
 
 
-def tables_of(
+def build_tables(
     items: pl.DataFrame | None,
     users: pl.DataFrame | None,
     edges: Mapping[str, Sequence[float]] | None = None,
-) -> tuple[Tables, dict[str, list[float]]]:
+) -> tuple[KnownTables, dict[str, list[float]]]:
     """Cut known columns of the catalogue and the users' table into categories.
-
-    Args:
-        edges: Of earlier days, by column: a column keeps those that it has.
 
     Returns:
         The tables, and the edges of all numeric columns.
@@ -103,22 +100,20 @@ def tables_of(
         lists = lists.explode("category", empty_as_null=True).drop_nulls()
     else:
         first = items.select("item_id", pl.lit(None, pl.String).alias("category"))
-    known = first.hstack(_categories_of(items, "item", kept))
+    known = first.hstack(_cut_columns(items, "item", kept))
     return (
-        Tables(
+        KnownTables(
             items=known.unique("item_id", keep="first", maintain_order=True),
             categories=lists,
             users=users.select("user_id")
-            .hstack(_categories_of(users, "user", kept))
+            .hstack(_cut_columns(users, "user", kept))
             .unique("user_id", keep="first", maintain_order=True),
         ),
         kept,
     )
 
 
-def _categories_of(
-    table: pl.DataFrame, kind: str, edges: dict[str, list[float]]
-) -> list[pl.Series]:
+def _cut_columns(table: pl.DataFrame, kind: str, edges: dict[str, list[float]]) -> list[pl.Series]:
     skipped = {"item_id", "user_id", "item_row", "user_row", "title", "description", "domain"}
     found = []
     for column in table.columns:
@@ -142,13 +137,10 @@ def _categories_of(
     return found
 
 
-def sketch_of(events: pl.DataFrame, tables: Tables, max_examples: int, seed: int = 0) -> Sketch:
-    """Count a day's events.
-
-    Args:
-        events: user_id, item_id, and any of event_time, event_type, value, domain.
-        max_examples: Events of the sample.
-    """
+def build_sketch(
+    events: pl.DataFrame, tables: KnownTables, max_examples: int, seed: int = 0
+) -> Sketch:
+    """Count a day's events."""
     rows = _described(events, tables)
     parts = [_totals(rows)]
     by_event = ["event_type", "domain", "value_bin", "hour", "item_id"]
@@ -167,8 +159,8 @@ def sketch_of(events: pl.DataFrame, tables: Tables, max_examples: int, seed: int
     return Sketch(pl.concat(parts).sort("table", "key"), sample)
 
 
-def _described(events: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """Add to each event what is known of its item and user, in few categories."""
+def _described(events: pl.DataFrame, tables: KnownTables) -> pl.DataFrame:
+    """Join the columns of item and user to each event, in few categories."""
     defaults = {"event_type": pl.String(), "value": pl.Float64(), "domain": pl.String()}
     missing = [
         pl.lit(None, dtype).alias(name)

@@ -24,7 +24,7 @@ QUERIES = 512
 
 @dataclass(frozen=True, kw_only=True)
 class ServedVectors:
-    """What a bundle knows; unit vectors, zeros where it knows nothing."""
+    """Vectors of a bundle, of length 1; zeros for unknown items and users."""
 
     version: str
     rows: Mapping[str, int]
@@ -41,7 +41,7 @@ class ServedVectors:
         return np.array([self.rows.get(one, -1) for one in item_ids.to_list()], np.int64)
 
     def user_vectors(self, user_ids: pl.Series) -> Numbers:
-        """Give the users' vectors, [R, D]; zeros for unknown users."""
+        """Look up the users' vectors, [R, D]; zeros for unknown users."""
         distinct = user_ids.unique(maintain_order=True).to_list()
         place = {one: number for number, one in enumerate(distinct)}
         vectors = self.user_vectors_of(distinct)
@@ -71,7 +71,7 @@ def vectors_of_bundle(path: Path) -> ServedVectors | None:
     if bundle.retriever is None:
         return None
     newest = bundle.users.newest_time
-    # What the index holds is what is served; the tower's own vectors are what queries fit to.
+    # The index is served; the tower's own vectors are what queries fit to.
     vectors = np.load(bundle.directory / ITEM_VECTORS, allow_pickle=False)
     ids = list(bundle.catalogue.item_ids)[: len(vectors)]
     codes = None if bundle.semantic_ids is None else bundle.semantic_ids.codes.numpy()

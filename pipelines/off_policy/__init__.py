@@ -1,1 +1,1 @@
-"""What a policy would have earned on lists that another one served."""
+"""Off-policy evaluation: the reward of a policy on lists that another one served."""

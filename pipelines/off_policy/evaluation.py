@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.off_policy.policies import Answer, EvaluatedPolicy, Refused
+from pipelines.off_policy.policies import EvaluatedPolicy, PolicyAnswer, Refused
 from pipelines.off_policy.served_log import ServedLog
 from recsys.evaluation.off_policy.estimators import (
     Estimate,
@@ -43,15 +43,15 @@ from recsys.evaluation.off_policy.logs import (
 MAX_LISTS = 20_000
 SWITCH_AT = 10.0
 HISTOGRAM = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Edges of the weights' histogram; 0 has a bar of its own, as has what is above."""
+"""Edges of the weights' histogram; 0 and the weights above the last edge have their own bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffPolicyConfig:
-    """How a policy is evaluated."""
+    """Settings of an evaluation."""
 
     max_lists: int = MAX_LISTS
-    """Lists that are evaluated; of a longer log so many are drawn."""
+    """Most lists that are evaluated; a longer log is sampled."""
     clip: float | None = None
     """Weights are cut there."""
     switch_at: float = SWITCH_AT
@@ -71,11 +71,10 @@ class OffPolicyConfig:
 
 
 class Material(NamedTuple):
-    """What estimates are made from."""
+    """Input of the estimates."""
 
     log: LoggedLists
     predicted: Floats
-    """The reward model's rates of the logged items, [n, K]."""
     expected: Floats
     """Its mean over what the policy shows in each slot, below the logged items, [n, K]."""
     below: Floats
@@ -85,7 +84,6 @@ class Material(NamedTuple):
     users: Integers
     """Number of each list's user, [n]."""
     times_ms: Integers
-    """When each was served, [n]."""
 
 
 def evaluate(
@@ -99,12 +97,12 @@ def evaluate(
     if number > config.max_lists:
         drawn = np.random.default_rng(config.seed).choice(number, config.max_lists, replace=False)
         served = served.take(np.sort(drawn))
-    material, refused = material_of(served, policy, progress)
+    material, refused = query_policy(served, policy, progress)
     left_out = Counter({name: count for name, count in served.left_out.items() if count}) + refused
     bundles = Counter(one.bundle or "unknown" for one in served.lists)
     newest, times = policy.newest_ms, material.times_ms
     known = 0.0 if newest is None else float((times <= newest).mean())
-    return document_of(
+    return build_document(
         material,
         config,
         {
@@ -119,7 +117,7 @@ def evaluate(
     )
 
 
-def material_of(
+def query_policy(
     served: ServedLog,
     policy: EvaluatedPolicy,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
@@ -175,8 +173,8 @@ def material_of(
     return Material(log, *parts), refused
 
 
-def _expected(answer: Answer, model: RateModel, row_of: Mapping[str, int]) -> Floats:
-    """Average the model's rates over what may stand in each slot, [k]."""
+def _expected(answer: PolicyAnswer, model: RateModel, row_of: Mapping[str, int]) -> Floats:
+    """Average the model's rates over the items of each slot, [k]."""
     means = [
         float((chances * model.items[[row_of.get(item_id, 0) for item_id in item_ids]]).sum())
         if len(chances)
@@ -187,7 +185,9 @@ def _expected(answer: Answer, model: RateModel, row_of: Mapping[str, int]) -> Fl
     return found
 
 
-def estimates_of(material: Material, config: OffPolicyConfig) -> dict[str, tuple[str, Estimate]]:
+def compute_estimates(
+    material: Material, config: OffPolicyConfig
+) -> dict[str, tuple[str, Estimate]]:
     """Make every estimate: the weights it uses and the estimate, by name; the best first."""
     log = material.log
     earned = log.earned
@@ -198,7 +198,7 @@ def estimates_of(material: Material, config: OffPolicyConfig) -> dict[str, tuple
         earned,
         slot_weights,
         material.predicted + material.below,
-        # Below the end of what is shown, the model's own future counts once.
+        # Below the end of the list, the model's own future counts once.
         material.expected + material.below,
     )
     found: dict[str, tuple[str, Estimate]] = {}
@@ -226,14 +226,10 @@ def estimates_of(material: Material, config: OffPolicyConfig) -> dict[str, tuple
     return found
 
 
-def document_of(
+def build_document(
     material: Material, config: OffPolicyConfig, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Lay out every number.
-
-    Args:
-        about: What was evaluated on what; see `evaluate`.
-    """
+    """Build the document of all numbers."""
     log, users = material.log, material.users
     logging = mean_of(log.earned.sum(1))
     slot = typical_slot(log)
@@ -242,7 +238,7 @@ def document_of(
         described = {"cascade": described["cascade"]}
     rows = [_row("logging", "none", logging, logging, None, users, config)]
     sequences = {}
-    for name, (weighing, estimate) in estimates_of(material, config).items():
+    for name, (weighing, estimate) in compute_estimates(material, config).items():
         row = _row(name, weighing, estimate, logging, described.get(weighing), users, config)
         if name in ("ips", "whole_list_ips") and config.clip is None:
             bounds = betting_sequence(log, WEIGHTS[weighing](log), error=1 - config.confidence)
@@ -259,7 +255,7 @@ def document_of(
         "until": _moment(times.max()),
         "config": asdict(config),
         "typical_slot": slot + 1,
-        "overlap": {name: _overlap_of(one) for name, one in described.items()},
+        "overlap": {name: _describe_overlap(one) for name, one in described.items()},
         "histogram": _histogram(log, slot, list(described)),
         "by_slot": _by_slot(log),
         "rows": rows,
@@ -301,7 +297,7 @@ def _row(
     return row
 
 
-def _overlap_of(one: Overlap) -> dict[str, Any]:
+def _describe_overlap(one: Overlap) -> dict[str, Any]:
     quantiles = {f"{level:g}": value for level, value in one.quantiles.items()}
     return {
         **asdict(one),

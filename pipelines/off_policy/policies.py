@@ -1,9 +1,9 @@
-"""How likely a policy is to show the lists of a log, and what it would show itself.
+"""Policies that answer the requests of a log: probabilities of the logged items, and own lists.
 
 A bundle answers each request of the log as a server would have: with the history up to that moment,
 its surfaces' exploration, and the requested length. Lists from a file are shown for certain.
 
-Axes: m items that may stand in a slot.
+Axes: m possible items of a slot.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ MAX_HISTORY = 200
 FIRST_PAGE = "start"
 
 
-class Answer(NamedTuple):
-    """What a policy does with one request of the log."""
+class PolicyAnswer(NamedTuple):
+    """Answer of a policy to one request of the log."""
 
     chances: Sequence[float]
-    """Of the logged item in each slot, given those above it."""
     slots: Sequence[tuple[Sequence[str], Floats]]
-    """Items that may stand in each slot below the logged ones, and the chance of each, [m]."""
+    """Possible items of each slot below the logged ones, and the chance of each, [m]."""
     shown: Sequence[str]
-    """The list that it would show."""
 
 
 class Refused(NamedTuple):
@@ -48,19 +46,19 @@ class EvaluatedPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """Name for people."""
 
     @property
     def newest_ms(self) -> int | None:
         """Time of the newest event that it was fitted on, where that is known."""
 
-    def answer(self, served: ServedList, histories: EventHistories) -> Answer | Refused:
+    def answer(self, served: ServedList, histories: EventHistories) -> PolicyAnswer | Refused:
         """Answer the request of a list, as of its moment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BundlePolicy:
-    """What a server with a bundle would show."""
+    """Lists of a server with a bundle."""
 
     recommender: Recommender
 
@@ -73,10 +71,10 @@ class BundlePolicy:
         newest = self.recommender.bundle.users.newest_time
         return None if newest is None else 1_000 * newest
 
-    def answer(self, served: ServedList, histories: EventHistories) -> Answer | Refused:
+    def answer(self, served: ServedList, histories: EventHistories) -> PolicyAnswer | Refused:
         recommender = self.recommender
         catalogue = recommender.bundle.catalogue
-        request = _request_of(served)
+        request = _build_request(served)
         if isinstance(request, Refused):
             return request
         visitor = histories.visitor(served.user_id, served.time_ms, MAX_HISTORY)
@@ -90,14 +88,14 @@ class BundlePolicy:
             rows, made.ranked, made.resolved, made.query, made.eligible.mask
         )
         ids = catalogue.item_ids
-        return Answer(
+        return PolicyAnswer(
             [one.chance for one in found],
             [([ids[row] for row in one.item_rows.tolist()], one.chances) for one in found],
             [item.item_id for item in made.reply.items][: len(served.item_ids)],
         )
 
 
-def _request_of(served: ServedList) -> Request | Refused:
+def _build_request(served: ServedList) -> Request | Refused:
     """Build the request of a list."""
     if served.request is None:
         number = len(served.item_ids)
@@ -118,7 +116,7 @@ class ListsPolicy:
     lists: Mapping[str, Sequence[str]]
     newest_ms: int | None = None
 
-    def answer(self, served: ServedList, histories: EventHistories) -> Answer | Refused:
+    def answer(self, served: ServedList, histories: EventHistories) -> PolicyAnswer | Refused:
         key = served.user_id if self.by == "user_id" else served.request_id
         shown = self.lists.get(key or "")
         if shown is None:
@@ -130,15 +128,16 @@ class ListsPolicy:
             slots.append((left[:1], np.ones(len(left[:1]))))
             if item_id in left:
                 left.remove(item_id)
-        return Answer(chances, slots, shown[: len(served.item_ids)])
+        return PolicyAnswer(chances, slots, shown[: len(served.item_ids)])
 
 
 def load_policy(path: Path, config: Path | None = None) -> EvaluatedPolicy:
     """Load a bundle, or lists as ``recsys score`` writes them.
 
+    Lists are Parquet files with ``user_id`` or ``request_id``, ``item_id``, and ``rank`` (from 1)
+    or ``slot`` (from 0).
+
     Args:
-        path: ``bundle-<version>``, ``current``, or a folder of Parquet files with ``user_id`` or
-            ``request_id``, ``item_id`` and ``rank`` (from 1) or ``slot`` (from 0).
         config: The server's file of surfaces, rules and experiments; only for a bundle.
 
     Raises:

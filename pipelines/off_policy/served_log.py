@@ -1,8 +1,8 @@
 """Served lists with their propensities, and what users did with them.
 
-The log is the folder ``requests`` of what ``recsys data export`` wrote, beside the events. A list
-counts if anything in it was drawn: without a draw nothing says what other lists would have earned.
-The reward of an item is 1 if an event of the chosen types names its list and it, else 0.
+The log is the folder ``requests`` of ``recsys data export``, next to the events. A list counts if
+anything in it was drawn: without a draw nothing says what other lists would have earned. The reward
+of an item is 1 if an event of the chosen types names its list and it, else 0.
 """
 
 from __future__ import annotations
@@ -43,18 +43,17 @@ class ServedList:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedLog:
-    """Lists in the order in which they were served; [n, K] is padded behind a list's end."""
+    """Lists in the order in which they were served; [n, K] is padded after a list's end."""
 
     lists: Sequence[ServedList]
     rewards: Floats
-    """[n, K], 0 behind the end."""
+    """[n, K], 0 after the end."""
     propensities: Floats
-    """[n, K], 1 behind the end."""
+    """[n, K], 1 after the end."""
     lengths: Integers
     left_out: Mapping[str, int]
     """Lists that do not count, by the reason."""
     reward: str
-    """The event types, for people."""
     events: EventHistories = field(repr=False)
 
     def __len__(self) -> int:
@@ -84,7 +83,7 @@ class ServedLog:
 
 
 class EventHistories:
-    """What the store knew of a user when a list was made."""
+    """Events of each user that the store had when a list was made."""
 
     def __init__(self, events: pl.DataFrame) -> None:
         """Take events with user_id, item_id, event_type, event_time and received_time."""
@@ -105,7 +104,7 @@ class EventHistories:
             self._events[user_id].append(RecentEvent(item_id, event_type, time_ms))
 
     def visitor(self, user_id: str | None, time_ms: int, limit: int) -> Visitor:
-        """Give a user's newest events that had arrived by a moment, oldest first."""
+        """Return a user's newest events that had arrived by a moment, oldest first."""
         if user_id is None or user_id not in self._received:
             return Visitor()
         arrived = bisect_right(self._received[user_id], time_ms)
@@ -123,9 +122,7 @@ def read_served_log(
     """Read served lists and their rewards.
 
     Args:
-        log: The folder ``requests`` of an export, or the export.
-        events: The export with the events; by default where the log lies.
-        reward: Event types.
+        events: The export with the events; by default in the log's folder.
         surfaces: Only lists of these; by default of all.
 
     Raises:

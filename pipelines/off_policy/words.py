@@ -41,12 +41,12 @@ KNOWN = 0.01
 
 
 def name_of(document: Document, estimator: str) -> str:
-    """Name an estimator."""
+    """Format the name of an estimator."""
     return _of(document, estimator)[0]
 
 
 def meaning_of(document: Document, estimator: str) -> str:
-    """Say what an estimator does."""
+    """Describe an estimator."""
     return _of(document, estimator)[1]
 
 
@@ -57,7 +57,7 @@ def _of(document: Document, estimator: str) -> tuple[str, str]:
 
 
 def weighing_of(document: Document, name: str) -> str:
-    """Name a kind of weight."""
+    """Format a kind of weight."""
     return WEIGHTS[name] if document["slots"] > 1 else "item"
 
 
@@ -91,7 +91,7 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def words_of(document: Document) -> list[str]:
-    """Say in a few sentences what was found, and how far to trust it."""
+    """Describe the result in a few sentences, and how far to trust it."""
     found = [_earned(document)]
     best = chosen(document)
     if best["trust"] == "none":
@@ -134,7 +134,7 @@ def _valued(document: Document, best: Mapping[str, Any]) -> str:
 
 
 def reasons_of(document: Document, weighing: str) -> list[str]:
-    """Say what stands in the way of trust, and what would help; or that nothing does."""
+    """List the reasons against trust and their remedies, or state that there are none."""
     one, unit = document["overlap"][weighing], document["unit"]
     found = []
     if one["effective"] < 400:
@@ -176,13 +176,13 @@ def reasons_of(document: Document, weighing: str) -> list[str]:
 
 
 def headings(document: Document) -> tuple[str, ...]:
-    """Name the columns of the table."""
+    """List the columns of the table."""
     level = f"{document['config']['confidence']:.0%}"
     return ("estimator", "value", f"{level} interval", "gain", "effective", "trust")
 
 
 def cells(document: Document, row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Lay a row out for the table."""
+    """Format a row of the table."""
     return (
         name_of(document, row["estimator"]),
         per_unit(row["value"]),

@@ -1,1 +1,1 @@
-"""What operators look at and clean up: plans of runs, status, bundles that nobody needs."""
+"""Commands of operators: plan of a run, status, clean-up, forgetting users."""

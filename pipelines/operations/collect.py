@@ -1,14 +1,13 @@
-"""Remove what nobody needs: old bundles, adapters, semantic IDs, training states, sent records.
+"""Remove old bundles, adapters, semantic IDs, training states and sent records that nothing uses.
 
 Nothing is removed that a link, a delta or a process uses. A folder is renamed before it is deleted,
-so a kill leaves it whole or gone; what it left is deleted by the next call. Links are never
-followed.
+so a kill leaves it whole or gone; the next call deletes the rest. Links are never followed.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,31 +17,127 @@ from pipelines.engine.artifacts import Manifest
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import Workspace
-from pipelines.operations.in_use import (
-    ADAPTER,
-    BUNDLE,
-    Keep,
-    linked,
-    reasons_to_keep,
-    versions_in,
-    written_at,
-)
+from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import RELEASED, UPDATE, Released
 from pipelines.publishing.same_queries import answers_file
 from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
 from pipelines.semantic_ids.store import LOCK as STORE_LOCK
 from pipelines.semantic_ids.store import SemanticIdStore
+from pipelines.tracking.decisions import CHALLENGER, CHAMPION, history, read_challenger
 from recsys.data.durable import PARTIAL, locked, unused
 from recsys.semantic_ids.codes import FILE_NAME
 from recsys.semantic_ids.tensor_file import read_description
-from serving.bundle.manifest import bundle_directory, read_manifest
+from serving.bundle.manifest import MANIFEST, bundle_directory, read_manifest
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
+
+BUNDLE = "bundle-"
+ADAPTER = "adapter-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """Until when and how many bundles are kept beyond those in use."""
+
+    since: datetime
+    """Bundles released or served then or later are kept."""
+    newest: int
+    """Number of the newest bundles that are kept at any age."""
+
+
+def versions_in(bundles: Path) -> dict[str, datetime]:
+    """List the versions in a folder of bundles with the time each was written, oldest first."""
+    found = {}
+    for path in bundles.glob(f"{BUNDLE}*"):
+        if path.is_dir() and not path.is_symlink():
+            found[path.name.removeprefix(BUNDLE)] = written_at(path, MANIFEST)
+    return dict(sorted(found.items(), key=lambda one: (one[1], one[0])))
+
+
+def written_at(folder: Path, name: str) -> datetime:
+    """Return when a file of a folder was written; of the folder, where the file is missing."""
+    path = folder / name
+    found = path if path.exists() else folder
+    return datetime.fromtimestamp(found.stat().st_mtime, UTC)
+
+
+def reasons_to_keep(bundles: Path, keep: Keep) -> dict[str, str]:
+    """Return the reason of each version that must stay; the others may go."""
+    versions = versions_in(bundles)
+    why: dict[str, str] = {}
+
+    def note(version: str | None, reason: str) -> None:
+        if version in versions:
+            why.setdefault(str(version), reason)
+
+    for link, version in linked(bundles, BUNDLE).items():
+        note(version, "champion" if link == "current" else f"the link {link} points at it")
+    stack = champions(bundles)
+    note(stack[-1] if stack else None, "champion")
+    note(read_challenger(bundles), CHALLENGER)
+    note(stack[-2] if len(stack) > 1 else None, "the champion before; a rollback goes back to it")
+    for version, reason in recent(bundles, versions, keep):
+        note(version, reason)
+    for child, parent in parents(bundles, versions).items():
+        if child in why:
+            note(parent, f"{child} stands on it")
+    return {version: why[version] for version in versions if version in why}
+
+
+def recent(
+    bundles: Path, versions: Mapping[str, datetime], keep: Keep
+) -> Iterator[tuple[str, str]]:
+    """List versions that are kept for their age, with the reason."""
+    for version, until in served_until(bundles).items():
+        if until >= keep.since:
+            yield version, f"it was champion until {until:%Y-%m-%d}"
+    for version, written in versions.items():
+        if written >= keep.since:
+            yield version, f"released {written:%Y-%m-%d}, within the days that are kept"
+    for version in list(versions)[max(0, len(versions) - keep.newest) :]:
+        yield version, f"one of the newest {keep.newest}"
+
+
+def linked(folder: Path, prefix: str) -> dict[str, str]:
+    """List the links in a folder that point at its own versions, by name."""
+    found = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink():
+            # A chain of links ends at the used folder.
+            target = path.resolve()
+            if target.parent == folder.resolve() and target.name.startswith(prefix):
+                found[path.name] = target.name.removeprefix(prefix)
+    return found
+
+
+def served_until(bundles: Path) -> Mapping[str, datetime]:
+    """Return until when each former champion was served last."""
+    found: dict[str, datetime] = {}
+    serving: str | None = None
+    for change in history(bundles):
+        if change.alias != CHAMPION:
+            continue
+        if serving is not None:
+            found[serving] = datetime.fromisoformat(change.time)
+        serving = change.version
+    return found
+
+
+def parents(bundles: Path, versions: Mapping[str, object]) -> dict[str, str]:
+    """Map each delta to the bundle that it was appended to."""
+    found = {}
+    for version in versions:
+        with suppress(ValueError, OSError):
+            parent = read_manifest(bundle_directory(bundles, version))[0].parent
+            if parent is not None:
+                found[version] = parent.version
+    return found
+
 
 GARBAGE = f"{PARTIAL}removed-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Removed:
+class RemovedPath:
     """Something that was removed, or would be."""
 
     kind: str
@@ -52,14 +147,12 @@ class Removed:
 
 
 @dataclass(kw_only=True)
-class Collected:
-    """What a call found."""
+class CollectResult:
+    """Result of one call."""
 
-    removed: list[Removed] = field(default_factory=list)
+    removed: list[RemovedPath] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
-    """Why each bundle stays."""
     refused: dict[str, str] = field(default_factory=dict)
-    """What would have been removed but for who uses it."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -71,12 +164,12 @@ class Collector:
     """Removes from one workspace and its folder of bundles."""
 
     def __init__(self, workspace: Path, bundles: Path, keep: Keep, *, dry: bool) -> None:
-        """Take the places, what is kept, and whether anything is really removed."""
+        """Set the places and the rules of keeping; a dry call removes nothing."""
         self.workspace, self.bundles, self.keep, self.dry = workspace, bundles, keep, dry
-        self.found = Collected()
+        self.found = CollectResult()
 
-    def collect(self) -> Collected:
-        """Remove what is not needed.
+    def collect(self) -> CollectResult:
+        """Remove unused files.
 
         Raises:
             WorkspaceBusyError: Another command publishes into the folder of bundles.
@@ -114,7 +207,7 @@ class Collector:
         versions = versions_in(self.bundles)
         self.found.kept = keep
         going = [version for version in versions if version not in keep]
-        # Deltas first: what they stand on must not go before them.
+        # Deltas first: their release must not go before them.
         for version in sorted(going, key=lambda one: "+" not in one):
             path = bundle_directory(self.bundles, version)
             stands = [one for one in versions if one.startswith(f"{version}+")]
@@ -152,7 +245,7 @@ class Collector:
                     self._remove("semantic IDs", path, "of no bundle that is kept")
 
     def _ids_needed(self, store: SemanticIdStore) -> Iterator[str]:
-        """Name the versions in use with all that they go back to: retired IDs are never reused."""
+        """List the versions in use with their ancestors: retired IDs are never reused."""
         yield from store.versions.history()[-2:]
         names = [*self.found.kept, *self.found.refused]
         used = store.versions.history()[-2:]
@@ -178,7 +271,7 @@ class Collector:
     def _released(self) -> None:
         """Remove what removed bundles were made from."""
         kept = [Released.read(self.workspace / RELEASED / name) for name in self.found.kept]
-        # What a kept bundle's next increment may go on from.
+        # A kept bundle's next increment may continue from it.
         needed = {one.full_version for one in kept if one is not None}
         gone = {one.name.removeprefix(BUNDLE) for one in self.found.removed if one.kind == "bundle"}
         for path in sorted((self.workspace / RELEASED).glob("[!.]*")):
@@ -197,7 +290,7 @@ class Collector:
         with unused(path) as alone:
             if not alone:
                 return False
-            self._note(kind, path, why, size_of(path))
+            self._note(kind, path, why, folder_size(path))
             if not self.dry:
                 garbage = path.with_name(GARBAGE + path.name.removeprefix(GARBAGE))
                 if garbage != path:
@@ -207,16 +300,20 @@ class Collector:
         return True
 
     def _note(self, kind: str, path: Path, why: str, num_bytes: int) -> None:
-        self.found.removed.append(Removed(kind=kind, name=path.name, num_bytes=num_bytes, why=why))
+        self.found.removed.append(
+            RemovedPath(kind=kind, name=path.name, num_bytes=num_bytes, why=why)
+        )
 
 
-def size_of(folder: Path) -> int:
+def folder_size(folder: Path) -> int:
     """Add up the bytes of a folder's files but those that have other names, which stay."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     return sum(one.st_size for one in (path.stat() for path in paths) if one.st_nlink == 1)
 
 
-def collect(workspace: Path, bundles: Path, *, keep_days: float, keep: int, dry: bool) -> Collected:
-    """Remove what nobody needs; see `Collector`."""
+def collect(
+    workspace: Path, bundles: Path, *, keep_days: float, keep: int, dry: bool
+) -> CollectResult:
+    """Remove unused files; see `Collector`."""
     since = datetime.fromtimestamp(datetime.now(UTC).timestamp() - 86_400 * keep_days, UTC)
     return Collector(workspace, bundles, Keep(since=since, newest=keep), dry=dry).collect()

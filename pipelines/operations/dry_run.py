@@ -1,4 +1,4 @@
-"""What a run would do and why, and what it will take; nothing is written.
+"""Plan of a run with reasons, time and memory; nothing is written.
 
 A stage's artefact is compared with what it would be made from: inputs, settings, code, libraries.
 Time and memory are those of the stage's last run here, scaled by the number of events.
@@ -37,7 +37,7 @@ Runs = Literal["yes", "no", "if changed", "fails"]
 
 @dataclass(frozen=True, kw_only=True)
 class StagePlan:
-    """What would become of one stage."""
+    """Plan of one stage."""
 
     stage: str
     runs: Runs
@@ -50,16 +50,15 @@ class StagePlan:
 
 @dataclass
 class Arriving:
-    """What a run brings in before its stages."""
+    """Data that a run brings in before its stages."""
 
     reasons: list[str] = field(default_factory=list)
-    """Why the features are built anew."""
     notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dry:
-    """What a run would do."""
+class RunPlan:
+    """Plan of a run."""
 
     stages: tuple[StagePlan, ...]
     growth: float | None
@@ -81,7 +80,7 @@ class Dry:
 
     @property
     def memory_bytes(self) -> int:
-        """Of the largest stage."""
+        """Memory of the largest stage."""
         return max((one.memory_bytes or 0 for one in self.running), default=0)
 
 
@@ -91,24 +90,17 @@ def dry_run(
     *,
     force: Collection[str] = (),
     arriving: Arriving | None = None,
-) -> Dry:
-    """Plan a run.
-
-    Args:
-        stages: Chosen ones, in order.
-        config: With its raw files.
-        force: Stages that run though nothing changed.
-        arriving: What is read before the stages run.
-    """
+) -> RunPlan:
+    """Plan a run."""
     workspace, arriving = Workspace(config.workspace), arriving or Arriving()
-    growth = growth_of(config, workspace)
+    growth = event_growth(config, workspace)
     plans: dict[str, StagePlan] = {}
     for stage in stages:
         sure = ["--force"] if stage.name in force else []
         if stage.name == FEATURES:
             sure += arriving.reasons
         if stage.name == FEATURES and not config.data.event_paths():
-            seconds, memory = estimate_of(workspace.stage(stage.name), None)
+            seconds, memory = estimate_stage(workspace.stage(stage.name), None)
             plans[stage.name] = StagePlan(
                 stage=FEATURES,
                 runs="yes",
@@ -117,8 +109,8 @@ def dry_run(
                 memory_bytes=memory,
             )
         else:
-            plans[stage.name] = plan_of(stage, config, workspace, plans, growth, sure)
-    return Dry(stages=tuple(plans.values()), growth=growth, notes=tuple(arriving.notes))
+            plans[stage.name] = plan_stage(stage, config, workspace, plans, growth, sure)
+    return RunPlan(stages=tuple(plans.values()), growth=growth, notes=tuple(arriving.notes))
 
 
 def with_known_files(config: RunConfig) -> tuple[RunConfig, Arriving]:
@@ -163,7 +155,7 @@ def with_known_partitions(config: RunConfig, arriving: Arriving) -> RunConfig:
     return with_partitions(config) if known else config
 
 
-def plan_of(
+def plan_stage(
     stage: Stage,
     config: RunConfig,
     workspace: Workspace,
@@ -171,12 +163,8 @@ def plan_of(
     growth: float | None,
     sure: Sequence[str],
 ) -> StagePlan:
-    """Plan one stage after those that run before it.
-
-    Args:
-        sure: Reasons why it runs whatever its artefact is.
-    """
-    seconds, memory = estimate_of(workspace.stage(stage.name), growth)
+    """Plan one stage after those that run before it."""
+    seconds, memory = estimate_stage(workspace.stage(stage.name), growth)
     inputs, missing, remade = {}, [], []
     for name, path in stage.raw_files(config).items():
         if path.is_file():
@@ -219,7 +207,7 @@ def plan_of(
 def reasons(
     stage: Stage, config: RunConfig, workspace: Workspace, planned: Manifest, remade: Sequence[str]
 ) -> list[str]:
-    """Say what of a stage differs from its artefact, by name; nothing where it is up to date."""
+    """List the differences of a stage from its artefact; empty if it is up to date."""
     folder = workspace.stage(stage.name)
     made = Manifest.load(folder)
     if made is None:
@@ -240,7 +228,7 @@ def reasons(
 def input_changes(
     made: Mapping[str, str], planned: Mapping[str, str], remade: Collection[str]
 ) -> Iterator[str]:
-    """Name the inputs that came, went or changed."""
+    """List the inputs that came, went or changed."""
     if changed := [name for name in planned if made.get(name, planned[name]) != planned[name]]:
         yield f"changed: {listed(changed)}"
     if added := [name for name in planned if name not in made]:
@@ -250,7 +238,7 @@ def input_changes(
 
 
 def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
-    """Name the settings that changed, with both values."""
+    """List the settings that changed, with both values."""
     old, new = dict(flat(made)), dict(flat(planned))
     changed = [
         f"{name} = {short(new[name])} (was {short(old[name])})"
@@ -268,7 +256,7 @@ def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> Iter
 def version_changes(
     stage: Stage, folder: Path, made: Mapping[str, str], planned: Mapping[str, str]
 ) -> Iterator[str]:
-    """Name the libraries that changed, and the files of code that did."""
+    """List the libraries that changed, and the files of code that did."""
     for name in {**planned, **made}:
         before, after = made.get(name), planned.get(name)
         if name == "code" and before != after:
@@ -302,7 +290,7 @@ def short(value: object) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Name a few and count the rest."""
+    """List a few names and count the rest."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -314,7 +302,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     return found
 
 
-def estimate_of(folder: Path, growth: float | None) -> tuple[float | None, int | None]:
+def estimate_stage(folder: Path, growth: float | None) -> tuple[float | None, int | None]:
     """Estimate seconds and bytes of memory from a stage's last run; memory never shrinks."""
     run = read_run(folder)
     scale = 1.0 if growth is None else growth
@@ -325,7 +313,7 @@ def estimate_of(folder: Path, growth: float | None) -> tuple[float | None, int |
     )
 
 
-def growth_of(config: RunConfig, workspace: Workspace) -> float | None:
+def event_growth(config: RunConfig, workspace: Workspace) -> float | None:
     """Divide the number of raw events by that of the last run; None without one or the files."""
     made = Manifest.load(workspace.stage(FEATURES))
     paths = [Path(path) for path in config.data.event_paths()]
@@ -333,10 +321,10 @@ def growth_of(config: RunConfig, workspace: Workspace) -> float | None:
     if not before or not paths or not all(path.is_file() for path in paths):
         return None
     source = config.data.source(tuple(paths), config.data.columns)
-    return sum(rows_of(path, source) for path in paths) / before
+    return sum(count_rows(path, source) for path in paths) / before
 
 
-def rows_of(path: Path, source: SourceConfig) -> int:
+def count_rows(path: Path, source: SourceConfig) -> int:
     """Count a table's rows without reading its columns.
 
     Raises:

@@ -2,7 +2,7 @@
 
 The online store, exports and partitions lose their rows, and a list keeps them out of every later
 preparation. Raw files are whose they are: they are named with their rows, and rewritten where that
-is wanted. Artefacts and bundles are named: the next run makes others, and what was published is
+is wanted. Artefacts and bundles are named: the next run makes others, and a published bundle is
 never rewritten.
 """
 
@@ -44,24 +44,22 @@ FAR = "not looked into: it is not on this machine; left out of every run"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldRows:
     """A place that still holds somebody."""
 
     path: str
     rows: int | None = None
-    """Of theirs; None where they were not counted."""
     note: str = ""
 
 
 @dataclass(kw_only=True)
 class ForgetReport:
-    """What was removed, and what was not."""
+    """Removed rows, and places that still hold users."""
 
     removed: dict[str, int] = field(default_factory=dict)
     """Rows by where they were."""
-    held: list[Held] = field(default_factory=list)
+    held: list[HeldRows] = field(default_factory=list)
     list_path: str = ""
-    """Of whom later preparations leave out."""
     store: str | None = None
     """Address of the online store that forgot them; None where there is none."""
 
@@ -77,11 +75,10 @@ def forget_users(
     """Forget users.
 
     Args:
-        config: Of the run whose files are looked through.
         now_ms: Unix milliseconds: what happens later is of new users.
         store: Address of the online store; by default that of ``data.online_events``, else the
-            folder ``online`` beside the bundles.
-        rewrite_files: Whether raw files on this machine are written anew without their rows.
+            folder ``online`` next to the bundles.
+        rewrite_files: Whether raw files on this machine are rewritten without their rows.
 
     Raises:
         ValueError: A store, the list or a raw file cannot be read or written.
@@ -93,7 +90,7 @@ def forget_users(
     path.parent.mkdir(parents=True, exist_ok=True)
     until = ForgetList.of(user_ids, now_ms, UserKeys.make(path.parent))
     add_to_list(path, until)
-    report.store = store or _store_of(config)
+    report.store = store or _find_store(config)
     if report.store is not None:
         _forget_in_store(report, report.store, user_ids, now_ms)
     for folder in _exports(config):
@@ -110,12 +107,12 @@ def forget_users(
             _rewrite(raw, source, user_ids)
             report.removed[str(raw)] = found
         elif found:
-            report.held.append(Held(path=str(raw), rows=found, note=RAW))
+            report.held.append(HeldRows(path=str(raw), rows=found, note=RAW))
     report.held += _artefacts(config, user_ids)
     return report
 
 
-def _store_of(config: RunConfig) -> str | None:
+def _find_store(config: RunConfig) -> str | None:
     place = config.data.online_events
     if place is not None and is_store(place):
         return place
@@ -154,17 +151,17 @@ def _exports(config: RunConfig) -> Iterator[Path]:
 
 
 def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, SourceConfig]]:
-    """List raw files with users on this machine; names in the report what is elsewhere."""
+    """List raw files with users on this machine; report those that are elsewhere."""
     data = config.data
     if data.partitions is not None:
         if "://" in data.partitions:
-            report.held.append(Held(path=data.partitions, note=FAR))
+            report.held.append(HeldRows(path=data.partitions, note=FAR))
         else:
             listed = Source(data.partitions).partitions().values()
             for path in (Path(file.path) for files in listed for file in files):
                 yield path, data.source((path,), data.columns)
     if data.dataset is not None:
-        report.held.append(Held(path=f"data set {data.dataset}", note=PUBLIC))
+        report.held.append(HeldRows(path=f"data set {data.dataset}", note=PUBLIC))
         return
     for path in data.event_paths():
         if config.workspace / PARTITIONS not in path.parents:
@@ -187,23 +184,23 @@ def _rewrite(path: Path, source: SourceConfig, user_ids: Sequence[str]) -> None:
     replace_file(path, write)
 
 
-def _artefacts(config: RunConfig, user_ids: Sequence[str]) -> Iterator[Held]:
-    """Find what was made of them before: artefacts, kept releases, bundles."""
+def _artefacts(config: RunConfig, user_ids: Sequence[str]) -> Iterator[HeldRows]:
+    """Find artefacts, kept releases and bundles that hold them."""
     workspace = config.workspace
     if _in_vocabulary(workspace / FEATURES, user_ids):
-        yield Held(path=str(workspace), note=NEXT_RUN)
+        yield HeldRows(path=str(workspace), note=NEXT_RUN)
     for folder in sorted((workspace / RELEASED).glob("*")):
         if _in_vocabulary(folder / FEATURES, user_ids):
-            yield Held(path=str(folder), note=COLLECTED)
+            yield HeldRows(path=str(folder), note=COLLECTED)
     for bundle in sorted(bundles_dir(config).glob("bundle-*")):
         if (bundle / "users").is_dir():
             known = StringTable.open(bundle / "users", "user_ids")
             if any(known.row_of(one) for one in user_ids):
-                yield Held(path=str(bundle), note=COLLECTED)
+                yield HeldRows(path=str(bundle), note=COLLECTED)
     for answers in sorted(bundles_dir(config).glob(ANSWERS)):
         table = pl.scan_parquet(answers).filter(pl.col(USER_ID).is_in(list(user_ids)))
         if rows := int(table.select(pl.len()).collect().item()):
-            yield Held(path=str(answers), rows=rows, note=COLLECTED)
+            yield HeldRows(path=str(answers), rows=rows, note=COLLECTED)
 
 
 def _in_vocabulary(features: Path, user_ids: Sequence[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The state of a workspace: what ran, what is served, what is late, disk and memory."""
+"""Status of a workspace: commands, served bundle, late inputs, disk and memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any
 from pipelines.engine.artifacts import RUN, read_json
 from pipelines.engine.history import RUNNING, CommandRun, read_history
 from pipelines.engine.memory import GIB, free_memory
-from pipelines.operations.in_use import ADAPTER, linked, written_at
-from pipelines.operations.places import bundles_of
+from pipelines.engine.results import MONITOR, read_result
+from pipelines.operations.collect import ADAPTER, linked, written_at
+from pipelines.operations.state import bundles_of
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.partitions.source import begin_of, end_of
-from pipelines.publishing.gate.documents import MONITOR
-from pipelines.publishing.promotion import challenger, history, served_version
+from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
+from pipelines.tracking.decisions import history, read_challenger
 from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.tracking import outbox_of
 from recsys.data.durable import shared
@@ -28,7 +29,7 @@ from serving.bundle.manifest import CURRENT, MANIFEST, bundle_directory
 from serving.bundle.published import ADAPTERS
 
 PERIODS_LATE = 1.5
-"""A partition is late when so many periods have passed since the newest one ended: one for the
+"""A partition is late when this many periods have passed since the newest one ended: one for the
 period itself, the rest for it to arrive."""
 OUTBOX_DAYS = 1.0
 """Tracking records that wait for longer say that the server is away."""
@@ -37,15 +38,13 @@ LEAST_FREE = GIB
 
 @dataclass(kw_only=True)
 class Status:
-    """What there is to know; times are ISO 8601, UTC."""
+    """Status of a workspace; times are ISO 8601, UTC."""
 
     workspace: str
     time: str
     problems: list[str] = field(default_factory=list)
-    """What is late, failing or alarming, in plain words; empty where all is well."""
     served: dict[str, Any] = field(default_factory=dict)
     commands: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By name: ``last``, and ``last_failure`` where there was one."""
     running: list[dict[str, Any]] = field(default_factory=list)
     partitions: dict[str, Any] = field(default_factory=dict)
     monitor: dict[str, Any] = field(default_factory=dict)
@@ -54,12 +53,8 @@ class Status:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-def status_of(workspace: Path, *, max_bundle_days: float, now: datetime | None = None) -> Status:
-    """Look at a workspace; writes nothing.
-
-    Args:
-        max_bundle_days: A champion that was released longer ago is late.
-    """
+def read_status(workspace: Path, *, max_bundle_days: float, now: datetime | None = None) -> Status:
+    """Look at a workspace; writes nothing."""
     now = now or datetime.now(UTC)
     found = Status(workspace=str(workspace.absolute()), time=now.isoformat(timespec="seconds"))
     bundles = bundles_of(workspace)
@@ -92,7 +87,7 @@ def look_at_served(
         "released": released.isoformat(timespec="seconds"),
         "age_days": round(age, 2),
         "trained_until": None if until is None else datetime.fromtimestamp(until, UTC).isoformat(),
-        "challenger": challenger(bundles),
+        "challenger": read_challenger(bundles),
         "adapters": {
             folder.name.removeprefix("domain-"): linked(folder, ADAPTER).get(CURRENT)
             for folder in sorted((bundles / ADAPTERS).glob("domain-*"))
@@ -130,7 +125,7 @@ def look_at_commands(found: Status, workspace: Path) -> None:
 
 
 def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
-    """Look at what has arrived and what has not."""
+    """Check for late, missing and unusable partitions."""
     try:
         manifest = PartitionsManifest.read(workspace)
     except ValueError as error:
@@ -159,16 +154,15 @@ def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
 
 def look_at_monitor(found: Status, workspace: Path) -> None:
     """Look at what the monitor found last."""
-    path = workspace / MONITOR
-    if not path.exists():
-        return
+    names = ("time", "day", "alarm", "alarms", "retrain", "reason")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        found.monitor = {
-            name: document[name] for name in ("time", "day", "alarm", "alarms", "retrain", "reason")
-        }
+        document = read_result(workspace, MONITOR)
+        found.monitor = {name: document[name] for name in names if document}
     except (ValueError, KeyError) as error:
+        path = workspace / MONITOR
         found.problems.append(f"{path} cannot be read ({error}); run recsys monitor")
+        return
+    if not document:
         return
     if document["alarm"]:
         found.problems.append(

@@ -21,30 +21,24 @@ from serving.online.store import RecentEvent
 
 STALE = pl.duration(days=30)
 KNOWN, LIVE, SENT, REQUEST = range(4)
-"""Where a row of a request's table is from, in the order of equal times."""
 ROWS = pl.Schema(
     {"request": pl.Int64(), "item_row": pl.Int64(), "time": pl.Int64(), "place": pl.Int64()}
 )
 
 
 class ByBatch(NamedTuple):
-    """What the batch definitions say of one request."""
+    """One request by the batch definitions."""
 
     moment: int
     features: Mapping[str, int]
     item_rows: Sequence[int]
-    """The whole history, oldest first."""
     times: Sequence[int] | None
 
 
 def batch_features(
     bundle: Bundle, documents: Sequence[Document], events: Sequence[Sequence[RecentEvent]]
 ) -> list[ByBatch]:
-    """Compute histories and features of requests for a user or a session.
-
-    Args:
-        events: Of the event log, of each request as of its moment.
-    """
+    """Compute histories and features of requests for a user or a session."""
     requests = _requests(bundle, documents)
     live, sent = _live(bundle, documents, events), _sent(bundle, documents)
     known = _known(bundle, requests)
@@ -69,7 +63,7 @@ def batch_features(
 
 
 def _requests(bundle: Bundle, documents: Sequence[Document]) -> pl.DataFrame:
-    """Lay out a row a request: its user's row, clock and moment."""
+    """Build a row for each request: its user's row, clock and moment."""
     fields = [document["request"] for document in documents]
     names = ("request", "user_row", "clock", "given", "forgotten")
     columns: tuple[list[Any], ...] = (
@@ -92,7 +86,7 @@ def _requests(bundle: Bundle, documents: Sequence[Document]) -> pl.DataFrame:
 
 
 def _clock(document: Document) -> int:
-    """Give the clock of a list: of its first page, where it is a further one."""
+    """Return the clock of a list, or of its first page."""
     cursor = document["request"].get("cursor")
     if cursor is None:
         return int(document["unix_ms"])
@@ -188,7 +182,7 @@ def _num_rows(requests: pl.DataFrame, table: pl.DataFrame) -> pl.Series:
 def _laid_out(
     bundle: Bundle, requests: pl.DataFrame, frame: pl.DataFrame, answers: pl.DataFrame
 ) -> list[ByBatch]:
-    """Give each request its features and its history."""
+    """Collect features and history of each request."""
     histories = (
         frame.filter(pl.col("origin") != REQUEST).group_by("user_row").agg("item_row", "event_time")
     )

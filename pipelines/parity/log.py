@@ -1,4 +1,4 @@
-"""What was logged: records of served lists, and the events of those users in order of arrival."""
+"""Log of served lists, and the events of their users in order of arrival."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from features.forget_list import NOBODY, ForgetList
 from pipelines.inputs.exported import RECORDS, Exported, list_parts
 from pipelines.inputs.online_events import EVENTS_PER_PART, LISTS_PER_PART
 from serving.online.events import HISTORY_TYPES
-from serving.online.store import OnlineStore, RecentEvent
+from serving.online.store import OnlineStore, RecentEvent, Visitor
 
 OF_STORE = "serving.online.store.OnlineStore.visitor"
 OF_EXPORT = "pipelines.inputs.online_events.export_events"
 Document = Mapping[str, Any]
 END_MS = 1 << 48
+SETTLE_MS = 2_000
 
 
 class StoredEvent(NamedTuple):
@@ -39,15 +40,11 @@ class Log:
     num_requests: int
     """Lists there are, sampled or not."""
     events: Mapping[str, Sequence[StoredEvent]]
-    """By user, in the order of arrival."""
     forgotten: ForgetList = NOBODY
-    """When users were forgotten."""
     items_version: int | None = None
-    """Of the store; None where an export does not say."""
     hidden: Sequence[str] = ()
     """Items that are hidden as of that version."""
     reader: str = OF_STORE
-    """The code that histories come from."""
 
     def forgotten_ms(self, user_id: str | None) -> int | None:
         """Return when a user was forgotten; None if never."""
@@ -117,7 +114,7 @@ def log_of_export(folder: Path, sample: int, since_ms: int = 0) -> Log:
 
 
 def _first_place(path: Path) -> tuple[int, str]:
-    """Order parts as their events arrived: part-<first>-<last>, a day's beside the next one's."""
+    """Order parts as their events arrived: part-<first>-<last>, a day's with the next one's."""
     return int(path.stem.split("-")[1]), path.parent.name
 
 
@@ -153,3 +150,93 @@ def _sampled(records: Iterable[tuple[str, bytes]], sample: int) -> tuple[list[Do
 
     chosen = heapq.nsmallest(sample, counted(), key=lambda record: record[0][12:])
     return [json.loads(document) for _, document in sorted(chosen)], number
+
+
+class History(NamedTuple):
+    """Events of a list's visitor."""
+
+    events: Sequence[RecentEvent]
+    logged: Sequence[RecentEvent]
+    is_exact: bool
+    """True if they are those that had arrived by then; else some were being committed."""
+
+
+class PastStore:
+    """The online store as it was when a list was made, for `serving.live.LiveState`.
+
+    A list reads the events that were committed by then. Its record does not say which: an event
+    that arrived in the same second may have been committed before the reading or after it. So the
+    last event is searched among those of the seconds around it; an older event that was not read
+    is a difference.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._document: Document = {}
+        self._versions: dict[tuple[str, ...], int] = {(): 0}
+        self.history: History | None = None
+
+    def at(self, document: Document) -> None:
+        """Go to the moment of a record."""
+        self._document, self.history = document, None
+
+    def visitor(self, user_id: str | None, limit: int, before_ms: int | None = None) -> Visitor:
+        """Read a user's events as of then."""
+        version = self._versions.setdefault(self._hidden(), len(self._versions))
+        if user_id is None:
+            return Visitor(items_version=version)
+        logged = [RecentEvent(*event) for event in self._document.get("live", ())]
+        moment = self._document["unix_ms"]
+        forgotten_ms = self._log.forgotten_ms(user_id)
+        # A store removes what came before, and takes in none of it later.
+        known = [
+            event
+            for event in self._log.events.get(user_id, ())
+            if forgotten_ms is None or event.received_ms > forgotten_ms
+        ]
+        exact = _latest(known, _arrived(known, moment), limit, before_ms)
+        events = exact
+        if events != logged:
+            places = _places(known, moment)
+            near = (_latest(known, place, limit, before_ms) for place in places)
+            events = next((found for found in near if found == logged), exact)
+        self.history = History(events, logged, events == exact)
+        return Visitor(events, forgotten_ms, version)
+
+    def hidden_items(self) -> tuple[int, list[str]]:
+        """Read the items that were hidden then."""
+        hidden = self._hidden()
+        return self._versions.setdefault(hidden, len(self._versions)), list(hidden)
+
+    def shown_items(self, user_id: str, since_ms: int) -> list[str]:
+        """List the items that the user had been shown, by the record."""
+        return list(self._document.get("shown", ()))
+
+    def _hidden(self) -> tuple[str, ...]:
+        # Where a record only has a version it is the one that the log has.
+        many = self._log.hidden if "items_version" in self._document else ()
+        return tuple(self._document.get("hidden", many))
+
+
+def _arrived(events: Sequence[StoredEvent], moment_ms: int) -> int:
+    """Count the events that had arrived at a moment."""
+    return max(
+        (place for place, event in enumerate(events, 1) if event.received_ms <= moment_ms),
+        default=0,
+    )
+
+
+def _places(events: Sequence[StoredEvent], moment_ms: int) -> Iterator[int]:
+    """List the counts that the list may have read, late commits first."""
+    last = _arrived(events, moment_ms + SETTLE_MS)
+    return iter(range(last, _arrived(events, moment_ms - SETTLE_MS) - 1, -1))
+
+
+def _latest(
+    events: Sequence[StoredEvent], place: int, limit: int, before_ms: int | None
+) -> list[RecentEvent]:
+    """List the newest of the first ``place`` events, oldest first; equal times by arrival."""
+    before = END_MS if before_ms is None else before_ms
+    found = [one.event for one in events[:place] if one.event.time_ms < before]
+    found.sort(key=lambda event: event.time_ms)
+    return found[-limit:] if limit else []

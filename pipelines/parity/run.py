@@ -18,12 +18,17 @@ from typing import Any, NamedTuple, cast
 import orjson
 import torch
 
+from pipelines.engine.results import PARITY, write_result
 from pipelines.parity.batch import batch_features
-from pipelines.parity.candidates import candidate_differences
-from pipelines.parity.compare import Difference, Differences, Found, differences_of, models_read
-from pipelines.parity.log import Document, Log
-from pipelines.parity.past import History, PastStore
-from recsys.data.durable import write_durably
+from pipelines.parity.compare import (
+    Difference,
+    DifferenceCounts,
+    ListDifference,
+    candidate_differences,
+    differences_of,
+    models_read,
+)
+from pipelines.parity.log import Document, History, Log, PastStore
 from recsys.retrieval.blend.candidate_features import feature_names
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
@@ -33,7 +38,6 @@ from serving.recommend import Made, Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 
-FOLDER, REPORT = "parity", "parity.json"
 LISTS_AT_ONCE = 1_000
 SKIPPED = {
     "bundle_gone": "their bundle is not in the folder any more",
@@ -49,14 +53,13 @@ SKIPPED = {
     "failed_stage": "the ranker failed",
     "failed_store": "the online store failed",
 }
-"""Why a list cannot be computed once more, in words."""
 DEGRADED = ("failed_store", "late_source", "failed_source", "late_stage", "failed_stage")
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """What was found."""
+    """Result of a check."""
 
     time: str
     bundle: str
@@ -64,14 +67,12 @@ class ParityReport:
     logged: int
     """Lists in the log."""
     requests: int
-    """Those that were sampled."""
     recomputed: int
     equal: int
-    """Those in which every item, score, source and feature has the same bits."""
     with_features: int
     """Recomputed ones whose records hold their features."""
     on_their_way: int
-    """Recomputed ones whose events were partly being committed; see pipelines.parity.past."""
+    """Recomputed ones whose events were partly being committed; see `PastStore`."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Lists that cannot be computed once more, by reason: they count as neither."""
     differences: Sequence[Difference] = ()
@@ -82,14 +83,11 @@ class ParityReport:
 
     def write(self, workspace: Path) -> Path:
         """Write it where the release gate looks for it."""
-        path = workspace / FOLDER / REPORT
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, self.to_json())
-        return path
+        return write_result(workspace, PARITY, asdict(self))
 
 
-class Key(NamedTuple):
-    """What lists have in common that are computed by the same recommender."""
+class RecommenderKey(NamedTuple):
+    """Key of lists that the same recommender computes."""
 
     bundle: str
     digest: str
@@ -116,21 +114,17 @@ def check_parity(
 ) -> ParityReport:
     """Compute every list of a log once more, and compare it to the last bit.
 
-    Args:
-        bundles: Folder with the bundles that made them.
-        configurations: Files of surfaces and rules that may have been in force.
-        say: Takes a line on each bundle.
-
     Raises:
         ValueError: The folder or a configuration cannot be read.
     """
     begin = time.perf_counter()
     # Sums have the bits of a server's, which uses one thread for a request.
     torch.set_num_threads(1)
-    run = _Run(log, _Bundles(bundles), _configurations(configurations))
-    groups: dict[Key, list[Document]] = {}
+    known = [ServingConfiguration(), *map(read_configuration, configurations)]
+    run = _Run(log, _Bundles(bundles), {one.version: one for one in known})
+    groups: dict[RecommenderKey, list[Document]] = {}
     for document in log.documents:
-        groups.setdefault(_key_of(document), []).append(document)
+        groups.setdefault(_recommender_key(document), []).append(document)
     for key, documents in sorted(groups.items(), key=lambda pair: str(pair[0])):
         run.of_group(key, documents)
         say(f"{key.bundle}, profile {key.profile}: {len(documents):,} lists")
@@ -150,14 +144,9 @@ def check_parity(
     )
 
 
-def _key_of(document: Document) -> Key:
+def _recommender_key(document: Document) -> RecommenderKey:
     names = ("bundle", "digest", "profile", "configuration", "exclude_history")
-    return Key(*(cast(Any, document.get(name)) for name in names))
-
-
-def _configurations(paths: Sequence[Path]) -> dict[str, ServingConfiguration]:
-    found = [ServingConfiguration(), *map(read_configuration, paths)]
-    return {configuration.version: configuration for configuration in found}
+    return RecommenderKey(*(cast(Any, document.get(name)) for name in names))
 
 
 class _Bundles:
@@ -179,7 +168,9 @@ class _Bundles:
             self.versions[manifest.version], self._paths[digest] = digest, path
         self._loaded: Bundle | None = None
 
-    def recommender(self, key: Key, configuration: ServingConfiguration) -> Recommender | None:
+    def recommender(
+        self, key: RecommenderKey, configuration: ServingConfiguration
+    ) -> Recommender | None:
         """Load what made a group of lists, as a server does but without deadlines.
 
         Raises:
@@ -208,15 +199,15 @@ class _Run:
     ) -> None:
         self._log, self._bundles, self._configurations = log, bundles, configurations
         self.skipped: Counter[str] = Counter()
-        self.differences = Differences()
+        self.differences = DifferenceCounts()
         self.recomputed = self.equal = self.with_features = self.on_their_way = 0
 
-    def of_group(self, key: Key, documents: Sequence[Document]) -> None:
+    def of_group(self, key: RecommenderKey, documents: Sequence[Document]) -> None:
         """Recompute the lists of one bundle, profile and configuration."""
         present = self._bundles.versions.get(key.bundle)
         if present is not None and present != key.digest:
             # A bundle's name is never given to another one: that is no housekeeping.
-            found = [Found("bundle of this name", "serving.bundle.manifest.read_manifest")]
+            found = [ListDifference("bundle of this name", "serving.bundle.manifest.read_manifest")]
             for document in documents:
                 self._count(document, found)
             return
@@ -264,7 +255,7 @@ class _Run:
             yield _Recomputed(document, made, online, store.history)
 
     def _reason(self, document: Document) -> str | None:
-        """Say why a list cannot be computed once more; None where it can."""
+        """Explain why a list cannot be computed once more; None if it can."""
         degraded = document.get("degraded", ())
         for code in DEGRADED:
             if code in degraded:
@@ -306,17 +297,17 @@ class _Run:
             self.on_their_way += history is not None and not history.is_exact
             self._count(document, found)
 
-    def _count(self, document: Document, found: Sequence[Found]) -> None:
+    def _count(self, document: Document, found: Sequence[ListDifference]) -> None:
         self.recomputed += 1
         self.equal += not found
         self.differences.add(document["request_id"], found)
 
 
-def _failed(error: Exception) -> Found:
-    """Name the function in which a list that was served failed now."""
+def _failed(error: Exception) -> ListDifference:
+    """Find the function in which a list that was served failed now."""
     frames = traceback.extract_tb(error.__traceback__)
     named = [
         f"{Path(frame.filename).parent.name}/{Path(frame.filename).name}: {frame.name}"
         for frame in frames
     ]
-    return Found(f"no list: {type(error).__name__}", named[-1] if named else "")
+    return ListDifference(f"no list: {type(error).__name__}", named[-1] if named else "")

@@ -48,10 +48,6 @@ CATEGORY_SEPARATOR = "|"
 def read_items(source: SourceConfig) -> pl.DataFrame:
     """Read new items: their ids, and what else is known.
 
-    Args:
-        source: The file (CSV, Parquet, JSON lines), and the columns and separators of the bundle's
-            items table. A column may also have the platform's name for it.
-
     Raises:
         ValueError: Names the file, the column or the row at fault.
     """
@@ -77,7 +73,7 @@ def read_items(source: SourceConfig) -> pl.DataFrame:
 
 
 def as_list(value: object) -> object:
-    """Cut a text into the list that it stands for, as that of ``categories``."""
+    """Split a text with separators, such as ``categories``, into a list."""
     return value.split(CATEGORY_SEPARATOR) if isinstance(value, str) else value
 
 
@@ -163,7 +159,7 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
     return [enriched_text(*one, keep=keep, schema=extraction.schema) for one in pairs]
 
 
-def content_of(
+def encode_items(
     rows: list[dict[str, Any]], config: ContentConfig, bundle: Bundle, directory: Path
 ) -> Vectors:
     """Encode new catalogue rows as the bundle's were, [R, F]; F = 0 where nothing is encoded."""
@@ -221,9 +217,6 @@ def append(
 ) -> tuple[Path, int]:
     """Write and publish a delta with the items of a file, or of an online store.
 
-    Args:
-        published: Called with the folder of bundles and the delta's version after it is served.
-
     Returns:
         The delta's directory and its number of items.
 
@@ -251,7 +244,7 @@ def append(
             "leave them out, the next run updates them"
         )
     rows = list(items.iter_rows(named=True))
-    content = content_of(rows, config, bundle, directory)
+    content = encode_items(rows, config, bundle, directory)
     new = [
         NewItem(
             item_id=row["item_id"],
@@ -284,7 +277,8 @@ def append(
         )
         version = read_manifest(delta)[0].version
         if publish_it:
-            note_champion(bundles, version, "append")
+            words = [f"{len(new)} items were appended."]
+            note_champion(bundles, version, "append", words=words)
     if publish_it:
         published(bundles, version)
     return delta, len(new)

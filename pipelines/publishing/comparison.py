@@ -1,12 +1,13 @@
-"""Hold the challenger against the champion on the same queries, and say what came out.
+"""The rule of release: the challenger's numbers against popularity, the index and the champion.
 
-Both answer the latest held-out queries (`pipelines.publishing.same_queries`), paired by user. The
-verdict names the difference, its interval and the difference that would have been found. Where
-neither is shown to be better, ``release.when_undecided`` decides.
+Champion and challenger answer the latest held-out queries (`pipelines.publishing.same_queries`),
+paired by user. The verdict has the difference, its interval and the smallest difference that would
+have been found. If neither is shown to be better, ``release.when_undecided`` decides.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,42 +16,42 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.config.release import ReleaseConfig
+from pipelines.publishing.gate.subject import at_least
 from pipelines.publishing.same_queries import SameQueries
+from pipelines.ranking.artefact import RANKED
 from recsys.data.batch import Jagged
 from recsys.evaluation.paired import Paired, SliceLoss, paired, slice_losses, time_blocks
 from recsys.evaluation.ranking import per_user_metric
-from recsys.evaluation.slices import (
-    category_slices,
-    item_popularity_slices,
-    user_activity_slices,
-)
+from recsys.evaluation.slices import category_slices, item_popularity_slices, user_activity_slices
+from recsys.models.names import POPULARITY
 from serving.bundle.manifest import Verdict
 
 NUM_BLOCKS = 20
-"""Of equal numbers of queries, by time."""
+"""Blocks of time with equal numbers of queries."""
 MIN_SLICE_USERS = 100
 """Users without whom a slice shows nothing."""
 
 
 class Compared(NamedTuple):
-    """What the same queries say of champion and challenger."""
+    """Comparison of champion and challenger on the same queries."""
 
     by: Paired | None
-    """By ``release.compared_by``; None where too few queries are answered by both."""
+    """In ``release.compared_by``; None with too few common queries."""
     named: Paired | None
-    """By ``release.metric``, which refuses what loses in the first places."""
+    """In ``release.metric``; a loss in the first places refuses."""
     losses: list[SliceLoss]
     queries: SameQueries
 
     @property
     def shows_losses(self) -> bool:
-        """Whether a challenger that lost would be found out."""
+        """True if a loss of the challenger would be shown."""
         return self.by is not None and self.queries.alike
 
     @property
     def decision(self) -> str:
-        """Say it in a few words."""
+        """Decision in a few words."""
         return "not enough evidence" if self.by is None else self.by.decision
 
 
@@ -63,9 +64,7 @@ def compare(
     """Judge the pair.
 
     Args:
-        queries: That both answered.
         item_counts: Events of each item row that the challenger's models were fitted on, [N].
-        config: The release's.
         domains: Domain of each item row, [N], empty for none; each is a protected slice.
     """
     return judge(queries, protected_slices(queries, item_counts, domains), config)
@@ -135,7 +134,8 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
     if by is None:
         why = (
             f"not enough evidence: both answered {len(found.queries)} queries that neither had "
-            f"seen, fewer than release.min_compared = {config.min_compared}; {default_of(config)}"
+            f"seen, fewer than release.min_compared = {config.min_compared}; "
+            f"{format_default(config)}"
         )
         return [Verdict(name=name, value=None, bound=None, passed=unsure, reason=why)]
     passed = {
@@ -149,7 +149,7 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
             value=_number(by.relative),
             bound=-config.max_loss,
             passed=passed,
-            reason=reason_of(found, config),
+            reason=format_reason(found, config),
         )
     ]
     named = found.named
@@ -183,7 +183,7 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
 
 
 def slices_passed(losses: Sequence[SliceLoss], config: ReleaseConfig) -> Verdict:
-    """Say which slices had enough users to show a loss, and the worst of them."""
+    """List the slices with enough users to show a loss, and the worst of them."""
     worst = min(losses, key=lambda loss: loss.found.relative)
     return Verdict(
         name="protected slices",
@@ -196,8 +196,8 @@ def slices_passed(losses: Sequence[SliceLoss], config: ReleaseConfig) -> Verdict
     )
 
 
-def reason_of(found: Compared, config: ReleaseConfig) -> str:
-    """Name the difference, its interval and what would have been found."""
+def format_reason(found: Compared, config: ReleaseConfig) -> str:
+    """Format the difference, its interval and the smallest difference found."""
     by, named = found.by, found.named
     assert by is not None
     assert named is not None
@@ -211,14 +211,16 @@ def reason_of(found: Compared, config: ReleaseConfig) -> str:
         f"{_percent(by.relative_detectable)[1:]}",
     ]
     if by.decision == "not enough evidence":
-        parts.append("not worse by more than the margin" if by.not_worse else default_of(config))
+        parts.append(
+            "not worse by more than the margin" if by.not_worse else format_default(config)
+        )
     elif by.decision == "worse" and by.not_worse:
         parts.append(f"a loss of more than {config.max_loss:.0%} is excluded")
     return "; ".join(parts)
 
 
 def answered_by(queries: SameQueries) -> str:
-    """Say whose answers stand for the champion."""
+    """Describe which models answered."""
     if not queries.by_bundle:
         return "both by models of their training parts"
     newer = "the champion by its bundle on newer events"
@@ -227,8 +229,8 @@ def answered_by(queries: SameQueries) -> str:
     return f"{newer}, with {queries.ahead:.0%} more events to learn from, so a loss says nothing"
 
 
-def default_of(config: ReleaseConfig) -> str:
-    """Say what the default is."""
+def format_default(config: ReleaseConfig) -> str:
+    """Describe the outcome of an undecided comparison."""
     outcome = "is published" if config.when_undecided == "release" else "is not published"
     return f"then it {outcome} (release.when_undecided = {config.when_undecided!r})"
 
@@ -239,3 +241,105 @@ def _percent(share: float) -> str:
 
 def _number(value: float) -> float | None:
     return value if np.isfinite(value) else None
+
+
+Metrics = Mapping[str, Mapping[str, float]]
+CHANCE = 2.6
+"""Standard errors of a difference that one pair of equals in a hundred exceeds."""
+
+
+def metric_value(metrics: Metrics, model: str, metric: str) -> float:
+    """Look up a model's metric.
+
+    Raises:
+        ValueError: If that metric was not measured; lists those that were.
+    """
+    values = metrics[model]
+    if metric not in values:
+        raise ValueError(
+            f"release.metric = {metric!r} was not measured; it must be one of "
+            f"{', '.join(sorted(values))} (see evaluation.ks)"
+        )
+    return values[metric]
+
+
+def served_row(metrics: Metrics) -> str:
+    """Return the model that is served by default: the ranker, else the ``fast`` blend, if any."""
+    return next(name for name in (RANKED, BLEND_FAST, BLEND) if name in metrics or name == BLEND)
+
+
+def unmeasured(champion: Metrics | None) -> Verdict:
+    """Pass a bundle without held-out events, unless it would replace a measured one."""
+    why = "no user has a held-out event, so nothing was measured"
+    replaces = f"{why}; the published bundle was measured, and goes on serving"
+    return at_least("held-out events", 0, 1 if champion else 0, replaces if champion else why)
+
+
+def found_by_index(recall: float, config: ReleaseConfig) -> Verdict:
+    """Check the share of the exact nearest items that the index finds."""
+    return at_least(
+        "index recall",
+        recall,
+        config.min_index_recall,
+        "share of the exact nearest items that the index finds",
+    )
+
+
+def release_verdicts(
+    metrics: Metrics,
+    index_recall: float | None,
+    champion: Metrics | None,
+    config: ReleaseConfig,
+    compared: Compared | None = None,
+    error: float = 0.0,
+) -> list[Verdict]:
+    """Check the challenger.
+
+    Args:
+        index_recall: Share of the exact top list that the index finds; None without an index.
+        champion: Test metrics of the published bundle, None where there is none.
+        compared: Both on the same queries; None where there is no champion to query.
+    """
+    index = [] if index_recall is None else [found_by_index(index_recall, config)]
+    if not metrics:
+        return [unmeasured(champion), *index]
+    served = served_row(metrics)
+    blend = metric_value(metrics, served, config.metric)
+    popularity = metric_value(metrics, POPULARITY.name, config.metric)
+    verdicts = [
+        at_least(
+            f"{config.metric} above popularity",
+            blend,
+            popularity * (1 + config.min_gain_over_popularity),
+            f"the served list against popularity's {popularity:.4f}",
+        ),
+        *index,
+    ]
+    if compared is not None:
+        verdicts += comparison_verdicts(compared, config)
+    if champion is not None and (compared is None or not compared.shows_losses):
+        verdicts += far_below(blend, champion, config, error)
+    return verdicts
+
+
+def far_below(
+    value: float, champion: Metrics, config: ReleaseConfig, error: float
+) -> list[Verdict]:
+    """Check against what the champion had on its own data, where nothing better is to be had.
+
+    Both are means over some users; a drop within what their numbers leave to chance is none.
+    """
+    chance = CHANCE * math.sqrt(2) * error
+    row = served_row(champion)
+    if config.metric not in champion.get(row, {}):
+        return []
+    before = champion[row][config.metric]
+    return [
+        at_least(
+            f"{config.metric} against the champion's on its own data",
+            value,
+            before * (1 - config.max_drop_from_champion) - chance,
+            f"the published bundle had {before:.4f} on other queries, so only a large drop counts; "
+            f"chance alone makes {chance:.4f}",
+        )
+    ]

@@ -1,4 +1,4 @@
-"""Decisions in words that an operator understands, each with what to do next."""
+"""Decisions in plain words, each with the next step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ ADVICE = {
     "parity of serving": "run recsys parity and repair the difference that it names",
     "the bundle can be loaded": "run the stage again that wrote the named file",
 }
-"""What to do next, by how a verdict's name begins; beginnings are parted by a bar."""
 WORSE = (
     "compare the input of both with recsys monitor and the reports of both runs; the champion goes "
     "on serving meanwhile"
@@ -47,13 +46,13 @@ WORSE = (
 
 
 def advice_for(name: str) -> str:
-    """Say what to do about a failed check."""
+    """Return the advice for a failed check."""
     fitting = (text for keys, text in ADVICE.items() if name.startswith(tuple(keys.split("|"))))
     return next(fitting, WORSE)
 
 
 def found_in(value: float | None, bound: float | None) -> str:
-    """Say what a failed check found against its bound."""
+    """Format a failed check's value against its bound."""
     if bound is None:
         return "nothing was found"
     if value is None:
@@ -62,13 +61,13 @@ def found_in(value: float | None, bound: float | None) -> str:
 
 
 def is_untested(verdict: Mapping[str, Any]) -> bool:
-    """Say whether a check had nothing to measure; what then happens is configured."""
+    """True if a check had nothing to measure; the outcome is then configured."""
     reason = str(verdict.get("reason", ""))
     return verdict.get("value") is None and reason.startswith("not enough evidence")
 
 
 def result_of(verdict: Mapping[str, Any]) -> str:
-    """Say in a word or two how a check ended."""
+    """Format a check's result in a word or two."""
     if not verdict.get("passed"):
         return "FAILED"
     return "not tested" if is_untested(verdict) else "passed"
@@ -86,7 +85,7 @@ def lines_of(failed: Sequence[Mapping[str, Any]]) -> list[str]:
 def words_of(
     champion: str | None, verdicts: Sequence[Verdict], compared: Compared | None
 ) -> list[str]:
-    """Say why a version is published, or why not."""
+    """Explain why a version is published or refused."""
     failed = [one.model_dump() for one in verdicts if not one.passed]
     kept = f"{champion} goes on serving" if champion else "nothing is served"
     if failed:
@@ -110,7 +109,7 @@ def words_of(
 
 
 def power_of(compared: Compared | None, compared_by: str) -> dict[str, float | int | str | None]:
-    """Lay out which difference the comparison would have found."""
+    """Build the record of the comparison's interval and smallest difference found."""
     by = None if compared is None else compared.by
     if by is None:
         return {}

@@ -1,10 +1,10 @@
 """Serve what the registry's alias names: fetch the bundle, verify it, point ``current`` at it.
 
-Who wins where the alias and what is served here differ:
+Precedence if the alias and the served bundle differ:
 
 - a change made here that the registry has not got yet is newer than the alias, and stays;
-- an alias that nobody moved since it was last set or obeyed here says nothing new: what is served
-  here was changed since, and stays;
+- an alias that nobody moved since it was last set or obeyed here says nothing new: the bundle
+  served here was changed since, and stays;
 - otherwise the alias was moved in the registry, and is obeyed.
 """
 
@@ -16,34 +16,38 @@ from pathlib import Path
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.formats import size
-from pipelines.publishing.approval import check_approved
-from pipelines.publishing.promotion import (
-    challenger,
-    note_champion,
-    served_version,
+from pipelines.engine.signing import TamperedError, signing_key
+from pipelines.publishing.promotion import check_approved, note_champion, served_version
+from pipelines.tracking.decisions import (
+    CHALLENGER,
+    CHAMPION,
+    Decision,
+    append_decision,
+    read_challenger,
+    read_decisions,
+    read_line,
 )
-from pipelines.tracking.entries import CHALLENGER, CHAMPION, DECISIONS, FETCHED, decision_of
+from pipelines.tracking.entries import decision_file, read_pointer
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.tracking import RegisteredBundle, look_up, store_uri
-from recsys.data.durable import write_durably
 from serving.bundle import copies
 from serving.bundle.manifest import CURRENT, read_manifest
 
 MAX_DECISION_BYTES = 1 << 20
+FOLLOWED = "The registry's alias names it."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """What came of following the registry."""
+    """Result of following the registry."""
 
     version: str
-    """What is served afterwards."""
     moved: bool
     words: str
 
 
 def served_digest(bundles: Path) -> str | None:
-    """Return the digest of what is served; None where nothing is, or it cannot be read."""
+    """Return the digest of the served bundle, or None."""
     try:
         return read_manifest((bundles / CURRENT).resolve())[1]
     except (ValueError, OSError):
@@ -55,12 +59,7 @@ def why_local_stays(
     named: RegisteredBundle,
     last: str | None,
 ) -> str | None:
-    """Say why what is served here is newer than the registry's alias; None where it is not.
-
-    Args:
-        named: What the alias names; another bundle than is served.
-        last: The registry's number that the alias had when it was last set or obeyed here.
-    """
+    """Explain why the served bundle is newer than the registry's alias; None if it is not."""
     served = served_version(bundles)
     if served is None or not (bundles / CURRENT).exists():
         return None
@@ -84,20 +83,16 @@ def fetch(named: RegisteredBundle, bundles: Path) -> copies.FetchedBundle:
 
     Raises:
         UnreachableError: The place of its files does not answer.
-        ValueError: It, or the decision on it, is not what was registered or signed.
+        ValueError: It, or the decision on it, is not the registered or signed one.
         OSError: The disk is full or cannot be written.
     """
-    decisions = decision_of(named.pointer, named.version, named.digest)
+    decision = read_pointer(named.pointer, named.version, named.digest)
     try:
         found = copies.fetch(named.bundles, named.version, named.digest, bundles)
-        for name, digest in decisions.items():
-            if not (bundles / DECISIONS / name).exists():
-                target = bundles / DECISIONS / FETCHED / name
-                content = copies.read_verified(
-                    named.bundles, f"{DECISIONS}/{name}", digest, MAX_DECISION_BYTES
-                )
-                target.parent.mkdir(parents=True, exist_ok=True)
-                write_durably(target, content)
+        if decision is not None:
+            name = decision_file(decision)
+            content = copies.read_verified(named.bundles, name, decision, MAX_DECISION_BYTES)
+            keep_decision(bundles, named, content.decode())
     except copies.MissingError as error:
         raise ValueError(
             f"{error}. The files of bundle {named.version} are where it was made, or were removed: "
@@ -107,12 +102,37 @@ def fetch(named: RegisteredBundle, bundles: Path) -> copies.FetchedBundle:
     return found
 
 
+def keep_decision(bundles: Path, named: RegisteredBundle, line: str) -> None:
+    """Append the decision that came with a fetched bundle, unless the log has it.
+
+    Raises:
+        TamperedError: It is not the signed one.
+    """
+    key = signing_key()
+    one = read_line(line, key, f"the decision on {named.version}")
+    if one.fault:
+        raise TamperedError(one.fault)
+    with publishing(bundles):
+        known = read_decisions(bundles, key)[0]
+        if any(line in (have.line, have.decision.original) for have in known):
+            return
+        decision = Decision(
+            outcome="fetched",
+            challenger=named.version,
+            champion=served_version(bundles),
+            challenger_digest=one.decision.challenger_digest,
+            words=[f"Fetched from {named.bundles}, {one.decision.outcome} there."],
+            original=line,
+        )
+        append_decision(bundles, decision, key)
+
+
 def follow_registry(bundles: Path, *, config: TrackingConfig, outbox: Outbox) -> Followed:
     """Make the bundle champion that the registry's alias names.
 
     Raises:
-        UnreachableError: The registry gives no answer; what is served stays.
-        ValueError: The alias names nothing that can be served; what is served goes on.
+        UnreachableError: The registry gives no answer; the served bundle stays.
+        ValueError: The alias names nothing that can be served; the served bundle stays.
     """
     uri = store_uri(config, outbox)
     waiting = outbox.waiting_alias(config.model, CHAMPION)
@@ -152,9 +172,6 @@ def publish_fetched(
 ) -> Followed:
     """Point ``current`` at a fetched bundle, unless it was moved meanwhile.
 
-    Args:
-        before: What was served when the alias was read.
-
     Raises:
         RefusedError: It was refused here, or a key is set and no signed decision on it is here.
     """
@@ -166,8 +183,8 @@ def publish_fetched(
                 words=f"{served} was made champion here while {bundle.version} was fetched",
             )
         check_approved(bundles, bundle.version, action="registry", force=False)
-        was_challenger = challenger(bundles) == bundle.version
-        note_champion(bundles, bundle.version, "registry")
+        was_challenger = read_challenger(bundles) == bundle.version
+        note_champion(bundles, bundle.version, "registry", words=[FOLLOWED])
     outbox.note_alias(store_uri(config, outbox), config.model, CHAMPION, bundle.number)
     if was_challenger and config.enabled:
         run = outbox.new_file("registry")
@@ -178,7 +195,7 @@ def publish_fetched(
 
 
 def fetched_words(fetched: copies.FetchedBundle) -> str:
-    """Say how much was fetched."""
+    """Format the amount that was fetched."""
     if not fetched.num_files:
         return "all files were here"
     return f"{fetched.num_files} files fetched and verified ({size(fetched.num_bytes)})"
@@ -188,9 +205,6 @@ def fetch_bundle(
     name: str, bundles: Path, *, config: TrackingConfig, outbox: Outbox
 ) -> tuple[copies.FetchedBundle, bool]:
     """Fetch a bundle into a folder, and serve it there if nothing else is.
-
-    Args:
-        name: Its version, or an alias.
 
     Returns:
         What was fetched, and whether it is served now.
@@ -205,7 +219,7 @@ def fetch_bundle(
         check_approved(bundles, named.version, action="registry", force=False)
         if (bundles / CURRENT).exists():
             return fetched, False
-        note_champion(bundles, named.version, "registry")
+        note_champion(bundles, named.version, "registry", words=[FOLLOWED])
     if name == CHAMPION:
         outbox.note_alias(uri, config.model, CHAMPION, named.number)
     return fetched, True

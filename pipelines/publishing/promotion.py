@@ -1,34 +1,38 @@
-"""Champion and challenger: the link that serving follows, the registry's aliases, their history.
+"""Champion and challenger: the link that serving follows, moved with a decision in the log.
 
 A release that passed its checks becomes champion at once, unless ``release.promote`` is false;
 then it is the challenger until ``recsys release promote`` makes it champion. The first bundle is
-always champion, since there is nothing else to serve.
-
-The history, ``aliases.jsonl`` beside the bundles, is the truth; the registry gets it through the
-outbox, whenever it can be reached.
+always champion. The registry gets the change through the outbox, when it can be reached.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.bundles_lock import PATIENCE_SECONDS, publishing
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
-from pipelines.publishing.approval import (
-    check_approved,
-    refused_directory,
-    take_refused,
-    write_down,
+from pipelines.engine.signing import KEY, TamperedError, signing_key
+from pipelines.tracking.decisions import (
+    ACTIONS,
+    CHALLENGER,
+    CHAMPION,
+    AliasChange,
+    Decision,
+    Outcome,
+    Written,
+    alias_changes,
+    append_decision,
+    decision_on,
+    read_challenger,
+    read_champions,
 )
-from pipelines.publishing.decisions import Outcome
-from pipelines.tracking.entries import CHALLENGER, CHAMPION, registry_tags
-from pipelines.tracking.outbox import Outbox, OutboxRun, read_lines
-from recsys.data.durable import append_line
+from pipelines.tracking.entries import registry_entry
+from pipelines.tracking.outbox import Outbox, OutboxRun
 from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
     CURRENT,
@@ -36,39 +40,25 @@ from serving.bundle.manifest import (
     OtherVersionError,
     bundle_directory,
     publish,
+    read_manifest,
 )
 
-HISTORY = "aliases.jsonl"
-
-
-@dataclass(frozen=True, kw_only=True)
-class AliasChange:
-    """An alias began to name a version."""
-
-    time: str
-    alias: str
-    version: str
-    previous: str | None
-    action: str
-    """``release``, ``append``, ``promote``, ``rollback``, ``registry`` (its alias was moved), or
-    ``found``: ``current`` was moved by hand, or by a command that was killed before it wrote this
-    line."""
+REFUSED_BUNDLES = "refused"
+"""Folder of the bundle that was refused last, to look at and to force."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByHand:
-    """What a person says when they move an alias."""
+    """Options of a person who moves an alias."""
 
     reason: str = ""
     """Written into the decision."""
     instead_of: str | None = None
-    """Version that they saw served, empty for none: where another one is by now, nothing is moved.
-    None moves it whatever is served."""
+    """Abort unless this version is still served ('' is none); None does not check."""
     patience_seconds: float = PATIENCE_SECONDS
-    """How long to wait for another publisher."""
 
     def check_served(self, served: str | None) -> None:
-        """Refuse where what is served is not what they saw.
+        """Refuse if another version is served than the person saw.
 
         Raises:
             RefusedError: Names both.
@@ -79,57 +69,26 @@ class ByHand:
                 "somebody else moved it meanwhile. Nothing was changed; look at it, then decide"
             )
 
-
-def history(bundles: Path) -> list[AliasChange]:
-    """Read every change of an alias, oldest first; a line torn by a kill is left out.
-
-    Raises:
-        ValueError: A line of it is no change of an alias.
-    """
-    path = bundles / HISTORY
-    if not path.exists():
-        return []
-    try:
-        return [AliasChange(**event) for event in read_lines(path)]
-    except TypeError as error:
-        raise ValueError(
-            f"a line of {path} is no change of an alias ({error}); remove it or restore a copy"
-        ) from None
-
-
-def champions(bundles: Path) -> list[str]:
-    """List the champions that a rollback can go back to, the present one last."""
-    stack: list[str] = []
-    for change in history(bundles):
-        if change.alias != CHAMPION:
-            continue
-        goes_back = change.action in ("rollback", "found")
-        stack = _moved(stack, change.version, goes_back=goes_back)
-    return stack
-
-
-def champions_served(bundles: Path) -> list[str]:
-    """List the champions as a rollback sees them: the last is served, whoever moved ``current``."""
-    stack, served = champions(bundles), served_version(bundles)
-    return stack if served is None else _moved(stack, served, goes_back=True)
-
-
-def _moved(stack: list[str], version: str, *, goes_back: bool) -> list[str]:
-    if goes_back and version in stack:
-        return stack[: len(stack) - stack[::-1].index(version)]
-    return stack if stack[-1:] == [version] else [*stack, version]
+    def words(self) -> list[str]:
+        """Return the reason as a line of the decision."""
+        return [f"Reason given: {self.reason}"] if self.reason else []
 
 
 def served_version(bundles: Path) -> str | None:
-    """Name the version that ``current`` points at, there or not; None without a link."""
+    """Return the version that ``current`` names, present or not; None without a link."""
     link = bundles / CURRENT
     return link.readlink().name.removeprefix("bundle-") if link.is_symlink() else None
 
 
-def served_base(bundles: Path) -> BundleManifest | None:
-    """Read the manifest of the bundle that what is served stands on; None where nothing is served.
+def champions(bundles: Path) -> list[str]:
+    """List the champions that a rollback can go back to, the served one last."""
+    return read_champions(bundles, served_version(bundles))
 
-    What is damaged is served by nobody, so a release replaces it, with a note.
+
+def served_base(bundles: Path) -> BundleManifest | None:
+    """Read the manifest of the release that is served, below its deltas; None without one.
+
+    A damaged bundle cannot be served, so a release replaces it, with a note.
 
     Raises:
         OtherVersionError: It was written by another version of the platform.
@@ -146,58 +105,57 @@ def served_base(bundles: Path) -> BundleManifest | None:
         return None
 
 
-def challenger(bundles: Path) -> str | None:
-    """Name the last released version that did not become champion; None without one."""
-    waiting = None
-    for change in history(bundles):
-        if change.alias == CHALLENGER:
-            waiting = change.version
-        elif change.version == waiting:
-            waiting = None
-    return waiting
-
-
-def note_release(bundles: Path, version: str, *, promoted: bool) -> str:
-    """Publish a bundle that was just written, or keep it as challenger; return its alias.
-
-    Where it is the very bundle that served deltas stand on, they go on serving. The caller holds
-    the lock.
-
-    Args:
-        promoted: Whether it becomes champion though there is another one.
-    """
+def alias_of_release(bundles: Path, version: str, *, promoted: bool) -> str:
+    """Choose the alias of a new release: the first one is champion even if not ``promoted``."""
     base = served_base(bundles)
+    return CHAMPION if promoted or base is None or base.version == version else CHALLENGER
+
+
+def note_release(bundles: Path, version: str, *, promoted: bool, **about: Any) -> str:
+    """Record a written bundle and publish it, or keep it as challenger; return its alias.
+
+    If served deltas were appended to this very bundle, they stay served. The caller holds the lock.
+    """
+    alias = alias_of_release(bundles, version, promoted=promoted)
+    if alias == CHALLENGER:
+        _decide(bundles, version, "kept as challenger", **about)
+        return alias
+    base = served_base(bundles)
+    serves = version
     if base is not None and base.version == version:
-        version = served_version(bundles) or version
-    elif not promoted and base is not None:
-        note_alias(bundles, CHALLENGER, version, "release")
-        return CHALLENGER
-    note_champion(bundles, version, "release")
-    return CHAMPION
+        serves = served_version(bundles) or version
+    _decide(bundles, version, "released", serves=serves, **about)
+    publish(bundles, serves)
+    return alias
 
 
-def note_champion(bundles: Path, version: str, action: str) -> AliasChange:
-    """Point ``current`` at a version and append it to the history; the caller holds the lock."""
+def note_champion(bundles: Path, version: str, action: str, **about: Any) -> AliasChange:
+    """Point ``current`` at a version and record it; the caller holds the lock."""
     before = served_version(bundles)
     publish(bundles, version)
-    if before not in (None, version, *champions(bundles)[-1:]):
-        assert before is not None
-        note_alias(bundles, CHAMPION, before, "found")
-    return note_alias(bundles, CHAMPION, version, action)
+    return _decide(bundles, version, ACTIONS[action], champion=before, serves=version, **about)
 
 
-def note_alias(bundles: Path, alias: str, version: str, action: str) -> AliasChange:
-    """Append a change to the history, durably."""
-    before = [change.version for change in history(bundles) if change.alias == alias]
-    change = AliasChange(
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
-        alias=alias,
-        version=version,
-        previous=before[-1] if before else None,
-        action=action,
-    )
-    append_line(bundles / HISTORY, json.dumps(asdict(change), sort_keys=True))
-    return change
+def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> AliasChange:
+    """Append a decision on a version, and return how it moved an alias."""
+    base = bundle_directory(bundles, version.partition("+")[0])
+    if "challenger_digest" not in about:
+        about["challenger_digest"] = read_manifest(base)[1]
+    about = {"champion": served_version(bundles), **about}
+    decision = Decision(outcome=outcome, challenger=version, **about)
+    decision = append_decision(bundles, decision, signing_key())
+    return next(iter(alias_changes([decision])))
+
+
+def check_there(bundles: Path, version: str) -> None:
+    """Refuse a version whose bundle is neither among the released nor the refused ones.
+
+    Raises:
+        ValueError: Lists the versions.
+    """
+    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
+    if not any(one.is_dir() for one in places):
+        raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
 
 
 def promote(
@@ -212,22 +170,16 @@ def promote(
     """Serve a version as champion.
 
     Args:
-        bundles: Folder of the bundles.
         version: None takes the challenger.
-        outbox: Where the change is logged for the registry.
-        force: Also one that was refused, or whose decision cannot be verified.
-        by_hand: What the person says who does it.
 
     Raises:
         ValueError: If there is no such bundle, or a file of it is missing or altered.
-        RefusedError: If it was refused, or a signed decision is missing where a key is set.
+        RefusedError: If it was refused, or a signed decision is missing though a key is set.
     """
-    version = version or challenger(bundles)
+    version = version or read_challenger(bundles)
     if version is None:
         raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
-    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
-    if not any(one.is_dir() for one in places):
-        raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
+    check_there(bundles, version)
     return make_champion(bundles, version, "promote", config, outbox, force=force, by_hand=by_hand)
 
 
@@ -243,7 +195,7 @@ def make_challenger(
 
     Raises:
         ValueError: There is no such bundle, a file of it is missing or altered, or it is served.
-        RefusedError: It was refused, or a signed decision is missing where a key is set.
+        RefusedError: It was refused, or a signed decision is missing though a key is set.
     """
     by_hand = by_hand or ByHand()
     directory = bundle_directory(bundles, version)
@@ -256,15 +208,15 @@ def make_challenger(
             raise ValueError(f"{version} is the champion; name another version as challenger")
         check_approved(bundles, version, action="promote", force=False)
         chain_of(directory)
-        change = note_alias(bundles, CHALLENGER, version, "promote")
-        words = [f"{version} became challenger by hand."]
-        write_down(bundles, version, "kept as challenger", served, words, by_hand.reason)
+        words = [f"{version} became challenger by hand.", *by_hand.words()]
+        before = read_challenger(bundles)
+        change = _decide(bundles, version, "kept as challenger", words=words)
     if outbox is not None and config.enabled:
         run = outbox.new_file("promote")
         register_chain(run, config.model, bundles, version)
         run.alias(config.model, CHALLENGER, version, action="promote")
         run.end("FINISHED")
-    return change
+    return AliasChange(**{**vars(change), "previous": before})
 
 
 def rollback(
@@ -279,7 +231,7 @@ def rollback(
     Raises:
         ValueError: If there was none before, or its bundle is gone or altered.
     """
-    stack = champions_served(bundles)
+    stack = champions(bundles)
     if len(stack) < 2:
         now = f"{stack[0]} is the first champion" if stack else "there was no champion yet"
         raise ValueError(f"nothing to go back to in {bundles}: {now}")
@@ -314,14 +266,12 @@ def make_champion(
         overridden = check_approved(bundles, version, action=action, force=force)
         take_refused(bundles, version)
         chain_of(bundle_directory(bundles, version))
-        was_challenger, before = challenger(bundles) == version, served_version(bundles)
-        change = note_champion(bundles, version, action)
+        was_challenger = read_challenger(bundles) == version
         words = [f"{version} became champion by recsys {action}."]
         if overridden is not None:
             words.append(f"Forced, although {overridden}.")
-        outcome: Outcome = "rolled back" if action == "rollback" else "promoted"
-        forced = overridden is not None
-        write_down(bundles, version, outcome, before, words, by_hand.reason, forced=forced)
+        words += by_hand.words()
+        change = note_champion(bundles, version, action, words=words, forced=overridden is not None)
     if outbox is not None and config.enabled:
         record_champion(outbox, config.model, bundles, version, action, was_challenger)
     return change
@@ -335,7 +285,7 @@ def record_champion(
     action: str,
     was_challenger: bool = False,
 ) -> None:
-    """Log a new champion for the registry, with its files and those of what it was appended to."""
+    """Log a new champion for the registry, with its files and those it was appended to."""
     run = outbox.new_file(action)
     register_chain(run, model, bundles, version)
     run.alias(model, CHAMPION, version, action=action)
@@ -348,12 +298,88 @@ def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> N
     """Log a bundle for the registry, and what it was appended to."""
     for link in chain_of(bundle_directory(bundles, version)):
         verdicts = [verdict.model_dump() for verdict in link.manifest.verdicts]
-        one = link.manifest.version
-        tags = registry_tags(bundles, one, link.digest, verdicts)
-        run.register(model, version=one, digest=link.digest, tags=tags)
+        entry = registry_entry(bundles, link.manifest.version, link.digest, verdicts)
+        run.register(model, **entry)
 
 
 def listed(bundles: Path) -> str:
-    """Name the versions in a folder of bundles."""
+    """List the versions in a folder of bundles."""
     found = sorted(path.name.removeprefix("bundle-") for path in bundles.glob("bundle-*"))
     return ", ".join(found) or "none"
+
+
+def refused_directory(bundles: Path, version: str) -> Path:
+    """Return the folder of a refused bundle."""
+    return bundle_directory(bundles / REFUSED_BUNDLES, version)
+
+
+def keep_refused(bundles: Path, written: Path) -> Path:
+    """Move a refused bundle to where people can look at it; the one before it is removed."""
+    folder = bundles / REFUSED_BUNDLES
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return written.rename(folder / written.name)
+
+
+def take_refused(bundles: Path, version: str) -> None:
+    """Move a refused bundle that is forced to the others."""
+    source, final = refused_directory(bundles, version), bundle_directory(bundles, version)
+    if source.is_dir() and not final.exists():
+        source.rename(final)
+
+
+def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> str | None:
+    """Check that a version may be served; the caller holds the lock.
+
+    Without a key any version that was not refused may be; with one it needs a signed decision on
+    this very bundle. A champion from before the key was set may be gone back to.
+
+    Returns:
+        The objection that ``force`` overrode; None without one.
+
+    Raises:
+        RefusedError: It may not; says why, and what to do.
+    """
+    why = _objection(bundles, version, action=action)
+    if why is None or force:
+        return why
+    raise RefusedError(
+        f"{version} is not served: {why}. See recsys release explain {version}; to serve it all "
+        f"the same, and have that written down: recsys release promote {version} --force"
+    )
+
+
+def _objection(bundles: Path, version: str, *, action: str) -> str | None:
+    key = signing_key()
+    try:
+        found = decision_on(bundles, version, key)
+    except TamperedError as error:
+        return str(error)
+    if found is None:
+        if refused_directory(bundles, version).is_dir():
+            return "it was refused"
+        if key is None or action == "rollback":
+            return None
+        return f"there is no signed decision on it, and {KEY} is set"
+    if (wrong := _unlike(bundles, version.partition("+")[0], found)) is not None:
+        return wrong
+    if found.decision.outcome == "refused":
+        return "it was refused: " + "; ".join(one["name"] for one in found.decision.failed)
+    if key is not None and found.state != "signed" and action != "rollback":
+        return f"the decision on it, {found.name}, is not signed, and {KEY} is set"
+    return None
+
+
+def _unlike(bundles: Path, version: str, found: Written) -> str | None:
+    """Explain how the bundle differs from the one that was decided on; None if it does not."""
+    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
+    directory = next((one for one in places if one.is_dir()), None)
+    if directory is None or found.decision.challenger_digest is None:
+        return None
+    digest = read_manifest(directory)[1]
+    if digest == found.decision.challenger_digest:
+        return None
+    return (
+        f"{directory} has digest {digest[:12]}, the decision {found.name} is on "
+        f"{found.decision.challenger_digest[:12]}: the bundle was altered after the decision"
+    )

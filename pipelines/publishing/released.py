@@ -1,4 +1,4 @@
-"""What released bundles were made from, kept so that a day's increment can continue it.
+"""Artefacts of released bundles, kept so that a day's increment can continue them.
 
 <workspace>/released/<version>/
   released.json    what its models were fitted on
@@ -47,20 +47,17 @@ STAGES = (
     "refit",
 )
 FEATURES = "build_features"
-"""Of this stage only the rows of ids are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What the models of a released bundle were fitted on."""
+    """Data that the models of a released bundle were fitted on."""
 
     version: str
     kind: str
     """``full`` or ``incremental``."""
     time: str
-    """When it was kept (UTC)."""
     full_time: str
-    """When the full run ended that it goes back to."""
     full_version: str
     """Bundle of that full run."""
     until: int | None
@@ -84,26 +81,19 @@ class Released:
 
 
 def shop_workspace(workspace: Path) -> Path:
-    """Name the workspace that an increment's own belongs to, or itself."""
+    """Return the workspace that an increment's workspace belongs to, or itself."""
     return workspace.parent if workspace.name == UPDATE else workspace
 
 
 def released_folder(workspace: Path, version: str) -> Path:
-    """Name the folder of a released version, delta or not."""
+    """Return the folder of a released version, delta or not."""
     return shop_workspace(workspace) / RELEASED / version.partition("+")[0]
 
 
 def keep_released(
     workspace: Workspace, version: str, inputs: Mapping[str, Path], *, trained: bool
 ) -> None:
-    """Keep what a bundle was made from, before it is published.
-
-    Args:
-        workspace: Of the run.
-        version: Of the bundle.
-        inputs: Artefacts by stage, of which features and content are read.
-        trained: Whether trained models know the newest events, rather than counts alone.
-    """
+    """Keep what a bundle was made from, before it is published."""
     final = released_folder(workspace.path, version)
     if final.exists():
         shutil.rmtree(final)
@@ -117,7 +107,7 @@ def keep_released(
     held_out, since = np.zeros(0, np.int64), None
     until = None if times is None or not len(times) else int(np.asarray(times).max())
     if before is not None and trained:
-        held_out, since = held_out_of(sequences)
+        held_out, since = find_held_out(sequences)
     elif before is not None:
         held_out = np.load(workspace.stage(RELEASED) / HELD_OUT, allow_pickle=False)
         since, until, known = before.held_out_since, before.until, before.partitions
@@ -148,10 +138,7 @@ def champion_metrics(
     An increment's own are of one day's held-out users: few, and other queries than a full run has.
 
     Args:
-        workspace: Of the challenger's run.
-        bundles: Folder of the bundles.
         champion: What is served; None where nothing is.
-        metrics: Of the challenger; none where no user was held out.
     """
     if champion is None or (workspace.name == UPDATE and not metrics):
         return None
@@ -162,14 +149,14 @@ def champion_metrics(
     return read_manifest(directory)[0].metrics if directory.is_dir() else {}
 
 
-def bounds_of(config: ReleaseConfig, workspace: Path, num_users: int) -> ReleaseConfig:
-    """Leave out what a day's few held-out users cannot show, whatever the models are."""
+def bounds_for(config: ReleaseConfig, workspace: Path, num_users: int) -> ReleaseConfig:
+    """Leave out checks that a day's few held-out users cannot pass with any model."""
     if workspace.name != UPDATE or num_users >= config.min_compared:
         return config
     return replace(config, min_gain_over_popularity=-1.0)
 
 
-def held_out_of(sequences: Sequences) -> tuple[NDArray[np.int64], int | None]:
+def find_held_out(sequences: Sequences) -> tuple[NDArray[np.int64], int | None]:
     """Find the users whose newest events no model was fitted on, and the earliest of these."""
     starts, ends = np.asarray(sequences.train_end), np.asarray(sequences.offsets[1:])
     rows = np.flatnonzero(starts < ends)
@@ -199,7 +186,7 @@ def link_rows(features: Path, target: Path) -> None:
             link(features / name, target / name)
 
 
-def settings_of(folder: Path, stage: str) -> Mapping[str, object] | None:
+def read_settings(folder: Path, stage: str) -> Mapping[str, object] | None:
     """Read the settings that a kept artefact was made with; None where the stage did not run."""
     manifest = Manifest.read(folder / stage)
     return None if manifest is None else manifest.config

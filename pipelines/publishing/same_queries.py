@@ -3,14 +3,11 @@
 The challenger's ranks come from its evaluation, whose models were fitted on the training part. The
 champion's come from the first of two places that has enough:
 
-- its own evaluation, where that ranked the same items for the same user behind as many events (the
-  file ``answers-<version>.parquet`` beside the bundles, which each release writes). Both sides were
-  then fitted on their training parts, so they are alike;
-- its bundle, loaded and queried as a server does, where the item's event is newer than all that the
-  bundle was fitted on. Without times it is if the bundle knows no more of the user's events than
-  came before. A bundle's models are refitted on every event of their day, of which the challenger's
-  measured models may lack the held-out parts: `SameQueries.ahead` says how many. Unless that is
-  next to nothing, the champion has an advantage, and its being better says nothing.
+- its own evaluation, for users with the same held-out items after as many events
+  (``answers-<version>.parquet`` next to the bundles). Both sides were then fitted alike;
+- its bundle, queried as a server does, for events that are newer than all that it was fitted on.
+  Its models are refitted on every event of their day, of which the challenger's measured models may
+  lack the held-out parts (`SameQueries.ahead`). With such an advantage a loss says nothing.
 
 A query whose answer either side was fitted on is left out.
 
@@ -32,6 +29,7 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences, Split
 from recsys.data.durable import replace_file
 from recsys.data.held_out import HeldOut, ragged
+from serving.bundle.load import Bundle
 from serving.bundle.manifest import CURRENT
 from serving.bundle.users import Users
 from serving.online.store import RecentEvent, Visitor
@@ -44,7 +42,6 @@ KEY = ("user_id", "item_id", "place")
 MAX_AHEAD = 0.01
 """Share of events that one side may be fitted on and the other not."""
 SEED = 0
-"""Of what a list draws; the built-in surface draws nothing."""
 
 
 class SameQueries(NamedTuple):
@@ -56,18 +53,16 @@ class SameQueries(NamedTuple):
     targets: Jagged
     """Item rows of the challenger's run."""
     num_events: Rows
-    """Of the user before the query, [Q]."""
     times: Rows | None
     """Unix seconds of the query, [Q]."""
     by_bundle: bool
-    """Whether the champion's bundle answered, rather than its evaluation."""
     ahead: float
     """Share of the events up to the champion's release that its models were fitted on and the
     challenger's measured ones were not; 0 where both are of their evaluations."""
 
     @property
     def alike(self) -> bool:
-        """Whether a loss of the challenger is its own."""
+        """True if a loss of the challenger is its own."""
         return self.ahead <= MAX_AHEAD
 
     def __len__(self) -> int:
@@ -78,11 +73,8 @@ class RunEvents(NamedTuple):
     """The events of the challenger's run."""
 
     sequences: Sequences
-    """Of the released order."""
     item_ids: list[str]
-    """By item row."""
     user_ids: list[str]
-    """By user row."""
 
     @classmethod
     def load(cls, features: Path, sequences: Sequences) -> RunEvents:
@@ -97,20 +89,14 @@ class RunEvents(NamedTuple):
 
 
 def answers_file(bundles: Path, version: str) -> Path:
-    """Name the file of what a release's evaluated models answered."""
+    """Return the file of the answers of a release's evaluated models."""
     return bundles / f"answers-{version}.parquet"
 
 
-def answers_of(
+def build_answers(
     table: pl.DataFrame, row: str, run: RunEvents, split: Split = "test"
 ) -> pl.DataFrame:
-    """Lay out a run's answers to its held-out queries, by ids that outlive it.
-
-    Args:
-        table: Of the stage evaluate, a row for each user and held-out item.
-        row: Which list is served, such as ``blend``.
-        run: Its events.
-        split: Of the table.
+    """Build a run's answers to its held-out queries, by ids that outlive it.
 
     Returns:
         user_id, item_id, place (events of the user before the query), rank (null where the item is
@@ -131,7 +117,7 @@ def answers_of(
 
 
 def standard_error(answers: pl.DataFrame | None, depth: int) -> float:
-    """Standard error of the users' mean discounted gain at so many places; 0 without two users."""
+    """Standard error of the users' mean discounted gain at a depth; 0 without two users."""
     if answers is None:
         return 0.0
     listed = pl.col("rank").is_between(1, depth)
@@ -159,22 +145,14 @@ def same_queries(
     *,
     config: ReleaseConfig,
     seed: int,
+    loaded: Bundle | None = None,
 ) -> SameQueries:
-    """Find the champion's answer to each query that it had not seen the answer of.
-
-    Args:
-        answers: The challenger's, of `answers_of`.
-        run: The challenger's events.
-        bundles: Folder with the link ``current``.
-        champion: Version that what is served stands on.
-        config: How many, and by how long lists.
-        seed: Draws them.
-    """
+    """Find the champion's answer to each query that it had not seen the answer of."""
     before = read_answers(bundles, champion)
     stored = same_stored_queries(answers, before, run, config=config, seed=seed)
     if len(stored) >= config.min_compared:
         return stored
-    recommender = Recommender.load(bundles / CURRENT)
+    recommender = Recommender.load(bundles / CURRENT, loaded=loaded)
     known = recommender.bundle.users
     queried = answers.unique("user_row", keep="first", maintain_order=True)
     queried = queried.filter(pl.Series(_is_newer(queried, run, known)))
@@ -240,7 +218,7 @@ def same_stored_queries(
 
 
 def _drawn(user_rows: Rows, limit: int, seed: int) -> Rows:
-    """Draw at most so many users by the seed, ascending."""
+    """Draw at most ``limit`` users by the seed, ascending."""
     ordered = np.sort(user_rows)
     if len(ordered) <= limit:
         return ordered
@@ -249,7 +227,7 @@ def _drawn(user_rows: Rows, limit: int, seed: int) -> Rows:
 
 
 def _is_newer(queries: pl.DataFrame, run: RunEvents, users: Users) -> NDArray[np.bool_]:
-    """Say of each query whether its first target is newer than all that a bundle knows, [Q]."""
+    """Mark queries whose first target is newer than all events of a bundle, [Q]."""
     positions, newest = queries["position"].to_numpy(), users.newest_time
     times = run.sequences.times
     if (times is None) != (users.times is None):
@@ -268,7 +246,7 @@ def _num_known(users: Users, user_id: str) -> int:
 def _lists(
     queries: pl.DataFrame, run: RunEvents, recommender: Recommender, depth: int
 ) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Give each query's user with the rank of each item of the champion's list.
+    """Iterate over users with the rank of each item of the champion's list.
 
     What the bundle does not know of the user's events reaches it as a visitor's live events do.
     """
@@ -305,7 +283,7 @@ def _ranks_in(targets: pl.DataFrame, lists: Mapping[str, Mapping[str, int]]) -> 
 def _paired(
     found: pl.DataFrame, run: RunEvents, *, by_bundle: bool = False, ahead: float = 0.0
 ) -> SameQueries:
-    """Lay out both ranks by query, users ascending."""
+    """Collect both ranks by query, users ascending."""
     found = found.sort("user_row", "item_row")
     queries = found.group_by("user_row", maintain_order=True).agg(
         pl.col("position").first(), pl.col("place").first(), pl.len().alias("targets")

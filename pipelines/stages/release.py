@@ -3,9 +3,8 @@
 With ``release.promote = false`` it stays challenger until ``recsys release promote``.
 
 It is checked as it was written. One that fails a check is not published: the champion stays, the
-verdicts are in ``refused.json`` of the workspace, the bundle lies in ``bundles/refused`` for people
-to look at, and the command ends with code 3. Either way the decision is written to
-``bundles/decisions``, signed where operators set a key.
+bundle is in ``bundles/refused`` to look at, and the command ends with code 3. Either way the
+decision is a line of ``bundles/releases.jsonl``, signed if operators set a key.
 """
 
 from __future__ import annotations
@@ -28,30 +27,35 @@ from pipelines.engine.signing import signing_key
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import bundles_dir, digest_of_config
 from pipelines.inputs.tensors import read_inputs, released_order
-from pipelines.publishing.checks import Metrics, release_verdicts, served_row
-from pipelines.publishing.comparison import Compared, compare, item_domains
-from pipelines.publishing.decisions import Decision, Outcome, write_decision
+from pipelines.publishing.comparison import (
+    Compared,
+    Metrics,
+    compare,
+    item_domains,
+    release_verdicts,
+    served_row,
+)
 from pipelines.publishing.explain import lines_of, power_of, words_of
 from pipelines.publishing.gate.gate import bundle_verdicts
 from pipelines.publishing.gate.subject import Subject
-from pipelines.publishing.item_properties import item_properties
-from pipelines.publishing.promotion import note_release, served_base
+from pipelines.publishing.promotion import note_release, served_base, served_version
 from pipelines.publishing.released import (
-    bounds_of,
+    bounds_for,
     champion_metrics,
     keep_released,
     released_folder,
 )
 from pipelines.publishing.same_queries import (
     RunEvents,
-    answers_of,
+    build_answers,
     same_queries,
     standard_error,
     write_answers,
 )
 from pipelines.publishing.write_release import (
     WrittenRelease,
-    is_release_of,
+    is_same_release,
+    item_properties,
     repeatable,
     write_release,
 )
@@ -59,7 +63,7 @@ from pipelines.ranking.artefact import RANKED, served_ranker
 from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
-from recsys.data.durable import write_durably
+from pipelines.tracking.decisions import Decision, append_decision
 from recsys.fitting.inputs import ModelInputs
 from recsys.models import names
 from recsys.models.text_search.search import TextSearch
@@ -79,16 +83,14 @@ from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, OutsideParts
 
-REFUSED = "refused.json"
-
 
 def name_of(making: str) -> str:
-    """Name a release by what it is made from: equal inputs give the same name."""
+    """Build a release's name from its inputs: equal inputs give the same name."""
     return making[:12]
 
 
 def is_published(context: StageContext) -> bool:
-    """Whether the bundle and the IDs of this artefact are there and some bundle is served."""
+    """True if the bundle and the IDs of this artefact are there and some bundle is served."""
     folder = bundles_dir(context.config)
     document = read_json(context.output / "release.json")
     directory, semantic_ids = (
@@ -103,7 +105,7 @@ def is_published(context: StageContext) -> bool:
 def champion_of(folder: Path, challenger: str) -> BundleManifest | None:
     """Read the manifest of the published bundle; None without one, or if it is this one."""
     base = served_base(folder)
-    return None if base is None or is_release_of(base.version, challenger) else base
+    return None if base is None or is_same_release(base.version, challenger) else base
 
 
 def answers(context: StageContext, metrics: Metrics, inputs: ModelInputs) -> pl.DataFrame | None:
@@ -112,11 +114,15 @@ def answers(context: StageContext, metrics: Metrics, inputs: ModelInputs) -> pl.
         return None
     order, features = inputs.tie_order, context.inputs["build_features"]
     table = pl.read_parquet(context.inputs["evaluate"] / f"per_user_{order}_test.parquet")
-    return answers_of(table, served_row(metrics), RunEvents.load(features, inputs.sequences))
+    return build_answers(table, served_row(metrics), RunEvents.load(features, inputs.sequences))
 
 
 def compared_with(
-    champion: BundleManifest, answered: pl.DataFrame, context: StageContext, inputs: ModelInputs
+    champion: BundleManifest,
+    loaded: Bundle | None,
+    answered: pl.DataFrame,
+    context: StageContext,
+    inputs: ModelInputs,
 ) -> Compared:
     """Query the champion for what the challenger answered, and compare."""
     config, features = context.config, context.inputs["build_features"]
@@ -127,6 +133,7 @@ def compared_with(
         champion.version,
         config=config.release,
         seed=config.seed,
+        loaded=loaded,
     )
     domains = item_domains(pl.read_parquet(features / "items.parquet"))
     found = compare(queries, inputs.item_counts("train"), config.release, domains)
@@ -175,11 +182,7 @@ def properties_of(items: pl.DataFrame) -> Properties:
 
 
 def text_search(context: StageContext, order: str, items: pl.DataFrame) -> Path | None:
-    """Locate what finds items by a text, over a catalogue that may have grown since it was fitted.
-
-    Args:
-        items: The catalogue, by item row.
-    """
+    """Locate the text search, extended to items that came after it was fitted."""
     fitted = present(context.inputs["fit_blend"] / order / TEXT_SEARCH)
     if fitted is None:
         return None
@@ -248,32 +251,25 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
     )
 
 
-def refuse(context: StageContext, decision: Decision, metrics: Metrics) -> None:
-    """Write down a refusal and raise it.
+def refuse(folder: Path, decision: Decision) -> None:
+    """Append a refusal to the log and raise it.
 
     Raises:
         RefusedError: Always; names each failed check with its value and bound, and what to do.
     """
-    path = context.workspace.path / REFUSED
-    document = {
-        "challenger": decision.challenger,
-        "verdicts": decision.verdicts,
-        "metrics": metrics,
-        "words": decision.words,
-    }
-    write_durably(path, to_json(document))
-    folder = bundles_dir(context.config)
+    append_decision(folder, decision, signing_key())
     current = folder / CURRENT
     kept = f"{current.resolve().name} goes on serving" if current.exists() else "nothing is served"
     raise RefusedError(
         f"the new bundle is refused and was not published; {kept}.\n"
         + "\n".join(f"  {line}" for line in lines_of(decision.failed))
-        + f"\nAll verdicts: {path}. The bounds are in [release] and [release.gate]."
+        + f"\nAll verdicts: recsys release explain {folder} {decision.challenger}. The "
+        "bounds are in [release] and [release.gate]."
     )
 
 
 def champion_bundle(folder: Path) -> Bundle | None:
-    """Load what is served; None where nothing is, or it is damaged."""
+    """Load the served bundle; None without one, or if it is damaged."""
     try:
         return load_bundle(folder / CURRENT) if (folder / CURRENT).exists() else None
     except ValueError:
@@ -319,29 +315,22 @@ def written_release(
         return WrittenRelease(name, "", [*checked, broken])
 
 
-def decision_of(
+def about_release(
     context: StageContext,
     written: WrittenRelease,
     champion: BundleManifest | None,
     compared: Compared | None,
-) -> Decision:
-    """Lay out what was decided on a written bundle."""
-    config = context.config
+) -> dict[str, Any]:
+    """Build the fields of the decision on a written bundle."""
     served = None if champion is None else champion.version
-    outcome: Outcome = "refused"
-    if written.passed:
-        keeps = champion is not None and not config.release.promote
-        outcome = "kept as challenger" if keeps else "released"
-    return Decision(
-        outcome=outcome,
-        challenger=written.version,
-        champion=served,
-        challenger_digest=written.digest or None,
-        config_digest=digest_of_config(config),
-        verdicts=[one.model_dump() for one in written.verdicts],
-        power=power_of(compared, config.release.compared_by),
-        words=words_of(served, written.verdicts, compared),
-    )
+    return {
+        "champion": served_version(bundles_dir(context.config)),
+        "challenger_digest": written.digest or None,
+        "config_digest": digest_of_config(context.config),
+        "verdicts": [one.model_dump() for one in written.verdicts],
+        "power": power_of(compared, context.config.release.compared_by),
+        "words": words_of(served, written.verdicts, compared),
+    }
 
 
 def release(context: StageContext) -> StageRows:
@@ -349,19 +338,19 @@ def release(context: StageContext) -> StageRows:
     config, order = context.config, released_order(context.inputs["build_features"])
     folder, name = bundles_dir(config), name_of(context.making)
     folder.mkdir(parents=True, exist_ok=True)
-    key = signing_key()
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
     if served_ranker(context.inputs["train_ranker"] / order) is None:
-        # Checks are on what is served.
+        # Checks are on the served list.
         metrics = {name: values for name, values in metrics.items() if name != RANKED}
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
     inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
     answered, champion = answers(context, metrics, inputs), champion_of(folder, name)
+    served = None if champion is None else champion_bundle(folder)
     compared = None
     if champion is not None and answered is not None:
-        compared = compared_with(champion, answered, context, inputs)
+        compared = compared_with(champion, served, answered, context, inputs)
     num_users = 0 if answered is None else answered["user_id"].n_unique()
-    bounds = bounds_of(config.release, context.workspace.path, num_users)
+    bounds = bounds_for(config.release, context.workspace.path, num_users)
     before = champion_metrics(context.workspace.path, folder, champion, metrics)
     error = standard_error(answered, bounds.depth)
     verdicts = release_verdicts(metrics, recall, before, bounds, compared, error)
@@ -371,23 +360,21 @@ def release(context: StageContext) -> StageRows:
             context,
             make_parts(context, inputs),
             verdicts,
-            champion=None if champion is None else champion_bundle(folder),
+            champion=served,
             metrics=metrics,
             served=served_row(metrics) if metrics else "",
-            compared=compared,
+            paired=None if compared is None else compared.by,
             answered=answered,
         )
-        decision, version = decision_of(context, written, champion, compared), written.version
-        write_decision(folder, decision, key)
+        about, version = about_release(context, written, champion, compared), written.version
         if not written.passed:
-            refuse(context, decision, metrics)
+            refuse(folder, Decision(outcome="refused", challenger=version, **about))
         if answered is not None:
             write_answers(folder, version, answered)
         trained = not config.updates.counts_only
         keep_released(context.workspace, version, context.inputs, trained=trained)
         semantic_ids = publish_version(context.inputs["build_semantic_ids"], store_of(config))
-        alias = note_release(folder, version, promoted=config.release.promote)
-    (context.workspace.path / REFUSED).unlink(missing_ok=True)
+        alias = note_release(folder, version, promoted=config.release.promote, **about)
     document = {
         "version": version,
         "digest": written.digest,

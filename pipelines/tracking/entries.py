@@ -1,4 +1,4 @@
-"""Tags of a bundle in the registry, among them a pointer that is signed if a key is set."""
+"""Entry of a bundle in the registry, with a pointer that is signed if a key is set."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.engine.signing import KEY, check_signature, signed, signing_key
-from serving.bundle.manifest import FileEntry
+from pipelines.engine.signing import KEY, TamperedError, check_signature, signed, signing_key
+from pipelines.tracking.decisions import decision_on
 
-CHAMPION = "champion"
-CHALLENGER = "challenger"
-DECISIONS = "decisions"
-FETCHED = "fetched"
-"""Folder of the decisions that came with bundles, which are no part of this machine's chain."""
 POINTER = "pointer"
-"""Tag with the bundle's version and digest, and the name and digest of the decision on it."""
+"""Tag with the bundle's version and digest, and the digest of the decision on it."""
 BUNDLES = "bundles"
 """Tag with the folder of bundles, or its URL, that has the files."""
 
 
-def decisions_on(folder: Path, version: str) -> list[Path]:
-    """List the decisions on a version, or on the release that it was appended to, oldest first."""
-    names = (version, version.partition("+")[0])
-    return [path for path in sorted(folder.glob("*.json")) if path.stem.partition("-")[2] in names]
+def decision_file(digest: str) -> str:
+    """Return the file of a decision in a folder of copies."""
+    return f"decisions/{digest}.json"
 
 
-def registry_tags(
+def registry_entry(
     bundles: Path, version: str, digest: str, verdicts: Iterable[Mapping[str, Any]]
-) -> dict[str, str]:
-    """Build the tags of a bundle in the registry."""
-    decisions = decisions_on(bundles / DECISIONS, version)[-1:]
+) -> dict[str, Any]:
+    """Build the registry's entry of a bundle: its tags, and the decision on it."""
+    try:
+        found = decision_on(bundles, version, None)
+    except TamperedError:
+        found = None
     pointer = {
         "bundle": version,
         "digest": digest,
-        "decision": {path.name: FileEntry.of(path).sha256 for path in decisions},
+        "decision": None if found is None else found.digest,
     }
-    return {
+    tags = {
         BUNDLES: str(bundles.absolute()),
         POINTER: json.dumps(signed(pointer, signing_key()), sort_keys=True),
         **{f"verdict.{one['name']}": str(one["value"]) for one in verdicts},
     }
+    line = None if found is None else found.line
+    return {"version": version, "digest": digest, "tags": tags, "decision": line}
 
 
-def decision_of(pointer: str, version: str, digest: str) -> dict[str, str]:
-    """Verify a pointer; return the digest of the decision on the bundle by its file's name.
+def read_pointer(pointer: str, version: str, digest: str) -> str | None:
+    """Verify a pointer; return the digest of the decision on the bundle, if there is one.
 
     Raises:
         ValueError: It is of another bundle, altered, or not signed though a key is set.
@@ -56,7 +55,10 @@ def decision_of(pointer: str, version: str, digest: str) -> dict[str, str]:
     if check_signature(found, key, what) != "signed" and key is not None:
         raise ValueError(f"{what} is not signed, and {KEY} is set; {advice}")
     if not found:
-        return {}
+        return None
     if (found.get("bundle"), found.get("digest")) != (version, digest):
         raise ValueError(f"{what} is of another bundle; {advice}")
-    return {Path(name).name: str(one) for name, one in found["decision"].items()}
+    decision = found.get("decision")
+    if decision is not None and not isinstance(decision, str):
+        raise ValueError(f"{what} is of another version of recsys; {advice}")
+    return decision

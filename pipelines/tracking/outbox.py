@@ -113,8 +113,17 @@ class OutboxRun(RunLog):
     def tags(self, values: Mapping[str, str]) -> None:
         self.append("tags", values=dict(values))
 
-    def register(self, model: str, *, version: str, digest: str, tags: Mapping[str, str]) -> None:
-        self.append("register", model=model, version=version, digest=digest, tags=dict(tags))
+    def register(
+        self,
+        model: str,
+        *,
+        version: str,
+        digest: str,
+        tags: Mapping[str, str],
+        decision: str | None = None,
+    ) -> None:
+        known = {"version": version, "digest": digest, "tags": dict(tags), "decision": decision}
+        self.append("register", model=model, **known)
 
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -196,7 +205,7 @@ class Outbox:
             if any(event["event"] == "end" for event in events):
                 continue
             if any(event.get("stage", planned.stage) != planned.stage for event in events[:1]):
-                # It may be running beside this one.
+                # It may be running at the same time.
                 continue
             if path.stem.partition("Z-")[2] == name:
                 return OutboxRun(path)

@@ -15,18 +15,19 @@ from typing import Any
 from pipelines.engine.artifacts import MANIFEST, RUN, Manifest, read_json
 from pipelines.engine.run_log import RunLog
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
-from pipelines.tracking.entries import CHAMPION, registry_tags
+from pipelines.tracking.decisions import CHAMPION
+from pipelines.tracking.entries import registry_entry
 from pipelines.tracking.outbox import Outbox
 from serving.bundle.manifest import CURRENT
 
 
-def numbers_of(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
+def collect_numbers(table: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """Collect the numbers of nested tables by path; other values are left out."""
     values: dict[str, float] = {}
     for name, value in table.items():
         key = f"{above}/{name}" if above else name
         if isinstance(value, Mapping):
-            values |= numbers_of(value, key)
+            values |= collect_numbers(value, key)
         elif isinstance(value, (int, float)):
             values[key] = float(value)
     return values
@@ -36,7 +37,7 @@ def record_training(run: RunLog, artefact: Path) -> None:
     """Log how each training ended; its curve was logged while it ran."""
     for ending in sorted(artefact.glob("**/training.json")):
         above = ending.parent.relative_to(artefact).as_posix()
-        run.metrics(numbers_of(read_json(ending), "" if above == "." else above))
+        run.metrics(collect_numbers(read_json(ending), "" if above == "." else above))
 
 
 def record_documents(run: RunLog, artefact: Path) -> None:
@@ -46,23 +47,22 @@ def record_documents(run: RunLog, artefact: Path) -> None:
             document = read_json(path)
             if isinstance(document, dict):
                 above = "" if path.stem in ("metrics", "recall") else path.stem
-                run.metrics(numbers_of(document, above))
+                run.metrics(collect_numbers(document, above))
 
 
 def record_release(run: RunLog, artefact: Path, bundles: Path, model: str) -> None:
     """Enter the released bundle into the registry, as champion or challenger."""
     document = read_json(artefact / "release.json")
     version, digest = document["version"], document["digest"]
-    tags = registry_tags(bundles, version, digest, document["verdicts"])
-    run.register(model, version=version, digest=digest, tags=tags)
+    run.register(model, **registry_entry(bundles, version, digest, document["verdicts"]))
     served = (bundles / CURRENT).resolve().name.removeprefix("bundle-")
     if document["alias"] == CHAMPION and served.partition("+")[0] == version:
-        # Deltas of the very same bundle go on being served.
+        # Deltas of the very same bundle stay served.
         version = served
     run.alias(model, document["alias"], version, action="release")
 
 
-def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
+def collect_analysis(analysis: Analysis) -> dict[str, float]:
     """Collect the ends of intervals, the slices and the measures beyond accuracy."""
     numbers: dict[str, float] = {}
     for order, splits in analysis.orders.items():
@@ -82,9 +82,9 @@ def numbers_of_analysis(analysis: Analysis) -> dict[str, float]:
 
 def record_evaluation(run: RunLog, artefact: Path) -> None:
     """Log each model's metrics, their intervals, and those of its slices."""
-    run.metrics(numbers_of(read_json(artefact / "metrics.json")))
+    run.metrics(collect_numbers(read_json(artefact / "metrics.json")))
     if (artefact / ANALYSIS).exists():
-        run.metrics(numbers_of_analysis(Analysis.load(artefact)))
+        run.metrics(collect_analysis(Analysis.load(artefact)))
 
 
 RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
@@ -98,15 +98,9 @@ RECORDERS: dict[str, Callable[[RunLog, Path], None]] = {
 
 
 def record_stage(run: RunLog, stage: str, artefact: Path, *, bundles: Path, model: str) -> None:
-    """Log what a stage made, after its artefact was committed.
-
-    Args:
-        artefact: The stage's directory.
-        bundles: Folder of the released bundles.
-        model: Name of the bundles in the registry.
-    """
-    run.metrics(numbers_of(read_json(artefact / MANIFEST)["rows"], "rows"))
-    run.metrics(numbers_of(read_json(artefact / RUN), "run"))
+    """Log what a stage made, after its artefact was committed."""
+    run.metrics(collect_numbers(read_json(artefact / MANIFEST)["rows"], "rows"))
+    run.metrics(collect_numbers(read_json(artefact / RUN), "run"))
     if stage in RECORDERS:
         RECORDERS[stage](run, artefact)
     if stage == "release":
@@ -125,12 +119,7 @@ class Recorder:
 
     @contextmanager
     def recording(self, planned: Manifest, artefact: Path) -> Iterator[RunLog]:
-        """Track what happens inside, and what the stage then made; an error fails the run.
-
-        Args:
-            planned: What the stage is made from.
-            artefact: Where the stage stands when it is done.
-        """
+        """Track what happens inside, and what the stage then made; an error fails the run."""
         if self.outbox is None:
             yield RunLog()
             return

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pipelines.config.tracking import TrackingConfig
-from pipelines.tracking.entries import BUNDLES, POINTER
+from pipelines.tracking.entries import BUNDLES, POINTER, decision_file
 from pipelines.tracking.outbox import Outbox, read_lines, store_name
 from recsys.data.durable import locked
 from serving.bundle import copies
@@ -132,7 +132,6 @@ class Sender:
         self.store, self.client, self.outbox = store, store.client, outbox
         self.num_refused = 0
         self.path = outbox.path
-        """The file that is sent."""
         self.run_id: str | None = None
 
     @cached_property
@@ -239,8 +238,11 @@ class Sender:
             DIGEST_TAG: digest,
         }
         if place is not None:
-            decisions = json.loads(event["tags"].get(POINTER, "{}")).get("decision", {})
-            copies.send(bundles, version, place, [f"decisions/{name}" for name in decisions])
+            # An outbox of an earlier version has no decision.
+            line = event.get("decision")
+            digest_of_line = json.loads(event["tags"].get(POINTER, "{}")).get("decision")
+            more = {decision_file(digest_of_line): line.encode()} if line else {}
+            copies.send(bundles, version, place, more)
         there = self.store.registered(model, **{VERSION_TAG: version, DIGEST_TAG: digest})
         if there:
             for name, value in tags.items():
@@ -297,7 +299,7 @@ def send_outbox(store: Store, outbox: Outbox) -> dict[str, Any]:
 
 
 def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what is requested, and say what came of it."""
+    """Answer a request."""
     uri, config = request["uri"], TrackingConfig(**request["config"])
     sends, database = request["what"] == "send", Path(uri.removeprefix("sqlite:///"))
     if not sends and uri.startswith("sqlite:") and not database.exists():
@@ -324,7 +326,7 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """Name an error by its kind and the first line of its text."""
+    """Format an error's kind and the first line of its text."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"[:500]
 

@@ -1,7 +1,7 @@
 """Send an outbox to an MLflow store and read its model registry, in a child with a time limit.
 
-MLflow takes seconds to import and changes the environment, which only the child does
-(``pipelines.tracking.store``). What is not sent by then is sent by the next command.
+MLflow takes seconds to import and changes the environment, so only the child imports it
+(``pipelines.tracking.store``). Runs that are not sent by then are sent by the next command.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from serving.bundle import copies
 
 @dataclass(frozen=True, kw_only=True)
 class SyncResult:
-    """What was sent of an outbox."""
+    """Result of sending an outbox."""
 
     sent: int = 0
     """Runs that the store has whole."""
@@ -31,7 +31,6 @@ class SyncResult:
     refused: int = 0
     """Records that the store will never accept; they are in refused.jsonl."""
     problem: str | None = None
-    """Why runs are waiting."""
 
     def log_line(self) -> str:
         """Format one line for the end of a run."""
@@ -46,13 +45,13 @@ def outbox_of(workspace: Path) -> Outbox:
 
 
 def store_uri(config: TrackingConfig, outbox: Outbox) -> str:
-    """Return the store's address; by default a database beside the outbox."""
+    """Return the store's address; by default a database next to the outbox."""
     database = f"sqlite:///{(outbox.path.parent / 'mlflow.db').absolute()}"
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
 
 def ask_store(uri: str, config: TrackingConfig, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a child process with MLflow do what is requested, within the configured time.
+    """Send a request to a child process with MLflow, within the configured time.
 
     Raises:
         UnreachableError: The store gives no answer.
@@ -100,10 +99,9 @@ def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredBundle:
-    """What the registry says about a bundle; nothing of it is verified."""
+    """Registry's entry of a bundle; nothing of it is verified."""
 
     number: str
-    """The registry's number of this version of the model."""
     version: str
     digest: str
     """sha256 of the bundle's manifest."""
@@ -112,7 +110,6 @@ class RegisteredBundle:
     pointer: str
     """Signed words on the above (`pipelines.tracking.entries`); empty if there are none."""
     served_is_registered: bool
-    """Whether the registry also knows the bundle that is served here."""
 
 
 def look_up(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import without_keys
 from pipelines.engine.artifacts import Manifest, digest_of_json
+from pipelines.engine.results import MONITOR, read_result
 from pipelines.engine.workspace import bundles_dir
-from pipelines.publishing.gate.documents import MONITOR
 from pipelines.publishing.promotion import served_version
-from pipelines.publishing.released import RELEASED, Released, released_folder, settings_of
+from pipelines.publishing.released import RELEASED, Released, read_settings, released_folder
 from pipelines.stages.build_features import raw_files
 from pipelines.stages.list import STAGES
 from recsys.data.durable import digest_once
@@ -94,11 +93,8 @@ def why_full(config: RunConfig, base: Released) -> str | None:
     age = datetime.now(UTC) - datetime.fromisoformat(base.full_time)
     if days is not None and age >= timedelta(days=days):
         return f"the last full run is {age.days} days old, updates.full_every_days = {days}"
-    path = config.workspace / MONITOR
-    if not path.exists():
-        return None
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = read_result(config.workspace, MONITOR)
     except ValueError:
         return None
     since = str(found.get("time", ""))
@@ -111,7 +107,7 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
     """List the sections of the served models' configuration that have changed."""
     changed = []
     for stage in STAGES:
-        before = settings_of(folder, stage.name)
+        before = read_settings(folder, stage.name)
         if before is None:
             continue
         fixed = [*REMOVED_KEYS]

@@ -1,7 +1,7 @@
 """Copies of bundles in another folder of bundles, on a disk or at a URL, verified by digest.
 
     <place>/bundle-<version>/      as in a local folder of bundles; the manifest is written last
-    <place>/decisions/<name>.json  the decision on it
+    <place>/decisions/<digest>.json  the decision on it
 
 fsspec opens the place: a path, s3://, gs:// or abfs://. A copy that was cut off is continued.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,13 @@ class CopyPlace:
             raise ValueError(f"{name} at {self.address} has more than {limit} bytes")
         return content
 
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, unless it is there."""
+        folder, _, file = name.rpartition("/")
+        if self.sizes(folder).get(file) != len(content):
+            self._files.makedirs(f"{self._root}/{folder}", exist_ok=True)
+            self._files.pipe_file(f"{self._root}/{name}", content)
+
     def copy_in(self, source: Path, name: str) -> str:
         """Copy a local file to the place; return the sha256 of the copied bytes."""
         path = f"{self._root}/{name}"
@@ -131,11 +138,13 @@ def reaching(address: str) -> Iterator[None]:
         raise UnreachableError(f"{address} cannot be reached: {words}") from error
 
 
-def send(bundles: Path, version: str, address: str, more: Sequence[str] = ()) -> None:
+def send(
+    bundles: Path, version: str, address: str, more: Mapping[str, bytes] | None = None
+) -> None:
     """Copy a bundle, and what it was appended to, to another folder of bundles.
 
     Args:
-        more: Other files below the folder, which never change.
+        more: Content of other small files by their names, which never change.
 
     Raises:
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
@@ -147,10 +156,8 @@ def send(bundles: Path, version: str, address: str, more: Sequence[str] = ()) ->
         place = CopyPlace(address)
         for link in chain_of(bundle_directory(bundles, version)):
             _send_one(place, link.directory, link.manifest, link.digest)
-        for name in more:
-            folder, _, file = name.rpartition("/")
-            if place.sizes(folder).get(file) != (bundles / name).stat().st_size:
-                place.copy_in(bundles / name, name)
+        for name, content in (more or {}).items():
+            place.write(name, content)
 
 
 def _send_one(place: CopyPlace, directory: Path, manifest: BundleManifest, digest: str) -> None:

@@ -1,7 +1,6 @@
 """Runs that are repeated, killed, spoilt or starved."""
 
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -17,6 +16,7 @@ import pytest
 from click.testing import Result
 
 from pipelines.stages.list import STAGES
+from pipelines.tracking.decisions import read_decisions
 from serving.recommend import Recommender
 from tests.recsys.testing.synthetic import World
 
@@ -25,7 +25,9 @@ DIFFERS_BY_NATURE = {
     "run.json",
     "released.json",
     "ledger.jsonl",
-    "aliases.jsonl",
+    # A decision has its time and that of a list.
+    "releases.jsonl",
+    "releases.head",
     "history.jsonl",
     "config.toml",
     "lock",
@@ -37,10 +39,7 @@ def digests(workspace: Path) -> dict[str, str]:
     return {
         str(path.relative_to(workspace)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(workspace.rglob("*"))
-        if path.is_file()
-        and path.name not in DIFFERS_BY_NATURE
-        # A decision has its time and that of a list.
-        and path.parent.name != "decisions"
+        if path.is_file() and path.name not in DIFFERS_BY_NATURE
     }
 
 
@@ -142,8 +141,9 @@ def test_worse_model_is_refused_and_the_champion_stays(
     assert (workspace / "bundles/current").readlink() == champion
     after = Recommender.load(workspace / "bundles/current").recommend(world.users[:3], k=5)
     assert after.equals(before)
-    refused = json.loads((workspace / "refused.json").read_text())
-    assert not all(verdict["passed"] for verdict in refused["verdicts"])
+    refused = read_decisions(workspace / "bundles", None)[0][-1].decision
+    assert refused.outcome == "refused"
+    assert refused.failed
     assert len(list((workspace / "bundles").glob("bundle-*"))) == 1
 
     lenient = ["--set", "release.max_drop_from_champion=1", "--set"]
@@ -151,7 +151,8 @@ def test_worse_model_is_refused_and_the_champion_stays(
     result = recsys("run", "-c", config, "-w", workspace, "-q", *lenient)
     assert result.exit_code == 0, result.output
     assert (workspace / "bundles/current").readlink() != champion
-    assert not (workspace / "refused.json").exists()
+    released = read_decisions(workspace / "bundles", None)[0][-1].decision
+    assert released.outcome == "released"
 
 
 def test_deleted_bundle_is_released_again(shop: Path, recsys: Recsys, tmp_path: Path) -> None:

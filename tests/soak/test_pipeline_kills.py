@@ -31,7 +31,15 @@ KILLS_A_RUN = 5
 NAMES = [stage.name for stage in STAGES]
 DOMAINS = ("books", "films")
 DIFFERS_BY_NATURE = {
-    *("run.json", "ledger.jsonl", "aliases.jsonl", "history.jsonl", "config.toml", "lock"),
+    *(
+        "run.json",
+        "ledger.jsonl",
+        "releases.jsonl",
+        "releases.head",
+        "history.jsonl",
+        "config.toml",
+        "lock",
+    ),
     *("released.json", ".publish.lock"),
 }
 SETTINGS = f"""
@@ -151,8 +159,7 @@ def digests(workspace: Path) -> dict[str, str]:
     for path in sorted(workspace.rglob("*")):
         name = str(path.relative_to(workspace))
         # The report counts the looks at the test split, of which a killed evaluation is one.
-        # A decision has its time and that of a list.
-        apart = ("report/", "running/", "locks/", "bundles/decisions/")
+        apart = ("report/", "running/", "locks/")
         if path.name in DIFFERS_BY_NATURE or name.startswith(apart):
             continue
         if path.is_symlink():

@@ -11,10 +11,10 @@ from itertools import islice
 import numpy as np
 
 from pipelines.config.daily import MonitoringConfig
-from pipelines.monitoring.judged import Record
-from pipelines.monitoring.served import days_of_lists
-from pipelines.monitoring.signals import agreement_of, measure
-from pipelines.monitoring.sketch import Sketch, sketch_of, tables_of
+from pipelines.monitoring.days import days_of_lists
+from pipelines.monitoring.judged import SignalRecord
+from pipelines.monitoring.signals import measure, measure_agreement
+from pipelines.monitoring.sketch import Sketch, build_sketch, build_tables
 from pipelines.monitoring.vectors import ServedVectors, unit
 from tests.year.world import Drift, World, WorldConfig, WorldDay
 
@@ -24,19 +24,19 @@ class Watched:
     """Days that were judged so far."""
 
     config: MonitoringConfig = field(default_factory=MonitoringConfig)
-    record: Record = field(default_factory=Record)
+    record: SignalRecord = field(default_factory=SignalRecord)
     edges: dict[str, list[float]] = field(default_factory=dict)
     reference: deque[Sketch] = field(default_factory=deque)
 
     def see(self, day: WorldDay) -> list[str]:
         """Judge a day; name the signals that raise an alarm."""
         self.record.first = self.record.first or day.date
-        tables, self.edges = tables_of(day.items, day.users, self.edges)
-        sketch = sketch_of(day.events, tables, self.config.max_examples)
+        tables, self.edges = build_tables(day.items, day.users, self.edges)
+        sketch = build_sketch(day.events, tables, self.config.max_examples)
         vectors = vectors_of(day)
         served = days_of_lists(day.served, day.clicks)[day.date]
         found = measure(sketch, list(self.reference), vectors, served, self.config)
-        if (agreement := agreement_of(sketch, vectors)) is not None:
+        if (agreement := measure_agreement(sketch, vectors)) is not None:
             found["agreement"] = agreement
         measured = {name: (one, None) for name, one in found.items()}
         self.record.judge(len(self.record.days), measured, self.config)
@@ -51,7 +51,7 @@ class Watched:
         place = len(self.record.days)
         beside = Watched(
             config=self.config,
-            record=Record(first=self.record.first, days=deepcopy(self.record.days[-130:])),
+            record=SignalRecord(first=self.record.first, days=deepcopy(self.record.days[-130:])),
             edges=self.edges,
             reference=deque(self.reference),
         )

@@ -21,8 +21,8 @@ from pipelines.dashboard.workspaces.files import Settings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, judge
-from pipelines.publishing.decisions import Decision, decision_on
 from pipelines.publishing.same_queries import SameQueries
+from pipelines.tracking.decisions import Decision, decision_on
 from recsys.data.dataset import concatenated_ranges
 from recsys.data.held_out import ragged
 from recsys.evaluation.paired import Paired, SliceLoss

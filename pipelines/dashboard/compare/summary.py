@@ -51,7 +51,7 @@ from pipelines.pages.document import (
     Words,
 )
 from pipelines.pages.wording import metric_label, model_label
-from pipelines.publishing.comparison import MIN_SLICE_USERS, default_of
+from pipelines.publishing.comparison import MIN_SLICE_USERS, format_default
 from recsys.evaluation.paired import Paired
 
 DRAWN = ("user_activity", "item_popularity", "domain")
@@ -172,7 +172,7 @@ def sentence(judged: Judgement, names: Sequence[str]) -> str:
         kept = "the smallest differences that these users reliably show are " + " and ".join(
             metrics or ["not known"]
         )
-    return f"No evidence that {a} or {b} is better: {default_of(config)}; {kept}."
+    return f"No evidence that {a} or {b} is better: {format_default(config)}; {kept}."
 
 
 def because(judged: Judgement) -> str:

@@ -14,8 +14,8 @@ from pipelines.dashboard.workspaces.files import read_or_empty
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS, Analysis
-from pipelines.publishing.decisions import FOLDER, decision_on
 from pipelines.publishing.write_release import TIMED
+from pipelines.tracking.decisions import LOG, decision_on
 
 COSTS = {
     "seconds": "training",
@@ -58,7 +58,7 @@ def measures_of(context: Context, side: Side, split: Split) -> Measures:
     run = side.run
     bundle, measured = _bundle(context, run), _measured(context, side)
     files = [run.path / "manifest.json"]
-    files += [] if bundle is None else [bundle, bundle.parent / FOLDER]
+    files += [] if bundle is None else [bundle, bundle.parent / LOG]
     files += [] if measured is None else [measured.run.path / "evaluate" / ANALYSIS]
 
     def read() -> Measures:

@@ -9,16 +9,16 @@ from pipelines.dashboard.context import Act, Context
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.releases.folder import Folder, folder_of
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
-from pipelines.operations.aliases import move_alias
+from pipelines.operations.state import move_alias
 from pipelines.pages.document import Action
 from pipelines.publishing.promotion import (
-    AliasChange,
     ByHand,
-    champions_served,
+    champions,
     make_challenger,
     promote,
     rollback,
 )
+from pipelines.tracking.decisions import AliasChange
 
 PATIENCE_SECONDS = 2.0
 """Time that a click waits for another command that publishes."""
@@ -33,7 +33,7 @@ FIELDS = (("reason", "Reason, written into the decision"), ("confirm", "Version,
 def goes_back_to(folder: Folder) -> str | None:
     """Return the version that a rollback would serve; None if there is none before."""
     try:
-        stack = champions_served(folder.bundles)
+        stack = champions(folder.bundles)
     except ValueError:
         # The page says so above all.
         return None

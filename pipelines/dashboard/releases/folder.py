@@ -9,24 +9,26 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.workspaces.files import key_of, names_in, read_or_empty, time_of
+from pipelines.dashboard.workspaces.files import key_of, names_in, time_of
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.history import HISTORY as COMMANDS
 from pipelines.engine.history import CommandRun, read_history
 from pipelines.engine.signing import KEY, key_name, signing_key
 from pipelines.pages.document import Origin
-from pipelines.publishing.decisions import FOLDER, Decision, Written, read_decision, read_decisions
-from pipelines.publishing.promotion import (
-    HISTORY,
-    AliasChange,
-    challenger,
-    history,
-    served_version,
-)
+from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import shop_workspace
+from pipelines.tracking.decisions import (
+    ALTERED,
+    LOG,
+    AliasChange,
+    Decision,
+    Written,
+    history,
+    read_challenger,
+    read_decisions,
+)
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
-ALTERED = "altered"
 SIGNATURES = {
     "signed": "valid",
     "unsigned": "not signed",
@@ -122,10 +124,9 @@ def folder_of(context: Context, query: Query) -> Folder | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """A decision as its file holds it, an altered one too."""
+    """A line of the log, an altered one too."""
 
     name: str
-    """File name."""
     decision: Decision
     state: str
     written: Written | None = None
@@ -134,14 +135,8 @@ class Decided:
 
     @property
     def time(self) -> datetime | None:
-        """When it was taken; by the name of its file if it does not say."""
-        if found := time_of(self.decision.time):
-            return found
-        try:
-            stamp = self.name.partition("-")[0]
-            return datetime.strptime(stamp, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
-        except ValueError:
-            return None
+        """When it was taken."""
+        return time_of(self.decision.time)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +168,7 @@ class Record:
 def record_of(context: Context, folder: Folder) -> Record:
     """Read everything; a part that cannot be read is named in the faults."""
     bundles = folder.bundles
-    names = [name for name in names_in(bundles / FOLDER) if name.endswith(".json")]
-    files = [bundles / HISTORY, *(bundles / FOLDER / name for name in names)]
+    files = [bundles / LOG]
     if folder.workspace is not None:
         files.append(folder.workspace / COMMANDS)
     key, faults = None, []
@@ -183,7 +177,7 @@ def record_of(context: Context, folder: Folder) -> Record:
     except ValueError as error:
         faults.append(str(error))
     of_folder = ("release record", str(bundles), str(folder.workspace), key and key_name(key))
-    found = context.cache.get(of_folder, files, lambda: _read(folder, key, names))
+    found = context.cache.get(of_folder, files, lambda: _read(folder, key))
     served = served_version(bundles)
     is_there = served is not None and (bundle_directory(bundles, served) / MANIFEST).is_file()
     if served is not None and not is_there:
@@ -191,22 +185,20 @@ def record_of(context: Context, folder: Folder) -> Record:
     return replace(found, served=served, is_there=is_there, faults=[*faults, *found.faults])
 
 
-def _read(folder: Folder, key: bytes | None, names: Sequence[str]) -> Record:
+def _read(folder: Folder, key: bytes | None) -> Record:
     faults = []
     changes: list[AliasChange] = []
     waiting = None
-    try:
-        changes, waiting = history(folder.bundles), challenger(folder.bundles)
-    except (ValueError, OSError) as error:
-        faults.append(str(error))
     decided: list[Decided] = []
     try:
+        changes, waiting = history(folder.bundles), read_challenger(folder.bundles)
         found, wrong = read_decisions(folder.bundles, key)
         faults += wrong
-        whole = {written.path.name: written for written in found}
-        decided = [_decided(folder.bundles / FOLDER / name, whole.get(name), key) for name in names]
+        decided = [_decided(one) for one in found]
     except OSError as error:
-        faults.append(f"{folder.bundles / FOLDER} cannot be read: {error.strerror}")
+        faults.append(f"{folder.bundles / LOG} cannot be read: {error.strerror}")
+    except ValueError as error:
+        faults.append(str(error))
     if key is None and any(one.state == "not verified" for one in decided):
         faults.append(f"{KEY} is not set here, so no signature is verified")
     commands: list[CommandRun] = []
@@ -219,24 +211,9 @@ def _read(folder: Folder, key: bytes | None, names: Sequence[str]) -> Record:
     )
 
 
-def _decided(path: Path, written: Written | None, key: bytes | None) -> Decided:
-    """Take a decision over; of an altered one only the texts that it claims."""
-    if written is not None:
-        return Decided(
-            name=path.name, decision=written.decision, state=written.state, written=written
-        )
-    fault = "it is gone"
-    try:
-        read_decision(path, key)
-    except (ValueError, OSError) as error:
-        fault = str(error)
-    table = read_or_empty(path)
-    version = table.get("challenger")
-    claim = Decision(
-        time=str(table.get("time", "")),
-        outcome=str(table.get("outcome", "unreadable")),  # type: ignore[arg-type]
-        challenger=version if isinstance(version, str) else path.stem.partition("-")[2],
-        champion=None,
-        challenger_digest=None,
+def _decided(one: Written) -> Decided:
+    """Take a line of the log over; an altered one only has the texts that it claims."""
+    written = None if one.state == ALTERED else one
+    return Decided(
+        name=one.name, decision=one.decision, state=one.state, written=written, fault=one.fault
     )
-    return Decided(name=path.name, decision=claim, state=ALTERED, fault=fault)

@@ -11,7 +11,6 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.releases.actions import ACTIONS, NO_KEY, actions_for
 from pipelines.dashboard.releases.folder import (
-    ALTERED,
     SIGNATURES,
     Decided,
     Folder,
@@ -23,7 +22,7 @@ from pipelines.dashboard.releases.folder import (
 )
 from pipelines.dashboard.workspaces.files import time_of
 from pipelines.engine.formats import size
-from pipelines.operations.in_use import Keep, reasons_to_keep
+from pipelines.operations.collect import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
 from pipelines.pages.charts.style import color_of
 from pipelines.pages.charts.timelines import Mark, Span, spans_chart
@@ -44,11 +43,9 @@ from pipelines.pages.document import (
     Tiles,
     Words,
 )
-from pipelines.publishing.decisions import Decision
 from pipelines.publishing.explain import advice_for, found_in, is_untested, result_of
-from pipelines.publishing.promotion import HISTORY
 from pipelines.publishing.released import Released, released_folder
-from pipelines.tracking.entries import CHALLENGER, CHAMPION
+from pipelines.tracking.decisions import ALTERED, CHALLENGER, CHAMPION, LOG, Decision
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
 TITLE = "Releases"
@@ -318,8 +315,10 @@ def by_whom(decided: Decided) -> str:
     """Return who took the decision: the gate of a run, or a person."""
     outcome, forced = decided.decision.outcome, decided.decision.forced
     by_hand = outcome == "kept as challenger" and not verdicts_of(decided.decision)
-    if by_hand or outcome in ("promoted", "rolled back"):
+    if by_hand or outcome in ("promoted", "rolled back", "appended"):
         return "a person"
+    if outcome in ("fetched", "taken from the registry"):
+        return "the registry"
     return "the gate, overridden by a person" if forced else "the gate of a run"
 
 
@@ -374,7 +373,7 @@ def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided
     lines = [
         f"Taken at {decision.time or 'an unknown time'} by {by_whom(decided)}; champion before "
         f"it: {decision.champion or 'none'}.",
-        f"File {decided.name}; signature: {SIGNATURES[decided.state]}.",
+        f"{decided.name}; signature: {SIGNATURES[decided.state]}.",
     ]
     if altered:
         lines.append(f"Its text cannot be trusted, so only its outcome is shown: {decided.fault}")
@@ -510,7 +509,7 @@ def bundles_table(context: Context, folder: Folder, record: Record, there: Seque
     """List the bundles on disk, their sizes and why they are kept."""
     bundles = folder.bundles
     paths = [bundle_directory(bundles, version) for version in there]
-    files = [*(path / MANIFEST for path in paths), bundles / HISTORY]
+    files = [*(path / MANIFEST for path in paths), bundles / LOG]
     sizes, keep = context.cache.get(
         ("bundles on disk", str(bundles), record.served), files, lambda: _on_disk(bundles, paths)
     )

@@ -23,8 +23,9 @@ from pipelines.dashboard.service.view import clock, controls_of, select, view_of
 from pipelines.dashboard.service.watched import monitor_section, off_policy_section, parity_section
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Block, Control, Page, Words
-from pipelines.publishing.promotion import history, served_version
+from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import shop_workspace
+from pipelines.tracking.decisions import history
 
 TITLE = "Serving"
 STORE = "online"

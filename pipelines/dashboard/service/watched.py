@@ -10,13 +10,13 @@ import polars as pl
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.workspaces.files import UnreadableError, names_in, read_table
+from pipelines.engine.results import MONITOR, PARITY
 from pipelines.monitoring.page import monitoring_blocks
 from pipelines.off_policy.page import estimate_blocks
 from pipelines.off_policy.words import words_of
 from pipelines.pages.columns import counts, numbers, texts
 from pipelines.pages.document import Block, Origin, Section, Table, Words
 from pipelines.parity.run import SKIPPED
-from pipelines.publishing.gate.documents import MONITOR, PARITY
 
 DAYS = Path("monitoring") / "days.parquet"
 OFF_POLICY = "off_policy"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -34,11 +35,11 @@ from pipelines.dashboard.workspaces.find import RELEASED, UPDATE
 from pipelines.dashboard.workspaces.run import Run, Status
 from pipelines.engine.artifacts import FORMAT, RUN, Manifest, digest_of_json
 from pipelines.engine.workspace import holder_of
-from pipelines.publishing.approval import REFUSED_BUNDLES
-from pipelines.publishing.checks import served_row
-from pipelines.publishing.decisions import FOLDER as DECISIONS
+from pipelines.publishing.comparison import served_row
+from pipelines.publishing.promotion import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace
 from pipelines.ranking.artefact import RANKED
+from pipelines.tracking.decisions import read_decisions
 from recsys.data.durable import PARTIAL
 from serving.bundle.manifest import CURRENT, MANIFEST, SCHEMA_VERSION, bundle_directory
 
@@ -262,10 +263,11 @@ def completed(bundles: Sequence[Run], folder: Path, workspaces: Sequence[Run]) -
         folder: Of the bundles.
         workspaces: Those that release into the folder.
     """
-    decisions = {}
-    for name in names_in(folder / DECISIONS):
-        document = read_or_empty(folder / DECISIONS / name) if name.endswith(".json") else {}
-        decisions[document.get("challenger")] = document
+    decisions: dict[str, Mapping[str, Any]] = {}
+    with suppress(OSError, ValueError):
+        # A copy that was fetched says less than the decision on it.
+        known = [one.decision for one in read_decisions(folder, None)[0]]
+        decisions = {one.challenger: vars(one) for one in known if one.outcome != "fetched"}
     kept: dict[str, Run] = {}
     for run in workspaces:
         released = shop_workspace(run.path) / RELEASED

@@ -21,7 +21,7 @@ from pipelines.dashboard.workspaces.read import (
     read_workspace,
 )
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.publishing.decisions import FOLDER as DECISIONS
+from pipelines.tracking.decisions import LOG as DECISIONS
 from serving.bundle.manifest import CURRENT, MANIFEST
 
 SHOWN_AFTER = 0.3

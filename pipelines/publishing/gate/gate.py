@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.publishing.gate.catalogue import complete, described_alike, popularity_of_events
-from pipelines.publishing.gate.documents import drift, parity
-from pipelines.publishing.gate.events import (
+from pipelines.publishing.gate.data import (
     at_the_same_times,
+    complete,
+    described_alike,
+    drift,
     not_in_the_future,
+    one_feature_alone,
+    parity,
+    popularity_of_events,
     stand_there_once,
+    too_good,
 )
-from pipelines.publishing.gate.leakage import one_feature_alone, too_good
 from pipelines.publishing.gate.lists import good_lists
-from pipelines.publishing.gate.models import calibration, experts, semantic_ids, size_of
-from pipelines.publishing.gate.subject import Check, Subject
-from pipelines.publishing.gate.vectors import (
+from pipelines.publishing.gate.models import (
+    bundle_size,
+    calibration,
     content_is_current,
+    experts,
     finite_and_of_usual_size,
     index_agrees,
+    semantic_ids,
 )
+from pipelines.publishing.gate.subject import Check, Subject
 from serving.bundle.manifest import Verdict
 
 CHECKS: Sequence[Check] = (
@@ -39,7 +46,7 @@ CHECKS: Sequence[Check] = (
     too_good,
     one_feature_alone,
     good_lists,
-    size_of,
+    bundle_size,
     parity,
 )
 

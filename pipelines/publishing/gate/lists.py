@@ -1,4 +1,7 @@
-"""Lists that champion and challenger make for the same users: variety, failures, time.
+"""Checks of lists that champion and challenger make for the same users, and their judges.
+
+Judges decide only if ``recsys judge`` has shown that they agree with users' choices; a run or an
+update whose gate names another judge is refused at its start.
 
 Axes: U users, k length, N item rows.
 """
@@ -9,16 +12,110 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from pipelines.publishing.gate.judged import judged_verdicts
-from pipelines.publishing.gate.subject import Subject, at_least, at_most
+from pipelines.config.release import GateConfig
+from pipelines.engine.results import JUDGES, read_result
+from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
 from pipelines.publishing.write_release import TIMED
+from recsys.data.batch import Jagged
+from recsys.evaluation.judges import RUBRICS, Known, rubrics_of
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
+
+
+def check_judges(config: GateConfig, workspace: Path) -> None:
+    """Refuse a gate whose judges are not shown to agree with held-out events.
+
+    Raises:
+        ValueError: Names the judge and what to do.
+    """
+    if not config.judges:
+        return
+    path = workspace / JUDGES
+    if not path.exists():
+        raise ValueError(
+            f"release.gate.judges names {', '.join(config.judges)}, and {path} is missing: run "
+            f"recsys judge {workspace}, which measures whether they agree with what users chose"
+        )
+    judges = read_result(workspace, JUDGES)["judges"]
+    shown = sorted(name for name, one in judges.items() if one["shown"] and name in RUBRICS)
+    for name in config.judges:
+        if name in shown:
+            continue
+        clicks = judges.get(name, {}).get("clicks")
+        why = "it was not measured"
+        if clicks is not None:
+            why = (
+                f"it prefers the list with the held-out event in {clicks['mean']:.1%} of pairs "
+                f"({clicks['low']:.1%} to {clicks['high']:.1%}), which chance may explain"
+            )
+        raise ValueError(
+            f"release.gate.judges names {name!r}, whose agreement is not shown: {why}; "
+            f"shown by {path}: {', '.join(shown) or 'none'}"
+        )
+
+
+def known_data(bundle: Bundle) -> Known:
+    """Build the data that a bundle's lists are judged by."""
+    users, catalogue = bundle.users, bundle.catalogue
+    return Known(
+        histories=Jagged(torch.from_numpy(users.item_rows), torch.from_numpy(users.offsets)),
+        categories=Jagged(
+            torch.from_numpy(catalogue.category_values),
+            torch.from_numpy(catalogue.category_offsets),
+        ),
+        num_categories=catalogue.num_category_rows,
+        content=bundle.items.content,
+    )
+
+
+def judged_verdicts(
+    subject: Subject,
+    users: Sequence[str],
+    challenger: Sequence[Sequence[str]],
+    champion: Sequence[Sequence[str]],
+) -> Iterator[Verdict]:
+    """Hold the mean score of the challenger's lists against the champion's, by each judge.
+
+    Both are judged by what the challenger knows; items that it does not have are left out.
+    """
+    if not subject.config.judges:
+        return
+    known, table = known_data(subject.challenger), subject.challenger.users
+    rubrics = rubrics_of(known)
+    rows = torch.tensor([table.row_of(one) or 0 for one in users])
+    new, old = (_rows(lists, subject) for lists in (challenger, champion))
+    for name in subject.config.judges:
+        if name not in rubrics:
+            yield warning(f"judged: {name}", "the bundle has no data for this rubric")
+            continue
+        means = [float(rubrics[name](lists, rows, known).mean()) for lists in (new, old)]
+        if means[1] <= 0:
+            yield warning(f"judged: {name}", "it scores every list of the champion 0")
+            continue
+        yield at_least(
+            f"judged: {name}",
+            means[0] / means[1],
+            subject.config.min_judged,
+            f"mean score of {len(users)} lists {means[0]:.3f}, of the champion {means[1]:.3f}",
+        )
+
+
+def _rows(lists: Sequence[Sequence[str]], subject: Subject) -> Tensor:
+    """Find the items' rows, 0 after the end of a list, [L, k]."""
+    found = torch.zeros(len(lists), subject.config.list_length, dtype=torch.int64)
+    for place, items in enumerate(lists):
+        rows = [row for one in items if (row := subject.challenger.catalogue.row_of(one))]
+        found[place, : len(rows)] = torch.tensor(rows, dtype=torch.int64)
+    return found
+
 
 MIN_USERS = 20
 """Users without whom lists show no variety."""
@@ -28,8 +125,8 @@ FAST_ENOUGH_MS = 20.0
 
 
 @dataclass(frozen=True)
-class Lists:
-    """What one bundle answered."""
+class BundleLists:
+    """Lists of one bundle."""
 
     bundle: Bundle
     items: list[list[str]] = field(default_factory=list)
@@ -48,10 +145,10 @@ def drawn_users(subject: Subject) -> list[str]:
     return [known[place] for place in order[: subject.config.num_queries].tolist()]
 
 
-def made_lists(subject: Subject, users: Sequence[str]) -> list[Lists]:
-    """Let both bundles answer in turns, so that both meet the machine in the same state."""
+def made_lists(subject: Subject, users: Sequence[str]) -> list[BundleLists]:
+    """Query both bundles in turns, so that both meet the machine in the same state."""
     bundles = [one for one in (subject.challenger, subject.champion) if one is not None]
-    found = [(Lists(one), Recommender(one)) for one in bundles]
+    found = [(BundleLists(one), Recommender(one)) for one in bundles]
     moment = max((one.users.newest_time or 0) for one in bundles) + 1
     context = Context(unix_time=moment if moment > 1 else None)
     for place, user_id in enumerate([*users[:WARM_UP], *users]):
@@ -90,7 +187,7 @@ def good_lists(subject: Subject) -> Iterator[Verdict]:
         yield from judged_verdicts(subject, users, challenger.items, champion[0].items)
 
 
-def latency(subject: Subject, challenger: Lists, champion: Lists | None) -> Verdict:
+def latency(subject: Subject, challenger: BundleLists, champion: BundleLists | None) -> Verdict:
     """Hold the median time of a list against the budget and the champion's."""
     median, high = (float(np.quantile(challenger.milliseconds, at)) for at in (0.5, 0.99))
     bound = subject.config.max_latency_ms
@@ -102,7 +199,7 @@ def latency(subject: Subject, challenger: Lists, champion: Lists | None) -> Verd
     return at_most(TIMED, median, bound, reason)
 
 
-def variety(subject: Subject, challenger: Lists, champion: Lists) -> Iterator[Verdict]:
+def variety(subject: Subject, challenger: BundleLists, champion: BundleLists) -> Iterator[Verdict]:
     """Hold coverage, novelty and categories of the lists against the champion's."""
     config = subject.config
     new, old = (
@@ -134,14 +231,14 @@ def variety(subject: Subject, challenger: Lists, champion: Lists) -> Iterator[Ve
         )
 
 
-def _novelty(lists: Lists, counted: Bundle) -> float:
+def _novelty(lists: BundleLists, counted: Bundle) -> float:
     counts, num_users = counted.item_counts, max(2, counted.users.num_user_rows - 1)
     rows = [counted.catalogue.row_of(item) for one in lists.items for item in one]
     known = [min(num_users, max(1.0, float(counts[row]))) for row in rows if row]
     return float(np.mean([math.log2(num_users / one) for one in known])) if known else 0.0
 
 
-def _category_spread(lists: Lists) -> float:
+def _category_spread(lists: BundleLists) -> float:
     """Mean over lists of 2 to the entropy of the categories of its items."""
     catalogue = lists.bundle.catalogue
     found = []

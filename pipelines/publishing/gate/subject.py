@@ -1,4 +1,4 @@
-"""What the checks look at, and how a verdict is written."""
+"""Subject of the checks, and constructors of verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from pipelines.config.release import GateConfig
-from pipelines.publishing.comparison import Compared
+from recsys.evaluation.paired import Paired
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 
@@ -24,19 +24,15 @@ class Subject:
     champion: Bundle | None = None
     config: GateConfig = field(default_factory=GateConfig)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Of the challenger, by model."""
     served: str = ""
     """Row of the metrics that is served."""
     metric: str = "ndcg@10"
-    compared: Compared | None = None
+    paired: Paired | None = None
+    """Difference on the same queries, if both answered enough of them."""
     answered: pl.DataFrame | None = None
-    """The challenger's answers to its test queries: user_id, item_id, rank."""
     report: dict[str, Any] = field(default_factory=dict)
-    """Of build_features: rows read, duplicates."""
     workspace: Path | None = None
-    """Where other commands leave what they found."""
     now: float = 0.0
-    """The clock in unix seconds; 0 leaves out what needs it."""
     seed: int = 0
 
 
@@ -65,5 +61,5 @@ def _verdict(name: str, value: float, bound: float, holds: bool, reason: str) ->
 
 
 def warning(name: str, reason: str, value: float | None = None) -> Verdict:
-    """Say something that refuses nothing."""
+    """Build a verdict that refuses nothing."""
     return Verdict(name=name, value=value, bound=None, passed=True, reason=f"warning: {reason}")

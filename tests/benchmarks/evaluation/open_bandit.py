@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipelines.off_policy.evaluation import Material, OffPolicyConfig, document_of
+from pipelines.off_policy.evaluation import Material, OffPolicyConfig, build_document
 from recsys.evaluation.off_policy.estimators import RateModel, fitted_folds, fold_of, mean_of
 from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import Floats, Integers, LoggedLists
@@ -83,7 +83,7 @@ def evaluate_open_bandit(
     material = material_of(logged, own)
     truth = mean_of(own["click"].to_numpy().astype(np.float64))
     interval = interval_of(truth, confidence=config.confidence)
-    return document_of(
+    return build_document(
         material,
         config,
         {

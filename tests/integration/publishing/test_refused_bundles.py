@@ -34,8 +34,8 @@ def planted_by(monkeypatch: pytest.MonkeyPatch, plant: Plant, scratch: Path) -> 
 
 
 def decisions(workspace: Path) -> list[dict[str, object]]:
-    paths = sorted((workspace / "bundles/decisions").glob("*.json"))
-    return [json.loads(path.read_text()) for path in paths]
+    lines = (workspace / "bundles/releases.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def served(workspace: Path) -> tuple[str, list[str]]:
@@ -118,12 +118,13 @@ def test_wrong_input_is_refused_and_explained_and_a_sound_run_is_released(
     assert decisions(workspace)[-1]["forced"] is True
     assert recsys("release", "rollback", "-b", workspace / "bundles").exit_code == 0
 
-    path = sorted((workspace / "bundles/decisions").glob("*.json"))[1]
-    path.chmod(0o644)
-    path.write_text(path.read_text().replace("refused", "released"))
+    path = workspace / "bundles/releases.jsonl"
+    path.write_text(path.read_text().replace('"refused"', '"released"'))
     altered = recsys("release", "history", "-b", workspace)
     assert altered.exit_code == 3
-    assert f"{path.name} was altered after it was signed" in " ".join(altered.output.split())
+    assert f"{path.name}, line 2 was altered after it was signed" in " ".join(
+        altered.output.split()
+    )
 
 
 def test_half_a_catalogue_and_shuffled_labels_are_refused(

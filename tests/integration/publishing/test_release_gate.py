@@ -10,7 +10,7 @@ from click.testing import Result
 
 from pipelines.config.release import ReleaseConfig
 from pipelines.inputs.tensors import read_inputs, released_order
-from pipelines.publishing.same_queries import RunEvents, answers_file, answers_of, same_queries
+from pipelines.publishing.same_queries import RunEvents, answers_file, build_answers, same_queries
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
 from tests.recsys.testing.synthetic import World
@@ -75,7 +75,7 @@ def test_newer_events_are_what_the_champions_bundle_is_queried_for(
     inputs = read_inputs(features, workspace / "embed_items", order)
     run = RunEvents.load(features, inputs.sequences)
     table = pl.read_parquet(workspace / "evaluate" / f"per_user_{order}_test.parquet")
-    answers = answers_of(table, "blend", run)
+    answers = build_answers(table, "blend", run)
     found = same_queries(
         answers, run, bundles, before.bundle.version, config=ReleaseConfig(), seed=0
     )

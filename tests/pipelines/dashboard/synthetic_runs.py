@@ -111,7 +111,8 @@ def write_bundle(
     path = folder / f"bundle-{version}"
     write_json(path / "manifest.json", document | manifest)
     if outcome is not None:
-        stamp = time.strftime("%Y%m%dT%H%M%S.%fZ")
         decision = {"challenger": version, "outcome": outcome, "time": time.isoformat()}
-        write_json(folder / "decisions" / f"{stamp}-{version}.json", decision)
+        whole = {**decision, "champion": None, "challenger_digest": None}
+        with (folder / "releases.jsonl").open("a") as file:
+            file.write(json.dumps(whole) + "\n")
     return path

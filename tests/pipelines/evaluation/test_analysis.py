@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import Analysis, ModelAnalysis, SplitAnalysis
-from pipelines.tracking.recorder import numbers_of_analysis
+from pipelines.tracking.recorder import collect_analysis
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
@@ -47,7 +47,7 @@ def test_a_missing_analysis_says_how_to_make_it(tmp_path: Path) -> None:
 
 
 def test_tracked_numbers_hold_interval_slices_and_no_empty_slice() -> None:
-    assert numbers_of_analysis(made()) == {
+    assert collect_analysis(made()) == {
         "given/test/a/ndcg@10/low": 0.1,
         "given/test/a/ndcg@10/high": 0.3,
         "given/test/a/coverage@10": 0.5,

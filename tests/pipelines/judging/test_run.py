@@ -9,9 +9,10 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.release import GateConfig
+from pipelines.engine.results import JUDGES
 from pipelines.judging.language_judge import NAME, RUBRIC
 from pipelines.judging.run import judge_lists
-from pipelines.publishing.gate.judged import check_judges, judged_verdicts, report_path
+from pipelines.publishing.gate.lists import check_judges, judged_verdicts
 from pipelines.publishing.gate.subject import Subject
 from recsys.content.prompt import Completion, EndpointError, Tokens
 from serving.bundle.load import load_bundle
@@ -105,7 +106,7 @@ def test_rubrics_separate_planted_lists_and_agree_with_clicks_where_they_do(docu
 def test_the_command_prints_the_judges_and_writes_what_a_gate_reads(run):
     found = CliRunner().invoke(app, ["judge", str(run), "--json"])
     assert found.exit_code == 0, found.output
-    assert json.loads(found.output) == json.loads(report_path(run).read_text())
+    assert json.loads(found.output) == json.loads((run / JUDGES).read_text())
     table = CliRunner().invoke(app, ["judge", str(run), "--users", "50"])
     assert "halved" in table.output
     assert "50 users" in table.output

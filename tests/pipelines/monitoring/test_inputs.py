@@ -15,11 +15,9 @@ import pytest
 from pipelines.config.daily import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.monitoring.days import event_days
-from pipelines.monitoring.document import retrain_of
-from pipelines.monitoring.freshness import freshness_of, seen_times
+from pipelines.monitoring.days import event_days, full_run_until
+from pipelines.monitoring.document import decide_retrain, judge_inputs, seen_times
 from pipelines.monitoring.run import FOLDER, LOCK, State, export_folder, monitor
-from pipelines.monitoring.trained_days import full_run_until
 from pipelines.monitoring.vectors import vectors_of_bundle
 from pipelines.partitions.ingest import ingest
 from pipelines.publishing.released import Released
@@ -98,7 +96,7 @@ def test_an_input_is_late_by_what_its_past_gaps_teach(tmp_path: Path) -> None:
     weekly = [NOON - 7 * number * DAY for number in range(5, 0, -1)]
 
     def alarms(as_of: datetime, times: list[datetime]) -> dict[str, bool]:
-        found = freshness_of(config, as_of, days, [], {"bundle": times})
+        found = judge_inputs(config, as_of, days, [], {"bundle": times})
         return {one.name: one.alarm for one in found}
 
     after = datetime(2026, 11, 10, tzinfo=UTC)
@@ -182,12 +180,12 @@ def test_a_retrain_is_wanted_until_a_full_run_has_seen_the_alarm(tmp_path: Path)
     (tmp_path / "released" / "v2" / "released.json").write_text('{"of": "another version"}')
     assert full_run_until(RunConfig(workspace=tmp_path)) is None
     drifted = {"title": "mix of categories", "drift": True, "since": "2026-11-20"}
-    assert retrain_of([drifted], known) == (True, "since 2026-11-20 mix of categories")
-    wanted, reason = retrain_of([{**drifted, "since": "2026-11-19"}], known)
+    assert decide_retrain([drifted], known) == (True, "since 2026-11-20 mix of categories")
+    wanted, reason = decide_retrain([{**drifted, "since": "2026-11-19"}], known)
     assert not wanted
     assert "trained on days up to 2026-11-19" in reason
-    assert retrain_of([{**drifted, "drift": False}], None)[0] is False
-    assert retrain_of([], None) == (False, "no drift")
+    assert decide_retrain([{**drifted, "drift": False}], None)[0] is False
+    assert decide_retrain([], None) == (False, "no drift")
 
 
 def test_a_folder_without_served_lists_is_refused(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from pipelines.config.daily import MonitoringConfig
-from pipelines.monitoring.served import days_of_lists, served_days
-from pipelines.monitoring.signals import SIGNALS, agreement_of, measure, signal_of
-from pipelines.monitoring.sketch import Sketch, sketch_of, tables_of
+from pipelines.monitoring.days import days_of_lists, served_days
+from pipelines.monitoring.signals import SIGNALS, find_signal, measure, measure_agreement
+from pipelines.monitoring.sketch import Sketch, build_sketch, build_tables
 from tests.year.watched import Watched, vectors_of
 from tests.year.world import Drift, World, WorldConfig
 
@@ -44,7 +44,7 @@ def test_a_sketch_counts_types_values_categories_and_users_once() -> None:
         {"item_id": ["x", "y"], "categories": [["a", "b"], ["b"]], "price": [1.0, 9.0]}
     )
     users = pl.DataFrame({"user_id": ["ann", "bo"], "country": ["DE", "FR"]})
-    tables, edges = tables_of(items, users)
+    tables, edges = build_tables(items, users)
     events = events_of(
         [
             ("ann", "x", "view", None),
@@ -53,7 +53,7 @@ def test_a_sketch_counts_types_values_categories_and_users_once() -> None:
             ("cy", "new", "view", 250.0),
         ]
     )
-    sketch = sketch_of(events, tables, 100)
+    sketch = build_sketch(events, tables, 100)
     assert (sketch.total("events"), sketch.total("users"), sketch.total("value")) == (4, 3, 254)
     assert counts(sketch, "event_type") == {"view": 3, "buy": 1}
     assert counts(sketch, "category") == {"a": 1, "b": 3, "unknown": 1}
@@ -62,13 +62,13 @@ def test_a_sketch_counts_types_values_categories_and_users_once() -> None:
     assert counts(sketch, "hour") == {"9": 4}
     assert list(edges) == ["item.price"]
     # Later columns fall into the bins that were cut first.
-    _, kept = tables_of(items.with_columns(price=pl.col("price") * 100), users, edges)
+    _, kept = build_tables(items.with_columns(price=pl.col("price") * 100), users, edges)
     assert kept == edges
 
 
 def test_a_sketch_is_read_as_it_was_saved(tmp_path) -> None:
-    tables, _ = tables_of(None, None)
-    sketch = sketch_of(events_of([("ann", "x", "view", 1.0)]), tables, 10)
+    tables, _ = build_tables(None, None)
+    sketch = build_sketch(events_of([("ann", "x", "view", 1.0)]), tables, 10)
     sketch.save(tmp_path, date(2026, 11, 22))
     found = Sketch.load(tmp_path, date(2026, 11, 22))
     assert found is not None
@@ -77,10 +77,10 @@ def test_a_sketch_is_read_as_it_was_saved(tmp_path) -> None:
 
 
 def test_a_day_equal_to_its_window_lies_at_no_distance_and_another_afar() -> None:
-    tables, _ = tables_of(None, None)
+    tables, _ = build_tables(None, None)
     rows = [(f"u{n}", f"i{n % 7}", "view" if n % 2 else "buy", 5.0) for n in range(100)]
-    usual = sketch_of(events_of(rows), tables, 100)
-    other = sketch_of(events_of([(u, "z", "buy", 50.0) for u, *_ in rows]), tables, 100)
+    usual = build_sketch(events_of(rows), tables, 100)
+    other = build_sketch(events_of([(u, "z", "buy", 50.0) for u, *_ in rows]), tables, 100)
     config = MonitoringConfig()
     same = measure(usual, [usual] * 20, None, None, config)
     far = measure(other, [usual] * 20, None, None, config)
@@ -95,11 +95,11 @@ def test_a_day_equal_to_its_window_lies_at_no_distance_and_another_afar() -> Non
 
 def test_users_whom_no_run_knows_yet_are_no_drift_of_features() -> None:
     users = pl.DataFrame({"user_id": [f"u{n}" for n in range(100)], "country": ["DE", "FR"] * 50})
-    tables, _ = tables_of(None, users)
+    tables, _ = build_tables(None, users)
     rows = [(f"u{n}", "x", "view", None) for n in range(100)]
-    usual = sketch_of(events_of(rows), tables, 200)
+    usual = build_sketch(events_of(rows), tables, 200)
     joined = [(f"new{n}", "x", "view", None) for n in range(100)]
-    day = sketch_of(events_of(rows + joined), tables, 200)
+    day = build_sketch(events_of(rows + joined), tables, 200)
     found = measure(day, [usual] * 20, None, None, MonitoringConfig())
     assert found["new_users"].value == pytest.approx(0.5)
     assert found["user.country"].value == pytest.approx(0, abs=1e-3)
@@ -112,7 +112,7 @@ def test_bands_return_to_the_values_that_were_scored() -> None:
     for day in world.days():
         watched.see(day)
     for name, one in watched.record.days[-1].items():
-        assert signal_of(name).value_at(one.score) == pytest.approx(
+        assert find_signal(name).value_at(one.score) == pytest.approx(
             one.value, rel=0.2, abs=0.005
         ), name
     assert set(SIGNALS) - {"two_sample"} <= {*watched.record.days[-1], "two_sample"}
@@ -122,9 +122,9 @@ def test_vectors_of_another_tower_do_not_agree_with_users() -> None:
     plain = next(islice(World(SMALL).days(), 30, 31))
     drift = World(SMALL, [Drift(kind="item_vectors", day=0)])
     rotated = next(islice(drift.days(), 30, 31))
-    tables, _ = tables_of(plain.items, plain.users)
-    sketch = sketch_of(plain.events, tables, 800)
-    found = [agreement_of(sketch, vectors_of(day)) for day in (plain, rotated)]
+    tables, _ = build_tables(plain.items, plain.users)
+    sketch = build_sketch(plain.events, tables, 800)
+    found = [measure_agreement(sketch, vectors_of(day)) for day in (plain, rotated)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].value > 3 * abs(found[1].value)
@@ -171,10 +171,10 @@ def test_settings_out_of_range_are_refused() -> None:
 
 def test_users_are_kept_up_to_a_limit(monkeypatch) -> None:
     monkeypatch.setattr("pipelines.monitoring.sketch.MAX_USERS", 10)
-    tables, _ = tables_of(None, None)
+    tables, _ = build_tables(None, None)
     rows = [(f"u{n}", "x", "view", None) for n in range(50)]
     first, second = (
-        counts(sketch_of(events_of(part), tables, 10), "user") for part in (rows, rows[::-1])
+        counts(build_sketch(events_of(part), tables, 10), "user") for part in (rows, rows[::-1])
     )
     assert len(first) == 10
     assert first == second

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.inputs.exported import list_parts, scan_parts
-from pipelines.off_policy.evaluation import OffPolicyConfig, evaluate, material_of
+from pipelines.off_policy.evaluation import OffPolicyConfig, evaluate, query_policy
 from pipelines.off_policy.page import off_policy_page
 from pipelines.off_policy.policies import BundlePolicy, Refused, load_policy
 from pipelines.off_policy.served_log import read_served_log
@@ -71,7 +71,7 @@ def test_what_was_known_at_a_moment_is_given_back(exported, bundle):
 def test_the_logging_policy_itself_has_weights_of_one_and_earns_the_mean(exported, bundle):
     served = read_served_log(exported)
     policy = policy_of(bundle, EXPLORING)
-    material, refused = material_of(served, policy)
+    material, refused = query_policy(served, policy)
     assert not refused
     np.testing.assert_array_equal(material.log.evaluated, material.log.propensities)
     document = evaluate(served, policy, OffPolicyConfig())
@@ -260,7 +260,7 @@ def test_lists_of_which_nothing_was_drawn_are_left_out(exported, bundle, tmp_pat
 
 def test_an_export_without_the_column_request_is_read(exported, bundle, tmp_path):
     served = read_served_log(changed(exported, tmp_path, lambda rows: rows.drop("request")))
-    material, _ = material_of(served, policy_of(bundle, EXPLORING))
+    material, _ = query_policy(served, policy_of(bundle, EXPLORING))
     np.testing.assert_array_equal(whole_list(material.log), np.ones((400, 4)))
 
 

@@ -19,8 +19,8 @@ from pipelines.engine.artifacts import Manifest
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import read_history
 from pipelines.engine.workspace import Workspace
-from pipelines.operations.collect import Collected, collect
-from pipelines.publishing.promotion import note_alias, promote
+from pipelines.operations.collect import CollectResult, collect
+from pipelines.publishing.promotion import note_release, promote
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 
@@ -39,7 +39,7 @@ def shop(five_bundles: Path, tmp_path: Path, aged: Aged) -> Path:
     return tmp_path
 
 
-def gc(shop: Path, *, days: float = 14, keep: int = 1, dry: bool = False) -> Collected:
+def gc(shop: Path, *, days: float = 14, keep: int = 1, dry: bool = False) -> CollectResult:
     return collect(shop, shop / "bundles", keep_days=days, keep=keep, dry=dry)
 
 
@@ -66,7 +66,7 @@ def test_a_dry_run_removes_nothing_and_says_the_same(shop: Path) -> None:
 
 
 def test_the_challenger_stays(shop: Path) -> None:
-    note_alias(shop / "bundles", "challenger", "v2", "release")
+    note_release(shop / "bundles", "v2", promoted=False)
     found = gc(shop)
     assert present(shop) == {"v2", "v4", "v5"}
     assert found.kept["v2"] == "challenger"

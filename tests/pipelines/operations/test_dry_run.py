@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from features.schema import SourceConfig
-from pipelines.operations.dry_run import rows_of
+from pipelines.operations.dry_run import count_rows
 
 ROWS = 3_000
 CSV = "user_id,item_id\n" + "".join(f"u{row},i{row % 7}\n" for row in range(ROWS))
@@ -27,4 +27,4 @@ LINES = "".join(f'{{"user_id": "u{row}", "item_id": "i"}}\n' for row in range(RO
 )
 def test_rows_are_counted_as_a_run_reads_them(tmp_path: Path, name: str, data: bytes) -> None:
     (tmp_path / name).write_bytes(data)
-    assert rows_of(tmp_path / name, SourceConfig(paths=(tmp_path / name,))) == ROWS
+    assert count_rows(tmp_path / name, SourceConfig(paths=(tmp_path / name,))) == ROWS

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.history import recorded
-from pipelines.operations.status import Status, status_of
+from pipelines.operations.status import Status, read_status
 from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
-from pipelines.publishing.promotion import note_alias, promote
+from pipelines.publishing.promotion import note_release, promote
 from pipelines.tracking.tracking import outbox_of
 
 Aged = Callable[[Path, float], None]
@@ -36,11 +36,11 @@ def run(*arguments: object) -> Result:
 
 
 def look(shop: Path, **options: Any) -> Status:
-    return status_of(shop, **{"max_bundle_days": 3, **options})
+    return read_status(shop, **{"max_bundle_days": 3, **options})
 
 
 def test_all_is_well_with_a_young_bundle(shop: Path) -> None:
-    note_alias(shop / "bundles", "challenger", "v3", "release")
+    note_release(shop / "bundles", "v3", promoted=False)
     with recorded(shop, "update") as recording:
         recording.reasons.append("1 new partition")
     found = look(shop)

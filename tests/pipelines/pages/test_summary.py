@@ -16,7 +16,7 @@ from pipelines.pages.summary import (
     verdict_of,
 )
 from pipelines.pages.wording import MODELS
-from pipelines.publishing.checks import served_row
+from pipelines.publishing.comparison import served_row
 from recsys.evaluation.significance import MetricComparison
 
 

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from pipelines.config.run import ReleaseConfig
-from pipelines.publishing.checks import release_verdicts
+from pipelines.publishing.comparison import release_verdicts
 from pipelines.publishing.same_queries import standard_error
 
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from pipelines.config.release import ReleaseConfig
-from pipelines.publishing.checks import release_verdicts
-from pipelines.publishing.comparison import compare, comparison_verdicts
+from pipelines.publishing.comparison import compare, comparison_verdicts, release_verdicts
 from pipelines.publishing.explain import result_of, words_of
 from pipelines.publishing.same_queries import SameQueries
 from recsys.data.batch import Jagged

@@ -1,6 +1,5 @@
 """Decisions on releases: signed, verified, never changed, and what promotion makes of them."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -9,14 +8,14 @@ import pytest
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import TamperedError, key_name, signing_key
-from pipelines.publishing.approval import keep_refused
-from pipelines.publishing.decisions import (
+from pipelines.publishing.promotion import champions, keep_refused, promote, rollback
+from pipelines.tracking.decisions import (
     Decision,
+    append_decision,
     decision_on,
+    history,
     read_decisions,
-    write_decision,
 )
-from pipelines.publishing.promotion import champions, promote, rollback
 from serving.bundle.manifest import read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
@@ -24,7 +23,7 @@ KEY = b"0123456789abcdef-operators"
 OFF = TrackingConfig(enabled=False)
 
 
-def decided(bundles: Path, version: str, key: bytes | None, **changes: object) -> Path:
+def decided(bundles: Path, version: str, key: bytes | None, **changes: object) -> None:
     directory = bundles / f"bundle-{version}"
     digest = read_manifest(directory)[1] if directory.exists() else None
     fields = {
@@ -33,7 +32,7 @@ def decided(bundles: Path, version: str, key: bytes | None, **changes: object) -
         "champion": None,
         "challenger_digest": digest,
     }
-    return write_decision(bundles, Decision(**{**fields, **changes}), key)
+    append_decision(bundles, Decision(**{**fields, **changes}), key)
 
 
 @pytest.fixture
@@ -53,6 +52,7 @@ def test_what_was_written_is_read_and_verified(bundles: Path) -> None:
     decided(bundles, "v1", KEY, words=["All 3 checks passed."])
     decided(bundles, "v2", None)
     found, faults = read_decisions(bundles, KEY)
+    # The head is signed as the last line is.
     assert faults == []
     assert [(one.decision.challenger, one.state) for one in found] == [
         ("v1", "signed"),
@@ -62,58 +62,78 @@ def test_what_was_written_is_read_and_verified(bundles: Path) -> None:
     assert [one.state for one in read_decisions(bundles, None)[0]] == ["not verified", "unsigned"]
 
 
-def test_a_changed_file_is_named_and_so_is_one_that_is_gone(bundles: Path) -> None:
-    first, second, third = (decided(bundles, name, KEY) for name in ("v1", "v2", "v1"))
-    document = json.loads(second.read_text())
-    second.chmod(0o644)
-    second.write_text(json.dumps({**document, "outcome": "refused"}))
+def test_a_changed_line_is_named(bundles: Path) -> None:
+    for name in ("v1", "v2", "v1"):
+        decided(bundles, name, KEY)
+    log = bundles / "releases.jsonl"
+    first, second, third = log.read_text().splitlines()
+    altered = json.dumps({**json.loads(second), "outcome": "refused"})
+    log.write_text("\n".join([first, altered, third, ""]))
     found, faults = read_decisions(bundles, KEY)
-    assert [one.path for one in found] == [first, third]
-    assert f"{second} was altered after it was signed" in faults[0]
+    assert [one.state for one in found] == ["signed", "altered", "signed"]
+    assert f"{log}, line 2 was altered after it was signed" in faults[0]
     with pytest.raises(TamperedError, match="altered"):
         decision_on(bundles, "v2", KEY)
-    second.unlink()
-    assert read_decisions(bundles, KEY)[1] == [
-        f"a decision before {third.name} is missing or was altered"
-    ]
 
 
 @pytest.mark.parametrize("key", [KEY, None])
 @pytest.mark.parametrize("gone", [(0,), (1,), (2,), (1, 2), (0, 1, 2)])
-def test_whichever_decision_is_deleted_is_missed(
+def test_whichever_decision_is_removed_is_missed(
     bundles: Path, gone: tuple[int, ...], key: bytes | None
 ) -> None:
-    written = [decided(bundles, name, key) for name in ("v1", "v2", "v1")]
+    for name in ("v1", "v2", "v1"):
+        decided(bundles, name, key)
     assert read_decisions(bundles, key)[1] == []
-    for place in gone:
-        written[place].unlink()
+    log = bundles / "releases.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for place, line in enumerate(lines) if place not in gone))
     assert "is missing or was altered" in " ".join(read_decisions(bundles, key)[1])
     # A decision that is written afterwards does not hide it.
     decided(bundles, "v2", key)
     assert "is missing or was altered" in " ".join(read_decisions(bundles, key)[1])
 
 
-def test_the_newest_decision_cannot_be_deleted_together_with_what_names_it(bundles: Path) -> None:
-    first, second = (decided(bundles, name, KEY) for name in ("v1", "v2"))
-    kept = (first.parent / "newest").read_bytes()
-    second.unlink()
-    (first.parent / "newest").unlink()
-    assert "newest is missing or unreadable" in read_decisions(bundles, KEY)[1][0]
-    # Nor can anyone without the key name another one.
-    digest = hashlib.sha256(first.read_bytes()).hexdigest()
-    forged = {**json.loads(kept), "sha256": digest}
+def test_the_newest_decision_cannot_be_removed_together_with_the_head(bundles: Path) -> None:
+    for name in ("v1", "v2"):
+        decided(bundles, name, KEY)
+    log, head = bundles / "releases.jsonl", bundles / "releases.head"
+    kept = json.loads(head.read_bytes())
+    first = log.read_text().splitlines(keepends=True)[0]
+    log.write_text(first)
+    head.unlink()
+    assert "releases.head is missing or unreadable" in read_decisions(bundles, KEY)[1][0]
+    # Nor can a person without the key name another line as the last.
+    forged = {**kept, "sha256": read_decisions(bundles, KEY)[0][0].digest}
     for document in (forged, {**forged, "signature": None}):
-        (first.parent / "newest").write_text(json.dumps(document))
+        head.write_text(json.dumps(document))
         (fault,) = read_decisions(bundles, KEY)[1]
         assert "was altered after it was signed" in fault or "is unsigned" in fault
 
 
-def test_decisions_of_before_have_nothing_that_names_the_newest(bundles: Path) -> None:
-    path = decided(bundles, "v1", KEY, format=1)
-    (path.parent / "newest").unlink()
-    assert read_decisions(bundles, KEY)[1] == []
+def test_a_kill_before_the_head_or_within_a_line_is_no_fault(bundles: Path) -> None:
+    decided(bundles, "v1", KEY)
+    head = (bundles / "releases.head").read_bytes()
     decided(bundles, "v2", KEY)
+    (bundles / "releases.head").write_bytes(head)
+    with (bundles / "releases.jsonl").open("a") as file:
+        file.write('{"challenger": "v1", "outc')
     assert read_decisions(bundles, KEY)[1] == []
+    decided(bundles, "v1", KEY)
+    found, faults = read_decisions(bundles, KEY)
+    assert ([one.decision.challenger for one in found], faults) == (["v1", "v2", "v1"], [])
+
+
+@pytest.mark.parametrize("name", ["decisions", "aliases.jsonl"])
+def test_decisions_of_an_earlier_version_are_refused_with_the_remedy(
+    bundles: Path, name: str
+) -> None:
+    (bundles / name).mkdir()
+    for reading in (history, lambda folder: read_decisions(folder, None)):
+        with pytest.raises(ValueError, match=r"earlier version .* promote RUN VERSION --force"):
+            reading(bundles)
+    (bundles / name).rmdir()
+    promote(bundles, "v1", config=OFF, force=True)
+    assert champions(bundles) == ["v1"]
 
 
 def test_another_key_is_not_taken_for_tampering(bundles: Path) -> None:

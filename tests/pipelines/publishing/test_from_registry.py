@@ -8,14 +8,13 @@ import pytest
 
 from pipelines.publishing.from_registry import Followed, fetch_bundle, follow_registry
 from pipelines.publishing.promotion import (
-    challenger,
-    history,
     note_champion,
     note_release,
     promote,
     rollback,
     served_version,
 )
+from pipelines.tracking.decisions import history, read_challenger
 from pipelines.tracking.tracking import outbox_of, sync_outbox
 from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import publish, read_manifest
@@ -164,12 +163,12 @@ def test_a_challenger_that_becomes_champion_in_mlflow_is_one_no_more(shop: Shop)
     run.alias(shop.config.model, "challenger", "v2", action="release")
     run.end("FINISHED")
     sync_outbox(shop.outbox, shop.config)
-    assert (shop.champion(), challenger(shop.bundles)) == ("v1", "v2")
+    assert (shop.champion(), read_challenger(shop.bundles)) == ("v1", "v2")
 
     shop.move_alias("v2")
     assert follow(shop).words == "moved in the registry, all files were here"
 
-    assert (served_version(shop.bundles), challenger(shop.bundles)) == ("v2", None)
+    assert (served_version(shop.bundles), read_challenger(shop.bundles)) == ("v2", None)
     sync_outbox(shop.outbox, shop.config)
     aliases = client(shop.uri).get_registered_model(shop.config.model).aliases
     assert list(aliases) == ["champion"]

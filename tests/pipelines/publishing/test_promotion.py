@@ -7,14 +7,13 @@ import pytest
 
 from pipelines.config.tracking import TrackingConfig
 from pipelines.publishing.promotion import (
-    challenger,
     champions,
-    history,
     note_champion,
     note_release,
     promote,
     rollback,
 )
+from pipelines.tracking.decisions import history, read_challenger
 from pipelines.tracking.outbox import Outbox, read_lines
 from pipelines.tracking.tracking import outbox_of
 from serving.bundle.delta import NewItem, write_delta
@@ -84,11 +83,11 @@ def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path,
         promote(bundles, None, config=CONFIG)
     note_release(bundles, "v1", promoted=True)
     note_release(bundles, "v2", promoted=False)
-    assert (served(bundles), challenger(bundles)) == ("v1", "v2")
+    assert (served(bundles), read_challenger(bundles)) == ("v1", "v2")
 
     promote(bundles, None, config=CONFIG, outbox=outbox)
 
-    assert (served(bundles), challenger(bundles)) == ("v2", None)
+    assert (served(bundles), read_challenger(bundles)) == ("v2", None)
     (path,) = outbox.waiting()
     told = [event for event in read_lines(path) if event["event"] == "alias"]
     assert [(event["alias"], event["version"]) for event in told] == [
@@ -104,7 +103,7 @@ def test_the_first_release_is_champion_and_later_ones_wait_where_asked_to(bundle
     assert note_release(bundles, "v1", promoted=False) == "champion"
     assert note_release(bundles, "v2", promoted=False) == "challenger"
     assert note_release(bundles, "v3", promoted=False) == "challenger"
-    assert (served(bundles), challenger(bundles)) == ("v1", "v3")
+    assert (served(bundles), read_challenger(bundles)) == ("v1", "v3")
     # Made once more from equal inputs: what is served stays what it is.
     assert note_release(bundles, "v1", promoted=False) == "champion"
     assert champions(bundles) == ["v1"]
@@ -113,7 +112,7 @@ def test_the_first_release_is_champion_and_later_ones_wait_where_asked_to(bundle
 def test_a_release_is_champion_at_once_by_default(bundles: Path):
     for version in ("v1", "v2"):
         assert note_release(bundles, version, promoted=True) == "champion"
-    assert (served(bundles), challenger(bundles)) == ("v2", None)
+    assert (served(bundles), read_challenger(bundles)) == ("v2", None)
     assert rollback(bundles, config=CONFIG).version == "v1"
 
 
@@ -132,7 +131,7 @@ def test_an_unknown_or_altered_bundle_is_never_champion(bundles: Path, outbox: O
 
 def test_a_line_torn_by_a_kill_swallows_no_other(bundles: Path):
     promote(bundles, "v1", config=CONFIG)
-    with (bundles / "aliases.jsonl").open("a") as file:
+    with (bundles / "releases.jsonl").open("a") as file:
         file.write(json.dumps({"alias": "champion"})[:-3])
     promote(bundles, "v2", config=CONFIG)
     assert champions(bundles) == ["v1", "v2"]

@@ -10,7 +10,7 @@ from pipelines.publishing.same_queries import (
     RunEvents,
     SameQueries,
     answers_file,
-    answers_of,
+    build_answers,
     same_queries,
     write_answers,
 )
@@ -53,7 +53,7 @@ def answers(events: RunEvents, ranks: list[int | None]) -> pl.DataFrame:
             "rank_blend": pl.Series(ranks, dtype=pl.Int64),
         }
     )
-    return answers_of(table, "blend", events)
+    return build_answers(table, "blend", events)
 
 
 def compared(

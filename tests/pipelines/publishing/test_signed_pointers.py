@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.errors import RefusedError
-from pipelines.publishing.decisions import decision_on, read_decisions
 from pipelines.publishing.from_registry import fetch_bundle, follow_registry
 from pipelines.publishing.promotion import promote, record_champion, served_version
-from pipelines.tracking.entries import POINTER, registry_tags
+from pipelines.tracking.decisions import decision_on, read_decisions
+from pipelines.tracking.entries import POINTER, registry_entry
 from pipelines.tracking.tracking import outbox_of, sync_outbox
 from tests.pipelines.tracking.mlflow_server import client
 from tests.pipelines.tracking.registries import Shop
@@ -46,9 +46,10 @@ def test_a_signed_decision_comes_with_its_bundle_and_with_a_delta(shop: Shop, el
     assert fetch(shop, elsewhere)
     found = decision_on(elsewhere, "v1", KEY.encode())
     assert found is not None
-    assert (found.state, found.decision.outcome) == ("signed", "promoted")
-    # They are no part of this machine's own chain.
-    assert read_decisions(elsewhere, KEY.encode()) == ([], [])
+    assert (found.state, found.decision.outcome) == ("signed", "taken from the registry")
+    own, faults = read_decisions(elsewhere, KEY.encode())
+    assert [one.decision.outcome for one in own] == ["fetched", "taken from the registry"]
+    assert not faults
     serve(shop, "v2+1")
     outbox = outbox_of(elsewhere.parent)
     assert follow_registry(elsewhere, config=shop.config, outbox=outbox).version == "v2+1"
@@ -86,12 +87,12 @@ def test_a_pointer_that_is_not_the_operators_is_refused(
     found = store.get_model_version_by_alias(model, "champion")
     own = json.loads(found.tags[POINTER])
     monkeypatch.setenv("RECSYS_SIGNING_KEY", "another-key-of-somebody")
-    forged = registry_tags(shop.bundles, "v2", own["digest"], [])[POINTER]
+    forged = registry_entry(shop.bundles, "v2", own["digest"], [])["tags"][POINTER]
     monkeypatch.setenv("RECSYS_SIGNING_KEY", KEY)
     other = shop.named("v1").pointer
     for text, words in (
         (forged, "was signed with key"),
-        (json.dumps({**own, "decision": {}}), "was altered after it was signed"),
+        (json.dumps({**own, "decision": None}), "was altered after it was signed"),
         (other, "is of another bundle"),
     ):
         store.set_model_version_tag(model, found.version, POINTER, text)

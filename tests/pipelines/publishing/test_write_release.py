@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipelines.publishing.promotion import champions, note_release
-from pipelines.publishing.write_release import releases_of, write_release
+from pipelines.publishing.write_release import list_releases, write_release
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import Verdict
 from serving.bundle.write import BundleParts
@@ -47,7 +47,7 @@ def test_what_differs_gets_the_next_free_name(parts: BundleParts, tmp_path: Path
         assert released(folder, parts, config_digest=version) == version
         note_release(folder, version, promoted=True)
     assert released(folder, parts, name="ab") == "ab"
-    assert champions(folder) == releases_of(folder, "abc") == ["abc", "abc-2", "abc-3"]
+    assert champions(folder) == list_releases(folder, "abc") == ["abc", "abc-2", "abc-3"]
     shutil.rmtree(folder / "bundle-abc-2")
     assert released(folder, parts, config_digest="4") == "abc-4"
     for path in folder.glob("bundle-*"):

@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.tracking.outbox import read_lines
-from pipelines.tracking.recorder import Recorder, numbers_of
+from pipelines.tracking.recorder import Recorder, collect_numbers
 from pipelines.tracking.tracking import outbox_of
 from pipelines.training.run import Curve
 
@@ -120,4 +120,4 @@ def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
 
 def test_numbers_are_collected_by_path():
     table = {"a": {"b": 1, "c": None, "d": {"e": 0.5}}, "f": "text", "g": True}
-    assert numbers_of(table) == {"a/b": 1.0, "a/d/e": 0.5, "g": 1.0}
+    assert collect_numbers(table) == {"a/b": 1.0, "a/d/e": 0.5, "g": 1.0}

@@ -13,7 +13,7 @@ from pipelines.dashboard.data.measures import Measures
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import Slicing
 from pipelines.dashboard.workspaces.stores import Places, Stores
-from pipelines.publishing.decisions import Decision, write_decision
+from pipelines.tracking.decisions import Decision, append_decision
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run
 
 NUM_USERS = 4000
@@ -145,7 +145,7 @@ def test_the_answer_on_a_pair_is_the_gates(tmp_path: Path, outcome: str) -> None
         challenger_digest=None,
         words=["ndcg@10 +0.0100 (+0.0020 to +0.0180)"],
     )
-    write_decision(bundles, decision, None)
+    append_decision(bundles, decision, None)
     runs = {run.name: run for run in Stores(Places(roots=[tmp_path])).bundles()}
     assert recorded_answer(runs["v1"], runs["v2"]) == (
         f"The release gate decided on this pair: B was {outcome}: "
@@ -177,7 +177,7 @@ def test_the_gates_answer_has_its_interval_margin_and_the_slices_that_lost(tmp_p
             for name, bound, passed, reason in checks
         ],
     )
-    write_decision(bundles, decision, None)
+    append_decision(bundles, decision, None)
     runs = {run.name: run for run in Stores(Places(roots=[tmp_path])).bundles()}
     assert recorded_answer(runs["v1"], runs["v2"]) == (
         f"The release gate decided on this pair: B was refused: {whole}: better: +3.1% (+1.0% to "

@@ -14,8 +14,8 @@ from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import CommandRun, append, read_history
 from pipelines.pages.document import Action, Chart, Page, Section, Table, Tiles, Words
-from pipelines.publishing.decisions import Decision, read_decisions, write_decision
-from pipelines.publishing.promotion import note_alias, note_release, served_version
+from pipelines.publishing.promotion import note_champion, note_release, served_version
+from pipelines.tracking.decisions import Decision, append_decision, read_decisions
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.dashboard.browser import served, windows
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -34,19 +34,14 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bundles.mkdir(parents=True)
     (folder / "config.toml").write_text("[tracking]\nenabled = false\n")
     (folder / "lock").touch()
-    for version, outcome in (
-        ("v1", "released"),
-        ("v2", "released"),
-        ("v3", "kept as challenger"),
-    ):
-        directory = write_synthetic_bundle(bundles, version)
-        note_release(bundles, version, promoted=version != "v3")
-        decided(bundles, version, outcome, read_manifest(directory)[1], [checked("index recall")])
+    about = {"verdicts": [checked("index recall")], "words": ["All 1 checks passed."]}
+    for version in ("v1", "v2", "v3"):
+        write_synthetic_bundle(bundles, version)
+        note_release(bundles, version, promoted=version != "v3", **about)
     failed = checked("size", passed=False, reason=HOSTILE)
     decided(bundles, "v4", "refused", None, [checked("index recall"), failed])
-    altered = next((bundles / "decisions").glob("*-v1.json"))
-    altered.chmod(0o644)
-    altered.write_text(altered.read_text().replace("All 1 checks", "All 2 checks"))
+    altered = bundles / "releases.jsonl"
+    altered.write_text(altered.read_text().replace("All 1 checks", "All 2 checks", 1))
     append(
         folder,
         CommandRun(
@@ -79,7 +74,7 @@ def decided(bundles: Path, version: str, outcome: str, digest: str | None, verdi
         verdicts=verdicts,
         words=words,
     )
-    write_decision(bundles, decision, KEY)
+    append_decision(bundles, decision, KEY)
 
 
 def context_of(root: Path, key: str | None = "k") -> Context:
@@ -141,7 +136,7 @@ def test_it_says_what_is_served_and_what_waits(shop: Path):
 
 def test_a_decision_that_was_altered_is_named_and_not_believed(shop: Path):
     page = page_of(shop)
-    assert any("v1.json was altered after it was signed" in one for one in page.notices)
+    assert any("line 1 was altered after it was signed" in one for one in page.notices)
     table = block(page, Table, "decisions")
     rows = {row[1].text: row for row in table.rows}
     assert [row[1].text for row in table.rows] == ["v4", "v3", "v2", "v1"]
@@ -180,7 +175,7 @@ def test_a_refusal_is_shown_whole_with_what_to_do(shop: Path):
 
 def test_the_timeline_has_champions_the_challenger_and_marks(shop: Path):
     bundles = shop / "bundles"
-    note_alias(bundles, "champion", "v1", "rollback")
+    note_champion(bundles, "v1", "rollback")
     chart = block(page_of(shop), Chart, "timeline")
     assert [(row[0], row[1]) for row in chart.rows] == [
         ("v1", "champion"),
@@ -243,7 +238,7 @@ def test_another_version_is_kept_as_challenger(shop: Path):
 def test_what_is_not_confirmed_explained_or_allowed_changes_nothing(shop: Path):
     bundles = shop / "bundles"
     action = actions_of(page_of(shop, version="v3"))["promote"]
-    before = sorted((bundles / "decisions").iterdir()), (bundles / "aliases.jsonl").read_text()
+    before = (bundles / "releases.jsonl").read_text()
     promote = ENTRY.actions["promote"]
     for key, changes, message in (
         (None, {}, "started without a key"),
@@ -259,8 +254,7 @@ def test_what_is_not_confirmed_explained_or_allowed_changes_nothing(shop: Path):
             promote(context_of(shop.parent, key), sent(action, **changes))
     with pytest.raises(NotFoundError, match="no folder of bundles 'x'"):
         promote(context_of(shop.parent), sent(action, bundles="x"))
-    after = sorted((bundles / "decisions").iterdir()), (bundles / "aliases.jsonl").read_text()
-    assert after == before
+    assert (bundles / "releases.jsonl").read_text() == before
     assert served_version(bundles) == "v2"
     (words,) = block(
         build(context_of(shop.parent, None), Query.of(version="v3")), Section, "actions"
@@ -317,14 +311,12 @@ def test_nothing_released_and_a_bundle_that_is_gone_are_said(tmp_path: Path):
 
 def test_half_written_files_are_said_and_the_rest_is_shown(shop: Path):
     bundles = shop / "bundles"
-    (bundles / "decisions" / "20991231T000000.000000Z-v9.json").write_text('{"outcome": "rel')
-    with (bundles / "aliases.jsonl").open("a") as file:
-        file.write('{"alias": "champion"}\n')
+    with (bundles / "releases.jsonl").open("a") as file:
+        file.write('{"challenger": "v9"}\n{"challenger": "v8"')
     page = page_of(shop)
-    assert any("v9.json is not a decision" in one for one in page.notices)
-    assert any("aliases.jsonl is no change of an alias" in one for one in page.notices)
+    assert any("line 5 is not a decision" in one for one in page.notices)
     row = block(page, Table, "decisions").rows[0]
-    assert (row[1].text, row[2], row[4]) == ("v9", "unreadable", "NOT VALID")
+    assert (row[1].text, row[4]) == ("v9", "NOT VALID")
 
 
 def test_an_exported_page_offers_nothing_to_do(shop: Path):

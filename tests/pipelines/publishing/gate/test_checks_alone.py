@@ -10,15 +10,18 @@ import polars as pl
 import pytest
 
 from pipelines.config.release import GateConfig
-from pipelines.publishing.gate.documents import drift, parity
-from pipelines.publishing.gate.events import (
+from pipelines.publishing.gate.data import (
     CLOCK_SKEW,
+    drift,
+    found_by,
     moved_hours,
     not_in_the_future,
+    one_feature_alone,
+    parity,
     stand_there_once,
+    too_good,
 )
-from pipelines.publishing.gate.leakage import found_by, one_feature_alone, too_good
-from pipelines.publishing.gate.lists import Lists, latency
+from pipelines.publishing.gate.lists import BundleLists, latency
 from pipelines.publishing.gate.subject import Subject
 from serving.bundle.load import Bundle, load_bundle
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
@@ -101,7 +104,7 @@ def test_a_ranker_that_doubles_the_list_it_reorders_is_held_back(
 
 def test_a_slow_bundle_is_refused_by_the_champions_time(bundle: Bundle) -> None:
     def judged(challenger: float, champion: float) -> bool:
-        lists = [Lists(bundle, [], [one] * 9) for one in (challenger, champion)]
+        lists = [BundleLists(bundle, [], [one] * 9) for one in (challenger, champion)]
         return latency(Subject(challenger=bundle), *lists).passed
 
     assert judged(12, 2)

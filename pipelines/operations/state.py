@@ -1,4 +1,4 @@
-"""Move an alias by hand: with its line in the history of commands, and logged for the registry."""
+"""Bundles of a workspace, and aliases moved by hand with a line in its history of commands."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from pipelines.config.removed import removal
 from pipelines.config.toml import validate
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.history import recorded
-from pipelines.publishing.promotion import AliasChange
+from pipelines.tracking.decisions import AliasChange
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.tracking import outbox_of
 
 
+def bundles_of(workspace: Path) -> Path:
+    """Return the folder of a workspace's bundles; by default next to its artefacts."""
+    try:
+        table = tomllib.loads((workspace / "config.toml").read_text(encoding="utf-8"))
+        named = table.get("release", {}).get("bundles")
+    except (OSError, ValueError, AttributeError):
+        named = None
+    return Path(named) if named else workspace / "bundles"
+
+
 class Moved(NamedTuple):
-    """What was done, and where the registry's part of it waits."""
+    """A moved alias, and the outbox with the registry's part of it."""
 
     change: AliasChange
     config: TrackingConfig
@@ -40,11 +50,9 @@ def tracking_of(workspace: Path) -> TrackingConfig:
 def move_alias(
     command: str, bundles: Path, move: Callable[..., AliasChange], workspace: Path | None = None
 ) -> Moved:
-    """Promote or roll back, and note it in the workspace's history, whatever comes of it.
+    """Promote or roll back, and note it in the workspace's history, done or failed.
 
     Args:
-        command: Its name in the history.
-        move: Takes the folder of bundles, ``config`` and ``outbox``.
         workspace: By default the folder above the bundles.
     """
     workspace = workspace or bundles.absolute().parent

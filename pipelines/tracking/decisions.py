@@ -1,0 +1,324 @@
+"""Log of decisions on releases; with the bundles and the link it is the state of release.
+
+    <bundles>/bundle-<version>/   what can be served; in refused/ the bundle refused last
+    <bundles>/current             link to the bundle that is served
+    <bundles>/releases.jsonl      a decision a line, each with the digest of the line before it
+    <bundles>/releases.head       digest of the last line, signed if a key is set
+
+A line is appended for each release, refusal, promotion, rollback and appended delta, and never
+changed. A removed line leaves a gap in the chain of digests, or does not match the head.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.engine.artifacts import to_json
+from pipelines.engine.signing import TamperedError, check_signature, signed
+from recsys.data.durable import append_line, write_durably
+
+LOG, HEAD = "releases.jsonl", "releases.head"
+EARLIER = ("decisions", "aliases.jsonl")
+"""Files of decisions of an earlier version."""
+CHAMPION, CHALLENGER = "champion", "challenger"
+ALTERED = "altered"
+Outcome = Literal[
+    "released",
+    "kept as challenger",
+    "refused",
+    "promoted",
+    "rolled back",
+    "appended",
+    "taken from the registry",
+    "fetched",
+]
+ACTIONS: dict[str, Outcome] = {
+    "release": "released",
+    "promote": "promoted",
+    "rollback": "rolled back",
+    "append": "appended",
+    "registry": "taken from the registry",
+}
+"""Outcomes that make a version champion, by the action that did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """A decision on one version, with its reasons."""
+
+    time: str = ""
+    outcome: Outcome
+    challenger: str
+    """Version that was decided on."""
+    champion: str | None
+    """Version that was served before."""
+    serves: str | None = None
+    """Version that the link names afterwards, if the decision moved it."""
+    challenger_digest: str | None
+    """Digest of the bundle's manifest; None if no bundle could be written."""
+    config_digest: str = ""
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    power: dict[str, float | int | str | None] = field(default_factory=dict)
+    """Smallest difference that could have been found."""
+    words: list[str] = field(default_factory=list)
+    forced: bool = False
+    """True if a person published it though it was refused or has no decision."""
+    original: str = ""
+    """Line of another machine's log that came with a fetched bundle."""
+    previous: str | None = None
+    """sha256 of the line before."""
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        """The verdicts that did not pass."""
+        return [one for one in self.verdicts if not one["passed"]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A line of the log."""
+
+    name: str
+    decision: Decision
+    state: str
+    """``signed``, ``unsigned``, ``not verified`` or ``altered``."""
+    digest: str
+    line: str
+    fault: str = ""
+    """Reason why it cannot be trusted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AliasChange:
+    """An alias began to name a version."""
+
+    time: str
+    alias: str
+    version: str
+    previous: str | None
+    action: str
+
+
+def check_version(bundles: Path) -> None:
+    """Refuse a folder whose decisions an earlier version wrote.
+
+    Raises:
+        ValueError: Says how to begin a log.
+    """
+    found = [name for name in EARLIER if (bundles / name).exists()]
+    if found and not (bundles / LOG).exists():
+        raise ValueError(
+            f"{bundles} has decisions of an earlier version of recsys ({', '.join(found)}), which "
+            "this one does not read. Move them out of the folder, then begin a log with recsys "
+            "release promote RUN VERSION --force for the version that is served"
+        )
+
+
+def read_lines(bundles: Path) -> list[str]:
+    """Read the complete lines of the log, oldest first; one that a kill cut off is left out.
+
+    Raises:
+        ValueError: An earlier version wrote the decisions.
+    """
+    check_version(bundles)
+    try:
+        text = (bundles / LOG).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.split("\n")[:-1] if _is_json(line)]
+
+
+def _is_json(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def append_decision(bundles: Path, decision: Decision, key: bytes | None) -> Decision:
+    """Append a decision; the caller holds the lock of the folder."""
+    bundles.mkdir(parents=True, exist_ok=True)
+    lines = read_lines(bundles)
+    digests = [digest_of(line) for line in lines]
+    named = _read_head(bundles).get("sha256")
+    # If the head's line is gone, the chain keeps the gap.
+    is_gap = named is not None and named not in digests
+    document = {
+        **asdict(decision),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "previous": named if is_gap else digests[-1] if digests else None,
+    }
+    line = json.dumps(signed(document, key), sort_keys=True)
+    append_line(bundles / LOG, line)
+    write_durably(bundles / HEAD, to_json(signed({"sha256": digest_of(line)}, key)))
+    return Decision(**document)
+
+
+def digest_of(line: str) -> str:
+    """Compute the sha256 of a line."""
+    return hashlib.sha256(line.encode()).hexdigest()
+
+
+def _read_head(bundles: Path) -> dict[str, Any]:
+    """Read which line is the last; empty without a file, or without JSON in it."""
+    try:
+        found = json.loads((bundles / HEAD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_line(line: str, key: bytes | None, name: str) -> Written:
+    """Read and verify one line; an altered one has the state ``altered`` and the fault."""
+    document: Any = {}
+    try:
+        document = json.loads(line)
+        state, fault = check_signature(document, key, name), ""
+        known = {one.name for one in fields(Decision)}
+        decision = Decision(**{key: one for key, one in document.items() if key in known})
+    except (ValueError, TypeError, AttributeError) as error:
+        fault, state = str(error).splitlines()[0], ALTERED
+        if not isinstance(error, TamperedError):
+            fault = f"{name} is not a decision of this version ({fault}); restore it from a backup"
+        claims = document if isinstance(document, dict) else {}
+        texts = {name: str(claims.get(name, "")) for name in ("time", "outcome", "challenger")}
+        decision = Decision(**texts, champion=None, challenger_digest=None)  # type: ignore[arg-type]
+    return Written(
+        name=name, decision=decision, state=state, digest=digest_of(line), line=line, fault=fault
+    )
+
+
+def read_decisions(bundles: Path, key: bytes | None) -> tuple[list[Written], list[str]]:
+    """Read all decisions, oldest first, and every fault of the log.
+
+    Returns:
+        The lines, altered ones too; a fault for each that was altered, and for each gap.
+
+    Raises:
+        ValueError: An earlier version wrote the decisions.
+    """
+    found: list[Written] = []
+    faults: list[str] = []
+    previous: str | None = None
+    for number, line in enumerate(read_lines(bundles), 1):
+        one = read_line(line, key, f"{bundles / LOG}, line {number}")
+        found.append(one)
+        if one.fault:
+            faults.append(one.fault)
+        elif one.decision.previous != previous:
+            faults.append(f"a decision before line {number} is missing or was altered")
+        previous = one.digest
+    # If the last line cannot be verified, that was said.
+    is_known = not found or not found[-1].fault
+    if is_known and (fault := _head_fault(bundles, found, key)) is not None:
+        faults.append(fault)
+    return found, faults
+
+
+def _head_fault(bundles: Path, found: Sequence[Written], key: bytes | None) -> str | None:
+    """Explain why the newest decision cannot be vouched for; None if it can."""
+    head, path = _read_head(bundles), bundles / HEAD
+    if not head:
+        missing = f"{path} is missing or unreadable: later decisions may be missing too"
+        return missing if found or path.exists() else None
+    try:
+        state = check_signature(head, key, path)
+    except TamperedError as error:
+        return str(error)
+    # A kill may leave the head one line short.
+    for one in found[-2:]:
+        if one.digest == head.get("sha256"):
+            unlike = one.state not in (state, ALTERED)
+            return f"{path} is {state}, the decision that it names is not" if unlike else None
+    return "the newest decision is missing or was altered"
+
+
+def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | None:
+    """Read the latest decision on a version, or on the release that it was appended to.
+
+    A fetched bundle has the decision of the machine that made it. None without a decision.
+
+    Raises:
+        TamperedError: That line is not the signed one.
+        ValueError: An earlier version wrote the decisions.
+    """
+    names = (version, version.partition("+")[0])
+    for number, line in reversed(list(enumerate(read_lines(bundles), 1))):
+        if not any(name in line for name in names):
+            continue
+        one = read_line(line, key, f"{bundles / LOG}, line {number}")
+        if one.decision.challenger not in names:
+            continue
+        if not one.fault and one.decision.original:
+            one = read_line(one.decision.original, key, one.name)
+        if one.fault:
+            raise TamperedError(one.fault)
+        return one
+    return None
+
+
+def history(bundles: Path) -> list[AliasChange]:
+    """List every change of an alias, oldest first.
+
+    Raises:
+        ValueError: An earlier version wrote the decisions.
+    """
+    decisions = [read_line(line, None, "").decision for line in read_lines(bundles)]
+    return list(alias_changes(decisions))
+
+
+def alias_changes(decisions: Iterable[Decision]) -> Iterable[AliasChange]:
+    """List which alias each decision moved."""
+    actions = {outcome: action for action, outcome in ACTIONS.items()}
+    challenger = None
+    for one in decisions:
+        if one.outcome in actions and one.serves is not None:
+            alias, version, previous = CHAMPION, one.serves, one.champion
+        elif one.outcome == "kept as challenger":
+            alias, version, previous = CHALLENGER, one.challenger, challenger
+            challenger = version
+        else:
+            continue
+        action = actions.get(one.outcome, "release" if one.verdicts else "promote")
+        yield AliasChange(
+            time=one.time, alias=alias, version=version, previous=previous, action=action
+        )
+
+
+def read_champions(bundles: Path, served: str | None) -> list[str]:
+    """List the champions that a rollback can go back to, the served one last.
+
+    Args:
+        served: Version that the link names; a person may have moved it without a line in the log.
+    """
+    stack: list[str] = []
+    for change in history(bundles):
+        if change.alias == CHAMPION:
+            stack = _moved(stack, change.previous, goes_back=True)
+            stack = _moved(stack, change.version, goes_back=change.action == "rollback")
+    return _moved(stack, served, goes_back=True)
+
+
+def _moved(stack: list[str], version: str | None, *, goes_back: bool) -> list[str]:
+    if version is None:
+        return stack
+    if goes_back and version in stack:
+        return stack[: len(stack) - stack[::-1].index(version)]
+    return stack if stack[-1:] == [version] else [*stack, version]
+
+
+def read_challenger(bundles: Path) -> str | None:
+    """Return the last released version that did not become champion; None without one."""
+    waiting = None
+    for change in history(bundles):
+        if change.alias == CHALLENGER:
+            waiting = change.version
+        elif change.version == waiting:
+            waiting = None
+    return waiting
