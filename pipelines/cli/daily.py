@@ -1,13 +1,11 @@
-"""Commands that a scheduler calls: ``monitor``, ``status``, ``gc``, ``parity``."""
+"""Commands that a scheduler calls: ``monitor``, ``status``, ``gc``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
-from datetime import timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,10 +15,8 @@ from pipelines.cli.options import (
     DryRun,
     Open,
     OptionalRun,
-    Out,
     Preset,
     Run,
-    Store,
     run_config,
 )
 from pipelines.cli.output import open_page, print_json, print_lines, print_table
@@ -30,11 +26,8 @@ from pipelines.engine.formats import size
 if TYPE_CHECKING:
     from pipelines.operations.collect import CollectResult
     from pipelines.operations.status import Status
-    from pipelines.parity.log import Log
-    from pipelines.parity.run import ParityReport
 
 MAX_NAMED = 8
-MAX_CAUSES = 10
 
 
 def monitor(
@@ -216,128 +209,3 @@ def describe_collected(found: CollectResult, *, dry: bool) -> list[str]:
         named = f"{kind} {', '.join(names)}" if few else f"{len(names)} of {kind}"
         lines.append(f"{'goes' if dry else 'gone'}  {named}: {why}")
     return [*lines, *(f"kept  bundle {version}: {why}" for version, why in found.kept.items())]
-
-
-def parity(
-    run: Run,
-    store: Store = None,
-    export: Annotated[
-        Path | None,
-        typer.Option("--log", help="Folder of recsys data export --records, instead of a store."),
-    ] = None,
-    configs: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--serving-config",
-            envvar="RECSYS_SERVING_CONFIG",
-            help="File of surfaces and rules in force (repeatable).",
-        ),
-    ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Most lists that are computed.")] = 10_000,
-    since: Annotated[
-        str | None, typer.Option(help="Only lists of the last 90s, 30m, 6h or 7d.")
-    ] = None,
-    out: Out = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compute lists that were served once more, as of their moment, and compare every bit.
-
-    Histories come from the events that had arrived by then, features by the batch definitions as
-    well as by the serving path, lists from the same bundle. Each kind of difference is named with
-    the code that computes it. Lists that cannot be recomputed are counted by reason. Exits with 3
-    if a list differs.
-
-    [bold]Examples[/]
-
-      recsys parity runs/shop --store sqlite:runs/shop/online
-
-      recsys parity runs/shop --since 1d --sample 1000 --json
-    """
-    from pipelines.engine.history import recorded
-    from pipelines.parity.run import check_parity
-
-    bundles = find_bundles(run)[0]
-    place = bundles.absolute().parent
-    with recorded(place, "parity") as recording:
-        if store is not None and export is not None:
-            raise ValueError("--store and --log are two places of the same lists; name one")
-        logged = read_log(store or f"sqlite:{place / 'online'}", export, sample, since)
-        if not logged.documents:
-            raise ValueError(
-                "the log holds no served list; serve some with a store (recsys serve --store), or "
-                "name a longer time with --since"
-            )
-
-        def say(line: str) -> None:
-            print_lines(line, note=True, style="dim")
-
-        report = check_parity(logged, bundles, configurations=configs or [], say=say)
-        written = report.write(place)
-        if out is not None:
-            out.write_text(report.to_json(), encoding="utf-8")
-        causes = [one for one in report.differences if one.first][:MAX_CAUSES]
-        recording.reasons.append(summarise_parity(report))
-        recording.reasons += [f"{one.first:,} lists: {one.what} ({one.path})" for one in causes]
-        numbers = ("requests", "recomputed", "equal")
-        recording.details |= {name: getattr(report, name) for name in numbers}
-        recording.details["skipped"] = dict(report.skipped)
-        if as_json:
-            typer.echo(report.to_json())
-        else:
-            print_lines(*describe_parity(report))
-            print_lines(f"report: {written}", note=True)
-        if report.differences:
-            raise typer.Exit(3)
-
-
-def read_log(url: str, export: Path | None, sample: int, since: str | None) -> Log:
-    """Read served lists from a folder or a store."""
-    import time
-
-    from pipelines.inputs.opened_store import opened
-    from pipelines.parity.log import log_of_export, log_of_store
-    from serving.surfaces import duration_of
-
-    span: Any = duration_of(since)
-    is_span = isinstance(span, timedelta)
-    since_ms = int(1_000 * (time.time() - span.total_seconds())) if is_span else 0
-    if export is not None:
-        return log_of_export(export, sample, since_ms)
-    with opened(url) as store:
-        return log_of_store(store, sample, since_ms)
-
-
-def summarise_parity(report: ParityReport) -> str:
-    """Summarise what was found in one sentence."""
-    if not report.recomputed:
-        return f"none of {report.requests:,} lists could be recomputed"
-    # Rounded down: 100% is said of all alone.
-    percent = int(10_000 * report.equal / report.recomputed) / 100
-    return (
-        f"{report.equal:,} of {report.recomputed:,} recomputed lists are equal to the last bit "
-        f"({percent:g}%)"
-    )
-
-
-def describe_parity(report: ParityReport) -> list[str]:
-    """Describe causes of differences with the code that computes them, and count the others."""
-    from pipelines.parity.run import SKIPPED
-
-    lines = [
-        f"{report.requests:,} of {report.logged:,} logged lists, {report.seconds:.1f} s",
-        summarise_parity(report),
-        f"{report.with_features:,} of them with features and every source's part",
-    ]
-    if report.on_their_way:
-        lines.append(f"{report.on_their_way:,} of them with events that were being committed")
-    for reason, count in report.skipped.items():
-        lines.append(f"{count:,} not recomputed: {SKIPPED.get(reason, reason)}")
-    causes = [one for one in report.differences if one.first]
-    for one in causes:
-        lines += [
-            f"- {one.what}: {one.first:,} lists, at most {one.largest:.6g} apart",
-            f"  computed by {one.path}; example {one.example}",
-        ]
-    if others := len(report.differences) - len(causes):
-        lines.append(f"- {others} kinds of difference that follow from these")
-    return lines

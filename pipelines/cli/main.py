@@ -23,10 +23,11 @@ disk error, 75 in use by another command. Set RECSYS_TRACEBACK=1 to see an error
 COMMANDS = {
     "Start": "run.demo run.run run.stages machine.doctor",
     "Serve": "serve.serve serve.recommend score.score serve.mcp",
-    "Keep fresh": "run.ingest run.update daily.monitor daily.status daily.gc",
+    "Keep fresh": "ingest.ingest run.update daily.monitor daily.status daily.gc",
     "Evaluate": (
-        "pages.report pages.dashboard compare.compare studies.backtest studies.tune "
-        "studies.judge experiments.experiments experiments.ope daily.parity"
+        "evaluate.pages.report evaluate.pages.dashboard evaluate.compare.compare "
+        "evaluate.studies.backtest evaluate.studies.tune evaluate.studies.judge "
+        "evaluate.experiments.experiments evaluate.experiments.ope evaluate.parity.parity"
     ),
     "Advanced": "machine.plan",
 }

@@ -28,6 +28,27 @@ from pipelines.engine.console import log
 
 FILES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".gz")
 
+Users = Annotated[
+    str | None,
+    typer.Option(help="User ids (1,2,3) or a file with a column user_id; by default all."),
+]
+Items = Annotated[str | None, typer.Option(help="Item ids or a file with a column item_id.")]
+ActiveSince = Annotated[
+    str | None, typer.Option(help="Only users with an event since a day or a unix second.")
+]
+UnixTime = Annotated[
+    int | None, typer.Option(help="Time of all requests; by default after the newest event.")
+]
+ScoreEngine = Annotated[
+    Literal["local", "ray"], typer.Option(help="Where to work: here, or on a Ray cluster.")
+]
+Address = Annotated[
+    str | None, typer.Option(help="host:port of the Ray cluster; RAY_ADDRESS by default.")
+]
+MaxFailedShare = Annotated[
+    float, typer.Option(help="Share of lists that may fail; the others are kept.")
+]
+
 
 def score(
     run: BundleRun,
@@ -37,34 +58,19 @@ def score(
         str, typer.Option(help="home, or another for users; related (similar) for items.")
     ] = "home",
     serving_config: ServingConfig = None,
-    users: Annotated[
-        str | None,
-        typer.Option(help="User ids (1,2,3) or a file with a column user_id; by default all."),
-    ] = None,
-    items: Annotated[
-        str | None, typer.Option(help="Item ids or a file with a column item_id.")
-    ] = None,
-    active_since: Annotated[
-        str | None, typer.Option(help="Only users with an event since a day or a unix second.")
-    ] = None,
-    unix_time: Annotated[
-        int | None, typer.Option(help="Time of all requests; by default after the newest event.")
-    ] = None,
+    users: Users = None,
+    items: Items = None,
+    active_since: ActiveSince = None,
+    unix_time: UnixTime = None,
     categories: Category = None,
     where: Where = None,
     profile: Annotated[
         Profile, typer.Option(help="full also queries the generative model.")
     ] = "fast",
     workers: Workers = None,
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where to work: here, or on a Ray cluster.")
-    ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="host:port of the Ray cluster; RAY_ADDRESS by default.")
-    ] = None,
-    max_failed_share: Annotated[
-        float, typer.Option(help="Share of lists that may fail; the others are kept.")
-    ] = 0.01,
+    engine: ScoreEngine = "local",
+    address: Address = None,
+    max_failed_share: MaxFailedShare = 0.01,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
-from pipelines.cli.compare import run_names
+from pipelines.cli.evaluate.compare import run_names
 from pipelines.cli.main import app
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import Analysis

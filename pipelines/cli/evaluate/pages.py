@@ -14,6 +14,7 @@ from pipelines.cli.runs import find_workspace
 
 if TYPE_CHECKING:
     from pipelines.dashboard.context import Context
+    from pipelines.dashboard.workspaces.stores import Places
 
 ROOT = Path("runs")
 
@@ -101,19 +102,11 @@ def dashboard(
     """
     from pipelines.dashboard.context import Context
     from pipelines.dashboard.pages.list import PAGES
-    from pipelines.dashboard.workspaces.stores import Places, Stores
+    from pipelines.dashboard.workspaces.stores import Stores
 
     if run and export is None:
         raise ValueError("--run says what --export writes; a served dashboard shows all runs")
-    for given in [*(root or ()), *(bundles or ())]:
-        if not given.is_dir():
-            raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
-    # A run that is exported by its folder needs no root.
-    folders = [Path(one) for one in run or () if Path(one).is_dir()]
-    if root is None and not (folders and len(folders) == len(run or ())):
-        root = [ROOT]
-    places = Places(roots=[*(root or ()), *folders], bundles=bundles or ())
-    stores = Stores(places, watch=export is None)
+    stores = Stores(find_places(root, bundles, run), watch=export is None)
     known = key or None if key_file is None else read_key(key_file)
     context = Context(stores=stores, server=server, key=known, exported=export is not None)
     if export is not None:
@@ -130,6 +123,21 @@ def dashboard(
 
         webbrowser.open(address)
     serve(context, PAGES, access, port)
+
+
+def find_places(
+    root: list[Path] | None, bundles: list[Path] | None, run: list[str] | None
+) -> Places:
+    """Find the folders of runs: a run that is exported by its folder needs no root."""
+    from pipelines.dashboard.workspaces.stores import Places
+
+    for given in [*(root or ()), *(bundles or ())]:
+        if not given.is_dir():
+            raise ValueError(f"{given} is not a folder; name one that holds workspaces or bundles")
+    folders = [Path(one) for one in run or () if Path(one).is_dir()]
+    if root is None and not (folders and len(folders) == len(run or ())):
+        root = [ROOT]
+    return Places(roots=[*(root or ()), *folders], bundles=bundles or ())
 
 
 def export_runs(context: Context, path: Path, wanted: list[str]) -> None:

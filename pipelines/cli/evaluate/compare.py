@@ -15,7 +15,7 @@ from pipelines.cli.runs import find_workspace
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:
-    from recsys.evaluation.significance import EvaluatedRun
+    from recsys.evaluation.significance import EvaluatedRun, MetricComparison
 
 
 def compare(
@@ -75,7 +75,12 @@ def compare(
     tests = compare_runs(measured[0], measured[1:], ComparisonConfig(correction=correction))
     if as_json:
         print_json([test._asdict() for test in tests])
-        return
+    else:
+        print_tests(tests, f"{split}, adjusted by {correction}")
+
+
+def print_tests(tests: list[MetricComparison], title: str) -> None:
+    """Print the tests, one a row."""
     rows = [
         (
             f"{test.candidate} - {test.baseline}",
@@ -88,7 +93,7 @@ def compare(
         for test in tests
     ]
     columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
-    title = f"{split}, adjusted by {correction}, {tests[0].num_users:,} users"
+    title = f"{title}, {tests[0].num_users:,} users"
     print_table(columns, rows, title=title)
 
 
