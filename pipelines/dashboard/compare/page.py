@@ -25,6 +25,7 @@ from pipelines.dashboard.data.sides import (
     group_control,
     name_of,
     pair_parameters,
+    select,
     sides_of,
     split_control,
     suggest_runs,
@@ -41,7 +42,6 @@ from pipelines.pages.document import (
     Control,
     Link,
     LinkedCell,
-    Option,
     Page,
     Section,
     Table,
@@ -109,7 +109,7 @@ def build(context: Context, query: Query) -> Page:
         )
     measures = measures_table([measures_of(context, one, split) for one in sides], names, sides)
     slicing = pairs.slicings.get(group) if group else None
-    metrics = [Option(value=name, label=METRICS[name][0].format(k="k")) for name in METRICS]
+    metrics = {name: METRICS[name][0].format(k="k") for name in METRICS}
     return Page(
         title="Compare " + " and ".join(names),
         lead=f"{len(pairs.known):,} queries of {pairs.known.num_users:,} users that all of them "
@@ -124,9 +124,7 @@ def build(context: Context, query: Query) -> Page:
         ],
         controls=[
             *controls(context, sides, split),
-            Control(
-                name="metric", label="Metric", kind="select", value=shown.metric, options=metrics
-            ),
+            select("metric", "Metric", shown.metric, metrics),
             Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=DEPTH),
             *group_control(group, groups),
             split_control(sides, split),

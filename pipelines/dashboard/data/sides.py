@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, has_ranks, side
@@ -188,26 +188,31 @@ def controls(
     for one, name, letter in zip(sides, names, "ABCDE", strict=False):
         models = answers(one.run, split).models
         if len(models) > 1:
-            options = [Option(value=model, label=model_label(model)) for model in models]
-            label = f"Model of {letter}"
-            found.append(
-                Control(name=name, label=label, kind="select", value=one.model, options=options)
-            )
+            options = {model: model_label(model) for model in models}
+            found.append(select(name, f"Model of {letter}", one.model, options))
     return found
+
+
+def select(
+    name: str, label: str, value: str, options: Mapping[str, str], clears: Sequence[str] = ()
+) -> Control:
+    """Build a control that chooses one of a few values, each with its label."""
+    offered = [Option(value=one, label=text) for one, text in options.items()]
+    return Control(
+        name=name, label=label, kind="select", value=value, options=offered, clears=clears
+    )
 
 
 def split_control(sides: Sequence[Side], split: Split) -> Control:
     """Offer the splits on which all sides were measured."""
     known = [name for name in SPLITS if all(has_ranks(one.run, name) for one in sides)]
-    options = [Option(value=name, label=name) for name in known]
-    return Control(name="split", label="Split", kind="select", value=split, options=options)
+    return select("split", "Split", split, {name: name for name in known})
 
 
 def group_control(group: str, groups: Sequence[str]) -> list[Control]:
     """Offer other ways to cut the queries, if there are any."""
-    options = [Option(value=one, label=f"By {label_of_group(one)}") for one in groups]
-    control = Control(name="group", label="Slices", kind="select", value=group, options=options)
-    return [control] if options else []
+    labels = {one: f"By {label_of_group(one)}" for one in groups}
+    return [select("group", "Slices", group, labels)] if labels else []
 
 
 def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[Control]:

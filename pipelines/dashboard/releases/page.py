@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.releases.actions import ACTIONS, NO_KEY, actions_for
 from pipelines.dashboard.releases.folder import (
@@ -32,10 +33,8 @@ from pipelines.pages.document import (
     Cell,
     Chart,
     Column,
-    Control,
     Link,
     LinkedCell,
-    Option,
     Page,
     Section,
     Table,
@@ -99,25 +98,11 @@ def build(context: Context, query: Query) -> Page:
     chosen = [] if version is None else [version]
     versions = list(dict.fromkeys([*chosen, *decided, *there]))[:MAX_OPTIONS]
     places = folders(context)[:200] or [folder]
+    labels = {one: f"{one} (served)" if one == record.served else one for one in versions}
+    known = {one.key: one.name for one in places}
     controls = [
-        Control(
-            name="bundles",
-            label="Workspace",
-            kind="select",
-            value=folder.key,
-            clears=("version", "run"),
-            options=[Option(value=one.key, label=one.name) for one in places],
-        ),
-        Control(
-            name="version",
-            label="Version",
-            kind="select",
-            value=version or "",
-            options=[
-                Option(value=one, label=f"{one} (served)" if one == record.served else one)
-                for one in versions
-            ],
-        ),
+        select("bundles", "Workspace", folder.key, known, clears=("version", "run")),
+        select("version", "Version", version or "", labels),
     ]
     return Page(
         title=TITLE,

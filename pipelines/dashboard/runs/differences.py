@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.page import link_to, nothing_there, suggested, time_text
 from pipelines.dashboard.runs.record import StageRecord, raw_files_of, stages_of, versions_of
@@ -123,13 +124,7 @@ def build(context: Context, query: Query) -> Page:
             suggest="runs",
             at_most=2,
         ),
-        Control(
-            name="split",
-            label="Split",
-            kind="select",
-            value=split,
-            options=[Option(value=one, label=one) for one in SPLITS],
-        ),
+        select("split", "Split", split, {one: one for one in SPLITS}),
     ]
     return Page(
         title="Differences",

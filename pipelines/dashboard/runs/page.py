@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
+from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
@@ -226,10 +227,6 @@ def build(context: Context, query: Query) -> Page:
 
 
 def _controls(runs: Sequence[Run], choice: Choice, query: Query) -> list[Control]:
-    def select(name: str, label: str, value: str, options: Mapping[str, str]) -> Control:
-        offered = [Option(value=one, label=text) for one, text in options.items()]
-        return Control(name=name, label=label, kind="select", value=value, options=offered)
-
     data = sorted({run.dataset for run in runs[:10_000] if run.dataset})
     places = {"": "all data", **{name: name for name in data[:100]}}
     models = {one: model_label(one) for one in choice.all_models}

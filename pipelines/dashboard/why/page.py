@@ -8,7 +8,12 @@ import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.items import catalogue_of, users_like
-from pipelines.dashboard.data.sides import controls, group_control, split_control, suggest_runs
+from pipelines.dashboard.data.sides import (
+    controls,
+    group_control,
+    split_control,
+    suggest_runs,
+)
 from pipelines.dashboard.data.slices import Slicing, label_of_group
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.why.outcomes import (
@@ -75,8 +80,6 @@ def build(context: Context, query: Query) -> Page:
             blocks=[queries_table(context, shown, query, title)],
         ),
     ]
-    options = [Option(value=ALL, label="all")]
-    options += [Option(value=name, label=label) for name, label in shown.labels.items()]
     return Page(
         title=f"Why: {first} or {second}",
         lead=f"Of {len(shown.pairs.known):,} held-out items, {totals[1]:,} are in the first "
@@ -87,7 +90,7 @@ def build(context: Context, query: Query) -> Page:
             Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=LISTED),
             split_control(shown.sides, shown.split),
             *group_control(group, groups),
-            Control(name="outcome", label="Queries", kind="select", value=outcome, options=options),
+            select("outcome", "Queries", outcome, {ALL: "all", **shown.labels}),
             *search_controls(context, shown, query),
         ],
         notices=[*notices, *shown.pairs.slicings.problems],
