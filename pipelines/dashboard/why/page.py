@@ -11,6 +11,7 @@ from pipelines.dashboard.data.items import catalogue_of, users_like
 from pipelines.dashboard.data.sides import (
     controls,
     group_control,
+    select,
     split_control,
     suggest_runs,
 )
