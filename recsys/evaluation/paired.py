@@ -143,12 +143,14 @@ def paired(
     before, after, users, blocks = _known(champion, challenger, users, blocks)
     difference = after - before
     by_user = difference if users is None else group_values(difference, users)
-    error, mean = _standard_error(by_user), float(by_user.mean())
-    reach = error * NormalDist().inv_cdf((1 + config.confidence) / 2)
-    low, high = mean - reach, mean + reach
     if resampled:
         drawn = bootstrap_intervals({"difference": by_user}, config.bootstrap())["difference"]
         mean, low, high = drawn.mean, drawn.low, drawn.high
+        error = _standard_error(by_user)
+    else:
+        mean, error = float(by_user.mean()), _standard_error(by_user)
+        reach = error * NormalDist().inv_cdf((1 + config.confidence) / 2)
+        low, high = mean - reach, mean + reach
     time_low = time_high = None
     smallest = detectable(error, config)
     if blocks is not None:
