@@ -9,7 +9,7 @@ import torch
 
 from pipelines.pages.report_data import Provenance, ReportData, read_report_data
 from pipelines.pages.semantic_ids.data import Catalogue, ReportedIds
-from recsys.semantic_ids.collisions import assign_semantic_ids
+from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from tests.pipelines.pages.synthetic_evaluation import (
@@ -87,7 +87,9 @@ def planted(made: PlantedIds) -> ReportedIds:
     pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(2, 0)
     nudge = torch.tensor([[0.1, 0.0], [0.0, 0.1]]).repeat(4, 1)
     vectors = torch.cat([torch.zeros(1, 2), quantizer.decode(pairs) + nudge])
-    ids = assign_semantic_ids(quantizer, vectors, method="extra_level")
+    # A third code numbers the two items of each pair.
+    codes = torch.cat([pairs, torch.tensor([[0], [1]]).repeat(4, 1)], dim=1)
+    ids = SemanticIds.of_items(codes, level_sizes=(2, 2, 2), quantizer_digest=quantizer.digest)
     popularity = [0, 90, 80, 70, 60, 5, 4, 3, 2] if made.has_popularity else [0] * 9
     values: dict[str, Any] = {
         "ids": ids,

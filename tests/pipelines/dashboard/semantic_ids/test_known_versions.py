@@ -1,14 +1,12 @@
 """Numbers of two versions whose codes are written by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import QueryError
 from pipelines.dashboard.semantic_ids.catalogue import Items, main_categories_of
-from pipelines.dashboard.semantic_ids.collisions import _grouped, collisions_of
+from pipelines.dashboard.semantic_ids.collisions import _grouped
 from pipelines.dashboard.semantic_ids.drift import compare
 from pipelines.dashboard.semantic_ids.measures import measure
 from pipelines.dashboard.semantic_ids.tree import children_of, path_to
@@ -145,14 +143,6 @@ def test_groups_of_equal_codes_are_found_largest_first() -> None:
     found = _grouped(codes, (4, 4), "")
     assert [(one.codes, one.rows) for one in found.groups] == [("0-1", (1, 3, 5)), ("2-2", (2, 4))]
     assert (found.num_groups, found.num_items) == (2, 5)
-
-
-def test_an_added_level_says_which_items_had_equal_codes(
-    tables: tuple[IdTable, IdTable], source: Source
-) -> None:
-    origin = {"settings": {"resolution": "extra_level"}}
-    found = collisions_of(tables[1], replace(source, report={"origin": origin}))
-    assert [(one.codes, one.rows) for one in found.groups] == [("0", (1, 2, 6)), ("1", (3, 4, 5))]
 
 
 def test_main_categories_are_those_of_the_report() -> None:

@@ -376,7 +376,7 @@ def test_size_and_time_hold_for_a_catalogue_of_22_thousand(planted_ids):
     vectors[0] = 0
     reported: ReportedIds = planted_ids(
         quantizer=quantizer,
-        ids=assign_semantic_ids(quantizer, vectors, method="extra_level"),
+        ids=assign_semantic_ids(quantizer, vectors),
         vectors=vectors,
         id_rows=np.arange(22_001),
         catalogue=Catalogue(
