@@ -69,7 +69,7 @@ def backtest(
 
 def write(replay: Replay) -> Backtest:
     """Measure a finished replay and write its document and page."""
-    from pipelines.pages.backtest.sections import backtest_page, words_of
+    from pipelines.pages.backtest import backtest_page, words_of
     from pipelines.pages.file import write_page
 
     folder = replay.folder.path

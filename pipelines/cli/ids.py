@@ -259,15 +259,15 @@ def report(
 
     [bold]Example[/] recsys ids report shop.toml --out ids.html
     """
-    from pipelines.pages.semantic_ids.data import reported_version
-    from pipelines.pages.semantic_ids.page import write_semantic_id_report
+    from pipelines.pages.semantic_ids import write_semantic_id_report
+    from pipelines.semantic_ids.current import measure_current
 
     config = run_config(run, assignments=assignments)
     with opened(config) as (content, store):
-        reported = reported_version(content, store, config, previous)
+        made = measure_current(content, store, config, previous)
         path = out or config.workspace / "semantic_ids.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_semantic_id_report(reported, path)
+        write_semantic_id_report(*made, path)
     print_lines(str(path))
     if show:
         open_page(path)

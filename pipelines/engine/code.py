@@ -25,7 +25,6 @@ from recsys.data.durable import digest_of_file, write_durably
 PACKAGES = ("recsys", "features", "pipelines", "serving")
 CONFIG = "pipelines.config"
 LIBRARIES = {
-    "altair": "altair",
     "faiss": "faiss-cpu",
     "numpy": "numpy",
     "openai": "openai",

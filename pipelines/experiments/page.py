@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 
 from pipelines.experiments.analysis import AnalysisConfig, ExperimentResult
-from pipelines.experiments.wording import duration, number, sentences
-from pipelines.pages.charts.shapes import Band, banded_lines
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import counts, numbers, texts
+from pipelines.experiments.wording import duration, sentences
+from pipelines.pages.charts import color_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
 
 
@@ -69,30 +67,27 @@ def experiment_blocks(
 def _chart(
     result: ExperimentResult, arm: str, outcome: str, origins: Sequence[Origin]
 ) -> Chart | None:
-    bands = []
-    for day, mean, low, high in zip(result.days, *map(list, result.sequences[arm]), strict=True):
-        if math.isfinite(low):
-            bounds = f"{number(low, signed=True)} to {number(high, signed=True)}"
-            note = f"{day}: {number(mean, signed=True)} ({bounds})"
-            bands.append(Band(day=f"{day}", mean=mean, low=low, high=high, note=note, series=arm))
-    if not bands:
+    rows = [
+        (f"{day}", mean, low, high)
+        for day, mean, low, high in zip(result.days, *map(list, result.sequences[arm]), strict=True)
+        if math.isfinite(low)
+    ]
+    if not rows:
         return None
-    first = result.arms[0].name
-    color = color_of(list(result.sequences).index(arm) + 1)
-    return Chart(
-        key=f"{result.name}-{arm}",
-        title=f"{arm} less {first}",
-        note="The band covers the true difference on all days at once in 95 of 100 experiments. "
+    return figure(
+        line_chart,
+        f"{result.name}-{arm}",
+        f"{arm} less {result.arms[0].name}",
+        "The band covers the true difference on all days at once in 95 of 100 experiments. "
         "While 0 is inside, no difference is shown.",
-        description=f"Confidence sequence of {arm} less {first} in {outcome}, by day.",
-        spec=banded_lines(
-            bands,
-            {arm: color},
-            x_title="day (UTC)",
-            y_title=f"difference in {outcome}",
-            zero_rule=True,
-        ),
-        columns=("day", "difference", "from", "to"),
-        rows=[(band.day, band.mean, band.low, band.high) for band in bands],
+        [*texts("day"), *numbers("difference", "from", "to", format="signed")],
+        rows,
+        "x y low high",
+        colors={"": color_of(list(result.sequences).index(arm) + 1)},
+        x_title="day (UTC)",
+        y_title=f"difference in {outcome}",
+        time=True,
+        from_zero=True,
+        rule_at=0.0,
         origins=origins,
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
-from pipelines.pages.charts.shapes import WatchedDay, watched_chart
-from pipelines.pages.columns import numbers, texts
-from pipelines.pages.document import Block, Chart, Origin, Page, Section, Table, Words
+from pipelines.pages.charts import figure, line_chart, numbers, texts
+from pipelines.pages.document import Block, Cell, Chart, Origin, Page, Section, Table, Words
 
 SHOWN_DAYS = 180
 BAND_ROOM = 0.6
@@ -135,55 +134,30 @@ def _charts(
 def signal_chart(
     signal: Mapping[str, Any], rows: pl.DataFrame, origins: Sequence[Origin] = ()
 ) -> Chart:
-    """Draw one signal."""
-    days = [watched_day(row) for row in rows.sort("date").tail(SHOWN_DAYS).to_dicts()]
-    is_share = signal["name"].endswith(("_share", "_rate")) or signal["name"].startswith("new_")
-    alarms = [day.day for day in days if day.alarm]
-    return Chart(
-        key=signal["name"].replace(".", "-"),
-        title=signal["title"],
-        note=signal["words"],
-        description=f"{signal['title']} by day; alarms on "
-        f"{', '.join(alarms) if alarms else 'no day'}.",
-        spec=watched_chart(
-            clipped(days), y_title=signal["title"], y_format=PERCENT if is_share else NUMBER
-        ),
-        columns=("day", signal["title"], "usual from", "usual to", "alarm"),
-        rows=[(day.day, day.value, day.low, day.high, day.alarm) for day in reversed(days)],
-        origins=origins,
-    )
-
-
-def clipped(days: Sequence[WatchedDay]) -> list[WatchedDay]:
-    """Cut bands that reach far beyond all values, so that the line stays readable."""
-    values = [day.value for day in days]
+    """Draw one signal; bands that reach far beyond its values are cut, so that these show."""
+    days = rows.sort("date").tail(SHOWN_DAYS).to_dicts()
+    values = [day["value"] for day in days]
     least, most = min(values), max(values)
     room = BAND_ROOM * (most - least or abs(most) or 1.0)
-    return [
-        day
-        if day.low is None or day.high is None
-        else replace(
-            day,
-            low=min(max(day.low, least - room), most + room),
-            high=max(min(day.high, most + room), least - room),
-        )
-        for day in days
-    ]
-
-
-def watched_day(row: Mapping[str, Any]) -> WatchedDay:
-    """Build a day of the chart; the open low end of a band is 0."""
-    value, low, high = row["value"], row["low"], row["high"]
-    known = abs(high) != float("inf")
-    bounded = None if not known else low if abs(low) != float("inf") else 0.0
-    note = f"{row['date']}: {value:.4g}"
-    if bounded is not None:
-        note += f", usual {bounded:.4g} to {high:.4g}"
-    return WatchedDay(
-        day=str(row["date"]),
-        value=value,
-        low=bounded,
-        high=high if known else None,
-        alarm=row["streak"] > 0,
-        note=note + (" (alarm)" if row["streak"] else ""),
+    table: list[tuple[Cell, ...]] = []
+    for day in days:
+        low = high = None
+        if math.isfinite(day["high"]):
+            low = day["low"] if math.isfinite(day["low"]) else 0.0
+            low, high = (min(max(end, least - room), most + room) for end in (low, day["high"]))
+        table.append((str(day["date"]), day["value"], low, high, day["streak"] > 0))
+    is_share = signal["name"].endswith(("_share", "_rate")) or signal["name"].startswith("new_")
+    return figure(
+        line_chart,
+        signal["name"].replace(".", "-"),
+        signal["title"],
+        signal["words"],
+        [*texts("day"), *numbers(signal["title"], "usual from", "usual to"), *texts("alarm")],
+        table,
+        "x y low high ring",
+        x_title="day (UTC)",
+        y_title=signal["title"],
+        y_format=PERCENT if is_share else NUMBER,
+        time=True,
+        origins=origins,
     )

@@ -8,22 +8,25 @@ from typing import Any
 from pipelines.off_policy.words import (
     TRUST,
     Document,
-    between,
     chosen,
     meaning_of,
     name_of,
-    per_unit,
     row_of,
     weighing_of,
     words_of,
 )
-from pipelines.pages.charts.shapes import Dot, Point, interval_chart, line_chart
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import counts, numbers, shares, texts
+from pipelines.pages.charts import (
+    colors_of,
+    counts,
+    figure,
+    interval_chart,
+    line_chart,
+    numbers,
+    share_chart,
+    shares,
+    texts,
+)
 from pipelines.pages.document import Block, Cell, Chart, Origin, Page, Section, Table, Words
-from pipelines.pages.figure import share_figure
-
-FIRST, SECOND = color_of(0), color_of(1)
 
 
 def off_policy_page(document: Document) -> Page:
@@ -88,35 +91,20 @@ def _estimate(document: Document, row: Mapping[str, Any]) -> tuple[Cell, ...]:
 
 
 def _estimates_chart(document: Document, name: str, origins: Sequence[Origin]) -> Chart:
-    unit, reward = document["unit"], document["reward"]
-    dots = []
-    for row in document["rows"]:
-        label, value = name_of(document, row["estimator"]), row["value"]
-        low, high = row["low"], row["high"]
-        dots.append(
-            Dot(
-                label=label,
-                series="estimate",
-                mean=value,
-                low=value if low is None else low,
-                high=value if high is None else high,
-                note=f"{label}: {per_unit(value)} ({between(low, high)})",
-            )
-        )
-    return Chart(
-        key=f"chart-estimates{name}",
-        title=f"What {document['policy']} would have earned",
-        note=f"{reward}s per {unit}; the dashed line is what the logging policy earned.",
-        description="Every estimate with its interval.",
-        spec=interval_chart(
-            dots,
-            {"estimate": FIRST},
-            x_title=f"{reward}s per {unit}",
-            labels=[dot.label for dot in dots],
-            rule_at=row_of(document, "logging")["value"],
-        ),
-        columns=("estimator", "value", "from", "to"),
-        rows=[(dot.label, dot.mean, dot.low, dot.high) for dot in dots],
+    earned = f"{document['reward']}s per {document['unit']}"
+    return figure(
+        interval_chart,
+        f"chart-estimates{name}",
+        f"What {document['policy']} would have earned",
+        f"{earned}; the dashed line is what the logging policy earned.",
+        [*texts("estimator"), *numbers("value", "from", "to", format="metric")],
+        [
+            (name_of(document, row["estimator"]), row["value"], row["low"], row["high"])
+            for row in document["rows"]
+        ],
+        "label mean low high",
+        x_title=earned,
+        rule_at=row_of(document, "logging")["value"],
         origins=origins,
     )
 
@@ -161,23 +149,22 @@ def _overlap(document: Document) -> Section:
 def weights_chart(document: Document) -> Chart:
     """Draw how weights are spread."""
     histogram = document["histogram"]
-    colors = {label: color_of(place) for place, label in enumerate(histogram["labels"])}
     where = f" at slot {document['typical_slot']}" if document["slots"] > 1 else ""
-    return share_figure(
+    return figure(
+        share_chart,
         "weights",
-        (
-            f"Weights of the log's {document['unit']}s{where}",
-            "At 0 the evaluated policy never shows what was logged; if few weights are large, few "
-            "lists decide.",
-            "Shares of weights by their size.",
-        ),
-        {
-            weighing_of(document, name): dict(zip(histogram["labels"], parts, strict=True))
+        f"Weights of the log's {document['unit']}s{where}",
+        "At 0 the evaluated policy never shows what was logged; if few weights are large, few "
+        "lists decide.",
+        [*texts("weights", "size"), *shares("share")],
+        [
+            (weighing_of(document, name), size, share)
             for name, parts in histogram["shares"].items()
-        },
-        colors,
+            for size, share in zip(histogram["labels"], parts, strict=True)
+        ],
+        "label series share",
+        colors=colors_of(histogram["labels"]),
         x_title=f"share of {document['unit']}s",
-        columns=("weights", "size", "share"),
     )
 
 
@@ -187,35 +174,32 @@ def slots_charts(document: Document) -> list[Chart]:
     if len(slots) < 2:
         return []
     names = {"effective": "down to the slot", "effective_alone": "own item"}
-    points = [
-        Point(
-            x=one["slot"],
-            y=one[key] / one["lists"],
-            series=name,
-            note=f"slot {one['slot']}, {name}: {one[key]:,.0f} of {one['lists']:,}",
-        )
-        for one in slots
-        for key, name in names.items()
-    ]
-    fields = ("slot", "lists", "reward", "effective", "effective_alone", "same_item")
-    colors = dict(zip(names.values(), (FIRST, SECOND), strict=True))
     return [
-        Chart(
-            key="slots",
-            title="Effective lists by slot",
-            note="Each slot further down multiplies another ratio: fewer lists decide.",
-            description="Share of lists that weights are worth, by slot.",
-            spec=line_chart(
-                points,
-                colors,
-                x_title="slot",
-                y_title="effective share",
-                y_format=".0%",
-                from_zero=True,
-            ),
-            legend=colors,
-            columns=("slot", "lists", "reward", "effective", "effective, own item", "may show it"),
-            rows=[tuple(one[field] for field in fields) for one in slots],
+        figure(
+            line_chart,
+            "slots",
+            "Effective lists by slot",
+            "Each slot further down multiplies another ratio: fewer lists decide.",
+            [
+                *numbers("slot"),
+                *texts("weights"),
+                *shares("effective share"),
+                *counts("effective", "lists", "reward"),
+                *shares("may show it"),
+            ],
+            [
+                (
+                    *(one["slot"], name, one[key] / one["lists"]),
+                    *(one[key], one["lists"], one["reward"], one["same_item"]),
+                )
+                for key, name in names.items()
+                for one in slots
+            ],
+            "x series y - - - -",
+            x_title="slot",
+            y_title="effective share",
+            y_format=".0%",
+            from_zero=True,
         )
     ]
 
@@ -225,34 +209,27 @@ def sequence_charts(document: Document) -> list[Chart]:
     if "ips" not in document["sequences"]:
         return []
     bounds = document["sequences"]["ips"]
-    places = list(zip(bounds["looks"], bounds["low"], bounds["high"], strict=True))
-    unit = document["unit"]
-    points = [
-        Point(x=look, y=value, series=name, note=f"after {look:,} {unit}s: {name} {value:.4f}")
-        for look, low, high in places
-        for name, value in (("at least", low), ("at most", high))
-    ]
-    colors = {"at least": FIRST, "at most": SECOND}
-    ticks = [10**power for power in range(1, 8) if 10**power <= places[-1][0]]
+    last, unit = bounds["looks"][-1], document["unit"]
+    earned = f"{document['reward']}s per {unit}"
     return [
-        Chart(
-            key="looks",
-            title=f"{name_of(document, 'ips')}, however often one looks",
-            note="With the stated confidence the value is between the lines at all looks "
-            "together, so one may stop at any of them. It is wider than the interval, whose number "
-            f"of {unit}s must be settled before.",
-            description=f"Bounds of the value by the number of {unit}s seen.",
-            spec=line_chart(
-                points,
-                colors,
-                x_title=f"{unit}s seen",
-                y_title=f"{document['reward']}s per {unit}",
-                x_values=ticks or [places[-1][0]],
-                from_zero=True,
-            ),
-            legend=colors,
-            columns=(f"{unit}s", "at least", "at most"),
-            rows=places,
+        figure(
+            line_chart,
+            "looks",
+            f"{name_of(document, 'ips')}, however often one looks",
+            "With the stated confidence the value is between the lines at all looks together, so "
+            "one may stop at any of them. It is wider than the interval, whose number of "
+            f"{unit}s must be settled before.",
+            [*counts(f"{unit}s seen"), *texts("bound"), *numbers(earned, format="metric")],
+            [
+                (look, name, value)
+                for name, key in (("at least", "low"), ("at most", "high"))
+                for look, value in zip(bounds["looks"], bounds[key], strict=True)
+            ],
+            "x series y",
+            x_title=f"{unit}s seen",
+            y_title=earned,
+            x_values=[10**power for power in range(1, 8) if 10**power <= last] or [last],
+            from_zero=True,
         )
     ]
 

@@ -7,11 +7,13 @@ everything, so a browser keeps files for good and still sees a new version at on
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.pages.charts.style import embedding_script
+import vl_convert
+
 from serving.web import files as served
 
 CLIENT = Path(__file__).parent / "client"
@@ -35,6 +37,17 @@ def _table_component() -> bytes:
     import itables
 
     return (Path(itables.__file__).parent / "html" / "dt_bundle.js").read_bytes()
+
+
+def embedding_script() -> str:
+    """Bundle Vega-Lite, Vega and its interpreter, as ``vegaEmbed``: 898 kB.
+
+    With the interpreter (``ast``) a page can forbid the evaluation of strings.
+    """
+    module = f"https://cdn.jsdelivr.net/npm/vega-embed@{vl_convert.get_vega_embed_version()}/+esm"
+    snippet = f"import embed from {json.dumps(module)}; window.vegaEmbed = embed;"
+    script: str = vl_convert.javascript_bundle(snippet)
+    return script
 
 
 @cache

@@ -88,13 +88,13 @@ class Chart:
     """Unique on its page."""
     title: str
     note: str
-    """What it shows and how to read it, in a sentence or two."""
-    description: str
-    """For a reader who cannot see it: what there is to see."""
+    """How to read it, in a sentence or two."""
     spec: Mapping[str, Any]
     """Vega-Lite (`pipelines.pages.charts`); axes name their units."""
-    columns: Sequence[str]
+    columns: Sequence[str | Column]
     rows: Sequence[Sequence[Cell]]
+    description: str = ""
+    """For a reader who cannot see it; title and note by default."""
     legend: Mapping[str, str] = field(default_factory=dict)
     """Colour by series; the page draws it."""
     origins: Sequence[Origin] = ()
@@ -259,6 +259,14 @@ class Control:
     """Of ``several``: how many may be chosen."""
     clears: Sequence[str] = ()
     """Parameters that another value of this one makes meaningless, such as ``model`` of a run."""
+
+
+def select(
+    name: str, label: str, value: str, options: Mapping[str, str], clears: Sequence[str] = ()
+) -> Control:
+    """Offer a few values, each with its label."""
+    found = [Option(value=one, label=words) for one, words in options.items()]
+    return Control(name=name, label=label, kind="select", value=value, options=found, clears=clears)
 
 
 @dataclass(frozen=True, kw_only=True)

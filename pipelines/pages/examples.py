@@ -1,4 +1,4 @@
-"""Example users with titles: their history, the held-out item, and each model's list.
+"""Examples of users: their history, the held-out item, and each model's list.
 
 Chosen by rule: for each outcome (every model finds the item, only one does, none does) the user of
 median history length. User ids are left out, because reports are shared.
@@ -24,24 +24,6 @@ Split = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listed:
-    """An item of a list."""
-
-    title: str
-    hit: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelList:
-    """What one model listed for the user."""
-
-    model: str
-    rank: int | None
-    """Of the first held-out item that it found, over the whole catalogue."""
-    items: list[Listed]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Example:
     """One user."""
 
@@ -51,14 +33,10 @@ class Example:
     history: list[str]
     """Titles of the latest items, newest first."""
     held_out: list[str]
-    lists: list[ModelList]
-
-
-def outcomes(models: Sequence[str]) -> list[tuple[str, ...]]:
-    """List which models find the item, for the outcomes that are worth an example."""
-    several = len(models) > 1
-    alone = [(model,) for model in models] if several else []
-    return [tuple(models), *alone, ()]
+    lists: dict[str, list[tuple[str, bool]]]
+    """Title of each listed item and whether it is a hit, by model."""
+    ranks: dict[str, int | None]
+    """Rank of the first held-out item that a model finds, over the whole catalogue."""
 
 
 def chosen_users(
@@ -66,7 +44,7 @@ def chosen_users(
 ) -> list[tuple[tuple[str, ...], int]]:
     """Choose the user row of median history length for each outcome that occurs.
 
-    Where none of them occurs, the commonest other outcome is shown.
+    If none of them occurs, the commonest other outcome is shown.
 
     Args:
         lengths: Events before the split of each user row, [U].
@@ -82,7 +60,8 @@ def chosen_users(
         tuple(model for model, finds in zip(models, row, strict=True) if finds)
         for row in occurring.select(models).iter_rows()
     ]
-    wanted = [outcome for outcome in outcomes(models) if outcome in found_by]
+    alone = [(model,) for model in models] if len(models) > 1 else []
+    wanted = [outcome for outcome in (tuple(models), *alone, ()) if outcome in found_by]
     chosen = []
     for outcome in wanted or found_by[:1]:
         same = [pl.col(model) == (model in outcome) for model in models]
@@ -92,7 +71,7 @@ def chosen_users(
 
 
 def titles_of(items: Path, rows: Iterable[int]) -> Mapping[int, str]:
-    """Read the display texts of some item rows, cut where they are endless."""
+    """Read the display texts of some item rows, each cut at `MAX_TITLE`."""
     frame = pl.scan_parquet(items).filter(pl.col("item_row").is_in(sorted(set(rows))))
     title = pl.col("display_text").str.slice(0, MAX_TITLE)
     return dict(frame.select("item_row", title).collect().iter_rows())
@@ -127,20 +106,20 @@ def read_examples(
     titles = titles_of(items, shown.union(*(past.tolist() for past in pasts.values())))
     examples = []
     for outcome, user in chosen:
-        held_out = parts[user]["item_row"].to_list()
-        lists = []
-        for model in models:
-            ranks = parts[user][f"{RANK}{model}"].drop_nulls().to_list()
-            rows = listed[user, model]
-            entries = [Listed(title=titles.get(row, "?"), hit=row in held_out) for row in rows]
-            lists.append(ModelList(model=model, rank=min(ranks, default=None), items=entries))
+        part = parts[user]
+        held_out = part["item_row"].to_list()
+        ranks = {model: part[f"{RANK}{model}"].drop_nulls().to_list() for model in models}
         examples.append(
             Example(
                 found_by=list(outcome),
                 num_history=int(ends[user] - starts[user]),
                 history=[titles.get(row, "?") for row in pasts[user][::-1].tolist()],
                 held_out=[titles.get(row, "?") for row in held_out[:HISTORY]],
-                lists=lists,
+                lists={
+                    model: [(titles.get(row, "?"), row in held_out) for row in listed[user, model]]
+                    for model in models
+                },
+                ranks={model: min(found, default=None) for model, found in ranks.items()},
             )
         )
     return examples

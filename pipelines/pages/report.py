@@ -6,14 +6,15 @@ The stage ``report`` writes all of it to a file. The dashboard's page of a run s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from pipelines.pages import wording
-from pipelines.pages.blends import BlendReport, blend_figures, method_label, source_label
-from pipelines.pages.columns import counts, numbers, shares, texts
+from pipelines.pages.charts import counts, numbers, shares, texts
 from pipelines.pages.document import (
     Block,
     Cell,
+    Chart,
     Code,
     Entry,
     ItemList,
@@ -24,11 +25,12 @@ from pipelines.pages.document import (
     Table,
     Tile,
     Tiles,
+    Tree,
     Words,
 )
 from pipelines.pages.examples import Example
-from pipelines.pages.figure import ranged, with_origins, written
 from pipelines.pages.figures import (
+    blend_figures,
     curve_figures,
     cutoffs,
     differences,
@@ -37,17 +39,20 @@ from pipelines.pages.figures import (
     tie_figure,
     winner_figures,
 )
-from pipelines.pages.ranker_figures import ranker_section, routing_section
-from pipelines.pages.report_data import ReportData
+from pipelines.pages.ranker import ranker_section, routing_section
+from pipelines.pages.report_data import ReportData, routings_of
 from pipelines.pages.summary import (
     BASELINE,
     answer,
     comparisons,
     headline,
     lost_rows,
+    method_label,
     notices,
     protocol,
+    ranged,
     served_label,
+    source_label,
     time_span,
     winners_summary,
     worst_slice,
@@ -84,9 +89,9 @@ def headline_tiles(data: ReportData) -> Tiles:
     """Show what is read at a glance: the served list, its lead over popularity, whom it fails."""
     found, name = headline(data), metric_label(data.primary)
     interval = f"{served_label(data, found.model)}, 95% interval {ranged(found.interval)}"
-    tiles = [Tile(label=f"{name} on test", value=written(found.interval.mean), note=interval)]
+    tiles = [Tile(label=f"{name} on test", value=f"{found.interval.mean:.4f}", note=interval)]
     if found.times_baseline:
-        popular = written(data.interval(BASELINE, "test").mean)
+        popular = f"{data.interval(BASELINE, 'test').mean:.4f}"
         tiles.append(
             Tile(
                 label="Over popularity",
@@ -100,7 +105,7 @@ def headline_tiles(data: ReportData) -> Tiles:
                 label="Served worst",
                 value=worst.name,
                 note=f"{wording.group_title(worst.group).lower()}: {name} "
-                f"{written(worst.metrics[data.primary].mean)}, {worst.num_users:,} users",
+                f"{worst.metrics[data.primary].mean:.4f}, {worst.num_users:,} users",
             )
         )
     facts = data.features
@@ -113,41 +118,64 @@ def headline_tiles(data: ReportData) -> Tiles:
     return Tiles(tiles=tiles)
 
 
+Numbered = Chart | Table | Lists | Tree
+
+
+def with_origins(section: Section, origins: Sequence[Origin]) -> Section:
+    """Add the runs that the numbers of a section are from."""
+
+    def named(block: Block) -> Block:
+        if isinstance(block, Section):
+            return with_origins(block, origins)
+        return replace(block, origins=origins) if isinstance(block, Numbered) else block
+
+    return replace(section, blocks=[named(block) for block in section.blocks])
+
+
 def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[Section]:
     """Build the sections on models; a subject without numbers has none."""
+    routings = routings_of(data.ranker)
     sections = [
-        Section(key="results", title="Results", blocks=_results(data)),
-        _significance(data),
-        Section(
-            key="slices",
-            title="Slices",
-            note="Each row is a slice of the users or items of the test split. Wide intervals "
-            "come from few users.",
-            blocks=slice_figures(data),
+        *(
+            Section(key=key, title=title, note=note, blocks=blocks)
+            for key, title, note, blocks in _sections(data)
         ),
-        _wins(data),
-        Section(
-            key="beyond",
-            title="Beyond accuracy",
-            note="Properties of the lists other than accuracy. Which values are best depends on "
-            "the application.",
-            blocks=_beyond(data),
-        ),
-        Section(
-            key="ties",
-            title="Tied events",
-            note="Some users have several events at the same time, so their last event depends on "
-            "the order of ties. If the two orders differ, metrics depend on how the file is "
-            "sorted.",
-            blocks=[*filter(None, [tie_figure(data)])],
-        ),
-        _examples(data),
-        _blend(data),
         ranker_section(data.ranker),
-        *map(routing_section, data.ranker.routings if data.ranker else ()),
+        *map(routing_section, routings),
         _training(data),
     ]
     return [with_origins(one, origins) for one in sections if one.blocks]
+
+
+def _sections(data: ReportData) -> Iterator[tuple[str, str, str, Sequence[Block]]]:
+    """List key, title, note and blocks of the sections on lists."""
+    yield "results", "Results", "", _results(data)
+    yield "significance", "Statistical significance", "", _significance(data)
+    note = "Each row is a slice of the users or items of the test split. Wide intervals come from "
+    yield "slices", "Slices", f"{note}few users.", slice_figures(data)
+    if data.wins is not None:
+        note = (
+            "Which model ranks each held-out item of the test split best. Ranks beyond "
+            f"{data.wins.depth} count as not found. {winners_summary(data.wins.slices[0])}"
+        )
+        yield "winners", "Wins by model", note, _wins(data)
+    note = "Properties of the lists other than accuracy. Which values are best depends on the "
+    yield "beyond", "Beyond accuracy", f"{note}application.", _beyond(data)
+    note = (
+        "Some users have several events at the same time, so their last event depends on the order "
+        "of ties. If the two orders differ, metrics depend on how the file is sorted."
+    )
+    yield "ties", "Tied events", note, [*filter(None, [tie_figure(data)])]
+    note = (
+        "Users of the test split, chosen by rule: for each outcome, the user with the median "
+        "history length. Held-out items are marked as hits."
+    )
+    yield "examples", "Examples", note, _examples(data)
+    note = (
+        "How the models' lists are merged into the served list. Learned weights are cross-fitted: "
+        "each half of the validation users is measured with weights fitted on the other half."
+    )
+    yield "blend", "Blend", note, [*_blend_tables(data), *blend_figures(data)]
 
 
 def _results(data: ReportData) -> list[Block]:
@@ -201,8 +229,7 @@ def _every_metric(data: ReportData) -> Table:
     )
 
 
-def _significance(data: ReportData) -> Section:
-    tests = comparisons(data)
+def _significance(data: ReportData) -> list[Block]:
     label = metric_label(data.primary)
     table = Table(
         key="tests",
@@ -226,20 +253,17 @@ def _significance(data: ReportData) -> Section:
                 if one.significant
                 else "no significant difference",
             )
-            for one in tests
+            for one in comparisons(data)
         ],
     )
     chart = differences(data)
-    blocks: list[Block] = [] if chart is None else [chart, table]
-    return Section(key="significance", title="Statistical significance", blocks=blocks)
+    return [] if chart is None else [chart, table]
 
 
-def _wins(data: ReportData) -> Section:
-    pairs = {}
-    if data.wins is not None:
-        pairs = {(pair.model, pair.other): pair.better for pair in data.wins.pairs}
-    if data.wins is None or not pairs:
-        return Section(key="winners", title="Wins by model", blocks=[])
+def _wins(data: ReportData) -> list[Block]:
+    if data.wins is None or len(data.models) < 2:
+        return []
+    pairs = data.wins.pairs
     table = Table(
         key="wins",
         title="Wins of one model over another",
@@ -247,17 +271,11 @@ def _wins(data: ReportData) -> Section:
         "the column. The rest of each pair is ties and items that neither finds.",
         columns=[*texts("model"), *shares(*map(model_label, data.models))],
         rows=[
-            (model_label(one), *(pairs.get((one, other)) for other in data.models))
+            (model_label(one), *(pairs[one].get(other) for other in data.models))
             for one in data.models
         ],
     )
-    return Section(
-        key="winners",
-        title="Wins by model",
-        note="Which model ranks each held-out item of the test split best. Ranks beyond "
-        f"{data.wins.depth} count as not found. {winners_summary(data.wins)}",
-        blocks=[table, *winner_figures(data, data.wins)],
-    )
+    return [table, *winner_figures(data)]
 
 
 def _beyond(data: ReportData) -> list[Block]:
@@ -299,8 +317,8 @@ def heading_of(example: Example, models: Sequence[str]) -> str:
     return f"{found}: {example.held_out[0][:80]}{more}"
 
 
-def _examples(data: ReportData) -> Section:
-    blocks = []
+def _examples(data: ReportData) -> list[Block]:
+    blocks: list[Block] = []
     for place, example in enumerate(data.examples):
         lists = [
             ItemList(
@@ -309,68 +327,49 @@ def _examples(data: ReportData) -> Section:
                 entries=[Entry(item_id=title, title=title) for title in example.history],
             )
         ]
-        for one in example.lists:
+        for model, items in example.lists.items():
+            rank = example.ranks[model]
             entries = [
-                Entry(item_id=item.title, title=item.title, mark="hit" if item.hit else "")
-                for item in one.items
+                Entry(item_id=title, title=title, mark="hit" if hit else "") for title, hit in items
             ]
-            note = "not ranked" if one.rank is None else f"rank {one.rank:,}"
-            lists.append(ItemList(title=model_label(one.model), note=note, entries=entries))
+            note = "not ranked" if rank is None else f"rank {rank:,}"
+            lists.append(ItemList(title=model_label(model), note=note, entries=entries))
         title = heading_of(example, data.models)
         shown = Lists(key=f"lists-{place}", lists=lists)
         blocks.append(Section(key=f"example-{place}", title=title, blocks=[shown]))
-    return Section(
-        key="examples",
-        title="Examples",
-        note="Users of the test split, chosen by rule: for each outcome, the user with the median "
-        "history length. Held-out items are marked as hits.",
-        blocks=blocks,
-    )
+    return blocks
 
 
-def _blend(data: ReportData) -> Section:
-    blocks = [block for blend in data.blends for block in _profile(blend)]
-    return Section(
-        key="blend",
-        title="Blend",
-        note="How the models' lists are merged into the served list. Learned weights are "
-        "cross-fitted: each half of the validation users is measured with weights fitted on the "
-        "other half.",
-        blocks=[*blocks, *blend_figures(data.blends, data.models)],
-    )
-
-
-def _profile(blend: BlendReport) -> list[Block]:
-    return [
-        Words(
-            lines=[
-                f"Profile {blend.profile} is served by {method_label(blend.served)}: "
-                f"{blend.reason}. {blend.num_found:,} of {blend.num_queries:,} validation users "
-                "have their held-out item in any list."
-            ]
-        ),
-        Table(
-            key=f"methods-{blend.profile}",
-            title=f"Ways to merge, profile {blend.profile}",
+def _blend_tables(data: ReportData) -> Iterator[Block]:
+    for profile, blend in data.blends.items():
+        served, (found, every) = blend["served"], (blend["num_found"], blend["num_queries"])
+        features = list(next(iter(blend["weights"].values()), {}))
+        line = (
+            f"Profile {profile} is served by {method_label(served)}: {blend['reason']}. {found:,} "
+            f"of {every:,} validation users have their held-out item in any list."
+        )
+        yield Words(lines=[line])
+        yield Table(
+            key=f"methods-{profile}",
+            title=f"Ways to merge, profile {profile}",
             note="On validation.",
-            columns=[*texts("method"), *numbers(metric_label(blend.metric), format="metric")],
-            rows=[(method_label(method), value) for method, value in blend.methods],
-            page_length=10,
-        ),
-        Table(
-            key=f"weights-{blend.profile}",
-            title=f"Weights, profile {blend.profile}",
-            note="Of the served blend, for average users and items.",
-            columns=[
-                *texts("model"),
-                *numbers(*(name.replace("_", " ") for name in blend.features)),
-            ],
+            columns=[*texts("method"), *numbers(metric_label(blend["metric"]), format="metric")],
             rows=[
-                (source_label(source), *(round(weights[name], 4) for name in blend.features))
-                for source, weights in blend.weights.items()
+                (method_label(method), value)
+                for method, value in sorted(blend["validation"].items(), key=lambda one: -one[1])
             ],
-        ),
-    ]
+            page_length=10,
+        )
+        yield Table(
+            key=f"weights-{profile}",
+            title=f"Weights, profile {profile}",
+            note="Of the served blend, for average users and items.",
+            columns=[*texts("model"), *numbers(*(name.replace("_", " ") for name in features))],
+            rows=[
+                (source_label(source), *(round(weights[name], 4) for name in features))
+                for source, weights in blend["weights"].items()
+            ],
+        )
 
 
 def _training(data: ReportData) -> Section:

@@ -5,6 +5,7 @@ Only the examples are about single users, so the size does not depend on the num
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,10 +17,7 @@ import torch
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import tie_orders
-from pipelines.pages.blends import BlendReport, read_blends
-from pipelines.pages.curves import Curve, read_curves
 from pipelines.pages.examples import Example, read_examples
-from pipelines.pages.rankers import RankerReport, read_ranker
 from pipelines.pages.wins import Wins, models_of, read_ranks, targets_of, wins_of
 from pipelines.pages.wording import in_order
 from recsys.data.dataset import Sequences
@@ -33,9 +31,31 @@ TRAININGS = {
     **{one.stage: one.name for one in MODELS if one.training and not one.variant_of},
     "train_ranker": "ranked",
 }
-"""Model of each stage that has training curves, where it ran."""
+"""Model of each stage that has training curves, if it ran."""
+RANKER = "ranker.json"
+MAX_POINTS = 200
+"""Points of a curve."""
 Numbers = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]
 """Value by tie order, split, model and metric."""
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One training of one model."""
+
+    model: str
+    tie_order: str
+    num_steps: int
+    best_step: int | None
+    """None if no validation chose a step."""
+    stopped_early: bool
+    stopped_by_time: bool
+    loss: list[tuple[int, float]]
+    """Step and training loss."""
+    validation: list[tuple[int, float]]
+    """Step and ``metric`` on the validation split."""
+    metric: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +89,14 @@ class ReportData:
     metrics: Numbers
     """metrics.json of evaluate."""
     curves: list[Curve]
-    blends: list[BlendReport]
-    ranker: RankerReport | None
-    """None if none was trained."""
+    blends: Mapping[str, Document]
+    """blends.json of fit_blend by profile, of the released order."""
+    ranker: Document | None
+    """ranker.json and trunks.json of train_ranker, of the released order; None without a ranker."""
     num_items: int = 0
     split_kind: str = ""
     excludes_history: bool = True
-    features: Mapping[str, Any] = field(default_factory=dict)
+    features: Document = field(default_factory=dict)
     """report.json of build_features."""
     wins: Wins | None = None
     examples: list[Example] = field(default_factory=list)
@@ -110,12 +131,90 @@ class ReportData:
         return self.measured(split, order).models[model].intervals[self.primary]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return plain values, ready for JSON."""
         return {**asdict(self), "analysis": self.analysis.as_json()}
 
 
+def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[tuple[int, float]]:
+    """Keep at most ``most`` points, evenly spread, the first and the last among them."""
+    if len(points) <= most:
+        return points
+    step = (len(points) - 1) / (most - 1)
+    return [points[round(place * step)] for place in range(most)]
+
+
+def read_curves(artefact: Path, model: str, metric: str) -> list[Curve]:
+    """Read the curve of each tie order from a training stage's artefact.
+
+    Args:
+        metric: Which validation metric to show; if it was not measured, the first that was.
+    """
+    found = []
+    for path in sorted(artefact.glob("*/curve.jsonl")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        ending = read_json(path.parent / "training.json")
+        measured = sorted({name for row in rows for name in row if "@" in name})
+        shown = metric if metric in measured or not measured else measured[0]
+        series = {
+            name: thinned(
+                [
+                    (int(row["step"]), float(row[name]))
+                    for row in rows
+                    if row.get(name) is not None and abs(row[name]) < float("inf")
+                ]
+            )
+            for name in ("loss", shown)
+        }
+        found.append(
+            Curve(
+                model=model,
+                tie_order=path.parent.name,
+                num_steps=int(ending["num_steps"]),
+                best_step=ending.get("best_step"),
+                stopped_early=bool(ending.get("stopped_early", False)),
+                stopped_by_time=bool(ending.get("stopped_by_time", False)),
+                loss=series["loss"],
+                validation=series[shown],
+                metric=shown,
+            )
+        )
+    return found
+
+
+def read_blends(artefact: Path, tie_order: str) -> dict[str, Document]:
+    """Read the blend of each profile from fit_blend; none if it did not run."""
+    path = artefact / tie_order / "blends.json"
+    return dict(sorted(read_json(path)["profiles"].items())) if path.exists() else {}
+
+
+def read_ranker(artefact: Path, tie_order: str) -> Document | None:
+    """Read the artefact of train_ranker; None if it is off.
+
+    Raises:
+        KeyError: A measurement is missing.
+    """
+    folder = artefact / tie_order
+    if not (folder / RANKER).exists():
+        return None
+    made = {"metric": "", "tasks": [], "tasks_reason": "", **read_json(folder / RANKER)}
+    rows = read_json(folder / "trunks.json")["trunks"] if (folder / "trunks.json").exists() else []
+    trunks = []
+    for row in rows:
+        routing = row["routing"]
+        if routing is not None:
+            routing = {"items": [], **routing, "trunk": row["trunk"]}
+        trunks.append({"examined": [], **row, "routing": routing})
+    return {**made, "trunks": trunks}
+
+
+def routings_of(ranker: Document | None) -> list[Document]:
+    """List the measured routing of each trunk that has a router."""
+    trunks = ranker["trunks"] if ranker else []
+    return [trunk["routing"] for trunk in trunks if trunk["routing"] is not None]
+
+
 def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
-    """Cut a test split by length of history and popularity of the item."""
+    """Slice a test split by length of history and popularity of the item."""
     users, targets = targets_of(table)
     lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
     popularity = item_popularity(sequences.histories(sequences.train_end), num_item_rows)
@@ -125,17 +224,10 @@ def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> li
     ]
 
 
-def read_wins(table: Path, sequences: Sequences, num_item_rows: int, depth: int) -> Wins:
-    """Count who wins on the test split."""
-    models = models_of(list(pl.read_parquet_schema(table)))
-    slices = slices_for_wins(table, sequences, num_item_rows)
-    return wins_of(read_ranks(table, models, depth), models, depth, slices)
-
-
 def read_measured(
     artefacts: Mapping[str, Path], title: str, orders: Sequence[str] | None = None
 ) -> ReportData:
-    """Read what was measured of models, in which no single user matters.
+    """Read the measurements of models, without those of single users.
 
     Args:
         artefacts: Directory of each stage that a report reads, by the stage's name.
@@ -145,7 +237,6 @@ def read_measured(
     shown = [min(analysis.orders, key=lambda order: (order != "given", order))]
     if orders is not None:
         shown = [order for order in orders if order in analysis.orders]
-    metrics: Numbers = read_json(artefacts["evaluate"] / "metrics.json")
     primary = analysis.primary_metric
     return ReportData(
         title=title,
@@ -153,7 +244,7 @@ def read_measured(
         models=in_order(analysis.orders[shown[0]]["test"].models),
         orders=shown,
         analysis=analysis,
-        metrics=metrics,
+        metrics=read_json(artefacts["evaluate"] / "metrics.json"),
         curves=[
             curve
             for stage, model in TRAININGS.items()
@@ -173,7 +264,7 @@ def read_report_data(
     excludes_history: bool,
     provenance: Provenance,
 ) -> ReportData:
-    """Read what the report of one evaluation says.
+    """Read the report of one evaluation.
 
     Args:
         artefacts: Directory of each stage that a report reads, by the stage's name.
@@ -186,16 +277,16 @@ def read_report_data(
     num_item_rows = read_json(features / "features.json")["num_item_rows"]
     values = next(iter(measured.metrics[order]["test"].values()))
     depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
-    wins = read_wins(table, sequences, num_item_rows, depth)
+    models = models_of(list(pl.read_parquet_schema(table)))
+    slices = slices_for_wins(table, sequences, num_item_rows)
+    items = features / "items.parquet"
     return replace(
         measured,
         num_items=num_item_rows - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,
         features=read_json(features / "report.json"),
-        wins=wins,
-        examples=read_examples(
-            table, features / "items.parquet", sequences, measured.models, "test"
-        ),
+        wins=wins_of(read_ranks(table, models, depth), models, depth, slices),
+        examples=read_examples(table, items, sequences, measured.models, "test"),
         provenance=provenance,
     )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from pipelines.pages.blends import METHODS, method_label
 from pipelines.pages.report_data import ReportData
-from pipelines.pages.wins import Wins
 from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
-from recsys.models.names import POPULARITY
+from recsys.models.names import MODELS, POPULARITY
 
 FEW_USERS = 500
 MANY_LOOKS = 10
@@ -23,6 +23,8 @@ PROFILE = "fast"
 BASELINE = POPULARITY.name
 SERVED = ("ranked", "blend_fast", "blend")
 """Models that may be served by default, the first that there is."""
+MODEL_OF_SOURCE = {one.source: one.name for one in MODELS}
+METHODS = {"learned": "learned weights", "reciprocal_rank_fusion": "reciprocal rank fusion"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,11 @@ class Headline:
     times_baseline: float | None
 
 
+def ranged(interval: Interval) -> str:
+    """Format the bounds of an interval."""
+    return f"{interval.low:.4f} to {interval.high:.4f}"
+
+
 def best_model(data: ReportData) -> str:
     """Name the model with the best primary metric on validation; the first of equal ones."""
     return data.ranked_models[0]
@@ -49,16 +56,26 @@ def best_model(data: ReportData) -> str:
 
 def served_label(data: ReportData, model: str) -> str:
     """Name what is released, not the row of the table that measures it."""
-    blend = next((one for one in data.blends if one.profile == PROFILE), None)
+    blend = data.blends.get(PROFILE)
     if model == "ranked":
         return "the ranked blend"
     if model not in SERVED:
         return model_label(model)
     if blend is None:
         return "the blend"
-    if blend.served not in METHODS:
-        return method_label(blend.served)
-    return f"the blend of {len(blend.shares)} models"
+    if blend["served"] not in METHODS:
+        return method_label(blend["served"])
+    return f"the blend of {len(blend['shares'])} models"
+
+
+def source_label(source: str) -> str:
+    """Label a source as its model."""
+    return model_label(MODEL_OF_SOURCE.get(source, source))
+
+
+def method_label(method: str) -> str:
+    """Label a method of merging, or the one source that is served in its place."""
+    return METHODS.get(method) or f"{source_label(method)} alone"
 
 
 def answer(data: ReportData) -> str:
@@ -94,38 +111,36 @@ def worst_slice(data: ReportData, model: str) -> SliceMetrics | None:
 
 def served_model(data: ReportData) -> str | None:
     """Name the model that is served by default; None if it was not measured."""
-    is_ranked = data.ranker is not None and data.ranker.served
+    is_ranked = data.ranker is not None and data.ranker["served"]
     order = SERVED if is_ranked else SERVED[1:]
     return next((model for model in order if model in data.models), None)
 
 
-def swapped(test: MetricComparison) -> MetricComparison:
-    """Swap candidate and baseline of a paired test."""
-    return test._replace(
-        candidate=test.baseline,
-        baseline=test.candidate,
-        candidate_mean=test.baseline_mean,
-        baseline_mean=test.candidate_mean,
-        difference=-test.difference,
-        low=-test.high,
-        high=-test.low,
-    )
-
-
-def comparisons(data: ReportData, order: str | None = None) -> list[MetricComparison]:
+def comparisons(data: ReportData) -> list[MetricComparison]:
     """Return the paired tests on the primary metric of the test split, the better model first."""
-    found = data.measured("test", order).comparisons
-    tests = [test for test in found if test.metric == data.primary]
-    return [swapped(test) if test.difference < 0 else test for test in tests]
+    tests = [one for one in data.measured("test").comparisons if one.metric == data.primary]
+    return [
+        one
+        if one.difference >= 0
+        else one._replace(
+            candidate=one.baseline,
+            baseline=one.candidate,
+            candidate_mean=one.baseline_mean,
+            baseline_mean=one.candidate_mean,
+            difference=-one.difference,
+            low=-one.high,
+            high=-one.low,
+        )
+        for one in tests
+    ]
 
 
-def winners_summary(wins: Wins) -> str:
-    """Summarise wins: the model that alone is best most often, ties, and misses."""
-    everyone = wins.slices[0]
-    model = max(everyone.alone, key=lambda name: everyone.alone[name])
+def winners_summary(everyone: Mapping[str, Any]) -> str:
+    """Summarise wins over all items: the model that is best most often, ties, and misses."""
+    model = max(everyone["alone"], key=everyone["alone"].__getitem__)
     return (
-        f"The {model_label(model)} alone ranks the item best for {everyone.alone[model]:.0%}; "
-        f"several models tie for {everyone.shared:.0%}; no model finds {everyone.nobody:.0%}."
+        f"The {model_label(model)} alone ranks the item best for {everyone['alone'][model]:.0%}; "
+        f"several models tie for {everyone['shared']:.0%}; no model finds {everyone['missed']:.0%}."
     )
 
 
@@ -136,23 +151,19 @@ def listed(names: list[str]) -> str:
 
 def verdict_of(data: ReportData, model: str) -> str:
     """Summarise a model's paired tests."""
-    worse: list[str] = []
-    level: list[str] = []
-    better: list[str] = []
-    for test in comparisons(data):
-        sides = (test.candidate, test.baseline)
-        if model not in sides:
-            continue
-        other = sides[1] if sides[0] == model else sides[0]
-        gain = test.difference if sides[0] == model else -test.difference
-        group = (worse if gain > 0 else better) if test.significant else level
-        group.append(model_label(other))
+    groups: dict[str, list[str]] = {"worse": [], "level": [], "better": []}
+    for one in comparisons(data):
+        if model in (one.candidate, one.baseline):
+            is_ahead = one.candidate == model
+            group = ("worse" if is_ahead else "better") if one.significant else "level"
+            groups[group].append(model_label(one.baseline if is_ahead else one.candidate))
+    words = {name: listed(models) for name, models in groups.items() if models}
     sentences = {
-        f"It is significantly better than {listed(worse)}.": worse,
-        f"There is no significant difference from {listed(level)}.": level,
-        f"On test, {listed(better)} did significantly better.": better,
+        "worse": "It is significantly better than {}.",
+        "level": "There is no significant difference from {}.",
+        "better": "On test, {} did significantly better.",
     }
-    return " ".join(sentence for sentence, others in sentences.items() if others)
+    return " ".join(text.format(words[name]) for name, text in sentences.items() if name in words)
 
 
 def headline(data: ReportData) -> Headline:

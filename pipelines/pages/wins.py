@@ -1,4 +1,4 @@
-"""Wins: which model ranks a held-out item best, pair by pair and slice by slice.
+"""Which model ranks a held-out item best, pair by pair and slice by slice.
 
 A model finds an item if its rank is within ``depth``; ranks beyond count as not found, so that 900
 against 1,100 is no win.
@@ -8,10 +8,10 @@ Axes: M held-out items, A models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -26,45 +26,19 @@ Ranks = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Two models over the same held-out items, as shares of them."""
-
-    model: str
-    other: str
-    better: float
-    """Share for which ``model`` ranks the item better."""
-    equal: float
-    """Share of ties, and of items that neither finds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SliceWinners:
-    """Who ranks the held-out items of one slice best, as shares that sum to 1."""
-
-    group: str
-    name: str
-    num_targets: int
-    alone: dict[str, float]
-    """By model: it alone ranks the item best."""
-    shared: float
-    """Several models rank it equally well."""
-    nobody: float
-    """No model finds it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Wins:
-    """Everything about who wins, for one split of one tie order."""
+    """Wins on one split of one tie order, as shares of its held-out items."""
 
     depth: int
-    models: tuple[str, ...]
-    num_targets: int
-    pairs: list[Pair]
-    slices: list[SliceWinners]
+    pairs: Mapping[str, Mapping[str, float]]
+    """Share that a model ranks better than another one, by model and other model."""
+    slices: Sequence[Mapping[str, Any]]
+    """``group``, ``name``, ``num_targets``; shares ``alone`` by model, ``shared``, ``missed``. The
+    first slice is of all items."""
 
 
 def models_of(columns: Sequence[str]) -> tuple[str, ...]:
-    """Name the models of a per-user table by its columns."""
+    """List the models of a per-user table by its columns."""
     return tuple(name.removeprefix(RANK) for name in columns if name.startswith(RANK))
 
 
@@ -87,56 +61,42 @@ def read_ranks(table: Path, models: Sequence[str], depth: int) -> Ranks:
     return ranks
 
 
-def pairs_of(ranks: Ranks, models: Sequence[str]) -> list[Pair]:
-    """Compare every model with every other one."""
-    return [
-        Pair(
-            model=model,
-            other=other,
-            better=float((ranks[:, place] < ranks[:, against]).mean()),
-            equal=float((ranks[:, place] == ranks[:, against]).mean()),
-        )
-        for (place, model), (against, other) in permutations(enumerate(models), 2)
-    ]
-
-
-def winners_of(
+def _winners(
     ranks: Ranks, models: Sequence[str], depth: int, group: str, name: str
-) -> SliceWinners:
-    """Count who ranks these held-out items best; an empty slice has no shares."""
+) -> dict[str, Any]:
+    """Share the held-out items of a slice among the models; an empty slice has no shares."""
+    part = {"group": group, "name": name, "num_targets": len(ranks)}
     if not len(ranks):
-        return SliceWinners(group=group, name=name, num_targets=0, alone={}, shared=0, nobody=0)
+        return {**part, "alone": {}, "shared": 0.0, "missed": 0.0}
     best = ranks.min(axis=1, keepdims=True)
     found = best[:, 0] <= depth
     is_best = ranks == best  # [M, A]
     alone = found & (is_best.sum(axis=1) == 1)
-    return SliceWinners(
-        group=group,
-        name=name,
-        num_targets=len(ranks),
-        alone={
-            model: float((alone & is_best[:, place]).mean()) for place, model in enumerate(models)
-        },
-        shared=float((found & ~alone).mean()),
-        nobody=float((~found).mean()),
-    )
+    shares = (alone[:, None] & is_best).mean(axis=0).tolist()
+    return {
+        **part,
+        "alone": dict(zip(models, shares, strict=True)),
+        "shared": float((found & ~alone).mean()),
+        "missed": float((~found).mean()),
+    }
 
 
 def wins_of(ranks: Ranks, models: Sequence[str], depth: int, slices: Sequence[Slice]) -> Wins:
-    """Count who wins over all held-out items and in each slice.
+    """Count wins over all held-out items and in each slice.
 
     Args:
-        ranks: As `read_ranks` gives them, [M, A] with M >= 1.
+        ranks: As `read_ranks` returns them, [M, A] with M >= 1.
         slices: Over the same held-out items in the same order.
     """
-    parts = [winners_of(ranks, models, depth, "all", "all")]
-    for part in slices:
-        members = ranks[part.targets.numpy()]
-        parts.append(winners_of(members, models, depth, part.group, part.name))
-    return Wins(
-        depth=depth,
-        models=tuple(models),
-        num_targets=len(ranks),
-        pairs=pairs_of(ranks, models),
-        slices=parts,
-    )
+    pairs = {
+        model: {
+            other: float((ranks[:, place] < ranks[:, against]).mean())
+            for against, other in enumerate(models)
+            if other != model
+        }
+        for place, model in enumerate(models)
+    }
+    named = [("all", "all", ranks)]
+    named += [(part.group, part.name, ranks[part.targets.numpy()]) for part in slices]
+    parts = [_winners(own, models, depth, group, name) for group, name, own in named]
+    return Wins(depth=depth, pairs=pairs, slices=parts)

@@ -77,7 +77,7 @@ def backtest(
 
 def print_backtest(document: Mapping[str, Any]) -> None:
     """Print the served list under each policy, and every model under policy full."""
-    from pipelines.pages.backtest.replayed import PEER, POLICY_NAMES, SERVED
+    from pipelines.pages.backtest_numbers import PEER, POLICY_NAMES, SERVED
     from pipelines.pages.wording import metric_label, model_label
 
     metrics = list(document["summary"][0]["metrics"])

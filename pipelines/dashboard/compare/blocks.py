@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from pipelines.dashboard.data.answers import Joined, Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
-from pipelines.pages.charts.shapes import Dot, interval_chart
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import numbers, texts
+from pipelines.pages.charts import Mark, color_of, interval_chart, numbers, texts
 from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Origin, Table
 from pipelines.pages.wording import metric_label, metric_meaning
 
@@ -61,15 +59,15 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
     return found
 
 
-def dot_of(label: str, series: str, mean: float, low: float, high: float, words: str) -> Dot:
+def dot_of(label: str, series: str, mean: float, low: float, high: float, words: str) -> Mark:
     """Mark a relative difference with its interval, in percent."""
     mean, low, high = (round(100 * value, 3) for value in (mean, low, high))
     note = f"{label}, {series}: {words}"
-    return Dot(label=label, series=series, mean=mean, low=low, high=high, note=note)
+    return Mark(label=label, series=series, mean=mean, low=low, high=high, note=note)
 
 
 def interval_chart_of(
-    key: str, title: str, note: str, dots: Sequence[Dot], sides: Sequence[Side]
+    key: str, title: str, note: str, dots: Sequence[Mark], sides: Sequence[Side]
 ) -> Chart:
     """Draw differences with their intervals around 0, one row a label."""
     series = dict.fromkeys(dot.series for dot in dots)

@@ -32,9 +32,7 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, label_of_group
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.pages.charts.shapes import Band, Dot, Point, banded_lines, line_chart
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.charts import Mark, color_of, counts, line_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -135,7 +133,7 @@ def build(context: Context, query: Query) -> Page:
 
 def tests_of(
     tests: Sequence[Difference],
-) -> tuple[list[list[Cell | LinkedCell]], list[Dot]]:
+) -> tuple[list[list[Cell | LinkedCell]], list[Mark]]:
     """Test differences, corrected together, as rows of a table and dots of a chart."""
     adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
     rows: list[list[Cell | LinkedCell]] = []
@@ -258,7 +256,7 @@ def k_chart(shown: Comparison) -> Chart:
             found = shown.pairs.moments(0, place, whole, f"{shown.metric}@{k}")
             value = round(float(found.second[0]), 5)
             note = f"{name}: {metric_label(f'{shown.metric}@{k}')} {value:.4f}"
-            points.append(Point(x=k, y=value, series=name, note=note))
+            points.append(Mark(x=k, y=value, series=name, note=note))
     label = METRICS[shown.metric][0].format(k="k")
     return Chart(
         key="k",
@@ -291,7 +289,7 @@ def time_block(shown: Comparison) -> Block:
             mean, low, high = (round(float(end[code]), 5) for end in ends)
             note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({low:+.4f} to {high:+.4f})"
             day = middle.isoformat()
-            bands.append(Band(day=day, mean=mean, low=low, high=high, note=note, series=name))
+            bands.append(Mark(x=day, y=mean, low=low, high=high, note=note, series=name))
     palette = {name: shown.colors[name] for name in shown.names[1:]}
     return Chart(
         key="over-time",
@@ -299,14 +297,16 @@ def time_block(shown: Comparison) -> Block:
         note=f"{len(middles)} blocks of equally many queries, with 95% intervals over users. A "
         "line that stays on one side of 0 shows that the difference is not that of one week.",
         description=f"{len(bands)} differences over time.",
-        spec=banded_lines(
+        spec=line_chart(
             bands,
             palette,
+            time=True,
+            from_zero=True,
             x_title="time of the query (UTC)",
             y_title="difference (above 0: better)",
         ),
         columns=("time", "side", "difference", "low", "high"),
-        rows=[(one.day, one.series, one.mean, one.low, one.high) for one in bands],
+        rows=[(one.x, one.series, one.y, one.low, one.high) for one in bands],
         legend=palette,
         origins=origins(shown.sides),
     )

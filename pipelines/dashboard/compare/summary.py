@@ -35,8 +35,7 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.data.slices import label_of, label_of_group
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.pages.charts.shapes import Dot
-from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.charts import Mark, counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -299,7 +298,7 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         for one in losses
         if one.name in named or one.name.partition("/")[0] in DRAWN
     }
-    dots: list[Dot] = [
+    dots: list[Mark] = [
         dot_of(name, "B", one.relative, *one.relative_interval, difference_words(one))
         for name, one in drawn.items()
         if one.champion > 0

@@ -1,4 +1,4 @@
-"""How often each item is shown, wanted and hit, and by buckets of its training events.
+"""How often each item is shown, wanted and hit, by buckets of its training events; its neighbours.
 
 Axes: N item rows (row 0 is padding), C buckets.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wins import RANK
+from recsys.models.names import EASE, ITEM_KNN, ITEM_TO_ITEM
 
 Rows = NDArray[np.int64]
 BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)
@@ -26,6 +29,17 @@ NAMES = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
 TOP_SHARE = 0.01
 LISTED = 20
 """Places of a list that are kept."""
+NEAREST = 10
+VECTORS = {
+    "content": ("embed_items/content.npy", "cosine of the text's vectors"),
+    "two-tower": ("build_index/item_vectors.npy", "cosine of the item tower's vectors"),
+}
+WEIGHTS = {
+    ITEM_TO_ITEM.label: (ITEM_TO_ITEM.name, "weight by what follows it in histories"),
+    ITEM_KNN.label: (ITEM_KNN.name, "weight by users in common"),
+    EASE.label: (EASE.name, "linear weight"),
+}
+WEIGHTS_FILE = "weights.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,3 +178,53 @@ def _count(found: Answers, model: str, num_rows: int) -> Counts:
     wanted = np.bincount(known, minlength=num_rows)
     shown = Places.of(places, rows, num_rows)
     return Counts(shown, Places.of(ranks - 1, items, num_rows), wanted)
+
+
+def nearest(path: Path, row: int) -> list[tuple[str, str, list[tuple[int, float]]]]:
+    """List name, meaning and scored items of each source that a workspace keeps."""
+    found = []
+    for name, (file, words) in VECTORS.items():
+        if (path / file).exists():
+            found.append((name, words, by_vectors(path / file, row)))
+    for name, (model, words) in WEIGHTS.items():
+        weights = path / "refit" / model / WEIGHTS_FILE
+        if weights.exists():
+            found.append((name, words, by_weights(weights, row)))
+    return found
+
+
+def by_vectors(path: Path, row: int) -> list[tuple[int, float]]:
+    """Rank items by cosine, best first; nothing where the item has no vector."""
+    try:
+        vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError):
+        return []
+    if vectors.ndim != 2 or not 0 < row < len(vectors) or not np.any(vectors[row]):
+        return []
+    query = np.asarray(vectors[row], np.float32)
+    scores = np.asarray(vectors, np.float32) @ query
+    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(query)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosines = np.where(lengths > 0, scores / lengths, -np.inf)
+    cosines[[0, row]] = -np.inf
+    best = np.argsort(-cosines, kind="stable")[:NEAREST]
+    return [(int(one), float(cosines[one])) for one in best if np.isfinite(cosines[one])]
+
+
+def by_weights(path: Path, row: int) -> list[tuple[int, float]]:
+    """Read an item's strongest weights, best first."""
+    try:
+        with safe_open(path, "np") as file:
+            offsets = file.get_tensor("offsets")
+            if not 0 < row < len(offsets) - 1:
+                return []
+            part = slice(int(offsets[row]), int(offsets[row + 1]))
+            if part.start == part.stop:
+                return []
+            rows = file.get_slice("rows")[part]
+            weights = file.get_slice("weights")[part]
+    except (OSError, ValueError, SafetensorError):
+        return []
+    order = np.argsort(-weights, kind="stable")
+    ranked = [(int(rows[one]), float(weights[one])) for one in order if rows[one] != row]
+    return ranked[:NEAREST]

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import Side
-from pipelines.dashboard.data.sides import run_control, split_control, suggest_runs
-from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure
-from pipelines.dashboard.items.item import item_section
-from pipelines.dashboard.items.shown import Shown, shown_of
-from pipelines.dashboard.query import Query
-from pipelines.pages.charts.shapes import Bar, Dot, interval_chart, share_chart
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import counts, numbers, shares, texts
+from pipelines.dashboard.data.answers import SPLITS, Answers, Side, Split, answers, served_model
+from pipelines.dashboard.data.items import Catalogue, catalogue_of, user_ids
+from pipelines.dashboard.data.sides import one_run, run_control, split_control, suggest_runs
+from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure, exposure_of, nearest
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.workspaces.run import Run
+from pipelines.pages.charts import (
+    NOBODY,
+    colors_of,
+    counts,
+    figure,
+    interval_chart,
+    numbers,
+    share_chart,
+    shares,
+    texts,
+)
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
     Control,
+    Entry,
+    ItemList,
     Link,
     LinkedCell,
+    Lists,
     Option,
     Page,
     Rows,
@@ -32,201 +46,242 @@ from pipelines.pages.document import (
     Tile,
     Tiles,
     Window,
+    select,
 )
+from pipelines.pages.report import with_origins
+from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label
 
+MISSING = (
+    "No run here keeps lists by user. Run one whole: recsys run shop.toml; then start the "
+    "dashboard with --root at its folder."
+)
 DRAWN = 4
-"""Models that are drawn beside the chosen one."""
+"""Models that are drawn with the chosen one."""
 Z95 = 1.959964
+RANKS = {"1-10": 10, "11-50": 50, "51-100": 100, "beyond 100": math.inf}
+"""Largest rank of each range."""
+MOST_USERS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The run, model and list length of the page."""
+
+    context: Context
+    run: Run
+    split: Split
+    found: Answers
+    features: Path
+    catalogue: Catalogue
+    model: str
+    k: int
+
+    def exposure(self, model: str) -> Exposure:
+        """Count a model's lists."""
+        events = self.catalogue.num_events
+        return exposure_of(self.context, self.run, self.found, model, self.k, events)
+
+    @property
+    def models(self) -> list[str]:
+        """The chosen model, then others, those whose lists are served before their members."""
+        return [self.model, *(one for one in reversed(self.found.models) if one != self.model)]
+
+    def item_link(self, row: int, **more: str) -> Link:
+        """Lead to the page of an item."""
+        parameters = {"run": self.run.key, **more, "item": self.catalogue.item_id(row)}
+        return Link(label="about this item", page="items", parameters=parameters)
+
+
+def _keeps_lists(run: Run, split: Split = "test") -> bool:
+    try:
+        return answers(run, split).features is not None
+    except NotFoundError:
+        return False
+
+
+def shown_of(context: Context, query: Query) -> Shown:
+    """Read the parameters.
+
+    Raises:
+        NotFoundError: No run keeps lists.
+        QueryError: A parameter cannot be.
+    """
+    split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
+    run = one_run(context, query, lambda one: _keeps_lists(one, split), MISSING)
+    found = answers(run, split)
+    if found.features is None:
+        raise NotFoundError(
+            f"{run.name} keeps ranks and no lists; choose the workspace that released it"
+        )
+    return Shown(
+        context=context,
+        run=run,
+        split=split,
+        found=found,
+        features=found.features,
+        catalogue=catalogue_of(context, found.features),
+        model=query.choice("model", found.models, served_model(run, found.models)),
+        k=query.number("k", 10, least=1, most=LISTED),
+    )
 
 
 def build(context: Context, query: Query) -> Page:
-    """Make the page."""
+    """Build the page."""
     shown = shown_of(context, query)
-    own = shown.exposure(context, shown.model)
-    compared = {name: shown.exposure(context, name) for name in shown.models[: DRAWN + 1]}
-    blocks: list[Block] = []
+    own = shown.exposure(shown.model)
+    compared = {model_label(name): shown.exposure(name) for name in shown.models[: DRAWN + 1]}
+    first: list[Section] = []
     notices = []
     if item_id := query.text("item"):
         row = shown.catalogue.row_of(item_id)
         if row is None:
             notices.append(f"no item {item_id!r} in {shown.run.name}; search for it by its title")
         else:
-            blocks.append(item_section(context, shown, row))
-    label = model_label(shown.model)
-    blocks += [
-        tiles(own),
-        Section(
-            key="exposure",
-            title="Exposure against merit",
-            blocks=[exposure_chart(shown, compared)],
-        ),
-        Section(key="fate", title="The fate of new and rare items", blocks=[fate(shown, compared)]),
-        Section(key="bias", title="Popularity bias", blocks=[bias_table(context, shown)]),
-        Section(key="all", title="All items", blocks=[items_table(context, shown, own)]),
+            first.append(_item_section(shown, row))
+    parts: list[tuple[str, str, Block]] = [
+        ("exposure", "Exposure against merit", _exposure_chart(own, compared)),
+        ("fate", "The fate of new and rare items", _fate(shown.k, compared)),
+        ("bias", "Popularity bias", _bias_table(shown)),
+        ("all", "All items", _items_table(shown, own)),
     ]
+    sections = [Section(key=key, title=title, blocks=[block]) for key, title, block in parts]
+    origins, label = [shown.run.origin], model_label(shown.model)
     return Page(
         title=f"Items: {label}",
         lead=f"The first {shown.k} of {label} show {own.coverage:.0%} of {len(own.shown) - 1:,} "
         f"items; 1% of the items take {own.top_share:.0%} of the places.",
-        blocks=blocks,
-        controls=own_controls(context, shown, query),
+        blocks=[
+            *(with_origins(one, origins) for one in first),
+            _tiles(own),
+            *(with_origins(one, origins) for one in sections),
+        ],
+        controls=_controls(shown, query),
         notices=notices,
     )
 
 
-def own_controls(context: Context, shown: Shown, query: Query) -> list[Control]:
-    """Let run, model, k, split and item be chosen."""
-    models = [Option(value=name, label=model_label(name)) for name in shown.found.models]
+def _controls(shown: Shown, query: Query) -> list[Control]:
+    """Offer run, model, k, split and item."""
+    models = {name: model_label(name) for name in shown.found.models}
     found = [
-        *run_control(context, shown.run, clears=("model", "item")),
-        Control(name="model", label="Model", kind="select", value=shown.model, options=models),
+        *run_control(shown.context, shown.run, clears=("model", "item")),
+        select("model", "Model", shown.model, models),
         Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=LISTED),
         split_control([Side(run=shown.run, model=shown.model)], shown.split),
     ]
-    if not context.exported:
-        text = query.text("item")
-        row = shown.catalogue.row_of(text)
-        title = text if row is None else shown.catalogue.title(row)
-        options = [Option(value=text, label=title)] if text else []
-        found.append(
-            Control(
-                name="item",
-                label="Item",
-                kind="search",
-                value=text,
-                options=options,
-                suggest="items",
-            )
-        )
-    return found
-
-
-def tiles(own: Exposure) -> Tiles:
-    """Sum up how evenly items are shown."""
-    lists, events = own.mean_events(own.shown), own.mean_events(own.wanted)
-    return Tiles(
-        tiles=[
-            Tile(label="Coverage", value=f"{own.coverage:.1%}", note="items in at least one list"),
-            Tile(
-                label="Concentration (Gini)",
-                value=f"{own.gini:.3f}",
-                note="0: all items equally often; near 1: few items take all",
-            ),
-            Tile(
-                label="The top 1% of items",
-                value=f"{own.top_share:.1%}",
-                note="of all places in lists",
-            ),
-            Tile(
-                label="Popularity of a listed item",
-                value=f"{lists:,.0f} events",
-                note=f"held-out items have {events:,.0f}",
-            ),
-        ]
+    if shown.context.exported:
+        return found
+    text = query.text("item")
+    row = shown.catalogue.row_of(text)
+    title = text if row is None else shown.catalogue.title(row)
+    item = Control(
+        name="item",
+        label="Item",
+        kind="search",
+        value=text,
+        options=[Option(value=text, label=title)] if text else [],
+        suggest="items",
     )
+    return [*found, item]
 
 
-def exposure_chart(shown: Shown, compared: dict[str, Exposure]) -> Chart:
+def _tiles(own: Exposure) -> Tiles:
+    """Summarise how evenly items are shown."""
+    lists, events = own.mean_events(own.shown), own.mean_events(own.wanted)
+    rows = (
+        ("Coverage", f"{own.coverage:.1%}", "items in at least one list"),
+        (
+            "Concentration (Gini)",
+            f"{own.gini:.3f}",
+            "0: all items equally often; near 1: few items take all",
+        ),
+        ("The top 1% of items", f"{own.top_share:.1%}", "of all places in lists"),
+        (
+            "Popularity of a listed item",
+            f"{lists:,.0f} events",
+            f"held-out items have {events:,.0f}",
+        ),
+    )
+    return Tiles(tiles=[Tile(label=label, value=value, note=note) for label, value, note in rows])
+
+
+def _exposure_chart(own: Exposure, compared: dict[str, Exposure]) -> Chart:
     """Stack the buckets of events: catalogue, training, held-out events, and each model's lists."""
-    own = compared[shown.model]
-    ones = np.ones(len(own.shown), np.int64)
-    counts = {
-        "items of the catalogue": own.by_bucket(ones),
+    parts = {
+        "items of the catalogue": own.by_bucket(np.ones(len(own.shown), np.int64)),
         "training events": own.by_bucket(own.num_events),
         "held-out events": own.by_bucket(own.wanted),
-        **{model_label(name): one.by_bucket(one.shown) for name, one in compared.items()},
+        **{label: one.by_bucket(one.shown) for label, one in compared.items()},
     }
     names = [f"{name} events" for name in NAMES]
-    colors = {name: color_of(place) for place, name in enumerate(names)}
-    bars, rows = [], []
-    for label, found in counts.items():
-        total = max(1, int(found.sum()))
-        rows.append((label, *found.tolist()))
-        bars += [
-            Bar(label=label, series=name, share=number / total, note=f"{label} \u00b7 {name}: "
-                f"{number:,} ({number / total:.1%})")
-            for name, number in zip(names, found.tolist(), strict=True)
-            if number
-        ]  # fmt: skip
-    return Chart(
-        key="exposure-chart",
-        title="Who is shown, by training events of the item",
-        note="A model that shows items as often as users want them has the bar of the held-out "
+    return figure(
+        share_chart,
+        "exposure-chart",
+        "Who is shown, by training events of the item",
+        "A model that shows items as often as users want them has the bar of the held-out "
         "events. More of the last colours: popular items are shown more than they are wanted.",
-        description=f"Shares of {len(NAMES)} buckets of items in {len(counts)} bars.",
-        spec=share_chart(bars, colors, x_title="share", labels=list(counts)),
-        columns=("of", *names),
-        rows=rows,
-        legend=colors,
-        origins=[shown.run.origin],
+        [*texts("of", "training events"), *counts("number"), *shares("share")],
+        [
+            (label, name, number, number / max(1, int(found.sum())))
+            for label, found in parts.items()
+            for name, number in zip(names, found.tolist(), strict=True)
+        ],
+        "label series - share",
+        colors=colors_of(names),
+        shown=lambda row: bool(row[2]),
+        x_title="share",
     )
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
-    """Interval of a share at 95% (Wilson, 1927)."""
+    """Compute the interval of a share at 95% (Wilson, 1927)."""
     share, z = hits / total, Z95**2 / total
     middle, half = share + z / 2, Z95 * math.sqrt(share * (1 - share) / total + z / (4 * total))
     return (middle - half) / (1 + z), (middle + half) / (1 + z)
 
 
-def fate(shown: Shown, compared: dict[str, Exposure]) -> Chart:
+def _fate(k: int, compared: dict[str, Exposure]) -> Chart:
     """Draw how often an item is found that a user wanted, by the item's training events."""
-    dots, rows = [], []
-    labels = {name: model_label(name) for name in compared}
-    for name, one in compared.items():
-        wanted, hits = one.by_bucket(one.wanted).tolist(), one.by_bucket(one.hits).tolist()
-        listed = one.by_bucket((one.shown > 0).astype(np.int64)).tolist()
-        items = one.by_bucket(np.ones(len(one.shown), np.int64)).tolist()
-        for place, bucket in enumerate(NAMES):
-            rows.append(
-                (labels[name], bucket, items[place], listed[place], wanted[place], hits[place])
-            )
-            if wanted[place]:
-                low, high = wilson(hits[place], wanted[place])
-                note = f"{labels[name]}, {bucket} events: {hits[place]:,} of {wanted[place]:,}"
-                dots.append(
-                    Dot(
-                        label=bucket,
-                        series=labels[name],
-                        mean=hits[place] / wanted[place],
-                        low=low,
-                        high=high,
-                        note=note,
-                    )
-                )
-    colors = {label: color_of(place) for place, label in enumerate(labels.values())}
-    drawn = {dot.label for dot in dots}
-    return Chart(
-        key="fate-chart",
-        title=f"Held-out items found in the first {shown.k}",
-        note="By training events of the item, with 95% intervals. At 'none' a model can only "
+    rows: list[tuple[Cell, ...]] = []
+    for label, one in compared.items():
+        ones = np.ones(len(one.shown), np.int64)
+        groups = (ones, (one.shown > 0).astype(np.int64), one.wanted, one.hits)
+        parts = zip(*(one.by_bucket(group).tolist() for group in groups), strict=True)
+        for bucket, (items, listed, wanted, hits) in zip(NAMES, parts, strict=True):
+            ends = wilson(hits, wanted) if wanted else (None, None)
+            share = hits / wanted if wanted else None
+            rows.append((label, bucket, items, listed, wanted, hits, share, *ends))
+    drawn = {row[1] for row in rows if row[4]}
+    return figure(
+        interval_chart,
+        "fate-chart",
+        f"Held-out items found in the first {k}",
+        "By training events of the item, with 95% intervals. At 'none' a model can only "
         "know the item's text. The table says how many such items are listed at all.",
-        description=f"Hit rates of {len(labels)} models in {len(drawn)} buckets.",
-        spec=interval_chart(
-            dots,
-            colors,
-            x_title=f"share of the held-out items in the first {shown.k}",
-            labels=[name for name in NAMES if name in drawn],
-        ),
-        columns=("model", "training events", "items", "listed", "held-out", "found"),
-        rows=rows,
-        legend=colors,
-        origins=[shown.run.origin],
+        [
+            *texts("model", "training events"),
+            *counts("items", "listed", "held-out", "found"),
+            *shares("share found", "low", "high"),
+        ],
+        rows,
+        "series label - - - - mean low high",
+        colors=colors_of(list(compared)),
+        shown=lambda row: bool(row[4]),
+        x_title=f"share of the held-out items in the first {k}",
+        labels=[name for name in NAMES if name in drawn],
     )
 
 
-def bias_table(context: Context, shown: Shown) -> Table:
+def _bias_table(shown: Shown) -> Table:
     """Tabulate how popular each model's lists are against what users wanted."""
-    rows: list[list[Cell | LinkedCell]] = []
+    rows: list[list[Cell]] = []
     for name in shown.models:
-        one = shown.exposure(context, name)
+        one = shown.exposure(name)
         lists, wanted = one.mean_events(one.shown), one.mean_events(one.wanted)
         lift = lists / wanted - 1 if wanted else None
-        row: list[Cell | LinkedCell] = [
-            model_label(name), lists, wanted, lift, one.coverage, one.gini, one.top_share,
-        ]  # fmt: skip
-        rows.append(row)
+        evenness = (one.coverage, one.gini, one.top_share)
+        rows.append([model_label(name), lists, wanted, lift, *evenness])
     return Table(
         key="bias-table",
         title="Popularity of lists, by model",
@@ -240,13 +295,12 @@ def bias_table(context: Context, shown: Shown) -> Table:
             *shares("top 1%"),
         ],
         rows=rows,
-        origins=[shown.run.origin],
     )
 
 
-def items_table(context: Context, shown: Shown, own: Exposure) -> Table:
+def _items_table(shown: Shown, own: Exposure) -> Table:
     """List every item, those that are shown most for their events first."""
-    exported = context.exported
+    exported = shown.context.exported
     return Table(
         key="items",
         title="Items by exposure",
@@ -260,14 +314,13 @@ def items_table(context: Context, shown: Shown, own: Exposure) -> Table:
         ],
         source=None if exported else "items",
         rows=_rows(shown, own, Window()).rows if exported else (),
-        origins=[shown.run.origin],
     )
 
 
 def window_of_items(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of items."""
     shown = shown_of(context, query)
-    return _rows(shown, shown.exposure(context, shown.model), window)
+    return _rows(shown, shown.exposure(shown.model), window)
 
 
 def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
@@ -276,31 +329,23 @@ def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
     kept = np.flatnonzero(known.matching(window.search) & there)
     keys = {2: own.num_events, 3: own.shown, 4: own.wanted, 5: own.hits}
     if window.order_by in (0, 1):
-        texts = known.titles if window.order_by == 0 else known.categories
-        order = texts.gather(kept).arg_sort(descending=window.descending).to_numpy()
+        column = known.titles if window.order_by == 0 else known.categories
+        order = column.gather(kept).arg_sort(descending=window.descending).to_numpy()
     else:
         key = keys.get(window.order_by or -1, own.ratio)[kept].astype(np.float64)
         descending = window.descending or window.order_by is None
-        # What is no number comes last either way.
+        # Items without a number come last either way.
         key = np.where(np.isnan(key), -np.inf if descending else np.inf, key)
         order = np.argsort(-key if descending else key, kind="stable")
     part = kept[order[window.start : window.start + window.length]]
     found: list[list[Cell | LinkedCell]] = []
     for row in part.tolist():
-        parameters = {"run": shown.run.key, "model": shown.model, "item": known.item_id(row)}
-        link = Link(label="", page="items", parameters=parameters)
         ratio = float(own.ratio[row])
-        found.append(
-            [
-                LinkedCell(text=known.title(row), link=link),
-                known.categories[row],
-                int(own.num_events[row]),
-                int(own.shown[row]),
-                int(own.wanted[row]),
-                int(own.hits[row]),
-                None if math.isnan(ratio) else ratio if math.isfinite(ratio) else "\u221e",
-            ]
-        )
+        exposure = None if math.isnan(ratio) else ratio if math.isfinite(ratio) else "\u221e"
+        link = shown.item_link(row, model=shown.model)
+        title = LinkedCell(text=known.title(row), link=link)
+        numbers_ = (own.num_events, own.shown, own.wanted, own.hits)
+        found.append([title, known.categories[row], *(int(one[row]) for one in numbers_), exposure])
     return Rows(total=int(there.sum()), found=len(kept), rows=found)
 
 
@@ -308,6 +353,98 @@ def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]
     """Find items by a part of their title, or by id."""
     known = shown_of(context, query).catalogue
     return [Option(value=known.item_id(row), label=known.title(row)) for row in known.find(text)]
+
+
+def _item_section(shown: Shown, row: int) -> Section:
+    """Show one item: its numbers, ranks where it was wanted, its users, its neighbours."""
+    known, own = shown.catalogue, shown.exposure(shown.model)
+    ranks = [f"{RANK}{model}" for model in shown.found.models]
+    table = pl.scan_parquet(shown.found.table)
+    wanted = table.filter(pl.col("item_row") == row).select("user_row", *ranks).collect()
+    lists = max(1, int(table.select(pl.col("user_row").n_unique()).collect().item()))
+    rows = (
+        ("Training events", known.num_events[row], f"bucket {NAMES[int(own.bucket[row])]}"),
+        (
+            "In lists",
+            own.shown[row],
+            f"{own.shown[row] / lists:.2%} of the lists, first {shown.k}",
+        ),
+        ("Held-out", own.wanted[row], "queries wanted it"),
+        ("Found", own.hits[row], f"in the first {shown.k}"),
+    )
+    tiles = [Tile(label=label, value=f"{value:,}", note=note) for label, value, note in rows]
+    blocks: list[Block] = [Tiles(tiles=tiles)]
+    if wanted.height:
+        blocks += [_ranks_chart(shown, wanted), _users_table(shown, wanted)]
+    near = [
+        ItemList(
+            title=name,
+            note=words,
+            empty="it has none",
+            entries=[
+                Entry(
+                    item_id=known.item_id(other),
+                    title=known.title(other),
+                    note=f"{score:.3f} \u00b7 {known.note(other)}".strip(" \u00b7"),
+                    link=shown.item_link(other),
+                )
+                for other, score in scored
+            ],
+        )
+        for name, words, scored in nearest(shown.run.path, row)
+    ]
+    if near:
+        blocks.append(Lists(key="nearest", lists=near))
+    kinds = f"{known.categories[row]}. " if known.categories[row] else ""
+    note = f"{kinds}Id {known.item_id(row)}. Nearest items by each source are at the end."
+    return Section(key="item", title=known.title(row), note=note, blocks=blocks)
+
+
+def _ranks_chart(shown: Shown, wanted: pl.DataFrame) -> Chart:
+    """Draw at which ranks each model has the item if it was wanted."""
+    rows = []
+    for model in reversed(shown.found.models):
+        ranks, below = wanted[f"{RANK}{model}"].fill_null(1 << 40), 0
+        for name, most in RANKS.items():
+            count = int((ranks <= most).sum()) - below
+            below += count
+            rows.append((model_label(model), name, count, count / len(ranks)))
+    *inside, beyond = RANKS
+    return figure(
+        share_chart,
+        "item-ranks",
+        "Where models rank it, for users who wanted it",
+        f"Of {wanted.height:,} queries whose held-out item it is.",
+        [*texts("model", "rank"), *counts("queries"), *shares("share")],
+        rows,
+        "label series - share",
+        colors={**colors_of(inside), beyond: NOBODY},
+        shown=lambda row: bool(row[2]),
+        x_title="share of the queries",
+    )
+
+
+def _users_table(shown: Shown, wanted: pl.DataFrame) -> Table:
+    """List users who wanted it, the best rank first."""
+    rank = f"{RANK}{shown.model}"
+    part = wanted.sort(rank, nulls_last=True).head(MOST_USERS)
+    names = user_ids(shown.features, part["user_row"].to_list())
+    rows: list[list[Cell | LinkedCell]] = []
+    for user_row, place in part.select("user_row", rank).iter_rows():
+        user = names.get(user_row, "")
+        parameters = {"run": shown.run.key, "split": shown.split, "user": user}
+        link = Link(label="", page="why", parameters=parameters)
+        rows.append([LinkedCell(text=user, link=link), place])
+    more = wanted.height - part.height
+    left = f" {more:,} more are not shown." if more else ""
+    return Table(
+        key="item-users",
+        title="Users who wanted it",
+        note=f"Their history and lists are a click away.{left}",
+        columns=[*texts("user"), *counts(f"rank by {model_label(shown.model)}")],
+        rows=rows,
+        page_length=10,
+    )
 
 
 ENTRY = PageEntry(

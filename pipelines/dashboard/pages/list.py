@@ -5,10 +5,10 @@ from __future__ import annotations
 from pipelines.dashboard.compare.page import ENTRY as COMPARE
 from pipelines.dashboard.compare.summary import entry as summary
 from pipelines.dashboard.context import PageEntry
-from pipelines.dashboard.experts.page import ENTRY as EXPERTS
+from pipelines.dashboard.experts import ENTRY as EXPERTS
 from pipelines.dashboard.items.page import ENTRY as ITEMS
 from pipelines.dashboard.releases.page import ENTRY as RELEASES
-from pipelines.dashboard.replay.page import ENTRY as REPLAY
+from pipelines.dashboard.replay import ENTRY as REPLAY
 from pipelines.dashboard.runs.differences import ENTRY as DIFFERENCES
 from pipelines.dashboard.runs.page import ENTRY as RUNS
 from pipelines.dashboard.runs.run import ENTRY as RUN

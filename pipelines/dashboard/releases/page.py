@@ -25,9 +25,7 @@ from pipelines.dashboard.workspaces.files import time_of
 from pipelines.engine.formats import size
 from pipelines.operations.collect import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.charts.timelines import Mark, Span, spans_chart
-from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.charts import Mark, color_of, counts, numbers, spans_chart, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -204,7 +202,7 @@ def timeline(record: Record, folder: Folder) -> list[Chart]:
     labels = sorted(latest, key=lambda version: (latest[version], version), reverse=True)
     labels = labels[:SHOWN_VERSIONS]
     drawn = [
-        Span(
+        Mark(
             label=version,
             series=alias,
             at=begin.isoformat(),

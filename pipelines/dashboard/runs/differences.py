@@ -11,7 +11,7 @@ from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.page import link_to, nothing_there, suggested, time_text
 from pipelines.dashboard.runs.record import StageRecord, raw_files_of, stages_of, versions_of
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.columns import numbers, texts
+from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,

@@ -14,8 +14,7 @@ from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts.moments import Moment, moments_chart
-from pipelines.pages.charts.style import color_of
+from pipelines.pages.charts import Mark, color_of, line_chart
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -320,8 +319,8 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
         colors[OTHERS] = color_of(MAX_SERIES)
     label = metric_label(metric)
     moments = [
-        Moment(
-            time=time,
+        Mark(
+            x=time,
             y=value,
             series=run.dataset if run.dataset in colors else OTHERS,
             note=f"{run.name} \u00b7 {label} {value:.4f} \u00b7 {time[:10]}",
@@ -336,7 +335,14 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
             note=f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
             f"on {choice.split}. Runs on different data are not comparable.{older}",
             description=f"{label} of {len(shown)} runs by the time they ended.",
-            spec=moments_chart(moments, colors, x_title="end of the run (UTC)", y_title=label),
+            spec=line_chart(
+                moments,
+                colors,
+                x_title="end of the run (UTC)",
+                y_title=label,
+                time=True,
+                joined=False,
+            ),
             columns=("run", "data", "end (UTC)", label),
             rows=[(run.name, run.dataset, time, value) for run, value, time in shown],
             legend=colors if len(colors) > 1 else {},

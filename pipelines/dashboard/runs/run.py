@@ -27,8 +27,7 @@ from pipelines.dashboard.workspaces.files import UnreadableError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS
-from pipelines.pages.charts.costs import Cost, cost_chart
-from pipelines.pages.columns import numbers, texts
+from pipelines.pages.charts import Mark, cost_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
     Chart,
@@ -298,7 +297,7 @@ def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
     if not timed:
         return Words(lines=["Time and memory of its stages are not on record."])
     bars = [
-        Cost(
+        Mark(
             label=one.name,
             amount=seconds,
             note=f"{one.name}: {duration(seconds)}, {size(one.peak_memory or 0)}",

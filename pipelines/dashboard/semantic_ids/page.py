@@ -1,69 +1,158 @@
-"""The page of a run's semantic IDs: codes, collisions, the tree, drift between versions."""
+"""The page of a run's semantic IDs: codes, collisions, the tree of prefixes, drift of versions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
+import torch
+from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
-from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.semantic_ids.blocks import (
-    collision_section,
-    drift_section,
-    popularity_section,
-    summary_tiles,
-)
-from pipelines.dashboard.semantic_ids.collisions import collisions_of
-from pipelines.dashboard.semantic_ids.drift import compare
-from pipelines.dashboard.semantic_ids.measures import Measured, measure
-from pipelines.dashboard.semantic_ids.tree import most_popular
-from pipelines.dashboard.semantic_ids.versions import (
-    HOW_TO,
-    IdTable,
+from pipelines.dashboard.query import NotFoundError, Query, QueryError
+from pipelines.dashboard.semantic_ids.read import (
+    FEATURES,
+    STAGE,
     Source,
     has_ids,
     read_ids,
     read_items,
     source_of,
 )
-from pipelines.dashboard.semantic_ids.walk import (
-    PAGE,
-    Shown,
-    item_section,
-    member_rows,
-    walk_section,
-)
+from pipelines.engine.artifacts import Manifest
+from pipelines.inputs.tensors import CONTENT_FILE
+from pipelines.pages.charts import counts, percent, shares, texts
 from pipelines.pages.document import (
     Block,
+    Cell,
     Control,
+    Link,
+    LinkedCell,
+    Node,
     Option,
     Page,
     Rows,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Tree,
     Window,
     Words,
+    select,
 )
-from pipelines.pages.figure import with_origins
-from pipelines.pages.semantic_ids.page import content_section, usage_section
-from pipelines.pages.semantic_ids.summary import SHORT, answer, notices
+from pipelines.pages.report import with_origins
+from pipelines.pages.semantic_id_drift import drift_section
+from pipelines.pages.semantic_id_sections import (
+    content_section,
+    popularity_section,
+    prefix_section,
+    tiles,
+    usage_section,
+)
+from pipelines.pages.semantic_ids import answer, notices
+from pipelines.semantic_ids.artefact import QUANTIZER
+from pipelines.semantic_ids.items import Items
+from pipelines.semantic_ids.measure import Collisions, collisions_of, drift_of, measure
+from pipelines.semantic_ids.store import FOLDER, SHORT
+from pipelines.semantic_ids.table import (
+    Group,
+    IdTable,
+    Prefix,
+    children_of,
+    most_popular,
+    path_to,
+    prefix_text,
+)
+from recsys.semantic_ids.codes import NO_CODE
+from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from serving.bundle.semantic_ids import CONTENT_CODES
 
-TITLE = "Semantic IDs"
+PAGE, TITLE = "semantic-ids", "Semantic IDs"
+EMBEDDED = "embed_items"
+HOW_TO = (
+    "No run here has semantic IDs. They are made by the stage build_semantic_ids if items have "
+    'text: set semantic_ids.method = "rq_kmeans" in the run\'s TOML file and run '
+    "recsys run --until build_semantic_ids"
+)
+BY_CONTENT = (
+    "The published codes come from behaviour. By content alone, which is how new items are coded, "
+    "these items would share theirs."
+)
+ENCODED = (
+    "Their content was encoded to the same codes; all but one of each were moved to the nearest "
+    "free ID."
+)
+NOT_KEPT = (
+    "Codes as encoded are not kept with this version; the page of the run that made it shows them."
+)
 SUGGESTED = 20
 COMPARED = 200_000
-"""Items up to which a version is compared with the one before of itself."""
+"""Items up to which a version is compared with the one before without being asked."""
+MOST_ENCODED = 20_000
+"""Items that are encoded while a reader waits; more are not."""
+TITLES = 4
+"""Titles shown of a group of items with the same codes."""
+SHOWN = 24
+"""Nodes below the open one; the table has all."""
+EXPORTED_TOP, EXPORTED_BELOW, EXPORTED_ITEMS, EXPORTED_ROWS = 16, 6, 50, 25
+MEMBER_COLUMNS = [*texts("item", "title", "semantic ID", "main category"), *counts("popularity")]
 
 
-class Chosen(NamedTuple):
-    """What a query is about."""
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """One version of a run's IDs on the page."""
 
+    context: Context
     source: Source
-    shown: Shown
+    table: IdTable
+    items: Items
+
+    def link(self, prefix: str) -> Link | None:
+        """Open a prefix; a file has no other than its own."""
+        if self.context.exported:
+            return None
+        parameters = {"run": self.source.run.key, "version": self.table.version[:SHORT]}
+        label = prefix or "all items"
+        return Link(label=label, page=PAGE, parameters=parameters | {"prefix": prefix})
+
+    def cell(self, prefix: str) -> Cell | LinkedCell:
+        """Write a prefix in a table."""
+        link = self.link(prefix)
+        return prefix if link is None else LinkedCell(text=prefix, link=link)
+
+    def item_link(self, row: int) -> Link:
+        """Open an item's own page."""
+        item_id = str(self.items.item_ids[row])
+        parameters = {"run": self.source.run.key, "item": item_id}
+        return Link(label=item_id, page="items", parameters=parameters)
+
+    def children(self, prefix: Prefix) -> list[Group]:
+        """Describe the prefixes one code longer, once."""
+        key = ("prefix", self.source.path, self.table.version, prefix)
+        return self.context.cache.get(
+            key, self.source.files, lambda: children_of(self.table, self.items, prefix)
+        )
+
+    def prefix(self, query: Query) -> Prefix:
+        """Read the open prefix: the one named, else that of the named item.
+
+        Raises:
+            QueryError: It is none of this version's.
+        """
+        row = self.items.row_of(query.text("item"))
+        try:
+            return self.table.prefix_of(
+                query.text("prefix") or (self.table.text(row) if row else "")
+            )
+        except ValueError as error:
+            raise QueryError(str(error)) from error
 
 
-def chosen(context: Context, query: Query) -> Chosen:
+def shown_of(context: Context, query: Query) -> Shown:
     """Find the run and the version.
 
     Raises:
@@ -76,122 +165,141 @@ def chosen(context: Context, query: Query) -> Chosen:
     version = source.named(query.text("version") or source.versions[0])
     items = read_items(context, source)
     table = read_ids(context, source, version)
-    return Chosen(source, Shown(context=context, source=source, table=table, items=items))
+    return Shown(context=context, source=source, table=table, items=items)
 
 
 def build(context: Context, query: Query) -> Page:
-    """Make the page."""
+    """Build the page."""
     if not query.text("run"):
         try:
             one_run(context, query, has_ids, HOW_TO)
         except NotFoundError as error:
             return Page(title=TITLE, lead=str(error), blocks=[])
-    source, shown = chosen(context, query)
-    table, items = shown.table, shown.items
-    key = (source.path, table.version, source.report.get("version"))
-    files = source.files
+    shown = shown_of(context, query)
+    source, table, items = shown.source, shown.table, shown.items
     if not len(table.rows):
         words = "No item of this run's catalogue has an ID in this version."
-        return Page(title=TITLE, lead=words, blocks=[], controls=_controls(context, source, shown))
+        return Page(title=TITLE, lead=words, blocks=[], controls=_controls(shown, None))
+    made = source.report if source.report.get("version") == table.version else {}
+    key, files = (source.path, table.version, source.report.get("version")), source.files
     cache = context.cache
-    measured = cache.get(("id measures", *key), files, lambda: measure(table, items, source))
-    collided = cache.get(("id collisions", *key), files, lambda: collisions_of(table, source))
-    before = _previous(context, query, source, table)
+    report = cache.get(
+        ("id measures", *key), files, lambda: measure(table, items, made, title=source.run.name)
+    )
+    collided = cache.get(("id collisions", *key), files, lambda: _collisions(shown))
+    before = _previous(shown, query)
     drift = None
     if before is not None:
         names = ("id drift", source.path, before.version, table.version)
-        drift = cache.get(names, files, lambda: compare(before, table, items))
-    wanted = query.text("item")
-    row = items.row_of(wanted)
-    prefix = table.prefix_of(query.text("prefix") or (table.text(row) if row else ""))
-    report, has_content = measured.report, measured.has_content
-    blocks: list[Block] = [summary_tiles(measured, drift)]
-    if wanted:
-        missing = Words(lines=[f"No item has the id {wanted!r} in this run."], tone="bad")
-        blocks.append(missing if row is None else item_section(shown, row))
-    blocks += [
-        walk_section(shown, prefix),
-        with_origins(usage_section(report, has_content=has_content), shown.origins),
-        collision_section(shown, measured, collided),
-        with_origins(content_section(report, has_content=has_content), shown.origins),
-        popularity_section(shown, measured),
+        drift = cache.get(names, files, lambda: drift_of(before, table, items))
+    groups = [
+        (
+            *(codes, len(rows), "; ".join(items.title(row) for row in rows[:TITLES])),
+            ", ".join(table.text(row) for row in rows[:TITLES]),
+        )
+        for codes, rows in collided.groups
     ]
-    if before is not None:
-        blocks.append(drift_section(shown, measured.report, drift, before))
+    blocks: list[Block] = [tiles(report, drift)]
+    if wanted := query.text("item"):
+        row = items.row_of(wanted)
+        missing = Words(lines=[f"No item has the id {wanted!r} in this run."], tone="bad")
+        blocks.append(missing if row is None else _item_section(shown, row))
+    sections = [
+        _walk_section(shown, shown.prefix(query)),
+        usage_section(report),
+        prefix_section(report, collided, groups),
+        content_section(report),
+        popularity_section(report, items.counted),
+    ]
+    if drift is not None:
+        most = EXPORTED_ROWS if context.exported else None
+        sections.append(drift_section(report, drift, most=most, cell=shown.cell))
+    blocks += [with_origins(one, [source.run.origin]) for one in sections]
     return Page(
         title=TITLE,
-        lead=answer(report)
-        if has_content
-        else f"{len(table.rows):,} items have an ID of {table.num_levels} codes.",
+        lead=answer(report),
         blocks=blocks,
-        controls=_controls(context, source, shown, before),
-        notices=[*source.problems, *_notices(measured)],
+        controls=_controls(shown, before),
+        notices=[*source.problems, *notices(report)],
     )
 
 
-def _notices(measured: Measured) -> list[str]:
-    report = measured.report
-    if measured.is_known:
-        return notices(report)
-    missing = report.counts.num_without_id
-    counts = replace(report.counts, num_without_id=0, num_without_content=0)
-    found = notices(replace(report, counts=counts))
-    return [f"Items without an ID in this version: {missing:,}.", *found] if missing else found
+def _collisions(shown: Shown) -> Collisions:
+    """Find groups of equal codes: those kept by the run, else by encoding the content."""
+    table, source = shown.table, shown.source
+    folder = STAGE if source.run.kind == "workspace" else FOLDER
+    kept, words = source.path / folder / CONTENT_CODES, BY_CONTENT
+    try:
+        if table.version == source.own and kept.exists():
+            codes = np.load(kept, allow_pickle=False)
+        else:
+            codes, words = _encoded(table, source), ENCODED
+    except (OSError, ValueError, IndexError) as error:
+        return Collisions(words=f"The codes as encoded cannot be read: {error}")
+    if isinstance(codes, str):
+        return Collisions(words=codes)
+    return collisions_of(codes, table.level_sizes[: codes.shape[1]], words)
 
 
-def _previous(context: Context, query: Query, source: Source, table: IdTable) -> IdTable | None:
+def _encoded(table: IdTable, source: Source) -> NDArray[np.int32] | str:
+    """Encode the content of a workspace's items, or explain why that cannot be."""
+    path = source.path
+    if source.run.kind != "workspace" or table.version != source.own:
+        return NOT_KEPT
+    if len(table.rows) > MOST_ENCODED:
+        return (
+            f"{len(table.rows):,} items are too many to encode while you wait (at most "
+            f"{MOST_ENCODED:,}); the sizes of groups above were measured by the run. "
+            "recsys ids report shows examples."
+        )
+    made, features = Manifest.read(path / EMBEDDED), Manifest.read(path / FEATURES)
+    if made is None or features is None or made.inputs.get(FEATURES) != features.output:
+        return "The content that was encoded is no longer in the workspace."
+    quantizer = ResidualKMeans.load(path / STAGE / QUANTIZER)
+    vectors = np.load(path / EMBEDDED / CONTENT_FILE, mmap_mode="r", allow_pickle=False)
+    rows = np.sort(table.rows)
+    content = torch.from_numpy(np.array(vectors[rows, : quantizer.dim], np.float32))
+    codes = np.full((len(vectors), len(quantizer.level_sizes)), NO_CODE, np.int32)
+    codes[rows] = quantizer.encode(content).numpy()
+    return codes
+
+
+def _previous(shown: Shown, query: Query) -> IdTable | None:
     """Read the version to compare with: the named one, else the parent, else the one before.
 
-    Two versions of a large catalogue take seconds to read, so they are compared where one is named.
+    Two versions of a large catalogue take seconds to read, so they are compared if one is named.
     """
-    named = query.text("previous")
-    if named:
+    source, table = shown.source, shown.table
+    found = ""
+    if named := query.text("previous"):
         found = source.named(named)
-    elif len(table.rows) > COMPARED:
-        found = ""
-    else:
-        others = [version for version in source.published if version != table.version]
-        found = table.parent if table.parent in others else ""
-        if not found and table.version in source.published:
-            later = source.published[source.published.index(table.version) + 1 :]
+    elif len(table.rows) <= COMPARED:
+        published = source.published
+        found = table.parent if table.parent in published and table.parent else ""
+        if not found and table.version in published:
+            later = published[published.index(table.version) + 1 :]
             found = later[0] if later else ""
-    return read_ids(context, source, found) if found and found != table.version else None
+    is_other = found and found != table.version
+    return read_ids(shown.context, source, found) if is_other else None
 
 
-def _controls(
-    context: Context, source: Source, shown: Shown, before: IdTable | None = None
-) -> Sequence[Control]:
-    if context.exported:
+def _controls(shown: Shown, before: IdTable | None) -> Sequence[Control]:
+    if shown.context.exported:
         return []
-    versions = [
-        Option(
-            value=version[:SHORT],
-            label=f"{version[:SHORT]} (of this run)" if version == source.own else version[:SHORT],
-        )
-        for version in source.versions
-    ]
-    version = shown.table.version[:SHORT]
-    found = run_control(context, source.run, clears=("version", "previous", "prefix", "item"))
+    source, version = shown.source, shown.table.version[:SHORT]
+    versions = {
+        one[:SHORT]: f"{one[:SHORT]} (of this run)" if one == source.own else one[:SHORT]
+        for one in source.versions
+    }
+    clears = ("version", "previous", "prefix", "item")
+    found = run_control(shown.context, source.run, clears=clears)
     if len(versions) > 1:
+        others = {one: label for one, label in versions.items() if one != version}
+        other = "" if before is None else before.version[:SHORT]
+        choose = {"": "choose a version"} if before is None else {}
         found += [
-            Control(
-                name="version",
-                label="Version",
-                kind="select",
-                value=version,
-                options=versions,
-                clears=("prefix", "previous"),
-            ),
-            Control(
-                name="previous",
-                label="Compared with",
-                kind="select",
-                value="" if before is None else before.version[:SHORT],
-                options=[
-                    *([Option(value="", label="choose a version")] if before is None else []),
-                    *(one for one in versions if one.value != version),
-                ],
-            ),
+            select("version", "Version", version, versions, clears=("prefix", "previous")),
+            select("previous", "Compared with", other, {**choose, **others}),
         ]
     search = Control(
         name="item",
@@ -203,18 +311,168 @@ def _controls(
     return [*found, search]
 
 
+def _group_words(group: Group) -> str:
+    """Describe a node in a line."""
+    parts = ["1 item" if group.num_items == 1 else f"{group.num_items:,} items"]
+    if group.category and group.purity is not None and group.num_items > 1:
+        parts.append(f"{percent(group.purity)} {group.category}")
+    return f"{', '.join(parts)}: {'; '.join(group.titles)}"
+
+
+def _walk_section(shown: Shown, prefix: Prefix) -> Section:
+    """Show the reader's place in the tree, and the prefixes and items below."""
+    below, exported = shown.children(prefix), shown.context.exported
+    blocks: list[Block] = [_tree(shown, prefix, below)]
+    if len(below) > SHOWN and not exported:
+        table = Table(
+            key="children",
+            title=f"All {len(below):,} prefixes of the next level",
+            note="Sort by purity to find prefixes that mean nothing in particular.",
+            columns=[
+                *texts("prefix"),
+                *counts("items"),
+                *shares("share", note="of the items of the open prefix"),
+                *texts("main category"),
+                *shares("purity", note="of the items with a category, those with this one"),
+                *texts("most popular"),
+            ],
+            rows=[
+                (
+                    *(shown.cell(one.text), one.num_items, one.share, one.category, one.purity),
+                    "; ".join(one.titles),
+                )
+                for one in below
+            ],
+            page_length=10,
+        )
+        blocks.append(table)
+    if prefix:
+        low, high = shown.table.bounds(prefix)
+        count = high - low
+        some = _member_rows(shown, prefix, Window(length=EXPORTED_ITEMS)).rows if exported else ()
+        left = f" The {EXPORTED_ITEMS} most popular." if exported and count > EXPORTED_ITEMS else ""
+        members_table = Table(
+            key="members",
+            title="1 item" if count == 1 else f"{count:,} items of {prefix_text(prefix)}",
+            note=f"Popularity: {shown.items.counted}.{left}",
+            columns=MEMBER_COLUMNS,
+            rows=some,
+            source=None if exported else "members",
+        )
+        blocks.append(members_table)
+    return Section(
+        key="walk",
+        title="Walk the tree",
+        note="Items with the same first codes are alike. Each line: items, the commonest main "
+        "category and its share (of the items that have one), the most popular titles.",
+        blocks=blocks,
+    )
+
+
+def _tree(shown: Shown, prefix: Prefix, below: Sequence[Group]) -> Tree:
+    def node(group: Group, children: Sequence[Node] = ()) -> Node:
+        link = shown.link(group.text)
+        return Node(label=group.text, note=_group_words(group), link=link, children=children)
+
+    exported = shown.context.exported
+    some = below[: EXPORTED_TOP if exported else SHOWN]
+    nodes = [
+        node(one, [node(child) for child in shown.children(one.prefix)[:EXPORTED_BELOW]])
+        if exported
+        else node(one)
+        for one in some
+    ]
+    for group in reversed(path_to(shown.table, shown.items, prefix)):
+        nodes = [node(group, nodes)]
+    note = f"{len(shown.table.rows):,} items with an ID"
+    root = Node(label="all", note=note, link=shown.link(""), children=nodes)
+    left = len(below) - len(some)
+    where = "left out of this file" if exported else "in the table below"
+    more = f" {left:,} smaller ones are {where}." if left else ""
+    return Tree(
+        key="tree",
+        title=f"Prefixes of {prefix_text(prefix) or 'the whole catalogue'}",
+        note=f"The largest first; open one to see what follows it.{more}",
+        nodes=[root],
+    )
+
+
+def _member_rows(shown: Shown, prefix: Prefix, window: Window) -> Rows:
+    """List the items of a prefix, the most popular first."""
+    table, items = shown.table, shown.items
+    low, high = table.bounds(prefix)
+    rows = table.rows[low:high]
+    total = len(rows)
+    if window.search:
+        wanted = window.search.casefold()
+        kept = [
+            wanted in f"{items.item_ids[row]} {items.titles[row]} {items.category(row)}".casefold()
+            for row in rows.tolist()
+        ]
+        rows = rows[kept]
+    column = 4 if window.order_by is None else window.order_by
+    if column == 4 and (window.order_by is None or window.descending):
+        some = most_popular(items, rows, window.start + window.length)
+    else:
+        some = sorted(
+            rows.tolist(),
+            key=lambda row: _sort_key(_member(shown, row)[column]),
+            reverse=window.descending,
+        )
+    chosen = some[window.start : window.start + window.length]
+    return Rows(total=total, found=len(rows), rows=[_member(shown, row) for row in chosen])
+
+
+def _sort_key(cell: Cell | LinkedCell) -> tuple[float, str]:
+    if isinstance(cell, (int, float)):
+        return float(cell), ""
+    return 0.0, str(cell.text if isinstance(cell, LinkedCell) else cell).casefold()
+
+
+def _member(shown: Shown, row: int) -> tuple[Cell | LinkedCell, ...]:
+    items, link = shown.items, shown.item_link(row)
+    return (
+        link.label if shown.context.exported else LinkedCell(text=link.label, link=link),
+        *(items.title(row), shown.table.text(row), items.category(row)),
+        float(items.popularity[row]),
+    )
+
+
+def _item_section(shown: Shown, row: int) -> Section:
+    """Show an item's place in the tree."""
+    items, text = shown.items, shown.table.text(row)
+    if not text:
+        words = (
+            f"{items.title(row)} has no semantic ID in this version: it has no content, or came "
+            "later. recsys ids append gives IDs to items with content."
+        )
+        return Section(key="item", title=items.title(row), blocks=[Words(lines=[words])])
+    found = [
+        Tile(label="semantic ID", value=text),
+        Tile(label="main category", value=items.category(row) or "none"),
+        Tile(label="popularity", value=f"{items.popularity[row]:,.0f}", note=items.counted),
+    ]
+    whole = shown.table.prefix_of(text)
+    for length in range(1, len(whole)):
+        low, high = shown.table.bounds(whole[:length])
+        prefix = prefix_text(whole[:length])
+        label, link = f"others with {prefix}", shown.link(prefix)
+        found.append(Tile(label=label, value=f"{high - low - 1:,}", link=link))
+    its_page = Words(lines=["Its page:"], links=[shown.item_link(row)])
+    return Section(key="item", title=items.title(row), blocks=[Tiles(tiles=found), its_page])
+
+
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find items by a part of the title or by id: the id itself, then the most popular."""
-    shown = chosen(context, query).shown
+    shown = shown_of(context, query)
     items, wanted = shown.items, text.strip()
     if not wanted:
         return []
     lowered = context.tables.get(
         ("lowered titles", shown.source.path), shown.source.files, items.titles.str.to_lowercase
     )
-    inside = lowered.str.contains(wanted.lower(), literal=True) | items.item_ids.str.starts_with(
-        wanted
-    )
+    by_title = lowered.str.contains(wanted.lower(), literal=True)
+    inside = by_title | items.item_ids.str.starts_with(wanted)
     rows = pl.Series(inside).arg_true().to_numpy().astype("int64")
     exact = items.row_of(wanted)
     found = [row for row in most_popular(items, rows[rows > 0], SUGGESTED) if row != exact]
@@ -230,11 +488,8 @@ def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]
 
 def members(context: Context, query: Query, window: Window) -> Rows:
     """List the items of the open prefix."""
-    shown = chosen(context, query).shown
-    text = query.text("prefix")
-    if not text and (row := shown.items.row_of(query.text("item"))):
-        text = shown.table.text(row)
-    return member_rows(shown, shown.table.prefix_of(text), window)
+    shown = shown_of(context, query)
+    return _member_rows(shown, shown.prefix(query), window)
 
 
 ENTRY = PageEntry(

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from urllib.error import HTTPError, URLError
@@ -15,11 +15,9 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.service.view import clock, iso
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.charts.timelines import TimePoint, time_lines
-from pipelines.pages.columns import numbers, texts
-from pipelines.pages.document import Block, Chart, Section, Table, Tile, Tiles, Words
+from pipelines.dashboard.service.traffic import clock, iso
+from pipelines.pages.charts import Row, figure, line_chart, numbers, texts
+from pipelines.pages.document import Block, Chart, Column, Section, Table, Tile, Tiles, Words
 from serving.metrics import STAGES
 
 TIMEOUT_SECONDS = 1.0
@@ -32,6 +30,18 @@ NO_SERVER = (
     "No server was named. Start the dashboard with --server http://127.0.0.1:8000 to see the "
     "metrics of a running recsys serve: requests, refusals by overload, queue, memory."
 )
+
+
+COUNTERS = {
+    "refused": ("recsys_refused_total", "reason"),
+    "degraded": ("recsys_degraded_total", "code"),
+    "fallback": ("recsys_fallbacks_total", "source"),
+    "worker replaced": ("recsys_worker_restarts_total", "reason"),
+    "record of a list": ("recsys_lists_logged_total", "result"),
+    "status": ("recsys_requests_total", "status"),
+}
+"""Metric and label by the name of its rows."""
+RATES = {"lists": "recsys_replies_total", "refused": "recsys_refused_total"}
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -166,7 +176,7 @@ def live_section(context: Context) -> tuple[Section, list[str]]:
     if not samples:
         words = f"Nothing was read from {address} yet. {ring.fault}"
         return Section(key="live", title=title, blocks=[Words(lines=[words], tone="bad")]), notices
-    blocks: list[Block] = [_tiles(samples), _refusals(samples[-1])]
+    blocks: list[Block] = [_tiles(samples), _counters(samples[-1])]
     if len(samples) > 1:
         blocks += _charts(samples)
     else:
@@ -189,112 +199,88 @@ def _words(address: str, error: Exception) -> str:
 def _tiles(samples: Sequence[Sample]) -> Tiles:
     now = samples[-1]
     ready, wanted = now.total("recsys_workers_ready"), now.total("recsys_workers_wanted")
-    version = next(iter(now.by("recsys_bundle_info", "version")), "none")
     refused = now.total("recsys_refused_total")
     p95 = quantile_of(now.buckets("recsys_request_seconds", route="/v1/recommend"), 0.95)
-    memory = now.total("process_resident_memory_bytes") / (1 << 20)
+    rows = (
+        (
+            "Bundle",
+            next(iter(now.by("recsys_bundle_info", "version")), "none"),
+            f"released {now.total('recsys_bundle_age_seconds') / 3_600:.1f} h ago",
+            now.total("recsys_bundle_refused"),
+        ),
+        ("Workers", f"{ready:g} of {wanted:g}", "that answer", ready < wanted),
+        ("Lists made", f"{now.total('recsys_replies_total'):,.0f}", "", False),
+        (
+            "Request, p95",
+            "-" if p95 is None else f"{1_000 * p95:.1f} ms",
+            "of /v1/recommend since the start, with the wait for a worker",
+            False,
+        ),
+        ("Refused", f"{refused:,.0f}", "requests before any model work", refused),
+        ("Queue", f"{now.total('recsys_queue_depth'):g}", "requests wait", False),
+        (
+            "Memory of the front",
+            f"{now.total('process_resident_memory_bytes') / (1 << 20):,.0f} MiB",
+            "",
+            False,
+        ),
+    )
     return Tiles(
-        tiles=(
-            Tile(
-                label="Bundle",
-                value=version,
-                note=f"released {now.total('recsys_bundle_age_seconds') / 3_600:.1f} h ago",
-                tone="bad" if now.total("recsys_bundle_refused") else "plain",
-            ),
-            Tile(
-                label="Workers",
-                value=f"{ready:g} of {wanted:g}",
-                note="that answer",
-                tone="bad" if ready < wanted else "plain",
-            ),
-            Tile(label="Lists made", value=f"{now.total('recsys_replies_total'):,.0f}"),
-            Tile(
-                label="Request, p95",
-                value="-" if p95 is None else f"{1_000 * p95:.1f} ms",
-                note="of /v1/recommend since the start, with the wait for a worker",
-            ),
-            Tile(
-                label="Refused",
-                value=f"{refused:,.0f}",
-                note="requests before any model work",
-                tone="bad" if refused else "plain",
-            ),
-            Tile(label="Queue", value=f"{now.total('recsys_queue_depth'):g}", note="requests wait"),
-            Tile(label="Memory of the front", value=f"{memory:,.0f} MiB"),
-        )
+        tiles=[
+            Tile(label=label, value=value, note=note, tone="bad" if is_bad else "plain")
+            for label, value, note, is_bad in rows
+        ]
     )
 
 
-def _refusals(now: Sample) -> Table:
-    rows = [
-        (kind, name, int(count))
-        for kind, metric, label in (
-            ("refused", "recsys_refused_total", "reason"),
-            ("degraded", "recsys_degraded_total", "code"),
-            ("fallback", "recsys_fallbacks_total", "source"),
-            ("worker replaced", "recsys_worker_restarts_total", "reason"),
-            ("record of a list", "recsys_lists_logged_total", "result"),
-            ("status", "recsys_requests_total", "status"),
-        )
-        for name, count in now.by(metric, label).items()
-        if count
-    ]
+def _counters(now: Sample) -> Table:
     return Table(
         key="counters",
         title="Counts since the server began",
         note="queue_full and deadline are overload.",
         columns=[*texts("what", "which"), *numbers("count")],
-        rows=rows,
+        rows=[
+            (kind, name, int(count))
+            for kind, (metric, label) in COUNTERS.items()
+            for name, count in now.by(metric, label).items()
+            if count
+        ],
     )
 
 
-def _charts(samples: Sequence[Sample]) -> Iterator[Chart]:
-    rates: list[TimePoint] = []
-    times: list[TimePoint] = []
+def _charts(samples: Sequence[Sample]) -> list[Chart]:
+    """Draw what grew between each two readings."""
+    rates, times = list[Row](), list[Row]()
     for before, now in pairwise(samples):
-        seconds = (now.time_ms - before.time_ms) / 1_000
-        for name, metric in (
-            ("lists", "recsys_replies_total"),
-            ("refused", "recsys_refused_total"),
-        ):
+        at, seconds = iso(now.time_ms), (now.time_ms - before.time_ms) / 1_000
+        for name, metric in RATES.items():
             grown = now.total(metric) - before.total(metric)
-            # A server that began anew counts from 0.
+            # A server that began again counts from 0.
             if grown >= 0 and seconds > 0:
-                rates.append(_point(now, grown / seconds, name, "per second"))
+                rates.append((at, name, round(grown / seconds, 4)))
         for stage in STAGES:
-            grown_buckets = _grown(before, now, stage)
-            p95 = quantile_of(grown_buckets, 0.95)
+            old = before.buckets("recsys_stage_seconds", stage=stage)
+            new = now.buckets("recsys_stage_seconds", stage=stage)
+            more = {bound: count - old.get(bound, 0.0) for bound, count in new.items()}
+            p95 = quantile_of(more, 0.95) if min(more.values(), default=0.0) >= 0 else None
             if p95 is not None:
-                times.append(_point(now, 1_000 * p95, stage, "ms"))
-    lists = {"lists": color_of(0), "refused": color_of(3)}
-    yield _chart("rates", "Lists and refusals per second", "per second", rates, lists)
-    if times:
-        colors = {stage: color_of(place) for place, stage in enumerate(STAGES)}
-        yield _chart("live-stages", "p95 by stage, estimated", "milliseconds", times, colors)
-
-
-def _grown(before: Sample, now: Sample, stage: str) -> dict[float, float]:
-    old = before.buckets("recsys_stage_seconds", stage=stage)
-    new = now.buckets("recsys_stage_seconds", stage=stage)
-    grown = {bound: count - old.get(bound, 0.0) for bound, count in new.items()}
-    return grown if min(grown.values(), default=0.0) >= 0 else {}
-
-
-def _point(now: Sample, value: float, series: str, unit: str) -> TimePoint:
-    note = f"{clock(now.time_ms)}: {series} {value:.2f} {unit}"
-    return TimePoint(at=iso(now.time_ms), y=value, series=series, note=note)
-
-
-def _chart(
-    key: str, title: str, unit: str, points: Sequence[TimePoint], colors: Mapping[str, str]
-) -> Chart:
-    return Chart(
-        key=key,
-        title=title,
-        note="Between each two readings of this page; it remembers the last 720.",
-        description=f"{title} over the readings of this page.",
-        spec=time_lines(points, colors, y_title=unit),
-        legend=colors,
-        columns=("time (UTC)", "series", unit),
-        rows=[(point.at, point.series, round(point.y, 4)) for point in points],
-    )
+                times.append((at, stage, round(1_000 * p95, 4)))
+    return [
+        figure(
+            line_chart,
+            key,
+            title,
+            f"Between each two readings of this page; it remembers the last {KEPT}.",
+            [Column(label="time", format="time"), *texts("series"), *numbers(unit)],
+            rows,
+            "x series y",
+            time=True,
+            y_title=unit,
+            from_zero=True,
+        )
+        for key, title, unit, rows in (
+            ("rates", "Lists and refusals per second", "per second", rates),
+            ("live-stages", "p95 by stage, estimated", "milliseconds", times),
+        )
+        if rows
+    ]

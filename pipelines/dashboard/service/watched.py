@@ -1,30 +1,43 @@
-"""What scheduled commands found of a workspace: drift, freshness, parity, off-policy estimates."""
+"""Results for a workspace: drift, freshness, parity, experiments, off-policy estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 
 from pipelines.dashboard.context import Context
+from pipelines.dashboard.query import Query
+from pipelines.dashboard.service.request_log import Logged
 from pipelines.dashboard.workspaces.files import UnreadableError, names_in, read_table
 from pipelines.engine.results import MONITOR, PARITY
+from pipelines.experiments.analysis import METRICS, AnalysisConfig, ExperimentResult, analyse
+from pipelines.experiments.collected import EVENTS, Collected
+from pipelines.experiments.page import experiment_blocks
+from pipelines.experiments.wording import outcome_name
 from pipelines.monitoring.page import monitoring_blocks
 from pipelines.off_policy.page import estimate_blocks
 from pipelines.off_policy.words import words_of
-from pipelines.pages.columns import counts, numbers, texts
-from pipelines.pages.document import Block, Origin, Section, Table, Words
+from pipelines.pages.charts import counts, numbers, texts
+from pipelines.pages.document import Block, Control, Section, Table, Words, select
 from pipelines.parity.run import SKIPPED
+from serving.online.events import EventType
 
+WINDOWS = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
+NONE = (
+    "No list of an experiment was served. An experiment is a table [[experiments]] of the server's "
+    "configuration (docs/control.md)."
+)
+
+WAITING = "Arms are compared once all of the log is read: a user counts by their first list."
 DAYS = Path("monitoring") / "days.parquet"
 OFF_POLICY = "off_policy"
 
 
-def monitor_section(
-    context: Context, workspace: Path, origins: Sequence[Origin]
-) -> tuple[Section, list[str]]:
+def monitor_section(context: Context, workspace: Path) -> tuple[Section, list[str]]:
     """Show the latest day that was watched, with what cannot be read."""
     title = "Drift and freshness"
     path = workspace / MONITOR
@@ -36,7 +49,7 @@ def monitor_section(
             else context.cache.get(
                 ("monitor", str(path)),
                 [path, workspace / DAYS],
-                lambda: _monitored(document, workspace / DAYS, origins),
+                lambda: _monitored(document, workspace / DAYS),
             )
         )
     except (UnreadableError, KeyError, TypeError, ValueError, OSError) as error:
@@ -45,16 +58,16 @@ def monitor_section(
     return Section(key="monitor", title=title, blocks=blocks), []
 
 
-def _monitored(document: Mapping[str, Any], days: Path, origins: Sequence[Origin]) -> list[Block]:
+def _monitored(document: Mapping[str, Any], days: Path) -> list[Block]:
     lines = [f"Watched at {document['time']}.", *map(str, document["words"])]
     rows = pl.read_parquet(days) if days.is_file() else None
     return [
         Words(lines=lines, tone="bad" if document["alarm"] else "good"),
-        *monitoring_blocks(document, rows, origins),
+        *monitoring_blocks(document, rows),
     ]
 
 
-def parity_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Section, list[str]]:
+def parity_section(workspace: Path) -> tuple[Section, list[str]]:
     """Show the latest check of what was served against what batch computes."""
     path, title = workspace / PARITY, "Parity of serving"
     try:
@@ -62,7 +75,7 @@ def parity_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Section,
         blocks = (
             [_none("recsys parity", workspace, "Served lists were not computed once more yet.")]
             if document is None
-            else _parity(document, origins)
+            else _parity(document)
         )
     except (UnreadableError, KeyError, TypeError, ValueError) as error:
         fault = f"{path} cannot be read ({error}); run recsys parity"
@@ -70,7 +83,7 @@ def parity_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Section,
     return Section(key="parity", title=title, blocks=blocks), []
 
 
-def _parity(document: Mapping[str, Any], origins: Sequence[Origin]) -> list[Block]:
+def _parity(document: Mapping[str, Any]) -> list[Block]:
     recomputed, equal = int(document["recomputed"]), int(document["equal"])
     found = f"{equal:,} of {recomputed:,} recomputed lists are equal to the last bit"
     if recomputed:
@@ -103,13 +116,12 @@ def _parity(document: Mapping[str, Any], origins: Sequence[Origin]) -> list[Bloc
                     (str(one["what"]), one["first"], one["largest"], one["path"], one["example"])
                     for one in sorted(document["differences"], key=lambda one: -one["first"])
                 ],
-                origins=origins,
             )
         )
     return blocks
 
 
-def off_policy_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Section, list[str]]:
+def off_policy_section(workspace: Path) -> tuple[Section, list[str]]:
     """Show what policies would have earned, by the documents that were kept."""
     folder = workspace / OFF_POLICY
     blocks: list[Block] = []
@@ -120,7 +132,7 @@ def off_policy_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Sect
         try:
             document = read_table(folder / name) or {}
             blocks.append(Words(lines=[f"{name}:", *words_of(document)]))
-            blocks += estimate_blocks(document, f"-{name}", origins)
+            blocks += estimate_blocks(document, f"-{name}")
         except (UnreadableError, KeyError, TypeError, ValueError, StopIteration) as error:
             faults.append(f"{folder / name} is no estimate of recsys ope ({error!r})")
     if not blocks:
@@ -132,3 +144,49 @@ def off_policy_section(workspace: Path, origins: Sequence[Origin]) -> tuple[Sect
 def _none(command: str, workspace: Path | None, words: str) -> Words:
     where = "" if workspace is None else f" {workspace}"
     return Words(lines=[f"{words} Run: {command}{where}"], tone="note")
+
+
+def experiments_section(
+    context: Context, folder: Path, logged: Logged, query: Query
+) -> tuple[Section, Sequence[Control]]:
+    """Compare the arms of every experiment with its first.
+
+    Raises:
+        QueryError: The event, the metric or the window is none that is allowed.
+    """
+    events: tuple[str, ...] = get_args(EventType)
+    event = query.choice("event", events, "click")
+    metric = query.choice("metric", METRICS, METRICS[0])
+    window = query.choice("window", WINDOWS, "1d")
+    config = AnalysisConfig(metric=metric, window=WINDOWS[window])  # type: ignore[arg-type]
+    results = context.cache.get(
+        ("experiments", str(folder), logged.number, logged.is_reading, event, metric, window),
+        (),
+        lambda: _results(logged, event, config),
+    )
+    outcome = outcome_name(config.metric, event)
+    none = WAITING if logged.is_reading else NONE
+    blocks: list[Block] = [] if results else [Words(lines=[none], tone="note")]
+    for result in results:
+        blocks += experiment_blocks(result, config, outcome)
+    note = (
+        "A user counts once, under the arm of their first list, when the window after it is over. "
+        "Intervals hold however often one looks. Arms are taken to have equal shares; recsys "
+        "experiments --config takes those of a configuration."
+    )
+    controls = (
+        select("event", "Outcome", event, {one: one for one in events}),
+        select("metric", "Counted", metric, {one: one.replace("_", " ") for one in METRICS}),
+        select("window", "Window", window, {one: one for one in WINDOWS}),
+    )
+    section = Section(key="experiments", title="Experiments", blocks=blocks, note=note)
+    return section, controls
+
+
+def _results(logged: Logged, event: str, config: AnalysisConfig) -> Sequence[ExperimentResult]:
+    # Arms are those of users' first lists, which are read last.
+    if logged.is_reading or logged.counted.arms.is_empty():
+        return []
+    happened = logged.events.filter(pl.col("event_type") == event).select(list(EVENTS))
+    collected = Collected(logged.counted.arms, happened, logged.as_of_ms)
+    return analyse(collected, config)

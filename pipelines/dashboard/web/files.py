@@ -21,7 +21,8 @@ TYPES = {
     ".txt": TEXT,
 }
 SANDBOX = (
-    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; "
+    "sandbox allow-scripts allow-downloads; default-src 'none'; "
+    "script-src 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )

@@ -31,7 +31,7 @@ from pipelines.dashboard.data.paired import Pairs, pairs_of
 from pipelines.dashboard.data.sides import NO_PAIR, name_of, one_run, pair_parameters, sides_of
 from pipelines.dashboard.data.slices import Slicing, Slicings
 from pipelines.dashboard.query import Query
-from pipelines.pages.charts.style import NOBODY, SHARED, color_of
+from pipelines.pages.charts import NOBODY, SHARED, color_of
 from pipelines.pages.document import Origin, Parameters
 from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED

@@ -27,9 +27,7 @@ from pipelines.dashboard.why.outcomes import (
 )
 from pipelines.dashboard.why.queries import ALL, example_users, queries_table, window_of_queries
 from pipelines.dashboard.why.user import user_section
-from pipelines.pages.charts.shapes import Bar, share_chart
-from pipelines.pages.charts.style import color_of
-from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.charts import Mark, color_of, counts, numbers, share_chart, texts
 from pipelines.pages.document import (
     Block,
     Chart,
@@ -155,7 +153,7 @@ def shares_chart(
     parts = list(dict.fromkeys(part for _, row in shares for part in row))
     palette = {part: shown.colors.get(part, color_of(n)) for n, part in enumerate(parts)}
     bars = [
-        Bar(
+        Mark(
             label=label,
             series=part,
             share=count / sum(row.values()),

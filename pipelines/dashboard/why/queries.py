@@ -12,7 +12,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.items import catalogue_of, user_ids, users_matching
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.why.outcomes import OUTCOMES, Contest, contest_of, gain
-from pipelines.pages.columns import counts, numbers, texts
+from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import Cell, Link, LinkedCell, Rows, Table, Window
 
 ALL = "all"

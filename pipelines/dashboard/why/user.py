@@ -13,7 +13,7 @@ from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
 from pipelines.dashboard.data.items import Catalogue, catalogue_of, history, user_row
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.why.outcomes import COMBINED, Contest
-from pipelines.pages.columns import counts, texts
+from pipelines.pages.charts import counts, texts
 from pipelines.pages.document import Block, Entry, ItemList, Link, Lists, Section, Table, Words
 from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label

@@ -83,14 +83,16 @@ export function watchCharts(view) {
   return settled;
 }
 
+const labelOf = (column) => column.label ?? column;
+
 export function valuesTable(block) {
   const numeric = block.columns.map((_, place) =>
     block.rows.some((row) => typeof row[place] === "number"));
-  const head = block.columns.map((label, place) =>
-    text(label, "th", { scope: "col", class: numeric[place] ? "number" : "" }));
+  const head = block.columns.map((column, place) =>
+    text(labelOf(column), "th", { scope: "col", class: numeric[place] ? "number" : "" }));
   const rows = block.rows.map((row) =>
     make("tr", {}, row.map((cell, place) =>
-      text(written(cell), "td", { class: numeric[place] ? "number" : "" }))));
+      text(written(cell, block.columns[place].format), "td", { class: numeric[place] ? "number" : "" }))));
   return make(
     "table",
     { class: "plain" },
@@ -114,7 +116,8 @@ function legendOf(block) {
 export function chartBlock(view, block, level) {
   const id = `chart-${block.key}`;
   const key = `${view.page}/${block.key}`;
-  const description = `${block.description} Its values are in its table.`;
+  const words = block.description || `${block.title}. ${block.note}`;
+  const description = `${words} Its values are in its table.`;
   const place = make("div", { class: "chart", role: "img", "aria-label": description });
   place.dataset.chart = key;
   if (heights.has(key)) place.style.minHeight = `${heights.get(key)}px`;
@@ -130,7 +133,7 @@ export function chartBlock(view, block, level) {
   const named = (label) => ({ "aria-label": `${label} of ${block.title}` });
   const tools = [
     toggle,
-    button("CSV", () => saveCsv(block.key, block.columns, block.rows), named("CSV")),
+    button("CSV", () => saveCsv(block.key, block.columns.map(labelOf), block.rows), named("CSV")),
     button("SVG", () => saveSvg(block, place), named("SVG")),
     button("PNG", () => savePng(block, place), named("PNG")),
   ];

@@ -14,11 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import torch
 import vl_convert
 
-from pipelines.pages.charts.style import values
 from tests.benchmarks.reproduction.power_law import PowerLaw, fit_power_law
 
 PRINTED_FONT = "DejaVu Sans, Arial, sans-serif"
@@ -45,24 +43,39 @@ def scaling_svg(points: Sequence[ScalePoint]) -> str:
 
     A file carries no page whose colours it could take, so these are fixed, on white.
     """
-    base = alt.Chart(values(points)).encode(
-        x=alt.X("num_events:Q", title="training events")
-        .scale(type="log", nice=False, padding=8)
-        .axis(format="~s"),
-        color=alt.Color("series:N", title=None, sort=None).scale(scheme="viridis"),
-    )
-    dots = base.mark_point(filled=True, size=45).encode(
-        y=alt.Y("value:Q", title=None).scale(zero=False)
-    )
-    lines = base.mark_line(strokeWidth=1.5, opacity=0.8).encode(y=alt.Y("fitted:Q", title=None))
-    panels = (
-        alt.layer(lines, dots)
-        .properties(width=380, height=300)
-        .facet(column=alt.Column("measure:N", title=None).header(labelFontSize=13))
-        .resolve_scale(y="independent")
-    )
-    spec = panels.to_dict()
-    spec["config"] = {"font": PRINTED_FONT, "background": "white"}
+    x = {"field": "num_events", "type": "quantitative", "title": "training events"}
+    x |= {"scale": {"type": "log", "nice": False, "padding": 8}, "axis": {"format": "~s"}}
+    y = {"type": "quantitative", "title": None}
+    color = {"field": "series", "type": "nominal", "title": None, "sort": None}
+    layers = [
+        {
+            "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.8},
+            "encoding": {"y": {**y, "field": "fitted"}},
+        },
+        {
+            "mark": {"type": "point", "filled": True, "size": 45},
+            "encoding": {"y": {**y, "field": "value", "scale": {"zero": False}}},
+        },
+    ]
+    spec = {
+        "data": {"values": [asdict(point) for point in points]},
+        "facet": {
+            "column": {
+                "field": "measure",
+                "type": "nominal",
+                "title": None,
+                "header": {"labelFontSize": 13},
+            }
+        },
+        "spec": {
+            "width": 380,
+            "height": 300,
+            "encoding": {"x": x, "color": {**color, "scale": {"scheme": "viridis"}}},
+            "layer": layers,
+        },
+        "resolve": {"scale": {"y": "independent"}},
+        "config": {"font": PRINTED_FONT, "background": "white"},
+    }
     svg: str = vl_convert.vegalite_to_svg(spec)
     return svg
 

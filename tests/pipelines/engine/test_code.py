@@ -291,7 +291,7 @@ def test_libraries_that_shape_an_artefact_are_in_its_versions() -> None:
     assert versions["train_two_tower"] == {"numpy", "torch"}
     assert "faiss-cpu" in versions["build_index"]
     assert {"openai", "transformers"} <= versions["enrich_items"]
-    assert {"altair", "vl-convert-python"} <= versions["report"]
+    assert {"vl-convert-python"} <= versions["report"]
 
 
 def test_code_that_was_read_before_is_not_parsed_again(

@@ -1,14 +1,17 @@
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
 from pipelines.pages.report_data import Provenance, ReportData, read_report_data
-from pipelines.pages.semantic_ids.data import Catalogue, ReportedIds
+from pipelines.semantic_ids.current import Measurement, measurement_of
+from pipelines.semantic_ids.items import Items
+from pipelines.semantic_ids.store import SemanticIdVersion
+from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
@@ -63,21 +66,26 @@ def plain_report(tmp_path_factory: pytest.TempPathFactory) -> ReportData:
     return read(tmp_path_factory.mktemp("evaluation"), SyntheticEvaluation())
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlantedIds:
-    """Eight items whose codes, categories and popularity are known; see ``planted``.
+def planted_items(titles: Sequence[str], popularity: Sequence[int], names: Sequence[str]) -> Items:
+    """Make items by item row; ``names`` has the category of each, "" for none."""
+    known = sorted(set(filter(None, names)))
+    return Items(
+        item_ids=pl.Series(["", *(f"i{row}" for row in range(1, len(titles) + 1))]),
+        titles=pl.Series(["", *titles]),
+        categories=np.array([-1, *(known.index(one) if one else -1 for one in names)]),
+        names=known,
+        popularity=np.array([0, *popularity], np.float64),
+        counted="events",
+    )
+
+
+def planted(**changes: Any) -> dict[str, Any]:
+    """Make eight items whose codes, categories and popularity are known.
 
     Items 1 to 8 have codes 0-0 0-0 0-1 0-1 1-0 1-0 1-1 1-1 as encoded: each shares them with one
     other item, and the third code numbers the two. Categories follow the first code, but for item
     4, which has none, and item 8, which has the other one.
     """
-
-    titles: tuple[str, ...] = tuple("ABCDEFGH")
-    has_popularity: bool = True
-    changes: Mapping[str, Any] = field(default_factory=dict)
-
-
-def planted(made: PlantedIds) -> ReportedIds:
     quantizer = ResidualKMeans(
         [
             Centres(torch.tensor([[10.0, 0.0], [0.0, 10.0]]), torch.zeros(2)),
@@ -87,36 +95,39 @@ def planted(made: PlantedIds) -> ReportedIds:
     pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat_interleave(2, 0)
     nudge = torch.tensor([[0.1, 0.0], [0.0, 0.1]]).repeat(4, 1)
     vectors = torch.cat([torch.zeros(1, 2), quantizer.decode(pairs) + nudge])
-    # A third code numbers the two items of each pair.
-    codes = torch.cat([pairs, torch.tensor([[0], [1]]).repeat(4, 1)], dim=1)
-    ids = SemanticIds.of_items(codes, level_sizes=(2, 2, 2), quantizer_digest=quantizer.digest)
-    popularity = [0, 90, 80, 70, 60, 5, 4, 3, 2] if made.has_popularity else [0] * 9
-    values: dict[str, Any] = {
-        "ids": ids,
+    titles = [*changes.pop("titles", ()), *"ABCDEFGH"[len(changes.get("titles", ())) :]][:8]
+    popularity = changes.pop("popularity", [90, 80, 70, 60, 5, 4, 3, 2])
+    origin = {"encoder": "by hand", "settings": {"method": "rq_kmeans", "num_levels": 2}}
+    return {
+        "ids": SemanticIds.of_items(
+            torch.cat([pairs, torch.arange(8)[:, None] % 2], dim=1),
+            level_sizes=(2, 2, 2),
+            quantizer_digest=quantizer.digest,
+            item_rows=torch.arange(1, 9),
+            num_item_rows=9,
+        ),
         "quantizer": quantizer,
         "id_rows": np.arange(9),
         "vectors": vectors,
-        "catalogue": Catalogue(
-            titles=["", *made.titles, *"ABCDEFGH"[len(made.titles) :]],
-            categories=[[], ["x"], ["x"], ["x"], [], ["y"], ["y"], ["y"], ["x"]],
-            popularity=np.array(popularity),
-        ),
+        "items": planted_items(titles, popularity, ["x", "x", "x", "", "y", "y", "y", "x"]),
+        "made": {"method": "rq_kmeans", "how": "trained", "origin": origin}
+        | {"num_without_content": 0},
         "title": "planted",
-        "how": "trained",
-        "origin": {
-            "encoder": "by hand",
-            "settings": {"method": "rq_kmeans", "num_levels": 2},
-        },
+        "before": None,
+        **changes,
     }
-    return ReportedIds(**(values | dict(made.changes)))
 
 
 @pytest.fixture
-def planted_ids() -> Callable[..., ReportedIds]:
-    """Make a version of semantic IDs whose report is known: planted_ids(how="kept")."""
+def planted_ids() -> Callable[..., Measurement]:
+    """Measure a version of semantic IDs whose report is known: planted_ids(titles="abc")."""
 
-    def made(**options: Any) -> ReportedIds:
-        size = {name: options.pop(name) for name in ("titles", "has_popularity") if name in options}
-        return planted(PlantedIds(**size, changes=options))
+    def made(**changes: Any) -> Measurement:
+        parts = planted(**changes)
+        ids, before = parts.pop("ids"), parts.pop("before")
+        version = SemanticIdVersion(ids=ids, quantizer=parts.pop("quantizer"), origin={})
+        rows = torch.from_numpy(parts["id_rows"])
+        table = None if before is None else IdTable.of(before.by_item_row(rows), before)
+        return measurement_of(version, before=table, **parts)
 
     return made

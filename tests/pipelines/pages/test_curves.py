@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pipelines.pages.curves import read_curves, thinned
+from pipelines.pages.report_data import read_curves, thinned
 
 
 def write(folder, lines, **ending):

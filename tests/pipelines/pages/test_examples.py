@@ -55,6 +55,8 @@ def test_lists_carry_titles_and_mark_the_hidden_item(tmp_path):
     assert example.found_by == ["a"]
     assert example.history == ["three", "two", "one"]
     assert example.held_out == ["x" * 300]
-    first, second = example.lists
-    assert [(item.title[:4], item.hit) for item in first.items] == [("five", False), ("xxxx", True)]
-    assert (first.rank, second.rank, second.items) == (2, None, [])
+    assert [(title[:4], hit) for title, hit in example.lists["a"]] == [
+        ("five", False),
+        ("xxxx", True),
+    ]
+    assert (example.ranks, example.lists["b"]) == ({"a": 2, "b": None}, [])

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pipelines.pages.backtest.sections import backtest_page
+from pipelines.pages.backtest import backtest_page
 from pipelines.pages.file import write_page
 from pipelines.pages.report import report_page
-from pipelines.pages.semantic_ids.page import write_semantic_id_report
+from pipelines.pages.semantic_ids import write_semantic_id_report
 from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.pages.backtest.document import document
+from tests.pipelines.pages.conftest import planted
 
 pytestmark = pytest.mark.slow
 HOSTILE = (
@@ -38,10 +39,12 @@ def backtest(reported, planted_ids, path):
 
 
 def semantic_ids(reported, planted_ids, path):
-    made = planted_ids(titles=HOSTILE, title=HOSTILE[1])
-    codes = made.ids.codes.clone()
-    codes[1], codes[2] = made.ids.codes[2], made.ids.codes[1]
-    write_semantic_id_report(replace(made, previous=replace(made.ids, codes=codes)), path)
+    ids = planted()["ids"]
+    codes = ids.codes.clone()
+    codes[1], codes[2] = ids.codes[2], ids.codes[1]
+    before = replace(ids, codes=codes)
+    made = planted_ids(titles=HOSTILE, title=HOSTILE[1], before=before)
+    write_semantic_id_report(*made, path)
 
 
 @pytest.fixture(params=[run_report, backtest, semantic_ids], ids=lambda made: made.__name__)

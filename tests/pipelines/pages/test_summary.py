@@ -6,7 +6,6 @@ import pytest
 
 from pipelines.pages.assets import CLIENT
 from pipelines.pages.figures import model_colors
-from pipelines.pages.rankers import RankerReport
 from pipelines.pages.summary import (
     comparisons,
     headline,
@@ -36,11 +35,7 @@ def test_the_headline_is_of_what_is_served(reported, plain_report, is_ranked):
     if is_ranked is None:
         data = replace(data, ranker=None)
     else:
-        ranker = RankerReport(
-            num_candidates=100, served=is_ranked, reason="", metric="ndcg@10", tasks=[],
-            tasks_reason="", trunks=[],
-        )  # fmt: skip
-        data = replace(data, ranker=ranker)
+        data = replace(data, ranker={"served": is_ranked})
     found = headline(data)
     assert found.model == ("ranked" if is_ranked else "blend_fast")
     assert found.is_served

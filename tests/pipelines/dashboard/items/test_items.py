@@ -10,10 +10,8 @@ from safetensors.torch import save_file
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Answers
-from pipelines.dashboard.items.exposure import NAMES, exposure_of
-from pipelines.dashboard.items.neighbours import by_vectors, by_weights
-from pipelines.dashboard.items.page import ENTRY, build, wilson
-from pipelines.dashboard.items.shown import shown_of
+from pipelines.dashboard.items.exposure import NAMES, by_vectors, by_weights, exposure_of
+from pipelines.dashboard.items.page import ENTRY, build, shown_of, wilson
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Stores
@@ -121,7 +119,7 @@ def test_the_page_shows_an_item_with_its_neighbours(context):
     lists = next(one for one in section.blocks if isinstance(one, Lists)).lists
     assert {"content", "item-to-item"} <= {one.title for one in lists}
     assert all(len(one.entries) <= 10 for one in lists)
-    exposure = shown.exposure(context, shown.model)
+    exposure = shown.exposure(shown.model)
     assert page.blocks[1].tiles[0].value == f"{exposure.coverage:.1%}"
 
 

@@ -11,11 +11,9 @@ import torch
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.replay.page import build, exports
-from pipelines.dashboard.replay.read import backtests, read
+from pipelines.dashboard.replay import backtests, build, exports, read
 from pipelines.dashboard.workspaces.stores import Places, Stores
-from pipelines.pages.backtest.freshness import ageing_of, falling, losses
-from pipelines.pages.backtest.replayed import ALL, mean_of
+from pipelines.pages.backtest_numbers import ALL, ageing_of, falling, mean_of
 from pipelines.pages.document import Chart, Table, Words
 from recsys.replay.folder import ReplayFolder, save_arrays, save_lists, write_json
 from recsys.replay.steps import Step
@@ -158,7 +156,7 @@ def test_stale_models_lose_a_hundredth_a_day(tmp_path: Path) -> None:
     backtest = read(context, backtests(context)[0])
     ageing = ageing_of(backtest, "ndcg@10")
     assert ageing is not None
-    assert {name: round(share, 6) for name, _, share in losses(ageing)} == {
+    assert {name: round(share, 6) for name, _, share in ageing.losses()} == {
         "a day": 0.01,
         "a week": 0.07,
     }

@@ -4,19 +4,10 @@ import numpy as np
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.query import QueryError
-from pipelines.dashboard.semantic_ids.catalogue import Items, main_categories_of
-from pipelines.dashboard.semantic_ids.collisions import _grouped
-from pipelines.dashboard.semantic_ids.drift import compare
-from pipelines.dashboard.semantic_ids.measures import measure
-from pipelines.dashboard.semantic_ids.tree import children_of, path_to
-from pipelines.dashboard.semantic_ids.versions import (
-    IdTable,
-    Source,
-    read_ids,
-    read_items,
-    source_of,
-)
+from pipelines.dashboard.semantic_ids.read import Source, read_ids, read_items, source_of
+from pipelines.semantic_ids.items import Items, main_categories_of
+from pipelines.semantic_ids.measure import collisions_of, drift_of, measure
+from pipelines.semantic_ids.table import IdTable, children_of, path_to
 from recsys.semantic_ids.purity import main_categories
 
 
@@ -62,7 +53,7 @@ def test_a_path_narrows_down_to_one_item(tables: tuple[IdTable, IdTable], items:
 
 @pytest.mark.parametrize("text", ["4", "0-0-0", "x", "0-", "-1"])
 def test_a_prefix_that_cannot_be_is_refused(tables: tuple[IdTable, IdTable], text: str) -> None:
-    with pytest.raises(QueryError, match="0 to 3, 0 to 3"):
+    with pytest.raises(ValueError, match="0 to 3, 0 to 3"):
         tables[1].prefix_of(text)
 
 
@@ -73,8 +64,8 @@ def test_an_empty_prefix_has_no_children(tables: tuple[IdTable, IdTable], items:
 def test_usage_counts_codes_by_level(
     tables: tuple[IdTable, IdTable], items: Items, source: Source
 ) -> None:
-    report = measure(tables[1], items, source).report
-    first, second = report.quality.published
+    report = measure(tables[1], items, source.report, title="")
+    first, second = report.levels
     assert (first.num_used, first.utilisation, first.num_prefixes) == (3, 0.75, 3)
     assert (second.num_used, second.num_prefixes) == (4, 7)
     # Shares 3/7, 3/7, 1/7.
@@ -82,13 +73,13 @@ def test_usage_counts_codes_by_level(
     assert report.usage == [[3, 3, 1, 0], [3, 2, 1, 1]]
     # Codes 0 (d, d, c), 1 (d, c, d) and 3 (c).
     assert first.purity == pytest.approx(5 / 7)
-    assert (report.counts.num_with_id, report.counts.num_without_id) == (7, 1)
+    assert (report.num_with_id, report.num_items) == (7, 8)
 
 
 def test_tiers_say_which_codes_popular_items_have(
     tables: tuple[IdTable, IdTable], items: Items, source: Source
 ) -> None:
-    tiers = {tier.name: tier for tier in measure(tables[1], items, source).tiers}
+    tiers = {tier.name: tier for tier in measure(tables[1], items, source.report, title="").tiers}
     # Item 1 has 9 of 14 events; the others with one event tie.
     assert tiers["head"].num_items == 1
     assert tiers["head"].codes_used == (0.25, 0.25)
@@ -100,13 +91,12 @@ def test_tiers_say_which_codes_popular_items_have(
 def test_drift_counts_kept_moved_added_and_changed_codes(
     tables: tuple[IdTable, IdTable], items: Items
 ) -> None:
-    drift = compare(*tables, items)
-    assert drift is not None
-    assert drift.everyone.num_items == 6
-    assert drift.everyone.full == pytest.approx(4 / 6)
+    drift = drift_of(*tables, items)
+    assert drift.kept.num_items == 6
+    assert drift.kept.full == pytest.approx(4 / 6)
     # Item 3 keeps its second code without its first.
-    assert drift.everyone.per_level == pytest.approx((4 / 6, 5 / 6))
-    assert drift.everyone.per_prefix == pytest.approx((4 / 6, 4 / 6))
+    assert drift.kept.per_level == pytest.approx((4 / 6, 5 / 6))
+    assert drift.kept.per_prefix == pytest.approx((4 / 6, 4 / 6))
     assert (drift.num_added, drift.num_removed) == (1, 0)
     assert [(one.before.text, one.overlap) for one in drift.codes] == [
         ("2", 0.0),
@@ -114,18 +104,13 @@ def test_drift_counts_kept_moved_added_and_changed_codes(
         ("1", pytest.approx(2 / 3)),
     ]
     assert drift.num_changed == 1
-    assert [(move.before, move.after, move.titles) for move in drift.moves] == [
-        (0, 1, ("three",)),
-        (2, 0, ("six",)),
-    ]
-    first = drift.vocabularies[0]
-    assert (first.used_before, first.used_after, first.appended, first.gone) == (3, 3, 1, 1)
+    assert drift.moves == [(0, 1, 1, ("three",)), (2, 0, 1, ("six",))]
+    assert drift.vocabularies[0] == (4, 3, 3, 1, 1)
 
 
 def test_drift_is_split_by_popularity(tables: tuple[IdTable, IdTable], items: Items) -> None:
-    drift = compare(*tables, items)
-    assert drift is not None
-    kept = {part.name: (part.kept.num_items, part.kept.full) for part in drift.parts}
+    drift = drift_of(*tables, items)
+    kept = {name: (one.num_items, one.full) for name, one in drift.by_popularity.items()}
     assert kept["head"] == (1, 1.0)
     assert sum(count for count, _ in kept.values()) == 6
 
@@ -135,13 +120,13 @@ def test_versions_of_other_levels_are_not_compared(
 ) -> None:
     before, after = tables
     other = IdTable(**(vars(before) | {"level_sizes": (8, 4)}))
-    assert compare(other, after, items) is None
+    assert drift_of(other, after, items).kept is None
 
 
 def test_groups_of_equal_codes_are_found_largest_first() -> None:
     codes = np.array([[-1, -1], [0, 1], [2, 2], [0, 1], [2, 2], [0, 1], [3, 0]], np.int32)
-    found = _grouped(codes, (4, 4), "")
-    assert [(one.codes, one.rows) for one in found.groups] == [("0-1", (1, 3, 5)), ("2-2", (2, 4))]
+    found = collisions_of(codes, (4, 4), "")
+    assert found.groups == [("0-1", (1, 3, 5)), ("2-2", (2, 4))]
     assert (found.num_groups, found.num_items) == (2, 5)
 
 

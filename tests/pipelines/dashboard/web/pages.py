@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import altair as alt
-
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.pages.charts.style import spec_of
+from pipelines.pages.charts import figure, numbers, share_chart, texts
 from pipelines.pages.document import (
     Action,
     Chart,
@@ -48,25 +46,16 @@ DONE: list[Mapping[str, str]] = []
 
 def chart(key: str, color: str = "var(--m2)") -> Chart:
     rows = [(title, 0.1 * (place + 1)) for place, title in enumerate(HOSTILE)]
-    values = [{"title": title, "value": value} for title, value in rows]
-    bars = (
-        alt.Chart(alt.Data(values=values))
-        .mark_bar(color=color)
-        .encode(
-            x=alt.X("value:Q", title="NDCG@10"),
-            y=alt.Y("title:N", title=None),
-            tooltip=alt.Tooltip("title:N"),
-        )
-    )
-    return Chart(
-        key=key,
-        title=f"Chart {key}: {HOSTILE[0]}",
-        note="Longer is better.",
-        description="Bars grow from top to bottom.",
-        spec=spec_of(bars.properties(height=120)),
-        columns=("title", "NDCG@10"),
-        rows=rows,
-        legend={HOSTILE[0]: color, "other": "var(--m1)"},
+    return figure(
+        share_chart,
+        key,
+        f"Chart {key}: {HOSTILE[0]}",
+        "Longer is better.",
+        [*texts("title", "series"), *numbers("NDCG@10")],
+        [(title, HOSTILE[0], value) for title, value in rows],
+        "label series share",
+        colors={HOSTILE[0]: color, "other": "var(--m1)"},
+        x_title="NDCG@10",
         origins=[ORIGIN],
     )
 

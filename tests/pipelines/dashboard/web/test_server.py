@@ -196,7 +196,7 @@ def test_a_run_shows_its_report_and_nothing_outside(tmp_path):
     report = client.get("/files/0123456789ab/report/report.html")
     policy = report.headers["content-security-policy"]
     assert report.text == "<script>1</script>"
-    assert "sandbox allow-scripts;" in policy
+    assert "sandbox allow-scripts allow-downloads;" in policy
     assert "default-src 'none'" in policy
     assert client.get("/files/0123456789ab/config.toml").text == "seed = 0\n"
     for path in (

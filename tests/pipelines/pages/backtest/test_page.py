@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from pipelines.backtest import run as command
 from pipelines.cli.main import app
-from pipelines.pages.backtest.replayed import fit_seconds
-from pipelines.pages.backtest.sections import backtest_page, words_of
+from pipelines.pages.backtest import backtest_page, words_of
+from pipelines.pages.backtest_numbers import fit_seconds
 from pipelines.pages.document import Chart, Table
 from pipelines.pages.file import write_page
 from tests.pipelines.dashboard.documents import block_of, blocks_of

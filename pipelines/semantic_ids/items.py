@@ -1,4 +1,4 @@
-"""The items of a run that semantic IDs are shown with, of a workspace or a bundle.
+"""The items of a workspace or a bundle, with their main category and popularity.
 
 Axes: N item rows (row 0 is padding), M categories of all items together.
 """
@@ -33,11 +33,11 @@ class Items:
     categories: Rows
     """Number of each item's main category, [N]; -1 for none."""
     names: Sequence[str]
-    """Of the categories."""
+    """Names of the categories."""
     popularity: NDArray[np.float64]
     """[N]; zeros where nothing is known."""
     counted: str
-    """What popularity counts, in words."""
+    """The count that popularity is, in words."""
 
     def title(self, row: int) -> str:
         return str(self.titles[row])[:MAX_TITLE]
@@ -47,18 +47,29 @@ class Items:
         return "" if number == NO_CATEGORY else self.names[number]
 
     def row_of(self, item_id: str) -> int | None:
-        """Find an item; None where there is none."""
+        """Find an item; None if it is not there."""
         found = (self.item_ids == item_id).arg_max() if item_id else None
         return found if found and self.item_ids[found] == item_id else None
 
 
-def items_of(
-    item_ids: Sequence[str] | pl.Series, titles: Sequence[str] | pl.Series
-) -> pl.DataFrame:
-    """Lay ids and titles out by item row, the padding's first."""
+def _items(
+    item_ids: Sequence[str] | pl.Series,
+    titles: Sequence[str] | pl.Series,
+    categories: tuple[Rows, list[str]],
+    popularity: NDArray[np.float64],
+    counted: str,
+) -> Items:
+    """Build items from ids and titles by item row, the padding's first."""
     frame = pl.DataFrame({"item_id": item_ids, "title": titles})
     title = pl.when(pl.col("title").fill_null("") == "").then("item_id").otherwise("title")
-    return frame.with_columns(title.alias("title"))
+    return Items(
+        item_ids=frame["item_id"],
+        titles=frame.select(title.alias("title"))["title"],
+        categories=categories[0],
+        names=categories[1],
+        popularity=popularity,
+        counted=counted,
+    )
 
 
 def main_categories_of(values: Rows, offsets: Rows, names: Sequence[str]) -> tuple[Rows, list[str]]:
@@ -93,42 +104,36 @@ def main_categories_of(values: Rows, offsets: Rows, names: Sequence[str]) -> tup
 
 
 def workspace_items(features: Path) -> Items:
-    """Read those of a build_features artefact."""
+    """Read the items of a build_features artefact."""
     table = pl.read_parquet(
         features / "items.parquet", columns=["item_row", "item_id", "display_text"]
     ).sort("item_row")
-    frame = items_of(
-        pl.concat([pl.Series([""]), table["item_id"]]),
-        pl.concat([pl.Series([""]), table["display_text"]]),
-    )
-    values = np.load(features / "item_categories" / "values.npy", allow_pickle=False)
-    offsets = np.load(features / "item_categories" / "offsets.npy", allow_pickle=False)
-    known = features / "vocabularies" / "categories.parquet"
+    padding = pl.Series([""])
     names = [""]
+    known = features / "vocabularies" / "categories.parquet"
     if known.exists():
         names += pl.read_parquet(known).sort("row")["id"].to_list()
-    categories, used = main_categories_of(values, offsets, names)
-    return Items(
-        item_ids=frame["item_id"],
-        titles=frame["title"],
-        categories=categories,
-        names=used,
-        popularity=_event_counts(features, len(frame)),
-        counted="events of the log",
+    values, offsets = (
+        np.load(features / "item_categories" / f"{name}.npy", allow_pickle=False)
+        for name in ("values", "offsets")
     )
-
-
-def _event_counts(features: Path, num_item_rows: int) -> NDArray[np.float64]:
     orders = sorted(path for path in (features / "sequences").iterdir() if path.is_dir())
     given = features / "sequences" / "given"
     rows = np.load((given if given in orders else orders[0]) / "item_rows.npy", mmap_mode="r")
-    counts = np.bincount(rows, minlength=num_item_rows)[:num_item_rows]
+    num_rows = table.height + 1
+    counts = np.bincount(rows, minlength=num_rows)[:num_rows].astype(np.float64)
     counts[0] = 0
-    return counts.astype(np.float64)
+    return _items(
+        pl.concat([padding, table["item_id"]]),
+        pl.concat([padding, table["display_text"]]),
+        main_categories_of(values, offsets, names),
+        counts,
+        "events of the log",
+    )
 
 
 def bundle_items(bundle: Path) -> Items:
-    """Read those of a bundle, or of a delta with the bundle that it stands on.
+    """Read the items of a bundle, or of a delta with the bundle that it extends.
 
     Raises:
         ValueError: A part is missing or of another version.
@@ -140,19 +145,15 @@ def bundle_items(bundle: Path) -> Items:
     catalogue = Catalogue.load(first.directory)
     for link in deltas:
         catalogue = Delta.load(link).extend(catalogue)
+    values, offsets = catalogue.category_values, catalogue.category_offsets
     names = list(catalogue.category_names)
-    categories, used = main_categories_of(
-        np.asarray(catalogue.category_values), np.asarray(catalogue.category_offsets), names
-    )
-    frame = items_of(list(catalogue.item_ids), list(catalogue.display_texts))
     scores = Popularity.load(first.directory / POPULARITY.part).item_scores.clamp_min(0)
-    popularity = np.zeros(len(frame))
+    popularity = np.zeros(len(catalogue.item_ids))
     popularity[: len(scores)] = scores.numpy()
-    return Items(
-        item_ids=frame["item_id"],
-        titles=frame["title"],
-        categories=categories,
-        names=used,
-        popularity=popularity,
-        counted="events up to the release, old ones counted less",
+    return _items(
+        list(catalogue.item_ids),
+        list(catalogue.display_texts),
+        main_categories_of(np.asarray(values), np.asarray(offsets), names),
+        popularity,
+        "events up to the release, old ones counted less",
     )

@@ -1,0 +1,434 @@
+"""Charts in Vega-Lite, drawn from the rows of their own tables.
+
+Colours are CSS variables, so that one drawing serves light and dark pages. A chart has a table of
+its values, which is also its tooltip; screen readers get the table instead of the marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from pipelines.pages.document import Cell, Chart, Column, Format, Origin
+
+NUM_COLORS = 14
+LOW_ROW, ROW, LINES_HEIGHT = 15, 30, 220
+"""Heights in pixels: of a model's line within a group, of a row, of a chart of lines."""
+INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
+SHARED, NOBODY, SECOND = "var(--shared)", "var(--nobody)", "var(--second)"
+TIME_FORMAT = {
+    **dict.fromkeys(("hours", "minutes"), "%H:%M"),
+    **dict.fromkeys(("seconds", "milliseconds"), "%H:%M:%S"),
+    **dict.fromkeys(("date", "day", "week"), "%b %d"),
+    **dict.fromkeys(("month", "quarter"), "%b %Y"),
+    "year": "%Y",
+}
+"""By the unit of a tick."""
+AXIS = {
+    **dict.fromkeys(("labelColor", "titleColor"), QUIET),
+    **dict.fromkeys(("gridColor", "domainColor", "tickColor"), LINE),
+    **dict.fromkeys(("labelFontSize", "titleFontSize"), 12),
+    "titleFontWeight": "normal",
+    "labelLimit": 165,
+    "tickSize": 4,
+}
+CONFIG = {
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif",
+    "background": None,
+    "aria": False,
+    "padding": 2,
+    "view": {"stroke": None},
+    "axis": AXIS,
+    "axisY": {"ticks": False, "domain": False, "labelColor": INK, "labelPadding": 8},
+    "axisX": {"domain": False, "tickCount": 5, "grid": True, "titlePadding": 8},
+}
+SHARES: dict[str, Any] = {
+    "scale": {"domain": [0, 1]},
+    "axis": {"format": ".0%", "values": [0, 0.25, 0.5, 0.75, 1]},
+}
+"""Axis of shares; a phone has room for five ticks."""
+Spec = dict[str, Any]
+Row = Sequence[Cell]
+
+
+class Mark(SimpleNamespace):
+    """A mark of a chart; its fields are those that the chart draws."""
+
+
+def color_of(place: int) -> str:
+    """Return the page's colour of the model at a position of the list of models."""
+    return f"var(--m{place % NUM_COLORS})"
+
+
+def colors_of(names: Sequence[str], first: int = 0) -> dict[str, str]:
+    """Give each series a colour."""
+    return {name: color_of(first + place) for place, name in enumerate(names)}
+
+
+def texts(*labels: str, note: str = "") -> list[Column]:
+    """Build columns of text."""
+    return [Column(label=label, note=note) for label in labels]
+
+
+def numbers(*labels: str, format: Format = "", note: str = "") -> list[Column]:
+    """Build columns of numbers."""
+    return [Column(label=label, note=note, numeric=True, format=format) for label in labels]
+
+
+def counts(*labels: str, note: str = "") -> list[Column]:
+    """Build columns of whole numbers."""
+    return numbers(*labels, format="count", note=note)
+
+
+def shares(*labels: str, note: str = "") -> list[Column]:
+    """Build columns of shares."""
+    return numbers(*labels, format="percent", note=note)
+
+
+def percent(share: float) -> str:
+    """Format a share."""
+    return f"{share:.1%}"
+
+
+def written(cell: Cell, format: Format) -> str:
+    """Format a cell for a tooltip."""
+    if cell is None or isinstance(cell, str | bool):
+        return "-" if cell is None else str(cell)
+    known = {"metric": ".4f", "count": ",.0f", "percent": ".1%", "signed": "+.4f"}
+    return f"{cell:{known.get(format, ',.6g')}}"
+
+
+def figure(
+    draw: Callable[..., Spec],
+    key: str,
+    title: str,
+    note: str,
+    columns: Sequence[Column],
+    rows: Sequence[Row],
+    fields: str,
+    *,
+    colors: Mapping[str, str] | None = None,
+    shown: Callable[[Row], bool] | None = None,
+    origins: Sequence[Origin] = (),
+    **settings: Any,
+) -> Chart:
+    """Draw the rows of a table.
+
+    Args:
+        draw: One of the functions below.
+        fields: Field of the drawing that each column is, in their order; ``-`` for none.
+        colors: Colour by series, in their order; those of models by default.
+        shown: Which rows are drawn; all by default.
+        settings: For ``draw``.
+    """
+    names = fields.split()
+    marks = []
+    for row in rows if shown is None else filter(shown, rows):
+        lines = [
+            f"{column.label}: {written(cell, column.format)}" if column.label else str(cell)
+            for column, cell in zip(columns, row, strict=True)
+        ]
+        drawn = {name: cell for name, cell in zip(names, row, strict=True) if name != "-"}
+        marks.append({"series": "", **drawn, "note": "\n".join(lines)})
+    if colors is None:
+        series = list(dict.fromkeys(str(mark["series"]) for mark in marks))
+        colors = colors_of(series, first=0 if len(series) > 1 else 2)
+    return Chart(
+        key=key,
+        title=title,
+        note=note,
+        spec=draw(marks, colors, **settings),
+        legend=colors if len(colors) > 1 else {},
+        columns=columns,
+        rows=rows,
+        origins=origins,
+    )
+
+
+def _values(row: Any) -> dict[str, Any]:
+    return row if isinstance(row, dict) else vars(row)
+
+
+def spec_of(layers: Sequence[Spec], encoding: Spec, rows: Sequence[Any], height: Any) -> Spec:
+    """Build a chart as wide as its container from layers over the same rows."""
+    return {
+        "data": {"values": [_values(row) for row in rows]},
+        "encoding": encoding,
+        "layer": list(layers),
+        "width": "container",
+        "height": height,
+        "config": CONFIG,
+    }
+
+
+def _layer(mark: str, encoding: Spec | None = None, *, when: str = "", **style: Any) -> Spec:
+    layer: Spec = {"mark": {"type": mark, **style}, "encoding": encoding or {}}
+    return {**layer, "transform": [{"filter": when}]} if when else layer
+
+
+def _dots(encoding: Spec, size: int, **style: Any) -> Spec:
+    """Filled points with a tooltip."""
+    encoding = {**encoding, "tooltip": _field("note", "nominal")}
+    return _layer("point", encoding, **{"filled": True, "opacity": 1, **style, "size": size})
+
+
+def _field(name: str, kind: str = "quantitative", **settings: Any) -> Spec:
+    return {"field": name, "type": kind, **settings}
+
+
+def _series(colors: Mapping[str, str]) -> Spec:
+    scale = {"domain": list(colors), "range": list(colors.values())}
+    return _field("series", "nominal", scale=scale, legend=None)
+
+
+def _labels(labels: Sequence[str], **scale: Any) -> Spec:
+    return _field("label", "nominal", title=None, scale={"domain": list(labels), **scale})
+
+
+def _names(rows: Sequence[Any], labels: Sequence[str] | None) -> list[str]:
+    if labels is not None:
+        return list(labels)
+    return list(dict.fromkeys(_values(row)["label"] for row in rows))
+
+
+def _amount(name: str, title: str | None, *, zero: bool, format: str = "") -> Spec:
+    axis = {"tickCount": 5, "titlePadding": 8, **({"format": format} if format else {})}
+    return _field(name, title=title, scale={"zero": zero, "nice": True}, axis=axis)
+
+
+def _time(name: str, title: str = "time (UTC)") -> Spec:
+    axis = {"grid": False, "labelOverlap": True, "format": TIME_FORMAT}
+    return _field(name, "temporal", title=title, scale={"type": "utc"}, axis=axis)
+
+
+def _rule(at: float, axis: str) -> Spec:
+    layer = _layer("rule", {axis: {"datum": at}}, color=QUIET, strokeDash=[4, 3])
+    return {**layer, "data": {"values": [{}]}}
+
+
+def _marks_over(marks: Sequence[Any]) -> list[Spec]:
+    """Dashed lines at moments, each with a triangle that holds its tooltip."""
+    if not marks:
+        return []
+    data = {"values": [_values(mark) for mark in marks]}
+    x, none = _time("at"), {"y": None, "y2": None, "x2": None, "color": None, "detail": None}
+    rule = _layer("rule", {**none, "x": x}, color=QUIET, strokeDash=[4, 3])
+    place = {**none, "x": x, "y": {"value": 4}}
+    triangle = _dots(place, 50, color=INK, shape="triangle-down")
+    return [{**one, "data": data} for one in (rule, triangle)]
+
+
+def interval_chart(
+    rows: Sequence[Any],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+    labels: Sequence[str] | None = None,
+    rule_at: float | None = None,
+) -> Spec:
+    """Draw ``mean`` with its interval ``low`` to ``high`` for each ``series`` of each ``label``.
+
+    Args:
+        labels: Rows from top to bottom; one without marks stays empty.
+        rule_at: Where to draw a reference line, such as 0 for differences.
+    """
+    several = len(colors) > 1
+    encoding = {
+        "y": _labels(_names(rows, labels), paddingInner=0.25),
+        "color": _series(colors),
+        "tooltip": _field("note", "nominal"),
+    }
+    if several:
+        encoding["yOffset"] = _field("series", "nominal", scale={"domain": list(colors)})
+    x: Spec = {"title": x_title, "scale": {"zero": True, "nice": True}}
+    ends = {"x": _field("low", **x), "x2": {"field": "high"}}
+    layers = [
+        *([] if rule_at is None else [_rule(rule_at, "x")]),
+        _layer("rule", ends, strokeWidth=2.5, opacity=0.55),
+        _dots({"x": _field("mean", **x)}, 70),
+    ]
+    if rule_at is not None:
+        layers[0]["encoding"] |= {"y": None, "yOffset": None, "color": None, "tooltip": None}
+    step = {"step": LOW_ROW, "for": "offset"} if several else {"step": 2 * LOW_ROW}
+    return spec_of(layers, encoding, rows, step)
+
+
+def line_chart(
+    rows: Sequence[Any],
+    colors: Mapping[str, str],
+    *,
+    x_title: str = "time (UTC)",
+    y_title: str,
+    time: bool = False,
+    marks: Sequence[Any] = (),
+    x_values: Sequence[float] | None = None,
+    y_format: str = "",
+    from_zero: bool = False,
+    rule_at: float | None = None,
+    joined: bool = True,
+    line: str = "y",
+) -> Spec:
+    """Draw a line through ``y`` over ``x`` for each ``series``.
+
+    Optional fields: ``low`` and ``high``, a band; ``ring``, whether to ring the point; ``stretch``,
+    points of different ones are not joined; ``fitted``, with ``line``.
+
+    Args:
+        time: Whether ``x`` is a moment (ISO 8601).
+        marks: What happened ``at`` a moment.
+        x_values: The only values of ``x``, on a logarithmic axis.
+        y_format: Such as ".0%".
+        joined: Whether points are joined.
+        line: Field that the line goes through; intervals are bars if it is not ``y``.
+    """
+    fields = {name for row in rows for name in _values(row)}
+    scale = {"type": "log" if x_values else "linear", "nice": False, "zero": False}
+    axis = {"grid": False, **({"values": list(x_values)} if x_values else {})}
+    x = _time("x", x_title) if time else _field("x", title=x_title, scale=scale, axis=axis)
+    y = _amount("y", y_title, zero=from_zero, format=y_format)
+    layers = [] if rule_at is None else [{**_rule(rule_at, "y")}]
+    for layer in layers:
+        layer["encoding"] |= {"x": None, "color": None}
+    if "high" in fields:
+        band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        style = {"opacity": 0.15} if line == "y" else {"strokeWidth": 1.5, "opacity": 0.4}
+        kind = "area" if line == "y" else "rule"
+        layers.append(_layer(kind, band, when="isValid(datum.high)", **style))
+    if joined:
+        detail = {"detail": _field("stretch", "nominal")} if "stretch" in fields else {}
+        layers.append(_layer("line", {"y": {**y, "field": line}, **detail}, strokeWidth=2))
+    layers.append(_dots({"y": y}, 30 if joined else 55))
+    if "ring" in fields:
+        ring = _dots({"y": y, "color": {"value": INK}}, 200, filled=False, strokeWidth=2)
+        layers.append({**ring, "transform": [{"filter": "datum.ring"}]})
+    layers += _marks_over(marks)
+    return spec_of(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
+
+
+def tradeoff_chart(
+    rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str, y_title: str
+) -> Spec:
+    """Draw a labelled dot at ``x`` and ``y`` with its interval ``low`` to ``high``."""
+    axis, scale = {"grid": False}, {"zero": True, "nice": True}
+    y = _amount("y", y_title, zero=False)
+    middle = max((row["x"] for row in rows), default=0.0) / 2
+    text = {"y": y, "text": _field("label", "nominal"), "color": {"value": INK}}
+    sides = (("<=", {"align": "left", "dx": 10}), (">", {"align": "right", "dx": -10}))
+    layers = [
+        _layer("rule", {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, strokeWidth=2.5),
+        _dots({"y": y}, 80),
+        # Labels are on the side that has room.
+        *(_layer("text", text, when=f"datum.x {sign} {middle}", **at) for sign, at in sides),
+    ]
+    x = _field("x", title=x_title, axis=axis, scale=scale)
+    return spec_of(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
+
+
+def gap_chart(
+    rows: Sequence[Any],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+    labels: Sequence[str] | None = None,
+) -> Spec:
+    """Draw the shares ``mean`` of a ``label`` on one line, joined, so that the gap shows."""
+    x = _field("mean", title=x_title, **SHARES)
+    ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "mean", "aggregate": "max"}}
+    layers = [
+        _layer("rule", ends, strokeWidth=3, color=LINE),
+        _dots({"x": x, "color": _series(colors)}, 110),
+    ]
+    return spec_of(layers, {"y": _labels(_names(rows, labels))}, rows, {"step": 34})
+
+
+def share_chart(
+    rows: Sequence[Any],
+    colors: Mapping[str, str],
+    *,
+    x_title: str,
+    labels: Sequence[str] | None = None,
+) -> Spec:
+    """Draw a bar of parts ``share`` by ``series`` for each ``label``; the parts sum to 1."""
+    encoding = {
+        "y": _labels(_names(rows, labels)),
+        "x": _field("share", title=x_title, **SHARES),
+        "color": _series(colors),
+        "order": _field("order"),
+        "tooltip": _field("note", "nominal"),
+    }
+    order = {series: place for place, series in enumerate(colors)}
+    parts = [{**one, "order": order[one["series"]]} for one in map(_values, rows)]
+    return spec_of([_layer("bar", height={"band": 0.72})], encoding, parts, {"step": ROW})
+
+
+def cost_chart(
+    rows: Sequence[Any], colors: Mapping[str, str] | None = None, *, x_title: str
+) -> Spec:
+    """Draw a bar as long as ``amount`` for each ``label``, in their order from top to bottom."""
+    encoding = {
+        "y": _labels(_names(rows, None)),
+        "x": _field("amount", title=x_title, scale={"zero": True, "nice": True}),
+        "tooltip": _field("note", "nominal"),
+    }
+    bar = _layer("bar", color=color_of(0), height={"band": 0.72})
+    return spec_of([bar], encoding, rows, {"step": 24})
+
+
+def time_bars(
+    rows: Sequence[Any],
+    colors: Mapping[str, str],
+    *,
+    y_title: str,
+    y_format: str = "",
+    marks: Sequence[Any] = (),
+) -> Spec:
+    """Draw parts ``low`` to ``high`` of the bars of stretches of time ``at`` to ``until``."""
+    encoding = {
+        "x": _time("at"),
+        "x2": {"field": "until"},
+        "y": _amount("low", y_title, zero=True, format=y_format),
+        "y2": {"field": "high"},
+        "color": _series(colors),
+    }
+    # A rectangle: Vega-Lite takes a bar with two ends in time for a horizontal one.
+    bars = _layer("rect", {"tooltip": _field("note", "nominal")})
+    return spec_of([bars, *_marks_over(marks)], encoding, rows, LINES_HEIGHT)
+
+
+def spans_chart(
+    rows: Sequence[Any],
+    colors: Mapping[str, str],
+    *,
+    labels: Sequence[str],
+    marks: Sequence[Any] = (),
+) -> Spec:
+    """Draw spans ``at`` to ``until`` on the rows of their labels, and marks on theirs."""
+    encoding = {"x": _time("at"), "y": _labels(labels), "color": _series(colors)}
+    # Round ends, so that a span of no length shows as a dot.
+    ends = {"x2": {"field": "until"}, "tooltip": _field("note", "nominal")}
+    layers = [_layer("rule", ends, strokeWidth=9, strokeCap="round")]
+    if marks:
+        cross = _dots({}, 110, shape="cross", angle=45)
+        layers.append({**cross, "data": {"values": [_values(mark) for mark in marks]}})
+    return spec_of(layers, encoding, rows, {"step": 24})
+
+
+def heat_chart(rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str) -> Spec:
+    """Draw cells of ``label`` and ``column``; the largest ``value`` has the full colour."""
+    (color,) = colors.values()
+    most = max((row["value"] for row in rows), default=1.0) or 1.0
+    columns = list(dict.fromkeys(row["column"] for row in rows))
+    axis = {"labelAngle": 0, "orient": "top", "grid": False}
+    # A shade is the colour's opacity, so that it fits light and dark.
+    scale = {"domain": [0, most], "range": [0.04, 0.8]}
+    encoding = {
+        "x": _field("column", "nominal", title=x_title, scale={"domain": columns}, axis=axis),
+        "y": _labels(_names(rows, None)),
+        "tooltip": _field("note", "nominal"),
+    }
+    layers = [
+        _layer("rect", {"opacity": _field("value", scale=scale, legend=None)}, color=color),
+        _layer("text", {"text": _field("text", "nominal")}, color=INK, fontSize=11),
+    ]
+    return spec_of(layers, encoding, rows, {"step": 2 * LOW_ROW})
