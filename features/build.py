@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,19 @@ from features.point_in_time import FEATURES
 from features.preparation.ids import (
     CodesOfAll,
     Ids,
-    RankTask,
     TextColumns,
     forget_texts,
     merge_ids,
     merge_texts,
     rank_partition,
-    ranks_of,
+    read_ranks,
 )
 from features.preparation.prepare import (
     Prepared,
     PrepareTask,
+    divide_files,
     known_items,
-    merge_quarantine,
     number_of_partitions,
-    partitions_of,
     prepare_partition,
 )
 from features.preparation.ranges import OrderedEvents, RowFiles, order_events, ranges
@@ -104,7 +103,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 BYTES_OF_DAYS = 12
-"""Of an event in the files by day, about."""
+"""Approximate bytes of an event in the files by day."""
 SCRATCH = ".scratch-preparation"
 """Folder in the artefact for what tasks hand each other; gone when it is built."""
 
@@ -116,7 +115,7 @@ class Ingested:
     parts: list[Prepared]
     texts: TextColumns
     codes: list[CodesOfAll]
-    """Of each partition."""
+    """Changes of codes, one per partition."""
     min_time: int
     """Earliest time in microseconds; 0 without times."""
 
@@ -190,7 +189,6 @@ class _Build:
         self.quarantine = Quarantine(out / "quarantine")
         self.forgotten = ForgottenUsers(config.forgotten)
         self.features: tuple[str, ...] = ()
-        self.day_counts = np.zeros(0, np.int64)
         self.written: list[WrittenSequences] = []
         self.first_day = 0
 
@@ -202,7 +200,8 @@ class _Build:
         if report.rows_in == 0:
             names = ", ".join(str(path) for path in self.config.events.paths)
             raise ValueError(f"{names}: no data rows; there must be at least one event")
-        merge_quarantine(parts, self.quarantine)
+        for part in parts:
+            self.quarantine.take(part.quarantine)
         num_bad = sum(part.num_bad for part in parts)
         max_bad = self.config.filters.max_bad_share
         self.quarantine.check_share("event", num_bad, report.rows_in, max_bad)
@@ -250,7 +249,7 @@ class _Build:
                     folder=self.scratch / f"partition-{place:05d}",
                     forgotten=config.forgotten, **more,
                 )
-                for place, part in enumerate(partitions_of(source, number), first)
+                for place, part in enumerate(divide_files(source, number), first)
             ]  # fmt: skip
 
         parts = list(self.run(prepare_partition, tasks(config.events, 0)))
@@ -302,7 +301,7 @@ class _Build:
             for name in ("user", "item")
         )
         paths = {"user": users.path, "item": items.path}
-        for _ in self.run(rank_partition, [RankTask(part=part, ids=paths) for part in parts]):
+        for _ in self.run(partial(rank_partition, ids=paths), parts):
             pass
         ranged = ranges(parts, ingested.codes, len(users.ids), scratch / "ranged", self.run)
         # A file that is written over needs no new pages.
@@ -357,15 +356,21 @@ class _Build:
                 "leave_one_out"
             )
         files = SequenceFiles(
-            directory=directory, tie_orders=splits.tie_orders, features=self.features,
-            num_events=self.report.events, has_time=has_time,
-        )  # fmt: skip
+            directory=directory,
+            tie_orders=splits.tie_orders,
+            features=self.features,
+            num_events=self.report.events,
+            has_time=has_time,
+        )
         self.written = write_all_sequences(
-            events.ordered.ranges, events.rows, files, events.places(),
-            seed=self.config.seed, first_day=self.first_day, run=self.run,
-        )  # fmt: skip
-        for one in self.written:
-            self._add_days(one.day_counts)
+            events.ordered.ranges,
+            events.places(),
+            events.rows,
+            files,
+            self.config.seed,
+            self.first_day,
+            self.run,
+        )
         if spans := [one.span for one in self.written if one.span]:
             self.report.first_time = as_iso(min(low for low, _ in spans) // 1_000_000)
             self.report.last_time = as_iso(max(high for _, high in spans) // 1_000_000)
@@ -381,11 +386,6 @@ class _Build:
             "test": int((counts - ends.validation).sum()),
         }
 
-    def _add_days(self, counts: Rows) -> None:
-        missing = max(0, len(counts) - len(self.day_counts))
-        self.day_counts = np.pad(self.day_counts, (0, missing))
-        self.day_counts[: len(counts)] += counts
-
     def _ends(self, events: KeptEvents, order: TieOrder) -> Ends:
         counts, kind, report = np.diff(events.offsets), self.config.splits.kind, self.report
         if self.config.newest is not None:
@@ -394,12 +394,17 @@ class _Build:
             kind, report.split_reason = "leave_one_out", "events have no times"
         if kind == "leave_one_out":
             return leave_one_out(counts)
+        num_days = max(len(one.day_counts) for one in self.written)
+        day_counts = np.sum(
+            [np.pad(one.day_counts, (0, num_days - len(one.day_counts))) for one in self.written],
+            axis=0,
+        )
         try:
-            cuts: Cuts = midnights(self.day_counts, self.first_day, self.config.splits)
+            cuts: Cuts = midnights(day_counts, self.first_day, self.config.splits)
         except ValueError:
             if kind == "global_time":
                 raise
-            report.split_reason = f"all events are of {len(self.day_counts)} days"
+            report.split_reason = f"all events are of {len(day_counts)} days"
             return leave_one_out(counts)
         ends = global_time(self._times(order), events.offsets, cuts)
         if kind == "auto" and (why := why_not_by_time(counts, ends)):
@@ -511,8 +516,8 @@ def shown_records(ingested: Ingested, events: KeptEvents) -> Iterator[Records]:
             missing = SLICE_RECORDS - sum(len(one) for one in held)
             end = min(place + missing, file.length)
             records = file.read(place, end)
-            records["user"] = ranks_of(part, "user")[records["user"]]
-            records["item"] = ranks_of(part, "item")[records["item"]]
+            records["user"] = read_ranks(part, "user")[records["user"]]
+            records["item"] = read_ranks(part, "item")[records["item"]]
             codes.apply(records)
             held.append(records)
             place = end

@@ -56,7 +56,7 @@ def latest_of_users(users: NDArray[np.uint32], limit: int) -> Mask:
 
 
 class Core(NamedTuple):
-    """What is left of users and items, and their events."""
+    """Users and items of the core, and their events."""
 
     users: Mask
     """[U]"""
@@ -65,18 +65,6 @@ class Core(NamedTuple):
     user_counts: Rows
     """[U]"""
     num_rounds: int
-
-
-def count_events(
-    users: NDArray[np.uint32],
-    items: NDArray[np.uint32],
-    first_user: int,
-    last_user: int,
-    num_items: int,
-) -> tuple[Rows, Rows]:
-    """Count the events of each user in [first_user, last_user), and of each item, [I]."""
-    of_users = np.bincount(users - np.uint32(first_user), minlength=last_user - first_user)
-    return of_users, np.bincount(items, minlength=num_items)
 
 
 def k_core(

@@ -1,4 +1,4 @@
-"""Write the kept events as Parquet, one folder a day, and beside them what was shown.
+"""Write the kept events as Parquet, one folder a day, and the impressions.
 
 Axes: E events, D days from the first to the last.
 """
@@ -6,9 +6,11 @@ Axes: E events, D days from the first to the last.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -26,14 +28,8 @@ MICROS_PER_DAY = 86_400 * MICROS
 _EPOCH = date(1970, 1, 1)
 
 
-def days_of(records: Records) -> Rows:
-    """Number each event's day (UTC) since 1970, [E]."""
-    days: Rows = records["time"] // MICROS_PER_DAY
-    return days
-
-
 def as_table(records: Records, texts: TextColumns) -> pl.DataFrame:
-    """Give records their columns back; the codes of user and item are dense rows by now."""
+    """Convert records with dense rows to a table with the columns of events."""
     fields = records.dtype.names or ()
     raw = pl.DataFrame({name: np.ascontiguousarray(records[name]) for name in fields})
     time = pl.col("time") if "time" in fields else pl.lit(None, dtype=pl.Int64)
@@ -66,80 +62,70 @@ def as_table(records: Records, texts: TextColumns) -> pl.DataFrame:
     return raw.select(columns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlaceDaysTask:
-    """A range of users whose kept events go to their days."""
+class Share(NamedTuple):
+    """A range of users, its kept events of each day and where they go, [D] each."""
 
     range: UserRange
-    rows: RowFiles
-    first_day: int
     counts: Rows
-    """Kept events of each day from ``first_day``, [D]; without times one for all."""
     starts: Rows
-    """Where they go, [D]."""
-    target: Path
 
 
-def place_days(task: PlaceDaysTask) -> None:
+def place_days(share: Share, rows: RowFiles, first_day: int, path: Path) -> None:
     """Write a range's kept events, with dense rows, to their days."""
-    target = RecordFile(task.target, record_dtype(task.range.fields))
+    target = RecordFile(path, record_dtype(share.range.fields))
     partition(
-        iter([task.range.read()]), target, task.rows.dense,
-        lambda part: days_of(part) - task.first_day, task.counts, task.starts,
-    )  # fmt: skip
+        iter([share.range.read()]),
+        target,
+        rows.dense,
+        lambda part: part["time"] // MICROS_PER_DAY - first_day,
+        share.counts,
+        share.starts,
+    )
     target.close()
 
 
-@dataclass(frozen=True, kw_only=True)
-class DayTask:
-    """A day's kept events."""
-
-    range: UserRange
-    """Where they lie; of all users."""
-    texts: TextColumns
-    folder: Path
-
-
-def write_day(task: DayTask) -> None:
-    """Write a day as part-*.parquet."""
-    task.folder.mkdir(parents=True, exist_ok=True)
-    given = task.range
+def write_day(day: tuple[UserRange, Path], texts: TextColumns) -> None:
+    """Write the events of a day as part-*.parquet into its folder."""
+    given, folder = day
+    folder.mkdir(parents=True, exist_ok=True)
     for number, start in enumerate(range(given.start, given.end, SLICE_RECORDS)):
         part = replace(given, start=start, end=min(start + SLICE_RECORDS, given.end)).read()
-        path = task.folder / f"part-{number:05d}.parquet"
-        as_table(part, task.texts).write_parquet(path, compression="lz4")
+        path = folder / f"part-{number:05d}.parquet"
+        as_table(part, texts).write_parquet(path, compression="lz4")
 
 
 def write_days(
-    ranges: Sequence[UserRange], rows: RowFiles, day_counts: Sequence[Rows], first_day: int,
-    texts: TextColumns, target: Path, directory: Path, run: Runner,
-) -> None:  # fmt: skip
-    """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment."""
+    ranges: Sequence[UserRange],
+    rows: RowFiles,
+    day_counts: Sequence[Rows],
+    first_day: int,
+    texts: TextColumns,
+    scratch: Path,
+    directory: Path,
+    run: Runner,
+) -> None:
+    """Write events/day=YYYY-MM-DD/part-*.parquet, within a day by user and moment.
+
+    ``day_counts`` has each range's kept events of each day from ``first_day`` on; without times
+    one count. The events are sorted by day in the file ``scratch``.
+    """
     fields = ranges[0].fields
     num_days = max(len(counts) for counts in day_counts)
     padded = [np.pad(counts, (0, num_days - len(counts))) for counts in day_counts]
     totals = np.sum(padded, axis=0)
     bounds = np.concatenate([[0], np.cumsum(totals)])
-    tasks, cursor = [], bounds[:-1]
+    shares, cursor = [], bounds[:-1]
     for one, counts in zip(ranges, padded, strict=True):
-        tasks.append(
-            PlaceDaysTask(
-                range=one, rows=rows, first_day=first_day, counts=counts, starts=cursor,
-                target=target,
-            )
-        )  # fmt: skip
+        shares.append(Share(one, counts, cursor))
         cursor = cursor + counts
-    for _ in run(place_days, tasks):
+    for _ in run(partial(place_days, rows=rows, first_day=first_day, path=scratch), shares):
         pass
     days = []
     for day in np.flatnonzero(totals).tolist():
         name = _EPOCH + timedelta(days=first_day + day) if "time" in fields else "unknown"
-        of_day = UserRange(
-            path=target, fields=fields, start=int(bounds[day]), end=int(bounds[day + 1]),
-            first_user=0, last_user=0,
-        )  # fmt: skip
-        days.append(DayTask(range=of_day, texts=texts, folder=directory / f"day={name}"))
-    for _ in run(write_day, days):
+        events = UserRange(scratch, fields, int(bounds[day]), int(bounds[day + 1]), 0, 0)
+        days.append((events, directory / f"day={name}"))
+    for _ in run(partial(write_day, texts=texts), days):
         pass
 
 

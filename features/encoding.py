@@ -69,7 +69,7 @@ class Dictionary:
         return codes
 
     def texts(self, codes: Codes | None = None) -> pl.Series:
-        """Give back the texts of codes, by default of all in order."""
+        """Return the texts of codes, by default of all in order."""
         wanted = np.arange(self.size, dtype=np.uint32) if codes is None else codes
         return pl.Series("id", wanted).cat.to(self.dtype).cast(pl.String)
 

@@ -166,7 +166,7 @@ def _raw(name: str) -> pl.Expr:
 
 
 def reason_code(schema: pl.Schema, now: datetime) -> pl.Expr:
-    """Say what is wrong with a typed row: a place in REASONS from 1, or 0 for nothing, uint8.
+    """Compute the fault of a typed row: a place in REASONS from 1, or 0 for none, uint8.
 
     Reads the typed columns and, as ``raw_<column>``, whether each had anything in the file.
     """

@@ -1,4 +1,4 @@
-"""Forgotten users by keyed hashes of their ids, so that a list of them names nobody.
+"""Forgotten users by keyed hashes of their ids, so that a list of them has no names.
 
 An entry is ``<key name>:<HMAC-SHA256 of the id in hex>``. The hash has a secret key, since all
 numeric ids can be tried: RECSYS_USER_KEY, the file that RECSYS_USER_KEY_FILE names, or else a
@@ -128,7 +128,7 @@ def new_key() -> bytes:
 
 
 def key_name(key: bytes) -> str:
-    """Name a key without giving it away."""
+    """Return a short name of a key that does not reveal it."""
     return hashlib.sha256(b"recsys user key:" + key).hexdigest()[:8]
 
 

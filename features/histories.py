@@ -63,7 +63,7 @@ class Ordered(NamedTuple):
 
 
 def order_fields(records: Records) -> list[str]:
-    """Name the fields that order a user's events."""
+    """List the fields that order a user's events."""
     return [name for name in ("time", ORDER) if name in (records.dtype.names or ())]
 
 
@@ -119,7 +119,7 @@ class Part(NamedTuple):
 def sequence_part(
     records: Records, tie_orders: tuple[TieOrder, ...], features: tuple[Feature, ...], seed: int
 ) -> Part:
-    """Lay out whole users' events.
+    """Build sequences of whole users' events.
 
     Times and features of the moment do not depend on the order of ties, so they are made once.
 

@@ -7,9 +7,9 @@ counted; impressions go to a file of their own. The records stand in the order o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import MISSING, Dictionary
+from features.encoding import MISSING, Codes, Dictionary
 from features.events import REASONS, check_types, had_value, reason_code, typed_columns
-from features.forget_list import ForgetList
+from features.forget_list import NOBODY
 from features.people.forgotten import FORGOTTEN, ForgottenUsers
 from features.quarantine import Quarantine
-from features.records import RecordFile, Rows, compressed
+from features.records import RecordFile, Records, Rows, compressed
 from features.scan import batches, naming, renamed, scan_file
 from features.schema import (
     DOMAIN,
@@ -36,7 +36,6 @@ from features.schema import (
     SEQUENCE_INDEX,
     SESSION_ID,
     SLOT,
-    TEXT_COLUMNS,
     USER_ID,
     VALUE,
     FilterConfig,
@@ -45,14 +44,14 @@ from features.schema import (
 
 DEFAULT_TYPE = "event"
 """Type of all events where the files have no such column."""
-SHOWN = "shown, no part of histories"
+SHOWN_TYPE = "shown, no part of histories"
+RECORDS, SHOWN = "records", "shown"
+"""Files of a partition."""
 UNKNOWN_ITEM = "item_id of an online event is in neither the catalogue nor the event files"
-
-
 NO_SEQUENCE = np.iinfo(np.int64).min
+"""Sentinel for a missing sequence index."""
 ORDER = "sequence"
-"""Field of the records that holds ``sequence_index``."""
-"""Stands for a missing sequence index where there is an event time."""
+"""Field of the records with the ``sequence_index``."""
 NO_SLOT = -1
 
 
@@ -62,7 +61,7 @@ class Field(NamedTuple):
     column: str
     dtype: str
     missing: float
-    """Stands for a missing value; of a text, its code."""
+    """Sentinel for a missing value (for text columns: its dictionary code)."""
 
 
 OPTIONAL_FIELDS = {
@@ -77,31 +76,22 @@ OPTIONAL_FIELDS = {
 }
 
 
+TEXT_FIELDS = {
+    "user": USER_ID,
+    "item": ITEM_ID,
+    "type": EVENT_TYPE,
+    "domain": DOMAIN,
+    "session": SESSION_ID,
+    "request": REQUEST_ID,
+}
+"""Column of each field that records hold as codes."""
+
+
 def record_dtype(optional: Collection[str]) -> np.dtype[Any]:
-    """Lay out an event: codes of user, item, type and those of OPTIONAL_FIELDS the data has."""
+    """Build the type of a record: codes of user, item, type and the optional fields of the data."""
     fields: list[tuple[str, str]] = [("user", "<u4"), ("item", "<u4"), ("type", "<u4")]
     known = [(name, one.dtype) for name, one in OPTIONAL_FIELDS.items() if name in optional]
     return np.dtype(fields + known)
-
-
-@dataclass
-class Dictionaries:
-    """Codes of every text column of the events."""
-
-    users: Dictionary
-    items: Dictionary
-    types: Dictionary
-    domains: Dictionary
-    sessions: Dictionary
-    requests: Dictionary
-
-    @classmethod
-    def empty(cls) -> Dictionaries:
-        return cls(*(Dictionary(name) for name in TEXT_COLUMNS))
-
-    def optional(self) -> dict[str, Dictionary]:
-        """Return the dictionaries of the optional fields of records."""
-        return {"domain": self.domains, "session": self.sessions, "request": self.requests}
 
 
 @dataclass(frozen=True)
@@ -111,7 +101,7 @@ class EventFile:
     path: Path
     frame: pl.LazyFrame
     schema: pl.Schema
-    """Of the columns of events that it has."""
+    """Types of its event columns."""
 
     @classmethod
     def open(cls, path: Path, source: SourceConfig) -> EventFile:
@@ -121,6 +111,18 @@ class EventFile:
         known = pl.Schema({n: t for n, t in schema.items() if n in EVENT_COLUMNS})
         check_types(path, known)
         return cls(path, frame, known)
+
+    def batches(
+        self, source: SourceConfig, filters: FilterConfig, now: datetime
+    ) -> Iterator[tuple[int, pl.DataFrame, pl.DataFrame]]:
+        """Read batches with their first row, as they are and with typed columns and ``reason``."""
+        columns = typed_columns(self.schema, source)
+        reason = reason_code(self.schema, now)
+        notes = had_value(self.schema)
+        for first_row, batch in batches(self.frame, self.path):
+            with naming(self.path, first_row):
+                typed = batch.lazy().select(*columns, *notes).with_columns(reason).collect()
+            yield first_row, batch, typed
 
 
 def open_events(source: SourceConfig) -> list[EventFile]:
@@ -138,124 +140,128 @@ def open_events(source: SourceConfig) -> list[EventFile]:
     return files
 
 
-@dataclass
 class EventReader:
     """Turns batches into records; the state of one pass over the files of a partition."""
 
-    filters: FilterConfig
-    quarantine: Quarantine
-    records: RecordFile
-    shown: RecordFile
-    now: datetime
-    texts: Dictionaries = field(default_factory=Dictionaries.empty)
-    user_counts: Rows = field(default_factory=lambda: np.zeros(0, np.int64))
-    dropped: Counter[str] = field(default_factory=Counter)
-    rows_in: int = 0
-    num_bad: int = 0
-    min_time: int | None = None
-    online: bool = False
-    """Whether what is read was collected online."""
-    known_items: pl.Series | None = None
-    """Items of which online events may be; None lets all pass."""
-    forgotten: ForgottenUsers = field(default_factory=lambda: ForgottenUsers(ForgetList()))
-    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-
-    def read(self, file: EventFile, source: SourceConfig) -> None:
-        columns = typed_columns(file.schema, source)
-        reason = reason_code(file.schema, self.now)
-        notes = had_value(file.schema)
-        for first_row, batch in batches(file.frame, file.path):
-            with naming(file.path, first_row):
-                typed = batch.lazy().select(*columns, *notes).with_columns(reason).collect()
-            self._take(file, first_row, batch, typed)
-
-    def _take(
-        self, file: EventFile, first_row: int, batch: pl.DataFrame, typed: pl.DataFrame
+    def __init__(
+        self, folder: Path, filters: FilterConfig, fields: Collection[str], now: datetime
     ) -> None:
-        # The two dictionaries take most of the time of reading, and do not touch each other.
-        items_coded = self.pool.submit(self.texts.items.encode, typed[ITEM_ID])
-        users, items = self.texts.users.encode(typed[USER_ID]), items_coded.result()
-        bad_user = self.texts.users.reason_codes(users)
-        bad_item = self.texts.items.reason_codes(items)
+        dtype = record_dtype(fields)
+        self.filters, self.now = filters, now
+        self.records = RecordFile(folder / RECORDS, dtype)
+        self.shown = RecordFile(folder / SHOWN, dtype)
+        self.quarantine = Quarantine(folder / "quarantine")
+        self.texts = {name: Dictionary(column) for name, column in TEXT_FIELDS.items()}
+        self.user_counts: Rows = np.zeros(0, np.int64)
+        self.dropped = Counter[str]()
+        self.rows_in = self.num_bad = 0
+        self.min_time: int | None = None
+        self.online = False
+        """True if a server collected the events."""
+        self.known_items: pl.Series | None = None
+        """Online events on other items are rejected; None accepts all."""
+        self.forgotten = ForgottenUsers(NOBODY)
+
+    def read(self, path: Path, source: SourceConfig) -> None:
+        """Read a file."""
+        file = EventFile.open(path, source)
+        with ThreadPoolExecutor(1) as pool:
+            for first_row, batch, typed in file.batches(source, self.filters, self.now):
+                # The two dictionaries take most of the time, and do not touch each other.
+                coded = pool.submit(self.texts["item"].encode, typed[ITEM_ID])
+                users, items = self.texts["user"].encode(typed[USER_ID]), coded.result()
+                good = self._usable(path, first_row, batch, typed, users, items)
+                self._append(typed, users, items, good)
+
+    def _usable(
+        self,
+        path: Path,
+        first_row: int,
+        batch: pl.DataFrame,
+        typed: pl.DataFrame,
+        users: Codes,
+        items: Codes,
+    ) -> NDArray[np.bool_]:
+        """Mark the rows that can be used, and put the others into the quarantine, [E]."""
+        user_texts, item_texts = self.texts["user"], self.texts["item"]
+        bad_user, bad_item = user_texts.reason_codes(users), item_texts.reason_codes(items)
         bad_event = typed["reason"].to_numpy()
-        good = (bad_user | bad_item | bad_event) == 0
+        good: NDArray[np.bool_] = (bad_user | bad_item | bad_event) == 0
         self.rows_in += batch.height
         bad = ~good
         if self.forgotten:
             # Not even the quarantine has their rows.
             times = typed[EVENT_TIME] if EVENT_TIME in typed.columns else None
-            gone = self.forgotten.events(self.texts.users, users, times)
+            gone = self.forgotten.events(user_texts, users, times)
             self.dropped[FORGOTTEN] += int(np.count_nonzero(gone))
             good, bad = good & ~gone, bad & ~gone
-        num_bad = int(np.count_nonzero(bad))
-        if num_bad:
-            self.num_bad += num_bad
-            rows = np.flatnonzero(bad)
+
+        def set_aside(rows: NDArray[np.intp], reasons: list[str]) -> None:
+            self.quarantine.add(path, pl.Series(rows + first_row), pl.Series(reasons), batch[rows])
+
+        rows = np.flatnonzero(bad)
+        if len(rows):
+            self.num_bad += len(rows)
             reasons = [
-                self.texts.users.reason(bad_user[row])
+                user_texts.reason(bad_user[row])
                 if bad_user[row]
-                else self.texts.items.reason(bad_item[row])
+                else item_texts.reason(bad_item[row])
                 if bad_item[row]
                 else REASONS[bad_event[row] - 1]
                 for row in rows
             ]
-            raw = batch[rows]
-            self.quarantine.add(file.path, pl.Series(rows + first_row), pl.Series(reasons), raw)
+            set_aside(rows, reasons)
         if self.online and self.known_items is not None:
             # Clients may send anything: this is counted, and stops no run as bad files do.
             known = typed[ITEM_ID].fill_null("").is_in(self.known_items.implode()).to_numpy()
             unknown = np.flatnonzero(good & ~known)
-            reasons = [UNKNOWN_ITEM] * len(unknown)
-            raw = batch[unknown]
-            self.quarantine.add(file.path, pl.Series(unknown + first_row), pl.Series(reasons), raw)
+            set_aside(unknown, [UNKNOWN_ITEM] * len(unknown))
             good[unknown] = False
-        self._append(typed, users, items, good)
+        return good
 
     def _append(
-        self,
-        typed: pl.DataFrame,
-        users: NDArray[np.uint32],
-        items: NDArray[np.uint32],
-        good: NDArray[np.bool_],
+        self, typed: pl.DataFrame, users: Codes, items: Codes, good: NDArray[np.bool_]
     ) -> None:
         records = np.empty(typed.height, self.records.dtype)
         records["user"], records["item"] = users, items
         if EVENT_TYPE in typed.columns:
-            records["type"] = self.texts.types.encode(typed[EVENT_TYPE])
+            records["type"] = self.texts["type"].encode(typed[EVENT_TYPE])
         else:
-            records["type"] = self.texts.types.encode(pl.Series([DEFAULT_TYPE]))[0]
-        fields, texts = self.records.dtype.names or (), self.texts.optional()
+            records["type"] = self.texts["type"].encode(pl.Series([DEFAULT_TYPE]))[0]
+        fields = records.dtype.names or ()
         for name, (column, _, missing) in OPTIONAL_FIELDS.items():
             if name not in fields:
                 continue
             if column not in typed.columns:
                 records[name] = missing
-            elif name in texts:
-                records[name] = texts[name].encode(typed[column])
+            elif name in self.texts:
+                records[name] = self.texts[name].encode(typed[column])
             else:
                 records[name] = typed[column].fill_null(missing).to_numpy()
         if self.filters.shown_types:
             shown = good & self._of_types(records, self.filters.shown_types)
             self.shown.append(compressed(records, shown))
-            self.dropped[SHOWN] += int(np.count_nonzero(shown))
+            self.dropped[SHOWN_TYPE] += int(np.count_nonzero(shown))
             good &= ~shown
         good &= self._counted(records, good)
         kept = compressed(records, good)
         self.records.append(kept)
-        self._count(kept["user"])
+        counts = np.bincount(kept["user"], minlength=len(self.user_counts))
+        counts[: len(self.user_counts)] += self.user_counts
+        self.user_counts = counts
         if "time" in fields and len(kept):
             earliest = int(kept["time"].min())
             self.min_time = earliest if self.min_time is None else min(self.min_time, earliest)
 
-    def _of_types(self, records: NDArray[np.void], wanted: tuple[str, ...]) -> NDArray[np.bool_]:
-        names = self.texts.types.texts().to_list()
+    def _of_types(self, records: Records, wanted: tuple[str, ...]) -> NDArray[np.bool_]:
+        names = self.texts["type"].texts().to_list()
         # A missing type is a bad row; it only must not index beyond the end.
         places = np.minimum(records["type"], len(names) - 1)
         of_types: NDArray[np.bool_] = np.isin(np.array(names), wanted)[places]
         return of_types
 
-    def _counted(self, records: NDArray[np.void], good: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Mark the events that the filters let through, and note how many it does not."""
+    def _counted(self, records: Records, good: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Mark the events that the filters let through, and count those that they do not, [E]."""
         counted = np.ones(len(records), np.bool_)
         types = self.filters.online_types if self.online else self.filters.event_types
         if types or self.online:
@@ -271,8 +277,3 @@ class EventReader:
             self.dropped["value below min_value"] += int(np.count_nonzero(good & counted & ~enough))
             counted &= enough
         return counted
-
-    def _count(self, users: NDArray[np.uint32]) -> None:
-        found = np.bincount(users, minlength=len(self.user_counts))
-        found[: len(self.user_counts)] += self.user_counts
-        self.user_counts = found

@@ -5,7 +5,10 @@ Polars and numpy release the interpreter while they compute, so threads are enou
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +32,13 @@ class Runner(Protocol):
 
 THREADS = "RECSYS_TASK_THREADS"
 """Variable of the environment by which a cluster says how many threads a task may use."""
+
+
+def end_with_the_parent() -> None:
+    """Ask the kernel to end this process when its parent is killed."""
+    if sys.platform == "linux":
+        set_death_signal = 1
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def num_cores() -> int:

@@ -18,10 +18,9 @@ import numpy as np
 import polars as pl
 
 from features.encoding import Dictionary
-from features.events import MICROS, REASONS, had_value, reason_code, typed_columns
+from features.events import MICROS, REASONS
 from features.ingest import EventFile
 from features.quarantine import Quarantine
-from features.scan import batches, naming
 from features.schema import EVENT_TIME, ITEM_ID, USER_ID, FilterConfig, SourceConfig
 
 QUARANTINE = "quarantine"
@@ -31,7 +30,7 @@ CLEAN = "events-*.parquet"
 
 @dataclass(kw_only=True)
 class PartitionReport:
-    """What a partition holds, and what became of its rows."""
+    """Contents of a partition, and counts of its rows."""
 
     rows: int = 0
     """Events that can be used."""
@@ -48,7 +47,7 @@ class PartitionReport:
         return self.rows + sum(self.quarantined.values())
 
 
-def columns_of(path: Path, source: SourceConfig) -> dict[str, str]:
+def read_columns(path: Path, source: SourceConfig) -> dict[str, str]:
     """Read the types of our columns without reading rows."""
     return {name: str(dtype) for name, dtype in EventFile.open(path, source).schema.items()}
 
@@ -74,12 +73,7 @@ def clean_partition(
     for path in source.paths:
         file = EventFile.open(path, source)
         report.columns = {**{n: str(t) for n, t in file.schema.items()}, **report.columns}
-        columns = typed_columns(file.schema, source)
-        reason = reason_code(file.schema, now)
-        notes = had_value(file.schema)
-        for first_row, batch in batches(file.frame, path):
-            with naming(path, first_row):
-                typed = batch.lazy().select(*columns, *notes).with_columns(reason).collect()
+        for first_row, batch, typed in file.batches(source, filters, now):
             reasons = _reasons(typed, users, items, end)
             bad = reasons.is_not_null()
             quarantine.add(
@@ -102,7 +96,7 @@ def clean_partition(
 def _reasons(
     typed: pl.DataFrame, users: Dictionary, items: Dictionary, end: datetime | None
 ) -> pl.Series:
-    """Say what is wrong with each row, null for nothing; ids first, [E]."""
+    """Find the fault of each row, null for none; ids first, [E]."""
     texts = dict(enumerate(REASONS, start=1))
     reasons = typed["reason"].replace_strict(texts, default=None, return_dtype=pl.String)
     if end is not None and EVENT_TIME in typed.columns:
@@ -139,17 +133,17 @@ def _count(report: PartitionReport, kept: pl.DataFrame) -> None:
 
 
 def changed_columns(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Say in words how the columns of two partitions differ; a new optional one is no change."""
+    """Describe how the columns of two partitions differ; a new optional one is no change."""
     changes = [f"column {name} is missing" for name in before if name not in now]
     changes += [
         f"column {name} was {before[name]} and is {now[name]}"
         for name in before
-        if name in now and kind_of(before[name]) != kind_of(now[name])
+        if name in now and classify_type(before[name]) != classify_type(now[name])
     ]
     return changes
 
 
-def kind_of(dtype: str) -> str:
+def classify_type(dtype: str) -> str:
     """Group types between which values read alike: integers of any width, times of any unit."""
     name = dtype.partition("(")[0]
     if name.startswith(("Int", "UInt")):

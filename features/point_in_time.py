@@ -20,7 +20,7 @@ NUM_EVENTS_EDGES = (1, 2, 3, 5, 10, 20, 50, 100, 500)
 
 @dataclass
 class UserState:
-    """What features remember of one user's events, oldest first.
+    """Running state of one user's events, oldest first.
 
     Events at the latest time are held back, because they are not strictly before a label at that
     same time.

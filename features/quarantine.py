@@ -21,7 +21,7 @@ class Quarantine:
     counts: Counter[str] = field(default_factory=Counter)
     """Rows by reason."""
     first: dict[str, str] = field(default_factory=dict)
-    """Where each reason was met first."""
+    """First place of each reason."""
     num_parts: int = 0
 
     def add(self, path: Path, rows: pl.Series, reasons: pl.Series, raw: pl.DataFrame) -> None:
@@ -43,7 +43,7 @@ class Quarantine:
             self.first.setdefault(reason, f"{path}, row {row}")
 
     def take(self, other: Quarantine) -> None:
-        """Move another one's rows behind these."""
+        """Move another one's rows after these."""
         for number in range(other.num_parts):
             self.directory.mkdir(parents=True, exist_ok=True)
             part = other.directory / f"part-{number:05d}.parquet"

@@ -116,7 +116,7 @@ def partition(
     Args:
         key: Range of each mapped record, in [0, K).
         counts: Mapped records of each range, [K].
-        starts: Where those of each range go, [K]; one range behind another by default.
+        starts: Where those of each range go, [K]; one range after another by default.
     """
 
     def grouped(part: Records) -> tuple[Records, Rows]:

@@ -1,4 +1,4 @@
-"""What a build reports: what became of every row that went in."""
+"""Report of a build: counts of every input row by outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FeaturesReport:
     k_core_rounds: int = 0
     events: int = 0
     shown: int = 0
-    """Of the filtered, the impressions of users and items that are kept."""
+    """Filtered events that are impressions of kept users and items."""
     users: int = 0
     items: int = 0
     labels: dict[str, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class FeaturesReport:
     split_reason: str = ""
     """Why ``auto`` did not take ``global_time``."""
     validation_from: str | None = None
-    """Where a ``global_time`` split begins to validate; likewise test."""
+    """Begin of validation in a ``global_time`` split; likewise test."""
     test_from: str | None = None
     first_time: str | None = None
     last_time: str | None = None
@@ -41,7 +41,7 @@ class FeaturesReport:
     forgotten: Counter[str] = field(default_factory=Counter)
     """Rows of forgotten users by table; the events are among the filtered."""
     user_ids: dict[str, int] = field(default_factory=dict)
-    """What became of rows for users' ids; empty where there are none."""
+    """Counts of rows for users' ids; empty if there are none."""
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

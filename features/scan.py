@@ -119,7 +119,7 @@ def no_column(path: Path, name: str, present: Sequence[str], ours: str) -> NoCol
 def renamed(
     frame: pl.LazyFrame, path: Path, source: SourceConfig, needed: Sequence[str]
 ) -> pl.LazyFrame:
-    """Give the columns our names."""
+    """Rename the columns to ours."""
     present = frame.collect_schema().names()
     for ours, theirs in source.columns.items():
         if theirs not in present and (theirs or ours in needed):

@@ -1,6 +1,6 @@
 """The raw tables: column names, file formats, filters and splits.
 
-Every column name stands here once. External keys are ``*_id`` strings, dense rows ``*_row`` int64
+Every column name is here once. External keys are ``*_id`` strings, dense rows ``*_row`` int64
 with row 0 for unknown.
 """
 
@@ -44,7 +44,7 @@ EVENT_COLUMNS = (
     PROPENSITY,
 )
 HISTORY_TYPES = ("view", "click", "cart", "purchase", "like")
-"""What visitors do, as the API's events name it; an impression only says what was shown."""
+"""Types of visitors' actions in the API; an impression only says what was shown."""
 TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -61,13 +61,13 @@ class FileFormat:
     time_unit: TimeUnit = "s"
     """Unit of event times given as numbers; ISO texts and dates need none."""
     time_format: str | None = None
-    """Of event times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
+    """Format of event times that are texts but not ISO, for example "%d.%m.%Y %H:%M"."""
     time_zone: str = "UTC"
     """Zone of times that carry none themselves, for example "Europe/Berlin"."""
     list_separator: str = "|"
     """Between the categories of one item where they are one text."""
     decimal_comma: bool = False
-    """Whether numbers in texts are written 1.234,50."""
+    """True if numbers in texts are written 1.234,50."""
 
     def source(self, paths: tuple[Path, ...], columns: Mapping[str, str]) -> SourceConfig:
         """Describe the files of one table that are written so."""
@@ -120,7 +120,7 @@ class FilterConfig:
     min_item_events: int = 0
     """Iterative k-core: both hold for what is left. 0 and 1 switch it off."""
     max_user_events: int | None = 10_000
-    """Only the latest so many events of one user are kept; a crawler has more."""
+    """Most events of a user, the latest ones; a crawler has more."""
     max_bad_share: float = 0.01
     """The run stops when a larger share of a table's rows has to be quarantined."""
 
@@ -180,7 +180,7 @@ class NewestSplit:
     share: float
     """Share of the users with events since then whose events since then are the test."""
     min_users: int = 0
-    """As many of them are drawn where there are so many, at most half."""
+    """At least this many are drawn, and at most half of them."""
     seed: int = 0
     """Draws the users, by their rows."""
 
@@ -189,18 +189,12 @@ class NewestSplit:
             raise ValueError(f"the share of held-out users must be in [0, 1), got {self.share}")
 
 
-UserIdKind = Literal["admitted", "hashed", "hashed_twice"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class UserIdRows:
     """Rows of an embedding table for users' ids (``user_ids.py``); ``[features.user_ids]``."""
 
     rows: int = 0
     """Rows of the table; 0 gives users none: they are their histories and columns alone."""
-    kind: UserIdKind = "admitted"
-    """admitted: a row of their own while there are any; hashed: rows are shared by a hash;
-    hashed_twice: the sum of two shared rows of tables half as large."""
     min_events: int = 5
     """Training events from which a user is not unknown any more."""
     ttl_days: float | None = None
@@ -208,14 +202,8 @@ class UserIdRows:
     takes it back."""
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(UserIdKind):
-            raise ValueError(
-                f"features.user_ids.kind must be one of {get_args(UserIdKind)}, got {self.kind!r}"
-            )
-        if self.rows < 0 or (self.kind == "hashed_twice" and self.rows == 1):
-            raise ValueError(
-                f"features.user_ids.rows must be >= 0 (2 for hashed_twice), got {self.rows}"
-            )
+        if self.rows < 0:
+            raise ValueError(f"features.user_ids.rows must be >= 0, got {self.rows}")
         if self.min_events < 1:
             raise ValueError(f"features.user_ids.min_events must be >= 1, got {self.min_events}")
         if self.ttl_days is not None and not self.ttl_days > 0:
@@ -239,7 +227,7 @@ class FeatureChoice:
     takes those with a text or another column, unless ``filters.min_item_events`` > 1, in a run with
     ``auto.enabled``."""
     write_events: bool = True
-    """Whether the kept events are written by day as well."""
+    """True if the kept events are written by day as well."""
     partitions: int = 0
     """Groups of event files that are read apart, at most one a file; 0 chooses by their size, the
     memory and the machines. The artefact is the same."""
@@ -258,7 +246,7 @@ class FeaturesConfig(FeatureChoice):
     filters: FilterConfig = field(default_factory=FilterConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
     newest: NewestSplit | None = None
-    """What is held out instead of ``splits``."""
+    """Split that replaces ``splits``."""
     previous: Path | None = None
     """An earlier artefact whose rows stay as they are; new ids follow."""
     forgotten: ForgetList = NOBODY
@@ -266,7 +254,7 @@ class FeaturesConfig(FeatureChoice):
     now: datetime | None = None
     """Events more than a day later are in the future; the clock by default."""
     seed: int = 0
-    """Of the ``shuffled`` order of tied events."""
+    """Seed of the ``shuffled`` order of tied events."""
 
     def __post_init__(self) -> None:
         if self.partitions < 0:

@@ -80,7 +80,7 @@ def global_time(times: Rows, offsets: Rows, cuts: Cuts) -> Ends:
 
 
 def why_not_by_time(counts: Rows, ends: Ends) -> str | None:
-    """Say why a split by time leaves too little to choose and measure by; None where it does not.
+    """Explain why a split by time leaves too few users to measure by, or return None.
 
     Args:
         counts: Events of each user, [U].

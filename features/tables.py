@@ -25,14 +25,14 @@ from features.schema import DOMAIN, ITEM_ID, SourceConfig
 Rows = NDArray[np.int64]
 
 ColumnKind = Literal["number", "date", "category", "list", "vector"]
-"""What a column of the catalogue holds."""
+"""Kind of a column of the catalogue."""
 MAX_DISTINCT_SHARE = 0.5
 """Distinct values for each known one, above which a text is a name or an address."""
 NUM_BUCKETS = 10
 MAX_CATEGORIES = 1_000
 """A user column of more distinct values (a postcode, a name) is no feature."""
 TEXT_COLUMNS = ("title", "name", "description", "brand")
-"""Where an item's display text is looked for, in this order."""
+"""Columns that an item's display text is taken from, in this order."""
 
 
 def read_table(
@@ -84,7 +84,7 @@ def read_table(
 
 
 def aligned(table: pl.DataFrame | None, vocabulary: pl.Series, key: str, row: str) -> pl.DataFrame:
-    """Lay a table out by dense row: one line per row from 1, nulls where nothing is known."""
+    """Align a table with dense rows: one line per row from 1, nulls for unknown values."""
     rows = pl.DataFrame({key: vocabulary}).with_row_index(row, offset=1)
     rows = rows.select(pl.col(row).cast(pl.Int64), key)
     if table is None:
@@ -96,7 +96,7 @@ def aligned(table: pl.DataFrame | None, vocabulary: pl.Series, key: str, row: st
 def catalogue(
     table: pl.DataFrame | None, vocabulary: pl.Series, source: SourceConfig | None
 ) -> pl.DataFrame:
-    """Lay out the catalogue by item row, categories as lists, with ``display_text``.
+    """Build the catalogue by item row, categories as lists, with ``display_text``.
 
     ``display_text`` is the title, or the first text there is, or the id.
     """
@@ -115,7 +115,7 @@ def catalogue(
 
 
 def described(items: pl.DataFrame) -> pl.DataFrame:
-    """Keep the items of which something is known beside their id and domain."""
+    """Keep the items that have more than their id and domain."""
     known = []
     for name, dtype in items.drop(ITEM_ID, DOMAIN, strict=False).schema.items():
         column = pl.col(name)
@@ -167,14 +167,14 @@ def bucket_edges(numbers: pl.Series) -> list[float]:
 
 
 def bucket_names(numbers: pl.Series, edges: list[float]) -> pl.Series:
-    """Name each number's bucket "(lower, upper]", null for null."""
+    """Return the name of each number's bucket "(lower, upper]", null for null."""
     bounds = [-math.inf, *edges, math.inf]
     names = pl.Series([f"({low!r}, {high!r}]" for low, high in pairwise(bounds)])
     places = np.searchsorted(np.array(edges), numbers.fill_null(0).to_numpy(), side="left")
     return names[places].set(numbers.is_null(), None)
 
 
-def edges_of(vocabulary: pl.Series) -> list[float]:
+def parse_edges(vocabulary: pl.Series) -> list[float]:
     """Read the edges back out of the names that ``bucket_names`` gave."""
     uppers = vocabulary.str.extract(r", (.+)\]$").cast(pl.Float64).drop_nulls()
     return sorted(edge for edge in uppers.to_list() if math.isfinite(edge))
@@ -189,7 +189,9 @@ def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Se
     bucketed = previous is not None and previous.str.contains(r"^\(.+, .+\]$").all()
     if column.dtype.is_numeric() and (column.n_unique() > NUM_BUCKETS or bucketed):
         numbers = column.cast(pl.Float64).fill_nan(None)
-        edges = edges_of(previous) if previous is not None and bucketed else bucket_edges(numbers)
+        edges = (
+            parse_edges(previous) if previous is not None and bucketed else bucket_edges(numbers)
+        )
         return bucket_names(numbers, edges)
     if column.dtype.is_nested() or column.n_unique() > MAX_CATEGORIES:
         return None
@@ -197,7 +199,7 @@ def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Se
 
 
 def can_be_feature(column: pl.Series) -> bool:
-    """Whether ``user_columns`` may name a column, and some users share its values."""
+    """Check whether ``user_columns`` may name a column, and some users share its values."""
     values = as_categories(column)
     return values is not None and 1 < values.drop_nulls().n_unique() <= len(column) / 2
 
@@ -232,7 +234,7 @@ def write_user_features(
 
 
 def can_be_encoded(column: pl.Series) -> bool:
-    """Whether ``content.columns`` may name a column, and it says more than one thing."""
+    """Check whether ``content.columns`` may name a column that has more than one value."""
     try:
         kind_of_column(column)
     except ValueError:

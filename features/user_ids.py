@@ -1,11 +1,9 @@
-"""Rows of an embedding table for users' ids: who has one, who shares one, who is unknown (row 0).
+"""Rows of an embedding table for users' ids: which user has one; row 0 is of unknown users.
 
 A table of every user that ever came grows without end, and most of its rows are of users who came
-once. ``admitted``: a user has a row of their own from ``min_events`` training events on, the most
-active first while rows are free, and gives it back when their last one is older than ``ttl_days``
-before the newest of all; the next build may give it to another. ``hashed``: users from
-``min_events`` on share rows by a hash of their user row. ``hashed_twice``: they add up rows of two
-tables, by two hashes, so that few share both.
+once. A user has a row of their own from ``min_events`` training events on, the most active first
+while rows are free, and gives it back when their last event is older than ``ttl_days`` before the
+newest of all; the next build may assign it to another.
 
 A row's owner is their user row, which stays theirs from build to build, so equal inputs give equal
 rows.
@@ -23,18 +21,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from features.encoding import hashed
 from features.schema import FeaturesConfig, UserIdRows
 
 Rows = NDArray[np.int64]
 OWNERS = Path("vocabularies") / "user_id_owners.npy"
-FEATURE, SECOND = "id", "id_second"
+FEATURE = "id"
 SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True)
 class UserActivity:
-    """What training may see of each user."""
+    """Training events of each user."""
 
     counts: Rows
     """Events, [U]."""
@@ -49,7 +46,7 @@ class Assigned(NamedTuple):
     """Feature to row by user, each [U]; 0 is unknown."""
     cardinality: dict[str, int]
     owners: Rows
-    """User row of each row of the table, [K + 1]; 0 is nobody. Empty where rows are shared."""
+    """User row of each row of the table, [K + 1]; 0 is unowned."""
     counts: Mapping[str, int]
     """For the report."""
 
@@ -57,20 +54,14 @@ class Assigned(NamedTuple):
 def assigned(
     settings: UserIdRows, users: UserActivity, previous: Rows | None = None
 ) -> Assigned | None:
-    """Give users rows; None where they have none of their own."""
+    """Assign rows to users; None if they have none of their own."""
     if settings.rows == 0:
         return None
-    if settings.kind == "admitted":
-        return _admitted(settings, users, previous)
-    return _shared(settings, users)
-
-
-def _admitted(settings: UserIdRows, users: UserActivity, previous: Rows | None) -> Assigned:
     size, counts = settings.rows + 1, users.counts
     if previous is not None and len(previous) != size:
         raise ValueError(
             f"features.user_ids.rows = {settings.rows}, and the bundle that is continued has "
-            f"{len(previous) - 1}; restore the setting, or train anew with recsys run"
+            f"{len(previous) - 1}; restore the setting, or train again with recsys run"
         )
     owners = np.zeros(size, np.int64) if previous is None else previous.copy()
     stays = _recent(settings, users) & (counts > 0)
@@ -119,33 +110,6 @@ def _recent(settings: UserIdRows, users: UserActivity) -> NDArray[np.bool_]:
     return recent
 
 
-def _shared(settings: UserIdRows, users: UserActivity) -> Assigned:
-    known = (users.counts >= settings.min_events) & _recent(settings, users)
-    known[0] = False
-    people = np.arange(len(users.counts))
-    names = (FEATURE,) if settings.kind == "hashed" else (FEATURE, SECOND)
-    size = settings.rows // len(names)
-    features = {
-        name: np.where(known, 1 + (hashed(people, seed) % np.uint64(size)).astype(np.int64), 0)
-        for seed, name in enumerate(names)
-    }
-    keys = np.stack([rows[known] for rows in features.values()], axis=1)
-    _, sharers = np.unique(keys, axis=0, return_counts=True)
-    alone = int(np.count_nonzero(sharers == 1))
-    num_known = int(np.count_nonzero(known))
-    return Assigned(
-        features,
-        dict.fromkeys(names, size + 1),
-        np.zeros(0, np.int64),
-        {
-            "rows": size * len(names),
-            "owned": num_known,
-            "share all rows with another": num_known - alone,
-            "unknown": len(people) - 1 - num_known,
-        },
-    )
-
-
 def renewed(owners: Rows, before: Rows) -> Rows:
     """List rows that have another owner, or none, since weights were trained."""
     return np.flatnonzero(owners[: len(before)] != before[: len(owners)])
@@ -167,10 +131,10 @@ def write_user_ids(
     settings = config.user_ids
     if settings.rows == 0:
         return {}
-    if {FEATURE, SECOND} & set(config.user_columns):
+    if FEATURE in config.user_columns:
         raise ValueError(
             f"features.user_columns = {list(config.user_columns)} and features.user_ids both name "
-            f"{FEATURE!r} or {SECOND!r}; rename the column in data.user_columns"
+            f"{FEATURE!r}; rename the column in data.user_columns"
         )
     ends = np.load(sequences / "train_end.npy")
     counts, times = ends - np.load(sequences / "offsets.npy")[:-1], sequences / "times.npy"
@@ -184,7 +148,6 @@ def write_user_ids(
     (out / "user_features").mkdir(exist_ok=True)
     for name, rows in found.features.items():
         np.save(out / "user_features" / f"{name}.npy", rows)
-    if len(found.owners):
-        np.save(out / OWNERS, found.owners)
+    np.save(out / OWNERS, found.owners)
     counted.update(found.counts)
     return found.cardinality

@@ -26,7 +26,7 @@ LONGEST_FIELD = 1 << 27
 def count_rows(path: Path, source: SourceConfig, user_ids: Collection[str]) -> int:
     """Count the rows of users in a file."""
     frame = renamed(scan_file(path, source), path, source, (USER_ID,))
-    of_them = _is_of(frame, USER_ID, user_ids).sum().alias("found")
+    of_them = _is_user(frame, USER_ID, user_ids).sum().alias("found")
     columns = frame.select(pl.col(USER_ID))
     return sum(int(part.select(of_them).item()) for _, part in batches(columns, path))
 
@@ -40,7 +40,7 @@ def write_without(
     ending = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if ending == PARQUET:
         with naming(path):
-            frame.filter(~_is_of(frame, theirs, user_ids).fill_null(value=False)).sink_parquet(
+            frame.filter(~_is_user(frame, theirs, user_ids).fill_null(value=False)).sink_parquet(
                 target
             )
         return
@@ -55,16 +55,16 @@ def write_without(
         opened(target, "wt", encoding="utf-8", newline="") as out,
     ):
         if ending in JSON_LINES:
-            out.writelines(line for line in file if _user_of(line, theirs) not in wanted)
+            out.writelines(line for line in file if _read_user(line, theirs) not in wanted)
         else:
             out.writelines(_kept_lines(file, separator, place, wanted))
 
 
-def _is_of(frame: pl.LazyFrame, column: str, user_ids: Collection[str]) -> pl.Expr:
+def _is_user(frame: pl.LazyFrame, column: str, user_ids: Collection[str]) -> pl.Expr:
     return as_text(column, frame.collect_schema()[column]).is_in(list(user_ids))
 
 
-def _user_of(line: str, column: str) -> str | None:
+def _read_user(line: str, column: str) -> str | None:
     value = json.loads(line).get(column) if line.strip() else None
     return None if value is None else str(value)
 
@@ -72,7 +72,7 @@ def _user_of(line: str, column: str) -> str | None:
 def _kept_lines(
     file: IO[str], separator: str, place: int, user_ids: Collection[str]
 ) -> Iterator[str]:
-    """Give the lines of all records but those of users; a record may span lines."""
+    """Yield the lines of all records but those of users; a record may span lines."""
     lines: list[str] = []
 
     def read() -> Iterator[str]:

@@ -28,7 +28,7 @@ class Ids:
     ids: pl.Series
     num_previous: int
     path: Path
-    """Where they lie for tasks."""
+    """File of the ids for tasks."""
 
 
 def merge_ids(parts: Sequence[Prepared], field: str, previous: pl.Series | None, path: Path) -> Ids:
@@ -42,37 +42,23 @@ def merge_ids(parts: Sequence[Prepared], field: str, previous: pl.Series | None,
     return Ids(ids, 0 if previous is None else len(previous), path)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankTask:
-    """A partition whose codes get ranks."""
-
-    part: Prepared
-    ids: dict[str, Path]
-    """By field."""
-
-
-def ranks_path(part: Prepared, field: str) -> Path:
-    """Name the file of a partition's ranks."""
-    return part.folder / f"{field}_ranks.npy"
-
-
-def ranks_of(part: Prepared, field: str) -> Ranks:
+def read_ranks(part: Prepared, field: str) -> Ranks:
     """Read the rank of each code, [C]."""
-    ranks: Ranks = np.load(ranks_path(part, field), mmap_mode="r")
+    ranks: Ranks = np.load(part.folder / f"{field}_ranks.npy", mmap_mode="r")
     return ranks
 
 
-def rank_partition(task: RankTask) -> None:
-    """Write the rank of each code of a partition."""
-    for field, path in task.ids.items():
-        ranks = rows_of(read_texts(task.part.texts(field)), read_texts(path)) - 1
-        np.save(ranks_path(task.part, field), ranks.astype(np.uint32))
+def rank_partition(part: Prepared, ids: dict[str, Path]) -> None:
+    """Write the rank of each code of a partition; ``ids`` are files by field."""
+    for field, path in ids.items():
+        ranks = rows_of(read_texts(part.texts(field)), read_texts(path)) - 1
+        np.save(part.folder / f"{field}_ranks.npy", ranks.astype(np.uint32))
 
 
 def counts_by_rank(part: Prepared, num_users: int) -> Rows:
     """Count a partition's records of each user, [U]."""
     counts = np.zeros(num_users, np.int64)
-    counts[ranks_of(part, "user")] = part.user_counts()
+    counts[read_ranks(part, "user")] = part.user_counts()
     return counts
 
 
@@ -86,22 +72,22 @@ class TextColumns:
 
     def of(self, field: str) -> pl.Series:
         """Read the texts of an optional field."""
-        return _texts_of(self.files[field])
+        return _read_all_texts(self.files[field])
 
 
 @lru_cache(maxsize=len(OPTIONAL_TEXTS))
-def _texts_of(paths: tuple[Path, ...]) -> pl.Series:
+def _read_all_texts(paths: tuple[Path, ...]) -> pl.Series:
     return pl.concat([read_texts(path) for path in paths])
 
 
 def forget_texts() -> None:
-    """Let the memory of TextColumns go."""
-    _texts_of.cache_clear()
+    """Free the memory of TextColumns."""
+    _read_all_texts.cache_clear()
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodesOfAll:
-    """What a partition's codes of texts other than ids become."""
+    """Map from a partition's codes of texts other than ids to those of all partitions."""
 
     types: NDArray[np.uint32]
     """By code of the partition."""

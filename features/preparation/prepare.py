@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,18 +23,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from features.encoding import Dictionary
 from features.forget_list import NOBODY, ForgetList
-from features.ingest import EventFile, EventReader, record_dtype
+from features.ingest import RECORDS, SHOWN, EventReader, record_dtype
 from features.parallel import num_cores
 from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
 from features.records import RecordFile, Rows
 from features.schema import FilterConfig, SourceConfig
 
-RECORDS, SHOWN = "records", "shown"
 OPTIONAL_TEXTS = ("domain", "session", "request")
-TEXT_FIELDS = ("user", "item", "type", *OPTIONAL_TEXTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ class PrepareTask:
     now: datetime
     """Events more than a day later are in the future."""
     online: bool = False
-    """Whether a server collected the events."""
+    """True if a server collected the events."""
     known_items: Path | None = None
     """Item ids (read_texts) of which online events may be."""
     forgotten: ForgetList = NOBODY
@@ -59,14 +56,14 @@ class PrepareTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What lies in a partition's folder, and what became of its rows."""
+    """Contents of a partition's folder, and counts of its rows."""
 
     folder: Path
     fields: tuple[str, ...]
     num_records: int
     num_shown: int
     num_texts: dict[str, int]
-    """Codes of each of TEXT_FIELDS."""
+    """Codes of each text field."""
     rows_in: int
     num_bad: int
     dropped: Counter[str]
@@ -126,7 +123,7 @@ def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int
     return max(workers, -(-max(workers, num_cores()) * needed // memory))
 
 
-def partitions_of(source: SourceConfig, number: int) -> list[SourceConfig]:
+def divide_files(source: SourceConfig, number: int) -> list[SourceConfig]:
     """Divide a source into at most ``number`` partitions of neighbouring files, equal in bytes."""
     ends = np.cumsum([path.stat().st_size for path in source.paths])
     if number < 2:
@@ -141,49 +138,34 @@ def partitions_of(source: SourceConfig, number: int) -> list[SourceConfig]:
 
 def prepare_partition(task: PrepareTask) -> Prepared:
     """Read the files of a partition."""
-    # What a killed attempt left is made anew.
+    # What a killed attempt left is made again.
     shutil.rmtree(task.folder, ignore_errors=True)
     task.folder.mkdir(parents=True)
-    dtype = record_dtype(task.fields)
-    records = RecordFile(task.folder / RECORDS, dtype)
-    shown = RecordFile(task.folder / SHOWN, dtype)
-    quarantine = Quarantine(task.folder / "quarantine")
-    reader = EventReader(task.filters, quarantine, records, shown, task.now, online=task.online)
-    reader.forgotten = ForgottenUsers(task.forgotten)
+    reader = EventReader(task.folder, task.filters, task.fields, task.now)
+    reader.online, reader.forgotten = task.online, ForgottenUsers(task.forgotten)
     if task.known_items is not None:
         reader.known_items = read_texts(task.known_items)
-    with reader.pool:
-        for path in task.source.paths:
-            reader.read(EventFile.open(path, task.source), task.source)
-    dictionaries = [reader.texts.users, reader.texts.items, reader.texts.types]
-    dictionaries += reader.texts.optional().values()
-    by_field: dict[str, Dictionary] = dict(zip(TEXT_FIELDS, dictionaries, strict=True))
+    for path in task.source.paths:
+        reader.read(path, task.source)
     prepared = Prepared(
         folder=task.folder,
         fields=task.fields,
-        num_records=records.length,
-        num_shown=shown.length,
-        num_texts={name: one.size for name, one in by_field.items()},
+        num_records=reader.records.length,
+        num_shown=reader.shown.length,
+        num_texts={name: one.size for name, one in reader.texts.items()},
         rows_in=reader.rows_in,
         num_bad=reader.num_bad,
         dropped=reader.dropped,
-        quarantine=quarantine,
+        quarantine=reader.quarantine,
         min_time=reader.min_time,
     )
-    for name, dictionary in by_field.items():
+    for name, dictionary in reader.texts.items():
         write_texts(dictionary.texts(), prepared.texts(name))
-    counts = np.zeros(reader.texts.users.size, np.int64)
-    counts[: len(reader.user_counts)] = reader.user_counts
-    np.save(task.folder / "user_counts.npy", counts)
-    records.close()
-    shown.close()
+    missing = reader.texts["user"].size - len(reader.user_counts)
+    np.save(task.folder / "user_counts.npy", np.pad(reader.user_counts, (0, missing)))
+    reader.records.close()
+    reader.shown.close()
     return prepared
-
-
-def merge_quarantine(parts: Iterable[Prepared], into: Quarantine) -> None:
-    """Move the bad rows of partitions behind each other, and add up their reasons."""
-    for part in parts:
-        into.take(part.quarantine)
 
 
 def known_items(parts: Sequence[Prepared], catalogue: pl.Series, path: Path) -> None:

@@ -5,19 +5,21 @@ Axes: E events, U user ranks, I item ranks, K ranges of users.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from features.counts import Core, count_events, k_core
+from features.counts import Core, k_core
 from features.histories import in_given_order
 from features.ingest import record_dtype
 from features.parallel import Runner
-from features.preparation.ids import CodesOfAll, counts_by_rank, ranks_of
+from features.preparation.ids import CodesOfAll, counts_by_rank, read_ranks
 from features.preparation.prepare import Prepared
 from features.records import RecordFile, Records, Rows, compressed, partition
 from features.schema import FilterConfig
@@ -25,7 +27,7 @@ from features.schema import FilterConfig
 RANGE_EVENTS = 500_000
 """Events of a range of users, as far as one user does not have more."""
 MAX_RANGES = 1_000
-"""Of larger data the ranges are larger."""
+"""Larger data has larger ranges."""
 
 
 def ranges_of_users(user_counts: Rows, range_events: int) -> Rows:
@@ -36,44 +38,42 @@ def ranges_of_users(user_counts: Rows, range_events: int) -> Rows:
     return np.unique(np.concatenate([[0], cuts, [len(user_counts)]]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlaceTask:
-    """A partition whose records go to their ranges."""
+class Share(NamedTuple):
+    """A partition, the codes of its texts, its records of each range and their places, [K] each."""
 
     part: Prepared
     codes: CodesOfAll
-    cuts: Rows
-    """[K + 1]"""
     sizes: Rows
-    """The partition's records of each range, [K]."""
     starts: Rows
-    """Where they go, [K]."""
-    target: Path
 
 
-def place_partition(task: PlaceTask) -> None:
+def place_partition(share: Share, cuts: Rows, path: Path) -> None:
     """Write a partition's records, with ranks for codes, into the ranges of users."""
-    users, items = ranks_of(task.part, "user"), ranks_of(task.part, "item")
-    numbers = np.arange(len(task.sizes), dtype=np.uint32)
-    range_of_user = np.repeat(numbers, np.diff(task.cuts))
+    users, items = read_ranks(share.part, "user"), read_ranks(share.part, "item")
+    numbers = np.arange(len(share.sizes), dtype=np.uint32)
+    range_of_user = np.repeat(numbers, np.diff(cuts))
 
     def ranked(part: Records) -> Records:
         part["user"] = users[part["user"]]
         part["item"] = items[part["item"]]
-        task.codes.apply(part)
+        share.codes.apply(part)
         return part
 
-    source = task.part.records()
-    target = RecordFile(task.target, source.dtype)
+    source = share.part.records()
+    target = RecordFile(path, source.dtype)
     partition(
-        source.slices(), target, ranked, lambda part: range_of_user[part["user"]],
-        task.sizes, task.starts,
-    )  # fmt: skip
+        source.slices(),
+        target,
+        ranked,
+        lambda part: range_of_user[part["user"]],
+        share.sizes,
+        share.starts,
+    )
     source.close()
     target.close()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class UserRange:
     """The records of some users in a file."""
 
@@ -84,6 +84,12 @@ class UserRange:
     first_user: int
     last_user: int
     """Ranks are in [first_user, last_user)."""
+
+    def counts(self, records: Records, num_items: int) -> tuple[Rows, Rows]:
+        """Count records of these users by user and by item, [I]."""
+        users = records["user"] - np.uint32(self.first_user)
+        of_users = np.bincount(users, minlength=self.last_user - self.first_user)
+        return of_users, np.bincount(records["item"], minlength=num_items)
 
     def read(self) -> Records:
         """Read them."""
@@ -98,94 +104,53 @@ def ranges(
     parts: Sequence[Prepared], codes: Sequence[CodesOfAll], num_users: int, path: Path, run: Runner
 ) -> list[UserRange]:
     """Bring all partitions' records into ranges of users, in a file."""
-    counts = np.zeros(num_users, np.int64)
-    for part in parts:
-        counts += counts_by_rank(part, num_users)
+    of_parts = [counts_by_rank(part, num_users) for part in parts]
+    counts = np.sum(of_parts, axis=0)
     cuts = ranges_of_users(counts, max(RANGE_EVENTS, int(counts.sum()) // MAX_RANGES))
     bounds = np.concatenate([[0], np.cumsum(np.add.reduceat(counts, cuts[:-1]))])
-    cursor = bounds[:-1].copy()
-    tasks = []
-    for part, codes_of_part in zip(parts, codes, strict=True):
-        sizes = np.add.reduceat(counts_by_rank(part, num_users), cuts[:-1])
-        tasks.append(
-            PlaceTask(
-                part=part, codes=codes_of_part, cuts=cuts, sizes=sizes, starts=cursor, target=path
-            )
-        )
+    shares, cursor = [], bounds[:-1]
+    for part, codes_of_part, own in zip(parts, codes, of_parts, strict=True):
+        sizes = np.add.reduceat(own, cuts[:-1])
+        shares.append(Share(part, codes_of_part, sizes, cursor))
         cursor = cursor + sizes
-    for _ in run(place_partition, tasks):
+    for _ in run(partial(place_partition, cuts=cuts, path=path), shares):
         pass
-    fields = parts[0].fields
     return [
-        UserRange(
-            path=path, fields=fields, start=int(start), end=int(end), first_user=int(first),
-            last_user=int(last),
-        )
+        UserRange(path, parts[0].fields, int(start), int(end), int(first), int(last))
         for (start, end), (first, last) in zip(pairwise(bounds), pairwise(cuts), strict=True)
-    ]  # fmt: skip
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrderTask:
-    """A range to sort into histories."""
-
-    range: UserRange
-    target: Path
-    """Another file, so that a task that is run twice finds its records as they were."""
-    num_items: int
-    max_user_events: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderedRange:
-    """A range in the order of users and moments."""
+class OrderedRange(NamedTuple):
+    """A range in the order of users and moments, and its events by user and by item, [I]."""
 
     range: UserRange
     user_counts: Rows
     item_counts: Rows
-    """[I]"""
     num_duplicates: int
     num_over_cap: int
 
 
-def order_range(task: OrderTask) -> OrderedRange:
-    """Sort a range into histories, without repetitions and beyond no user's cap."""
-    given = task.range
-    ordered, num_duplicates, num_over_cap = in_given_order(given.read(), task.max_user_events)
-    target = RecordFile(task.target, record_dtype(given.fields))
+def order_range(given: UserRange, num_items: int, cap: int | None, path: Path) -> OrderedRange:
+    """Sort a range into histories, without repetitions and beyond no user's cap.
+
+    It goes to another file, so that a task that is run twice finds its records as they were.
+    """
+    ordered, num_duplicates, num_over_cap = in_given_order(given.read(), cap)
+    target = RecordFile(path, record_dtype(given.fields))
     target.write(given.start, ordered)
     target.close()
-    users, items = count_events(
-        ordered["user"], ordered["item"], given.first_user, given.last_user, task.num_items
-    )
-    return OrderedRange(
-        range=UserRange(
-            path=task.target, fields=given.fields, start=given.start,
-            end=given.start + len(ordered), first_user=given.first_user, last_user=given.last_user,
-        ),
-        user_counts=users, item_counts=items,
-        num_duplicates=num_duplicates, num_over_cap=num_over_cap,
-    )  # fmt: skip
+    own = replace(given, path=path, end=given.start + len(ordered))
+    counts = own.counts(ordered, num_items)
+    return OrderedRange(own, *counts, num_duplicates, num_over_cap)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountTask:
-    """A range to count."""
-
-    range: UserRange
-    users: Path
-    """Mask of users, [U]; likewise of items."""
-    items: Path
-    num_items: int
-
-
-def count_range(task: CountTask) -> tuple[Rows, Rows]:
-    """Count the events of each user of a range and of each item that masks keep."""
-    records = task.range.read()
-    users, items = np.load(task.users, mmap_mode="r"), np.load(task.items, mmap_mode="r")
-    kept = users[records["user"]] & items[records["item"]]
-    first, last = task.range.first_user, task.range.last_user
-    return count_events(records["user"][kept], records["item"][kept], first, last, task.num_items)
+def count_range(given: UserRange, users: Path, items: Path, num_items: int) -> tuple[Rows, Rows]:
+    """Count the events of each user of a range and of each item that masks in files keep."""
+    records = given.read()
+    of_users, of_items = np.load(users, mmap_mode="r"), np.load(items, mmap_mode="r")
+    kept = of_users[records["user"]] & of_items[records["item"]]
+    return given.counts(records[kept], num_items)
 
 
 @dataclass
@@ -211,37 +176,28 @@ class OrderedEvents:
             paths = scratch / "core_users.npy", scratch / "core_items.npy"
             for path, mask in zip(paths, (users, items), strict=True):
                 np.save(path, mask)
-            tasks = (
-                CountTask(range=one, users=paths[0], items=paths[1], num_items=len(items))
-                for one in self.ranges
-            )
-            return summed(self.ranges, run(count_range, tasks), len(users), len(items))
+            task = partial(count_range, users=paths[0], items=paths[1], num_items=len(items))
+            of_users, of_items = np.zeros(len(users), np.int64), np.zeros(len(items), np.int64)
+            for one, counts in zip(self.ranges, run(task, self.ranges), strict=True):
+                of_users[one.first_user : one.last_user] = counts[0]
+                of_items += counts[1]
+            return of_users, of_items
 
         minima = filters.min_user_events, filters.min_item_events
         return k_core(count, self.user_counts, self.item_counts, *minima)
 
 
-def summed(
-    ranges: Sequence[UserRange], counts: Iterator[tuple[Rows, Rows]], num_users: int, num_items: int
-) -> tuple[Rows, Rows]:
-    """Put counts of ranges together, [U] and [I]."""
-    of_users, of_items = np.zeros(num_users, np.int64), np.zeros(num_items, np.int64)
-    for one, (users, items) in zip(ranges, counts, strict=True):
-        of_users[one.first_user : one.last_user] = users
-        of_items += items
-    return of_users, of_items
-
-
 def order_events(
-    given: Sequence[UserRange], num_users: int, num_items: int, cap: int | None, path: Path,
+    given: Sequence[UserRange],
+    num_users: int,
+    num_items: int,
+    cap: int | None,
+    path: Path,
     run: Runner,
-) -> OrderedEvents:  # fmt: skip
-    """Sort all events into histories, without their repetitions and beyond no user's cap."""
-    tasks = (
-        OrderTask(range=one, target=path, num_items=num_items, max_user_events=cap) for one in given
-    )
+) -> OrderedEvents:
+    """Sort all events into histories, without repetitions and beyond no user's cap."""
     events = OrderedEvents([], np.zeros(num_users, np.int64), np.zeros(num_items, np.int64), 0, 0)
-    for part in run(order_range, tasks):
+    for part in run(partial(order_range, num_items=num_items, cap=cap, path=path), given):
         events.ranges.append(part.range)
         events.user_counts[part.range.first_user : part.range.last_user] = part.user_counts
         events.item_counts += part.item_counts

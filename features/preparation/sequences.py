@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -52,22 +53,8 @@ class SequenceFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceTask:
-    """A range of users whose histories are written."""
-
-    range: UserRange
-    rows: RowFiles
-    files: SequenceFiles
-    place: int
-    """Of the range's first kept event."""
-    seed: int
-    first_day: int
-    """Days since 1970."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class WrittenSequences:
-    """What a range had."""
+    """Days and times of a range."""
 
     day_counts: Rows
     """Kept events of each day from ``first_day`` to the last that has one; without times one."""
@@ -75,42 +62,40 @@ class WrittenSequences:
     """Earliest and latest time in microseconds."""
 
 
-def write_sequences(task: SequenceTask) -> WrittenSequences:
-    """Write a range's histories in every tie order."""
-    records = task.rows.dense(task.range.read())
-    files = task.files
-    part = sequence_part(records, files.tie_orders, files.chosen(), task.seed)
+def write_sequences(
+    placed: tuple[UserRange, int], rows: RowFiles, files: SequenceFiles, seed: int, first_day: int
+) -> WrittenSequences:
+    """Write a range's histories in every tie order, from a place on; days are since 1970."""
+    given, place = placed
+    records = rows.dense(given.read())
+    part = sequence_part(records, files.tie_orders, files.chosen(), seed)
     for order, by_name in files.files().items():
         for name, file in by_name.items():
             if name == "item_rows":
-                file.write(task.place, part.item_rows[order])
+                file.write(place, part.item_rows[order])
             elif part.seconds is not None and name == "times":
-                file.write(task.place, part.seconds)
+                file.write(place, part.seconds)
             else:
-                file.write(task.place, part.context[Path(name).name])
+                file.write(place, part.context[Path(name).name])
     if not files.has_time or not len(records):
         return WrittenSequences(day_counts=np.array([len(records)]), span=None)
-    days = records["time"] // (86_400 * MICROS) - task.first_day
+    days = records["time"] // (86_400 * MICROS) - first_day
     span = int(records["time"].min()), int(records["time"].max())
     return WrittenSequences(day_counts=np.bincount(days), span=span)
 
 
 def write_all_sequences(
     ranges: Sequence[UserRange],
+    places: Sequence[int],
     rows: RowFiles,
     files: SequenceFiles,
-    places: Sequence[int],
-    *,
     seed: int,
     first_day: int,
     run: Runner,
 ) -> list[WrittenSequences]:
-    """Write all histories."""
+    """Write all histories; places are those of the first kept event of each range."""
     for by_name in files.files().values():
         for file in by_name.values():
             file.create()
-    tasks = (
-        SequenceTask(range=one, rows=rows, files=files, place=place, seed=seed, first_day=first_day)
-        for one, place in zip(ranges, places, strict=True)
-    )
-    return list(run(write_sequences, tasks))
+    task = partial(write_sequences, rows=rows, files=files, seed=seed, first_day=first_day)
+    return list(run(task, zip(ranges, places, strict=True)))

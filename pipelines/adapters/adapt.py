@@ -6,11 +6,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.adapters.gate import Judgement, judgement_of, refuse_harm
-from pipelines.adapters.inputs import load_inputs, require_run
+from pipelines.adapters.gate import Judgement, judge_adapter, refuse_harm
 from pipelines.adapters.ranker import RankerAdaptation
 from pipelines.adapters.retriever import RetrieverAdaptation
-from pipelines.adapters.task import Task
+from pipelines.adapters.task import Task, load_inputs, require_run
 from pipelines.config.run import RunConfig
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.workspace import Workspace, bundles_dir
@@ -26,10 +25,10 @@ class Adapted:
     directory: Path
     judgement: Judgement
     num_labels: int
-    """Of the domain, that it was trained on."""
+    """Labels of the domain that it was trained on."""
     num_steps: int
     share: float
-    """Of the base's parameters."""
+    """Share of the base's parameters."""
     seconds: float
 
 
@@ -58,13 +57,13 @@ def adapt_to(
         config=config,
         inputs=inputs,
         domains=domains,
-        domain=domains.place_of(domain),
+        domain=domains.find_domain(domain),
         base=base,
         order=order,
         show_progress=show_progress,
     )
     adaptation = (RankerAdaptation if base == "ranker" else RetrieverAdaptation)(task, released)
-    judgement = judgement_of(adaptation.judge(), config.adapter)
+    judgement = judge_adapter(adaptation.judge(), config.adapter)
     refuse_harm(config, domain, judgement)
     trained = adaptation.final()
     with publishing(bundles_dir(config)):

@@ -16,17 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipelines.adapters.inputs import DomainQueries
 from pipelines.adapters.task import Judged
 from pipelines.config.run import RunConfig
 from pipelines.config.trainings import AdapterConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import RefusedError
-from recsys.data.batch import Jagged
 from recsys.data.durable import write_durably
-from recsys.evaluation.paired import paired
+from recsys.evaluation.paired import Paired, paired
 from recsys.evaluation.ranking import RankingResult
-from recsys.evaluation.slices import Slice, item_popularity_slices, user_activity_slices
+from recsys.evaluation.slices import item_popularity_slices, user_activity_slices
 from serving.bundle.manifest import Verdict
 
 Metrics = dict[str, dict[str, float]]
@@ -38,7 +36,7 @@ UNCHANGED = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What an adapter changes for some held-out users, over the domain's items alone."""
+    """Change of the metric for some held-out users, over the domain's items alone."""
 
     name: str
     """"domain books", or a protected slice such as "user_activity new"."""
@@ -47,89 +45,97 @@ class Change:
     """The base's metric."""
     difference: float
     low: float
-    """Of the paired interval over users."""
+    """Lower end of the paired interval over users."""
     high: float
 
 
-def changes_of(judged: Judged, config: AdapterConfig) -> list[Change]:
-    """Measure the whole domain and each protected slice."""
-    before, after = (
-        result.per_user(config.metric) for result in (judged.base_within, judged.adapted_within)
-    )
-    everyone = torch.ones(len(before), dtype=torch.bool)
-    parts = [(f"domain {judged.queries.domain_name}", everyone), *_protected(judged, config)]
-    changes = []
-    for name, inside in parts:
-        found = paired(before[inside], after[inside])
-        changes.append(
-            Change(
-                name=name,
-                num_users=found.num_users,
-                before=found.champion,
-                difference=found.difference,
-                low=found.low,
-                high=found.high,
-            )
-        )
-    return changes
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """Verdicts, metrics and changes of an adapter."""
+
+    verdicts: list[Verdict]
+    metrics: Metrics
+    """Averages over the domain's users: base and adapter, over all items and the domain's own."""
+    changes: list[Change]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "verdicts": [verdict.model_dump() for verdict in self.verdicts],
+            "metrics": self.metrics,
+            "changes": [asdict(change) for change in self.changes],
+        }
 
 
-def harm_verdicts(judged: Judged, config: AdapterConfig) -> list[Verdict]:
+def judge_adapter(judged: Judged, config: AdapterConfig) -> Judgement:
     """Compare an adapter with its base, both over the domain's items alone.
 
     A request that names its domain needs no adapter to be answered with the domain's items, so that
     much is the base's; lists of other domains must stay what they are over the whole catalogue.
     """
-    queries = judged.queries
-    before, after = (
-        result.per_user(config.metric) for result in (judged.base_within, judged.adapted_within)
-    )
-    verdicts = [_gain(judged, before, after, config)]
-    verdicts += [
-        _no_harm(before[inside], after[inside], name, config)
-        for name, inside in _protected(judged, config)
-    ]
+    queries, metric = judged.queries, config.metric
+    before, after = judged.base_within.per_user(metric), judged.adapted_within.per_user(metric)
+    own = torch.from_numpy(queries.domain_of_query == queries.domain)
+    averages = {
+        "base": judged.base.per_user(metric)[own],
+        "base_within_domain": before,
+        "adapter_within_domain": after,
+        "adapter": judged.adapted.per_user(metric)[own],
+    }
+    metrics = {name: {metric: float(one.mean())} for name, one in averages.items()}
+    name, whole = f"domain {queries.domain_name}", paired(before, after)
+    verdicts, changes = [_gain(name, whole, metrics, config)], [_change(name, whole)]
+    for name, inside in _protected(judged, config):
+        verdicts.append(_no_harm(before[inside], after[inside], name, config))
+        changes.append(_change(name, paired(before[inside], after[inside])))
     for number, name in enumerate(queries.names):
         other = torch.from_numpy(queries.domain_of_query == number)
         if number != queries.domain and int(other.sum()):
             verdicts.append(_unchanged(judged.base, judged.adapted, other, name))
-    return verdicts
+    return Judgement(verdicts=verdicts, metrics=metrics, changes=changes)
+
+
+def _change(name: str, found: Paired) -> Change:
+    return Change(
+        name=name,
+        num_users=found.num_users,
+        before=found.champion,
+        difference=found.difference,
+        low=found.low,
+        high=found.high,
+    )
 
 
 def _protected(judged: Judged, config: AdapterConfig) -> Iterator[tuple[str, Tensor]]:
-    """Name the protected slices that are large enough, and their users, [U] bool."""
-    targets = judged.base_within.targets
+    """Yield the protected slices that are large enough, and their users, [U] bool.
+
+    Slices are by the activity of users and the popularity of their held-out items.
+    """
+    targets, queries = judged.base_within.targets, judged.queries.only_domain()
     owners = targets.segments()
-    for part in protected_slices(judged.queries.only_domain(), targets):
+    for part in (
+        *user_activity_slices(targets, queries.num_events),
+        *item_popularity_slices(targets, queries.item_counts),
+    ):
         inside = torch.zeros(targets.batch_size, dtype=torch.bool)
         inside[owners[part.targets]] = True
         if int(inside.sum()) >= config.min_slice_users:
             yield f"{part.group} {part.name}", inside
 
 
-def protected_slices(queries: DomainQueries, targets: Jagged) -> list[Slice]:
-    """Slice by the activity of users and the popularity of their held-out items."""
-    return [
-        *user_activity_slices(targets, queries.num_events),
-        *item_popularity_slices(targets, queries.item_counts),
-    ]
-
-
-def _gain(judged: Judged, before: Tensor, after: Tensor, config: AdapterConfig) -> Verdict:
-    base, value = float(before.mean()), float(after.mean())
+def _gain(name: str, found: Paired, metrics: Metrics, config: AdapterConfig) -> Verdict:
+    metric = config.metric
+    base, value = (metrics[f"{one}_within_domain"][metric] for one in ("base", "adapter"))
     bound = base * (1 + config.min_gain)
-    found = paired(before, after)
-    whole = metrics_of(judged, config.metric)
     return Verdict(
-        name=f"{config.metric} of domain {judged.queries.domain_name}",
+        name=f"{metric} of {name}",
         value=value,
         bound=bound,
         # Equal is no gain, and an adapter costs something.
         passed=value > bound if config.min_gain == 0 else value >= bound,
-        reason=f"{len(before)} held-out users; over the domain's items alone the base has "
+        reason=f"{found.num_users} held-out users; over the domain's items alone the base has "
         f"{base:.4f}, the adapter adds {found.difference:+.4f} ({found.low:+.4f} to "
         f"{found.high:+.4f}: {found.decision}); over the whole catalogue the base has "
-        f"{whole['base'][config.metric]:.4f}, the adapter {whole['adapter'][config.metric]:.4f}",
+        f"{metrics['base'][metric]:.4f}, the adapter {metrics['adapter'][metric]:.4f}",
     )
 
 
@@ -157,44 +163,6 @@ def _unchanged(base: RankingResult, adapted: RankingResult, other: Tensor, name:
         bound=UNCHANGED,
         passed=share >= UNCHANGED,
         reason=f"share of {int(other.sum())} held-out users",
-    )
-
-
-def metrics_of(judged: Judged, metric: str) -> Metrics:
-    """Average a metric over the domain's users: base and adapter, over all items and its own."""
-    rows = torch.from_numpy(judged.queries.domain_of_query == judged.queries.domain)
-    values = {
-        "base": judged.base.per_user(metric)[rows],
-        "base_within_domain": judged.base_within.per_user(metric),
-        "adapter_within_domain": judged.adapted_within.per_user(metric),
-        "adapter": judged.adapted.per_user(metric)[rows],
-    }
-    return {name: {metric: float(one.mean())} for name, one in values.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What the gate found."""
-
-    verdicts: list[Verdict]
-    metrics: Metrics
-    """As of `metrics_of`."""
-    changes: list[Change]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "verdicts": [verdict.model_dump() for verdict in self.verdicts],
-            "metrics": self.metrics,
-            "changes": [asdict(change) for change in self.changes],
-        }
-
-
-def judgement_of(judged: Judged, config: AdapterConfig) -> Judgement:
-    """Judge an adapter."""
-    return Judgement(
-        verdicts=harm_verdicts(judged, config),
-        metrics=metrics_of(judged, config.metric),
-        changes=changes_of(judged, config),
     )
 
 

@@ -16,9 +16,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from pipelines.adapters.inputs import DomainQueries
-from pipelines.adapters.task import Judged, Task, TrainedAdapter
-from pipelines.candidates.blends import FAST, profiles_of, source_lists
+from pipelines.adapters.task import DomainQueries, Judged, Task, TrainedAdapter
+from pipelines.candidates.blends import FAST, list_profiles, source_lists
 from pipelines.candidates.load import READS, load_sources
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
@@ -37,7 +36,7 @@ from serving.bundle.delta import Link
 from serving.bundle.ranker import LoadedRanker
 
 SELECT_ONE_IN = 5
-"""Of the users that train, one of so many selects the step instead."""
+"""One in this number of the users that train selects the step instead."""
 MIN_TRAIN_USERS = 10
 """Users with their item among the candidates, below which nothing is trained."""
 
@@ -66,7 +65,7 @@ class RankerAdaptation:
         return Judged(judging, base, adapted, base_within, adapted_within)
 
     def final(self) -> TrainedAdapter:
-        """Give the adapter that was judged."""
+        """Return the adapter that was judged."""
         assert self._trained is not None
         return self._trained
 
@@ -106,7 +105,7 @@ def domain_examples(
         making="adapt",
     )
     sources = load_sources(context, inputs, task.order)
-    sources = {name: sources[name] for name in profiles_of(sources)[FAST]}
+    sources = {name: sources[name] for name in list_profiles(sources)[FAST]}
     return [
         ranking_examples(
             ranker.builder,

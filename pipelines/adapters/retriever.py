@@ -16,8 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pipelines.adapters.inputs import DomainQueries
-from pipelines.adapters.task import Judged, Task, TrainedAdapter
+from pipelines.adapters.task import DomainQueries, Judged, Task, TrainedAdapter
 from recsys.data.batch import JaggedBatch
 from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
 from recsys.data.windows import BatchOrder, training_windows
@@ -105,7 +104,7 @@ class RetrieverAdaptation:
 
 
 def max_history(task: Task) -> int:
-    """Say how many events of a history the model reads."""
+    """Return the number of events of a history that the model reads."""
     is_sequence = task.base == names.SEQUENCE.name
     config = task.config
     return config.sequence.max_length if is_sequence else config.two_tower.max_history

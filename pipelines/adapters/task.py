@@ -1,19 +1,31 @@
-"""What adapting a released model to one domain reads and shares between models."""
+"""The task of adapting one released model to one domain: items by domain, held-out users, a fit.
+
+An item's domain is its column ``domain`` of the catalogue, else the most frequent one of its
+events. Held-out users are split by row: even ones select the best step, odd ones judge.
+
+Axes: N item rows, B held-out queries.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipelines.adapters.inputs import DomainQueries, Domains
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
+from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.training.run import ProgressBar
+from recsys.data.batch import Jagged, JaggedBatch
+from recsys.data.dataset import Rows
+from recsys.data.held_out import HeldOut
 from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import device_named
@@ -22,6 +34,154 @@ from recsys.training.loop import LoopConfig, TrainingDiverged, TrainResult, trai
 from recsys.training.optim import adamw
 from recsys.training.progress import SilentTracker
 from serving.bundle.adapters import BaseName
+
+NO_DOMAIN = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domains:
+    """The domain of each item."""
+
+    names: tuple[str, ...]
+    of_item: Rows
+    """[N] index of the name, -1 for none."""
+
+    def own_items(self, domain: int) -> NDArray[np.bool_]:
+        """Mark the item rows of a domain, [N]."""
+        own: NDArray[np.bool_] = self.of_item == domain
+        return own
+
+    def find_domain(self, domain: str) -> int:
+        """Find the index of a domain."""
+        if domain not in self.names:
+            raise ValueError(
+                f"no item is of domain {domain!r}; there are {', '.join(self.names[:20])}"
+            )
+        return self.names.index(domain)
+
+
+def load_domains(features: Path, num_item_rows: int) -> Domains:
+    """Read each item's domain from the artefact of build_features."""
+    items = pl.read_parquet(features / "items.parquet")
+    if "domain" in items.columns and items["domain"].null_count() < len(items):
+        known = items.select("item_row", "domain")
+    else:
+        events = pl.scan_parquet(features / "events" / "**" / "*.parquet")
+        if "domain" not in events.collect_schema().names():
+            raise ValueError(
+                "neither items nor events have a column domain, so there is nothing to adapt to; "
+                "name it in [data], or give the item catalogue a column domain"
+            )
+        known = (
+            events.select("item_row", "domain")
+            .drop_nulls()
+            .group_by("item_row", "domain")
+            .len()
+            .sort("item_row", "len", "domain", descending=[False, True, False])
+            .unique("item_row", keep="first", maintain_order=True)
+            .collect()
+        )
+    known = known.drop_nulls().with_columns(pl.col("domain").cast(pl.String))
+    names = tuple(sorted(known["domain"].unique()))
+    numbers = {name: number for number, name in enumerate(names)}
+    of_item = np.full(num_item_rows, NO_DOMAIN, np.int64)
+    of_item[known["item_row"].to_numpy()] = [numbers[name] for name in known["domain"]]
+    if not names:
+        raise ValueError("no item has a domain; fill the column domain of items or events")
+    return Domains(names=names, of_item=of_item)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainQueries:
+    """Held-out queries sorted by the domain of their first target."""
+
+    domain: int
+    """The one that is adapted to."""
+    names: tuple[str, ...]
+    held_out: HeldOut
+    domain_of_query: Rows
+    """[B], ascending."""
+    num_events: Tensor
+    """Training events of each query's user, [B]."""
+    item_counts: Tensor
+    """Training events of each item row, [N]."""
+
+    @property
+    def domain_name(self) -> str:
+        return self.names[self.domain]
+
+    @classmethod
+    def of(
+        cls, inputs: ModelInputs, domains: Domains, domain: int, half: int, limit: int, seed: int
+    ) -> DomainQueries:
+        """Select one half of the validation users, at most ``limit`` of each domain."""
+        sequences = inputs.sequences
+        whole = HeldOut.of(sequences, "validation")
+        users = sequences.users_of(whole.positions)
+        first = whole.targets.values.numpy()[whole.targets.offsets[:-1].numpy()]
+        of_query = domains.of_item[first]
+        chosen: list[Rows] = []
+        rng = np.random.default_rng([seed, half])
+        for number in range(len(domains.names)):
+            rows = np.flatnonzero((of_query == number) & (users % 2 == half))
+            chosen.append(np.sort(rng.permutation(rows)[:limit]))
+        rows = np.concatenate(chosen)
+        lengths = sequences.train_end - sequences.offsets[:-1]
+        return cls(
+            domain=domain,
+            names=domains.names,
+            held_out=whole.take(rows),
+            domain_of_query=of_query[rows],
+            num_events=torch.from_numpy(np.asarray(lengths[users[rows]])),
+            item_counts=inputs.item_counts("train"),
+        )
+
+    def only_domain(self) -> DomainQueries:
+        """Keep the queries of the domain that is adapted to."""
+        rows = np.flatnonzero(self.domain_of_query == self.domain)
+        return replace(
+            self,
+            held_out=self.held_out.take(rows),
+            domain_of_query=self.domain_of_query[rows],
+            num_events=self.num_events[torch.from_numpy(rows)],
+        )
+
+    def __len__(self) -> int:
+        return len(self.domain_of_query)
+
+    def batches(
+        self, inputs: ModelInputs, config: RunConfig, max_history: int
+    ) -> Iterator[JaggedBatch]:
+        """Build the queries in batches of one domain each, whose index is feature ``domain``.
+
+        A query of another domain is then computed in the same batch with and without the adapter,
+        so its list changes by a bit only if the adapter reached it.
+        """
+        size = retrieval_settings(config).batch_size(inputs.sizes.num_item_rows)
+        for number in range(len(self.names)):
+            rows = np.flatnonzero(self.domain_of_query == number)
+            for begin in range(0, len(rows), size):
+                part = rows[begin : begin + size]
+                positions = self.held_out.positions[part]
+                queries = inputs.queries(positions, max_history=max_history)
+                of_domain = Jagged.one_each(torch.full((len(part),), number))
+                yield JaggedBatch({**queries.features, "domain": of_domain})
+
+
+def require_run(config: RunConfig) -> None:
+    """Check that the workspace holds a run."""
+    if not (config.workspace / "build_features" / "manifest.json").exists():
+        raise ValueError(
+            f"{config.workspace} holds no finished run; make one first: recsys run ..."
+        )
+
+
+def load_inputs(config: RunConfig) -> tuple[ModelInputs, Domains, str]:
+    """Read a run's inputs and domains, and the order of tied times whose models are released."""
+    features, content = config.workspace / "build_features", config.workspace / "embed_items"
+    order = released_order(features)
+    inputs = read_inputs(features, content if content.exists() else None, order)
+    return inputs, load_domains(features, inputs.sizes.num_item_rows), order
 
 
 class Judged(NamedTuple):
@@ -43,7 +203,7 @@ class TrainedAdapter(NamedTuple):
     adapter: LoraAdapter
     num_steps: int
     num_labels: int
-    """Of the domain, that it was trained on."""
+    """Labels of the domain that it was trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +216,7 @@ class Task:
     domain: int
     base: BaseName
     order: str
-    """Of tied times, whose models are released."""
+    """Tie order whose models are released."""
     show_progress: bool
 
     @property

@@ -22,7 +22,7 @@ WORKSPACE = "workspace"
 
 
 def models_of(config: RunConfig) -> tuple[str, ...]:
-    """Name the models of profile ``fast`` that a run fits."""
+    """List the models of profile ``fast`` that a run fits."""
     if wrong := set(config.backtest.models) - set(REPLAYED):
         raise ValueError(
             f"backtest.models has {', '.join(sorted(wrong))}, which cannot be replayed; it may "

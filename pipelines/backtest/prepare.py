@@ -34,7 +34,7 @@ ORDER_COLUMNS = ("sequence_index", "event_time")
 
 
 def events_digest(path: Path) -> str:
-    """Name the raw events by user, item and order, whatever file they came in."""
+    """Hash the raw events by user, item and order, independent of their file format."""
     events = pl.read_parquet(path)
     order = [name for name in ORDER_COLUMNS if name in events.columns]
     kept = events.select("user_id", "item_id", *order).sort("user_id", *order, "item_id")
@@ -43,7 +43,7 @@ def events_digest(path: Path) -> str:
 
 
 def files_digest(paths: Sequence[Path]) -> str:
-    """Name files of events by their bytes."""
+    """Hash files of events by their bytes."""
     digests = "".join(digest_of_file(path) for path in paths)
     return hashlib.sha256(digests.encode()).hexdigest()[:DIGITS]
 

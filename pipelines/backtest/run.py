@@ -18,7 +18,7 @@ from typing import Any
 from pipelines.backtest.arrays import arrays_of
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
-from pipelines.executor.ray_cluster import ray_cluster
+from pipelines.engine.ray_cluster import ray_cluster
 from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
 from recsys.replay.folder import FIRST, read_json
@@ -33,7 +33,7 @@ LOCK = ".backtest.lock"
 
 @dataclass(frozen=True)
 class Backtest:
-    """What a call of the command made."""
+    """Folder, document and page of a finished backtest."""
 
     folder: Path
     document: dict[str, Any]
@@ -82,7 +82,7 @@ def write(replay: Replay) -> Backtest:
 
 
 def plan_lines(replay: Replay) -> list[str]:
-    """Say what will be done."""
+    """Describe the steps and models of a replay."""
     steps, config = replay.steps, replay.config
     first, last = replay_dates(replay)
     lines = [
@@ -100,7 +100,7 @@ def plan_lines(replay: Replay) -> list[str]:
 
 
 def replay_dates(replay: Replay) -> tuple[str, str]:
-    """Name the days at which the judged steps begin and end."""
+    """Return the days on which the judged steps begin and end."""
     from recsys.replay.measures import moment_text
 
     return moment_text(replay.steps[1].begin)[:10], moment_text(replay.steps[-1].end)[:10]

@@ -4,7 +4,7 @@
                                reciprocal rank fusion or one source alone
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
 <order>/blends.json            what was tried on validation, what is served and why
-<order>/text_search/           what finds items by a text, and beside it search_metrics.json
+<order>/text_search/           search of items by text, next to search_metrics.json
 
 Profile ``full`` queries every source, ``fast`` leaves out the generative model's beam and all
 members but the first of a sequence model with ``fast_members``. Without either they are one, and
@@ -14,14 +14,13 @@ only ``fast`` is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
 from recsys.data.dataset import Split
 from recsys.data.held_out import HeldOut
-from recsys.data.top_k import TopK
 from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, known_demand, lists_by_source
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.queries import EvaluationQueries
@@ -29,8 +28,6 @@ from recsys.models.names import SLOW_MODELS
 from recsys.retrieval.sources import Source
 from serving.bundle.manifest import Profile
 
-MakeLists = Callable[[Mapping[str, Source], EvaluationQueries], dict[str, TopK]]
-"""Queries sources, by model, for lists by source, [U, k] each."""
 FAST: Profile = "fast"
 FULL: Profile = "full"
 BLEND, BLEND_FAST = "blend", "blend_fast"
@@ -40,15 +37,15 @@ TEXT_SEARCH, SEARCH_FILE = "text_search", "search_metrics.json"
 """Beside the blends: what finds items by a text, and what that is worth on validation."""
 
 
-def profiles_of(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]:
-    """Name the sources of each profile, in their order."""
+def list_profiles(sources: Mapping[str, object]) -> dict[Profile, tuple[str, ...]]:
+    """List the sources of each profile, in their order."""
     fast = tuple(name for name in sources if name not in SLOW_MODELS)
     every: dict[Profile, tuple[str, ...]] = {FAST: fast, FULL: tuple(sources)}
     return every if len(fast) < len(sources) else {FAST: fast}
 
 
 def row_names(profiles: Mapping[Profile, object]) -> dict[Profile, str]:
-    """Name each profile's row in the metrics: ``blend`` is the fullest there is."""
+    """Return each profile's row in the metrics: ``blend`` is the fullest there is."""
     return {FAST: BLEND_FAST, FULL: BLEND} if FULL in profiles else {FAST: BLEND}
 
 
@@ -59,7 +56,7 @@ def load_blends(directory: Path) -> dict[Profile, ProfileBlend]:
 
 
 def served_blends(directory: Path) -> dict[Profile, Path]:
-    """Name the weights that a bundle carries, by profile; both are one without generation.
+    """Locate the weights that a bundle carries, by profile; both are one without generation.
 
     A profile that reciprocal rank fusion serves has none: serving fuses by its surface's weights.
     """
@@ -83,14 +80,13 @@ def source_lists(
     held_out: HeldOut,
     fitted_on: ModelInputs,
     config: RunConfig,
-    make: MakeLists = lists_by_source,
 ) -> SourceLists:
     """Query every source for held-out events, as serving would."""
     queries = EvaluationQueries(
         inputs=inputs, held_out=held_out, settings=retrieval_settings(config)
     )
     return SourceLists.of_queries(
-        make(sources, queries),
+        lists_by_source(sources, queries),
         queries,
         fitted_on.item_counts("train"),
         config.seed,

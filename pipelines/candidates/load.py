@@ -34,7 +34,7 @@ def catalogue_of(config: RunConfig) -> tuple[ModelSpec, ...]:
 
 
 def outside_files(config: RunConfig) -> dict[str, Path]:
-    """Locate the code of models of other packages: all modules beside that of each row."""
+    """Locate the code of models of other packages: all modules next to that of each row."""
     found = {}
     for name, address in config.outside_models().items():
         spec_at(name, address)
@@ -47,7 +47,7 @@ def outside_files(config: RunConfig) -> dict[str, Path]:
 def scored_up_to(config: RunConfig) -> int:
     """Item rows up to which every item is scored, whatever the catalogue where lists are too short.
 
-    Metrics of lists longer than a source's need the ranks behind them.
+    Metrics of lists longer than a source's need the ranks after them.
     """
     lists_suffice = max(config.evaluation.ks) <= HOME.num_candidates
     return config.evaluation.scored_up_to if lists_suffice else sys.maxsize

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from pipelines.cli.options import RunCommand
 from pipelines.engine.console import EXIT_CODES as CODES
-from pipelines.engine.console import exit_code_of, log, message_of
+from pipelines.engine.console import find_exit_code, format_error, log
 
 EXIT_CODES = """Exit codes: 0 success, 2 invalid command, configuration or data, 3 a check refused,
 5 an alarm was raised, 70 training diverged, 71 out of memory, 72 a rank or a cluster was lost, 74
@@ -82,9 +82,9 @@ class PlainErrors(TyperGroup):
                 raise
             if os.environ.get("RECSYS_TRACEBACK"):
                 log.print(escape(traceback.format_exc()), soft_wrap=True)
-            message = escape(message_of(error))
+            message = escape(format_error(error))
             log.print(f"[bold red]error:[/] {message}", soft_wrap=True)
-            raise typer.Exit(exit_code_of(error)) from None
+            raise typer.Exit(find_exit_code(error)) from None
 
 
 app = typer.Typer(

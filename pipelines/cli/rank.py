@@ -21,20 +21,20 @@ from pathlib import Path
 import torch
 from torch.distributed.rendezvous import rendezvous
 
+from features.parallel import end_with_the_parent
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import EXIT_CODES
 from pipelines.engine.launch import (
     ERROR,
     JOB,
-    LOG,
     LOGGED,
     RAISED,
     ROWS,
     STEP,
     Job,
 )
-from pipelines.engine.ray_launch import end_with_the_parent
+from pipelines.engine.ray_ranks import LOG
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace

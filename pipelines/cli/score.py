@@ -90,7 +90,7 @@ def score(
 
       recsys score runs/shop --engine ray --address 10.0.0.1:6379
     """
-    from pipelines.scoring.request import ScoreRequest
+    from pipelines.scoring.job import ScoreRequest
     from pipelines.scoring.run import score as make_lists
     from serving.settings import usable_cpus
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
-from recsys.models.ranker.config import Trunk
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 from recsys.training.ranker_config import RankerFitConfig
@@ -39,19 +38,12 @@ class RankerTrainingConfig(RankerFitConfig):
     """Held-back events with their item in any list, below which no ranker is trained."""
     validation_users: int = 500
     """Held-back events of one user in ten that select the epoch and calibrate, at most."""
-    compared: tuple[Trunk, ...] = ()
-    """Other trunks of equal compute, trained and evaluated for the report; each takes as long as
-    the ranker."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("max_held_back", "max_queries", "min_found"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if unknown := set(self.compared) - set(get_args(Trunk)):
-            raise ValueError(
-                f"compared must be some of {', '.join(get_args(Trunk))}, got {sorted(unknown)}"
-            )
         if not 0 < self.share_held_back < 1:
             raise ValueError(f"share_held_back must be in (0, 1), got {self.share_held_back}")
         if not 0 < self.refit_share <= 1:

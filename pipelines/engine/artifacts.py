@@ -20,7 +20,7 @@ from typing import Any
 from recsys.data.durable import PARTIAL, digest_of_file, fsync, fsync_tree, write_durably
 
 FORMAT = 2
-"""Of stage directories. Raised whenever a stage's files or keys are renamed."""
+"""Format of stage directories, raised whenever a stage's files or keys are renamed."""
 MANIFEST = "manifest.json"
 RUN = "run.json"
 REPLACED = ".replaced-"
@@ -28,7 +28,7 @@ REPLACED = ".replaced-"
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What made an artefact; two runs with equal inputs write equal bytes."""
+    """Inputs and settings of an artefact; two runs with equal inputs write equal bytes."""
 
     stage: str
     inputs: Mapping[str, str]
@@ -142,9 +142,9 @@ def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, 
 
 
 def move_into_place(partial: Path, final: Path) -> None:
-    """Rename a complete directory over whatever stands there.
+    """Rename a complete directory over an earlier one.
 
-    Between the two renames nothing stands at ``final``; ``sweep`` finishes the move if a kill
+    Between the two renames there is nothing at ``final``; ``sweep`` finishes the move if a kill
     falls there.
     """
     replaced = final.with_name(REPLACED + final.name)

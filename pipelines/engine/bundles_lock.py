@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.workspace import holder_of, named_in
+from pipelines.engine.workspace import named_in, read_holder
 from recsys.data.durable import locked
 
 LOCK = ".publish.lock"
-"""Held by whoever writes into the folder of bundles, moves ``current`` or removes bundles."""
+"""Held by a process that writes bundles, moves ``current`` or removes bundles."""
 PATIENCE_SECONDS = 60.0
 """A publisher is done in seconds. One that is not hangs, and who waits for it would hang too."""
 
@@ -24,8 +24,9 @@ def publishing(bundles: Path, patience_seconds: float = PATIENCE_SECONDS) -> Ite
         if not held:
             raise WorkspaceBusyError(
                 f"the folder of bundles {bundles.absolute()} is in use by "
-                f"{holder_of(path) or 'an unknown process'}, for more than {patience_seconds:.0f} "
-                "s. Nothing was published; run this command when that process has ended"
+                f"{read_holder(path) or 'an unknown process'}, for more than "
+                f"{patience_seconds:.0f} s. Nothing was published; run this command when that "
+                "process has ended"
             )
         with named_in(path):
             yield

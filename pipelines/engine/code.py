@@ -2,7 +2,7 @@
 
 Code counts by what it computes: docstrings, comments, annotations, formatting, the order of
 imports, and imports for annotations alone change no digest. Imports inside functions count.
-No module is imported. What is read of a file is kept beside its bytecode, by the file's digest.
+No module is imported. What is read of a file is kept next to its bytecode, by the file's digest.
 
 The modules of ``pipelines.config`` count, but what they import does not: they name the settings of
 every stage, and the values that a stage reads are part of its manifest.
@@ -44,14 +44,14 @@ WORDING = {"ctx", "kind", "type_comment", "type_params"}
 
 
 class Code(NamedTuple):
-    """What counts of a file."""
+    """Digests and imports of a file."""
 
     raw: str
     """Digest of its bytes."""
     digest: str
     """Digest of what it computes."""
     imports: tuple[str, ...] = ()
-    """What a module imports; of ``from a import b`` it is ``a.b``."""
+    """Imported names of a module; for ``from a import b`` it is ``a.b``."""
 
 
 class Computation:
@@ -198,7 +198,7 @@ class SourceTree:
         return self._closures[module]
 
     def libraries(self, module: str) -> list[str]:
-        """Name the distributions that a module's closure imports."""
+        """List the distributions that a module's closure imports."""
         names = (
             name.partition(".")[0]
             for one in self.closure(module)
@@ -207,7 +207,7 @@ class SourceTree:
         return sorted({LIBRARIES[name] for name in names if name in LIBRARIES})
 
     def digests(self, module: str) -> dict[str, str]:
-        """Return the digest of each file of a module's closure, and of the data beside them."""
+        """Return the digest of each file of a module's closure, and of the data next to them."""
         sources = {self.modules[one] for one in self.closure(module)}
         folders = {path.rpartition("/")[0] for path in sources}
         data = (self.data.get(folder, ()) for folder in folders)

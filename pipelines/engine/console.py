@@ -1,4 +1,4 @@
-"""Where commands write: results on stdout, progress on stderr, errors as a sentence.
+"""Consoles of commands: results on stdout, progress on stderr, errors as a sentence.
 
 Exit codes: 0 success; 1 an internal error, with its traceback; 2 invalid command, configuration or
 data; 3 a check refused (release: the champion stays; parity: differences); 5 an alarm was raised;
@@ -49,7 +49,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
 }
 
 
-def exit_code_of(error: BaseException) -> int:
+def find_exit_code(error: BaseException) -> int:
     """Return the exit code with which a command ends that raised this."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -59,7 +59,7 @@ def exit_code_of(error: BaseException) -> int:
     return next((EXIT_CODES[kind] for kind in EXIT_CODES if isinstance(error, kind)), 1)
 
 
-def message_of(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Write an error for a person; a disk error without a file gets a hint."""
     text = str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else repr(error))
     if isinstance(error, OSError) and error.filename is None:

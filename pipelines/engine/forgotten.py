@@ -1,9 +1,9 @@
-"""The list of forgotten users: whoever is on it is left out of every preparation from then on.
+"""The list of forgotten users: users on it are left out of every later preparation.
 
     {"format": 2, "users": {"<keyed hash of the id>": <unix ms>}}
 
-It is in the workspace or at ``data.forgotten``: beside raw files that several runs read, it
-outlives any workspace. The keys are in ``user.keys`` beside it (`features.forget_list`). Users
+It is in the workspace or at ``data.forgotten``: next to raw files that several runs read, it
+outlives any workspace. The keys are in ``user.keys`` next to it (`features.forget_list`). Users
 whom the online store has forgotten are added at each run, with the keys of the store.
 """
 
@@ -19,21 +19,21 @@ from recsys.data.durable import locked, write_durably
 
 LIST, FORMAT = "forgotten.json", 2
 READ = (1, FORMAT)
-"""Of format 1 the hashes have no key; an entry says so itself."""
+"""Hashes of format 1 have no key, which each entry shows."""
 
 
 def list_path(config: RunConfig) -> Path:
-    """Say where a run's list lies; it is there once somebody was forgotten."""
+    """Return the path of a run's list, which exists once a user was forgotten."""
     return config.data.forgotten or config.workspace / LIST
 
 
 def forgotten_users(config: RunConfig) -> ForgetList:
-    """Read a run's list; nobody where there is none."""
+    """Read a run's list; empty if there is none."""
     return read_list(list_path(config))
 
 
 def read_list(path: Path) -> ForgetList:
-    """Read a list; nobody where there is none."""
+    """Read a list; empty if there is none."""
     if not path.exists():
         return ForgetList()
     try:

@@ -1,4 +1,4 @@
-"""What the scheduled commands of a workspace did: one line a command, and none is lost.
+"""History of a workspace's scheduled commands: one line a command, and none is lost.
 
 <workspace>/
     history.jsonl                one JSON line a command, appended when it ends
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.engine.console import exit_code_of, log, message_of
+from pipelines.engine.console import find_exit_code, format_error, log
 from recsys.data.durable import append_line, locked
 
 HISTORY = "history.jsonl"
@@ -49,7 +49,7 @@ class CommandRun:
 
 
 class Recording:
-    """What a running command adds to its line: ``reasons``, ``details``, its ``outcome``."""
+    """The line of a running command, with its ``reasons``, ``details`` and ``outcome``."""
 
     def __init__(self, command: str) -> None:
         self.workspace: Path | None = None
@@ -91,12 +91,12 @@ class Recording:
             if self.workspace is None or not self.workspace.is_dir():
                 return
             if error is not None and not hasattr(error, "exit_code"):
-                self.reasons += [line.strip() for line in message_of(error).splitlines()]
+                self.reasons += [line.strip() for line in format_error(error).splitlines()]
             run = self._run(exit_code)
             try:
                 append(self.workspace, run)
             except OSError as unwritten:
-                ended = run if error is not None else self._run(exit_code_of(unwritten))
+                ended = run if error is not None else self._run(find_exit_code(unwritten))
                 _leave_to_next(self._marked_at, ended)
                 if error is None:
                     raise
@@ -118,7 +118,7 @@ def recorded(workspace: Path | None, command: str) -> Iterator[Recording]:
     try:
         yield recording
     except BaseException as error:
-        recording.end(exit_code_of(error), error)
+        recording.end(find_exit_code(error), error)
         raise
     recording.end(0)
 
@@ -145,7 +145,7 @@ def read_history(workspace: Path, since: datetime | None = None) -> list[Command
 
 @contextmanager
 def _marked(workspace: Path, run: CommandRun) -> Iterator[Path]:
-    """Keep a locked file with the line that stands if the process is killed."""
+    """Keep a locked file with the line to append if the process is killed."""
     path = workspace / RUNNING / f"{run.command}-{os.getpid()}-{time.time_ns()}"
     path.parent.mkdir(exist_ok=True)
     with locked(path, wait=False):
@@ -173,7 +173,7 @@ def _note_killed(workspace: Path) -> None:
         with locked(path, wait=False) as ended:
             if not ended or not path.exists():
                 continue
-            # Empty: killed before it had begun, or unlinked and made anew by this lock.
+            # Empty: killed before it had begun, or unlinked and made again by this lock.
             with suppress(ValueError, TypeError):
                 run = CommandRun(**json.loads(path.read_text(encoding="utf-8")))
                 if run.exit_code == KILLED:

@@ -1,4 +1,4 @@
-"""Where a stage logs what is worth seeing before it is done."""
+"""Log of a running stage, for values worth seeing before it is done."""
 
 from __future__ import annotations
 

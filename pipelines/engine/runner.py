@@ -18,8 +18,8 @@ from typing import Protocol
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import plain, to_toml, without_keys
+from pipelines.engine import launch
 from pipelines.engine.artifacts import Manifest, begin, commit
-from pipelines.engine.launch import called, engine_of
 from pipelines.engine.memory import returning_memory
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext
@@ -35,12 +35,12 @@ class Recorder(Protocol):
 
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
-"""What torch says, on the CPU and on a GPU."""
+"""Words of torch's errors, on the CPU and on a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageOutcome:
-    """What became of one stage in one run."""
+    """Outcome of one stage in one run."""
 
     stage: str
     skipped: bool
@@ -70,7 +70,7 @@ def pick_stages(stages: Sequence[Stage], only: Sequence[str], until: str | None)
 
 
 def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
-    """Say what the stage's artefact would be made from."""
+    """Build the manifest of a stage's next artefact, without rows and files."""
     inputs = {}
     for name, path in stage.raw_files(config).items():
         if not path.is_file():
@@ -97,7 +97,7 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
 def context_of(
     stage: Stage, config: RunConfig, workspace: Workspace, planned: Manifest
 ) -> StageContext:
-    """Hand a stage what it may use; its output is where its artefact stands."""
+    """Build a stage's context, with its artefact as the output."""
     return StageContext(
         config=config,
         workspace=workspace,
@@ -151,7 +151,7 @@ def naming_system_errors(stage: Stage) -> Iterator[None]:
 
 
 def out_of_memory(stage: Stage, error: Exception) -> MemoryError:
-    """Say which stage had too little memory and what to do."""
+    """Build the error of a stage that had too little memory."""
     found = str(error).splitlines()[0] if str(error) else "an array did not fit"
     return MemoryError(
         f"out of memory in stage {stage.name}: {found}. The stages before it are done; give the "
@@ -195,7 +195,7 @@ def make(
     force: bool,
     recorder: Recorder | None,
 ) -> StageOutcome:
-    """Make a stage's artefact, going on from the checkpoints of a killed run."""
+    """Make a stage's artefact, resuming from the checkpoints of a killed run."""
     workspace, final = context.workspace, context.output
     workspace.keep_only_checkpoints(stage.name, None if force else planned.making)
     measured = reset_peak_memory()
@@ -204,7 +204,7 @@ def make(
     with recording as run, returning_memory():
         partial = begin(final)
         with naming_system_errors(stage):
-            rows = called(stage, replace(context, output=partial, run=run))
+            rows = launch.run_stage(stage, replace(context, output=partial, run=run))
         seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
         manifest = commit(
             partial,
@@ -216,7 +216,7 @@ def make(
                 "started": started_at.isoformat(timespec="seconds"),
                 "peak_memory_bytes": memory,
                 "code": stage.code(),
-                **engine_of(stage, context.config),
+                **launch.describe_engine(stage, context.config),
             },
         )
     workspace.keep_only_checkpoints(stage.name, None)
@@ -240,7 +240,7 @@ def run_stages(
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
     side_by_side: bool = False,
 ) -> list[StageOutcome]:
-    """Run stages in order, alone in the workspace or beside other single stages."""
+    """Run stages in order, alone in the workspace or next to other single stages."""
     workspace = Workspace(config.workspace)
     outcomes = []
     with workspace.shared_lock() if side_by_side else workspace.lock():

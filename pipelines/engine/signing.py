@@ -1,4 +1,4 @@
-"""Sign documents with a key that operators set, so that nobody edits a decision unseen.
+"""Sign documents with a key that operators set, so that no decision is edited unseen.
 
 HMAC-SHA256 over the document's JSON with sorted keys. The key is the variable RECSYS_SIGNING_KEY,
 or the content of the file that RECSYS_SIGNING_KEY_FILE names. It is never printed nor written; a
@@ -54,7 +54,7 @@ def check_signature(document: Mapping[str, Any], key: bytes | None, where: Path 
     if named != key_name(key):
         raise TamperedError(
             f"{where} was signed with key {named}, the one that is set is {key_name(key)}; set "
-            f"{KEY} to that key, or decide anew with --force"
+            f"{KEY} to that key, or decide again with --force"
         )
     raise TamperedError(
         f"{where} was altered after it was signed; restore it from a backup and find out who "
@@ -63,7 +63,7 @@ def check_signature(document: Mapping[str, Any], key: bytes | None, where: Path 
 
 
 def key_name(key: bytes) -> str:
-    """Name a key without giving it away."""
+    """Return a short name of a key that does not reveal it."""
     return hashlib.sha256(b"recsys signing key:" + key).hexdigest()[:8]
 
 

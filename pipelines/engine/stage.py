@@ -1,4 +1,4 @@
-"""What one stage is, and what it is handed. The list of them is pipelines/stages/list.py."""
+"""A stage and its context. The list of stages is pipelines/stages/list.py."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class StageContext:
     output: Path
     """Empty directory to write into; it becomes the artefact when the stage returns."""
     checkpoints: Path
-    """Where to keep states to resume from; outlives a killed run, not a finished one."""
+    """Folder of states to resume from; outlives a killed run, not a finished one."""
     making: str
     """Digest of everything the artefact is made from."""
     show_progress: bool = False
     run: RunLog = field(default_factory=RunLog)
-    """Where metrics are logged that are worth seeing before the stage is done."""
+    """Log of metrics that are worth seeing before the stage is done."""
     latest_step: Path | None = None
     """File in which a rank of several says how far its training is."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageRows:
-    """What a stage counted; goes into the manifest and the log line."""
+    """Rows of a stage, for the manifest and the log line."""
 
     rows_in: int
     rows_out: int
@@ -77,17 +77,17 @@ class Stage:
     reads_if: Mapping[str, Callable[[RunConfig], bool]] = field(default_factory=dict)
     """Those of them that it reads for some configurations only."""
     writes: str
-    """What its artefact holds, in words."""
+    """Contents of its artefact, in words."""
     sections: tuple[str, ...]
     """Sections or dotted keys of RunConfig that shape the artefact; a change makes it again."""
     on_ranks: Callable[[RunConfig], bool] = never
-    """Whether it trains, so that an engine of several processes runs it on all of them."""
+    """True if it trains, so that an engine of several processes runs it on all of them."""
     raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
     outputs_exist: Callable[[StageContext], bool] = always
-    """Whether what the stage wrote outside its artefact is there yet."""
+    """True if the stage's outputs outside its artefact still exist."""
 
     def inputs_of(self, config: RunConfig) -> list[str]:
-        """Name the stages whose artefacts shape this one's."""
+        """List the stages whose artefacts shape this one's."""
         return [
             name for name in self.reads if name not in self.reads_if or self.reads_if[name](config)
         ]

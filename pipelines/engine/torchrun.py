@@ -14,44 +14,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.config.run import RunConfig
 from pipelines.engine.errors import RankLostError
 
 WORK = "pipelines.cli.rank"
-"""Module that is one rank; above this room, because it knows all stages."""
+"""Module of one rank; above this room, because it knows all stages."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Ranks that are started together."""
-
-    stage: str
-    folder: str
-    """Folder of the launch, at the same path on all machines."""
-    processes: int
-    """Ranks of each machine."""
-    machines: int = 1
-    address: str | None = None
-    """Where the first machine is reached, ``host:port``; None for one machine."""
-    wait_seconds: float = 600.0
-
-    @property
-    def is_local(self) -> bool:
-        """Whether ranks need no network."""
-        host = (self.address or LOOPBACK[0]).rpartition(":")[0] or LOOPBACK[0]
-        return self.machines == 1 or host in LOOPBACK
-
-    @property
-    def elsewhere(self) -> str:
-        """Command that starts the ranks of another machine."""
-        host, _, port = str(self.address).rpartition(":")
-        return (
-            f"torchrun --nnodes={self.machines} --node-rank=1 --nproc-per-node={self.processes} "
-            f"--master-addr={host} --master-port={port} -m {WORK}"
-        )
 
 
 class Failure(NamedTuple):
@@ -63,55 +34,67 @@ class Failure(NamedTuple):
     host: str
 
 
-def start(launch: Launch) -> dict[int, Failure]:
-    """Start this machine's ranks and wait for them."""
+def num_ranks(config: RunConfig) -> int:
+    """Count the ranks of a machine for a run's training stages."""
+    import torch
+
+    gpus = 0 if config.device == "cpu" else torch.cuda.device_count()
+    return config.torchrun.processes or gpus or 2
+
+
+def start(stage: str, folder: Path, config: RunConfig) -> dict[int, Failure]:
+    """Start this machine's ranks and wait for them; return those that failed first."""
     from torch.distributed import DistStoreError
     from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    several, place = config.torchrun, str(folder.absolute())
     meeting: dict[str, Any] = (
         {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-        if launch.machines == 1
+        if several.machines == 1
         else {
             # Ranks of the first machine come first: it writes the artefact and shows progress.
             "rdzv_backend": "static",
-            "rdzv_endpoint": str(launch.address),
-            "rdzv_configs": {"rank": 0, "timeout": int(launch.wait_seconds)},
+            "rdzv_endpoint": str(several.address),
+            "rdzv_configs": {"rank": 0, "timeout": int(several.wait_seconds)},
         }
     )
-    config = LaunchConfig(
-        min_nodes=launch.machines,
-        max_nodes=launch.machines,
-        nproc_per_node=launch.processes,
+    launch = LaunchConfig(
+        min_nodes=several.machines,
+        max_nodes=several.machines,
+        nproc_per_node=num_ranks(config),
         # The default of torchrun, which starts the other machines' ranks.
         run_id="none",
         max_restarts=0,
-        logs_specs=DefaultLogsSpecs(log_dir=launch.folder),
+        logs_specs=DefaultLogsSpecs(log_dir=place),
         **meeting,
     )
-    with quiet_launcher(local=launch.is_local):
+    host, _, port = str(several.address or LOOPBACK[0]).rpartition(":")
+    with quiet_launcher(local=several.machines == 1 or (host or LOOPBACK[0]) in LOOPBACK):
         try:
-            elastic_launch(config, sys.executable)("-m", WORK, launch.folder)
+            elastic_launch(launch, sys.executable)("-m", WORK, place)
         except ChildFailedError as error:
             return {
                 rank: Failure(failure.exitcode, failure.pid, platform.node())
                 for rank, failure in error.failures.items()
             }
         except DistStoreError as error:
-            if launch.machines == 1:
+            if several.machines == 1:
                 raise
             raise RankLostError(
-                f"not all of {launch.machines} machines came for stage {launch.stage} within "
-                f"{launch.wait_seconds:g} s. On each other one run, with --node-rank from 1: "
-                f"{launch.elsewhere}; or set torchrun.machines lower"
+                f"not all of {several.machines} machines came for stage {stage} within "
+                f"{several.wait_seconds:g} s. On each other one run, with --node-rank from 1: "
+                f"torchrun --nnodes={several.machines} --node-rank=1 "
+                f"--nproc-per-node={launch.nproc_per_node} --master-addr={host} "
+                f"--master-port={port} -m {WORK}; or set torchrun.machines lower"
             ) from error
     return {}
 
 
 @contextmanager
 def quiet_launcher(*, local: bool) -> Iterator[None]:
-    """Leave out the launcher's own log: what went wrong is said in one sentence."""
+    """Leave out the launcher's own log: the error of a rank is one sentence."""
     loggers = [
         logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed")
     ]

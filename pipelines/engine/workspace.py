@@ -63,7 +63,7 @@ def named_in(lock: Path) -> Iterator[None]:
             lock.write_text("")
 
 
-def holder_of(lock: Path) -> str:
+def read_holder(lock: Path) -> str:
     """Read which process holds a lock file; empty where it names none, or one that has ended."""
     text = lock.read_text(encoding="utf-8").strip() if lock.exists() else ""
     with suppress(ValueError, PermissionError):
@@ -76,7 +76,7 @@ def holder_of(lock: Path) -> str:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where one run keeps its artefacts."""
+    """Folder of one run's artefacts."""
 
     path: Path
 
@@ -84,7 +84,7 @@ class Workspace:
         return self.path / name
 
     def checkpoints(self, stage: str, making: str) -> Path:
-        """Where a stage made from ``making`` keeps the states it resumes from."""
+        """Return the folder of the states that a stage made from ``making`` resumes from."""
         return self.path / "checkpoints" / f"{stage}-{making[:16]}"
 
     def manifest(self, stage: str) -> Manifest | None:
@@ -127,16 +127,16 @@ class Workspace:
                 yield sweep(self.path)
 
     def _busy(self) -> WorkspaceBusyError:
-        holder = holder_of(self.path / "lock") or self.stages_made()
+        holder = read_holder(self.path / "lock") or self.stages_made()
         return WorkspaceBusyError(
             f"workspace {self.path.absolute()} is in use by {holder or 'an unknown process'}. Wait "
             "for that run to end, or give this one a folder of its own with --workspace"
         )
 
     def stages_made(self) -> str:
-        """Name the stages that are made by themselves, and the process of each."""
+        """List the stages that are made by themselves, with the process of each."""
         locks = sorted((self.path / "locks").glob("*"))
-        held = ((path.name, holder_of(path)) for path in locks)
+        held = ((path.name, read_holder(path)) for path in locks)
         return "; ".join(f"stage {name}, {holder}" for name, holder in held if holder)
 
     @contextmanager
@@ -159,7 +159,7 @@ class Workspace:
                 if not stack.enter_context(shared(path)):
                     raise WorkspaceBusyError(
                         f"stage {reader} reads the artefact of {name}, which is being made by "
-                        f"{holder_of(path) or 'another process'}. Run it when that has "
+                        f"{read_holder(path) or 'another process'}. Run it when that has "
                         "ended"
                     )
             yield
@@ -170,7 +170,7 @@ class Workspace:
         path = self.path / "locks" / stage
         with locked(path, wait=False) as held:
             if not held:
-                holder = holder_of(path)
+                holder = read_holder(path)
                 why = f"made by {holder}" if holder else f"read by {self.stages_made() or 'others'}"
                 raise WorkspaceBusyError(
                     f"stage {stage} in {self.path.absolute()} is being {why}. Run it when that has "

@@ -55,12 +55,12 @@ CATEGORY_SLICES = 20
 """Categories that are slices, those with the most held-out events."""
 
 MAX_LENGTH = 10
-"""Of the lists whose coverage, novelty and diversity are measured."""
+"""Length of the lists whose coverage, novelty and diversity are measured."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Background:
-    """What lists and targets are held against, of one tie order."""
+    """Training data of a tie order that lists and targets are compared with."""
 
     inputs: ModelInputs
     histories: Jagged
@@ -70,12 +70,12 @@ class Background:
     num_users: int
     """Users with a training event."""
     category_names: Sequence[str]
-    """Name of each category row, [C]; row 0 is none."""
+    """Category names by row, [C]; row 0 is none."""
     data_digest: str
     domains: Jagged | None = None
     """Domain row of each item row, [N]; None where the catalogue has no domains."""
     domain_names: Sequence[str] = ()
-    """Name of each domain row; row 0 is none."""
+    """Domain names by row; row 0 is none."""
 
     @classmethod
     def of(cls, inputs: ModelInputs, features: Path, data_digest: str) -> Background:
@@ -183,7 +183,7 @@ def beyond_accuracy(
 def best_single(
     results: Mapping[str, RankingResult], metric: str, blends: Sequence[str] = ()
 ) -> str:
-    """Name the best model that is no blend; called with the validation split alone."""
+    """Return the best model that is no blend; called with the validation split alone."""
     single = [name for name in results if name not in blends] or list(results)
     return max(
         single, key=lambda name: float(per_user_metric(results[name].ranks, metric).nanmean())

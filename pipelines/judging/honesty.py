@@ -1,8 +1,8 @@
-"""Whether explanations are honest: what they name holds a place up in another history too.
+"""Honesty of explanations: do the items they name also matter in another history.
 
 That the named items of the history move a place in the list that is explained is how they are
-chosen. So a random fifth of the other items is left out first, and the named ones then, beside as
-many random ones.
+chosen. So a random fifth of the other items is left out first, and the named ones then, compared
+with as many random ones.
 """
 
 from __future__ import annotations

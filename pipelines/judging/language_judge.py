@@ -1,4 +1,4 @@
-"""A language model as a judge of lists, run by pydantic-evals; the only module that imports it.
+"""A language model as a judge of lists.
 
 The model sees titles of the history and of the list as JSON, which is data: one list a prompt, so
 no title can speak about another list. Every request goes through the endpoint's door.
@@ -8,10 +8,11 @@ Axes: L lists, k list length.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ SCHEMA: Schema = {
 
 @dataclass
 class Cost:
-    """What the judge's requests took."""
+    """Cost of the judge's requests."""
 
     num_requests: int = 0
     num_failed: int = 0
@@ -67,41 +68,24 @@ class LanguageJudge:
 
     def __call__(self, lists: Tensor, users: Tensor) -> Tensor:
         """Score lists [L, k] of user rows [L]."""
-        try:
-            from pydantic_evals import Case, Dataset
-            from pydantic_evals.evaluators import Evaluator, EvaluatorContext
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"a language model as a judge needs the package {error.name}: "
-                "pip install openai pydantic-evals"
-            ) from error
-
-        # pydantic-evals wants an evaluator to be a dataclass.
-        judge = self
-
-        @dataclass
-        class Scored(Evaluator[str, str, None]):
-            async def evaluate(self, ctx: EvaluatorContext[str, str, None]) -> float:
-                return await asyncio.to_thread(judge.score, ctx.output)
-
         texts = [self._text(*pair) for pair in zip(lists.tolist(), users.tolist(), strict=True)]
-        cases = [Case(name=str(place), inputs=text) for place, text in enumerate(texts)]
-        data: Dataset[str, str, None] = Dataset(name=NAME, cases=cases, evaluators=[Scored()])
         begin = time.perf_counter()
-        report = data.evaluate_sync(
-            lambda text: text, max_concurrency=self.concurrency, progress=False
-        )
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            scores = list(pool.map(self._score_or_nan, texts))
         self.cost.seconds += time.perf_counter() - begin
-        found = torch.full((len(texts),), torch.nan, dtype=torch.float64)
-        for case in report.cases:
-            for score in case.scores.values():
-                found[int(case.name)] = float(score.value)
-            for failure in case.evaluator_failures:
-                self.cost.num_failed += 1
-                self.first_failure = self.first_failure or failure.error_message
+        found = torch.tensor(scores, dtype=torch.float64)
         if len(texts) and bool(found.isnan().all()):
             raise ValueError(f"the judge gave no score for any list: {self.first_failure}")
         return found
+
+    def _score_or_nan(self, text: str) -> float:
+        try:
+            return self.score(text)
+        except Exception as error:
+            # One list without a score leaves the others theirs; the cost counts it.
+            self.cost.num_failed += 1
+            self.first_failure = self.first_failure or f"{type(error).__name__}: {error}"
+            return math.nan
 
     def _text(self, items: list[int], user: int) -> str:
         history = self.known.history(user)[-MAX_TITLES:].tolist()
@@ -128,7 +112,7 @@ class LanguageJudge:
         return (int(str(value)) - 1) / (BEST - 1)
 
     def costs(self) -> dict[str, Any]:
-        """Say what all scores so far took."""
+        """Return the cost of all scores so far."""
         return asdict(self.cost)
 
 

@@ -39,7 +39,7 @@ from recsys.models.names import POPULARITY
 from serving.recommend import Recommender
 
 SERVED = (RANKED, "blend_fast", "blend")
-"""What is served, the first that a run has."""
+"""Served rows of the metrics, in order of preference."""
 LIKELY = 0.5
 """Agreement by chance."""
 
@@ -52,9 +52,9 @@ class Judged:
     users: Tensor
     """User rows, [L]."""
     lists: Mapping[str, Tensor]
-    """By model, [L, k], 0 behind the end of a short list."""
+    """By model, [L, k], 0 after the end of a short list."""
     hits: Mapping[str, Tensor]
-    """Whether a list has the user's held-out event, [L] bool."""
+    """True if a list has the user's held-out event, [L]."""
     titles: Mapping[int, str]
 
     @property
@@ -140,7 +140,7 @@ def _titles(features: Path) -> dict[int, str]:
 
 
 def measured(judge: Judge, judged: Judged, planted: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Say how a judge scores models and planted lists, and what speaks for it and against it."""
+    """Measure how a judge scores models and planted lists, and its biases."""
     scores = {name: judge(lists, judged.users) for name, lists in judged.lists.items()}
     good = scores[judged.served]
     whole = (judged.lists[judged.served] > 0).all(1)
@@ -203,7 +203,7 @@ def judge_lists(
 
 
 def finite(value: Any) -> Any:
-    """Give None for each number that is none: JSON has no NaN."""
+    """Replace NaN by None for JSON."""
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
@@ -228,7 +228,7 @@ def _correlations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def _with_model(document: dict[str, Any], judged: Judged, model: LanguageModel, seed: int) -> None:
-    """Add the language model: its own scores, and rubrics of the same lists beside them."""
+    """Add the language model: its own scores, and rubrics of the same lists to compare."""
     names = [name for name in (judged.served, POPULARITY.name) if name in judged.lists]
     few = Judged(
         known=judged.known,

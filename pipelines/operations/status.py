@@ -18,7 +18,7 @@ from pipelines.engine.results import MONITOR, read_result
 from pipelines.operations.collect import ADAPTER, linked, written_at
 from pipelines.operations.state import bundles_of
 from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.source import begin_of, end_of
+from pipelines.partitions.source import parse_begin, parse_end
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.decisions import history, read_challenger
@@ -141,7 +141,7 @@ def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
         "late": [key for key, one in manifest.partitions.items() if one.late],
         "set_aside": {key: one.reason for key, one in manifest.set_aside.items()},
     }
-    waited = (now - end_of(newest)) / (end_of(newest) - begin_of(newest))
+    waited = (now - parse_end(newest)) / (parse_end(newest) - parse_begin(newest))
     if waited > PERIODS_LATE:
         found.problems.append(f"partitions: none since {newest}")
     waiting_for = [key for key in manifest.missing if not manifest.is_behind_watermark(key)]

@@ -1,8 +1,8 @@
 """Read the partitions that are new or have changed; each is clean, or set aside with a reason.
 
-What has arrived is never lost: a partition that the source no longer lists goes on counting, and a
+Arrived events are never lost: a partition that the source no longer lists still counts, and a
 corrected version that cannot be used leaves the earlier one in place. A call that is killed has
-ingested the partitions that the manifest names; the next one goes on behind them.
+ingested the partitions that the manifest names; the next one continues after them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from features.partition import PartitionReport
-from features.schema import FilterConfig
-from pipelines.config.run import DataConfig, RunConfig
+from pipelines.config.run import RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.forgotten import forgotten_users
 from pipelines.partitions.forget import leave_out_forgotten
@@ -31,24 +30,25 @@ from pipelines.partitions.manifest import (
     folder_of,
 )
 from pipelines.partitions.reading import Reader, ReadingFailedError, Request
-from pipelines.partitions.source import Source, SourceFile, begin_of, end_of
+from pipelines.partitions.source import Source, SourceFile, parse_begin, parse_end
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
 """Errors of this machine's disk, not of the store that a file is fetched from."""
+Files = tuple[SourceFile, ...]
 Say = Callable[[str], None]
 
 
 @dataclass(kw_only=True)
 class IngestReport:
-    """What a call found; partitions by key."""
+    """Outcome of a call; partitions by key."""
 
     new: list[str] = field(default_factory=list)
     corrected: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
-    """New ones that came behind a later partition."""
+    """New ones that came after a later partition."""
     behind_watermark: list[str] = field(default_factory=list)
-    """Late or corrected ones so old that nobody waited for them."""
+    """Late or corrected ones older than the watermark."""
     missing: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     """Those that the source no longer lists."""
@@ -64,16 +64,16 @@ class IngestReport:
 
     @property
     def changed(self) -> bool:
-        """Whether other events count than before."""
+        """True if other events count than before."""
         return bool(self.new or self.corrected or self.forgotten)
 
     def notes(self) -> list[str]:
-        """Say in words what is not as usual."""
+        """Describe what is not as usual."""
         lines = [f"{key} came late" for key in self.late]
         lines += [f"{key} was corrected" for key in self.corrected]
         lines += [f"{key} is older than the watermark; counted" for key in self.behind_watermark]
         lines += [f"{key} is missing" for key in self.missing]
-        lines += [f"{key} is gone from the source; its events go on counting" for key in self.gone]
+        lines += [f"{key} is gone from the source; its events still count" for key in self.gone]
         lines += [f"{key} was set aside: {reason}" for key, reason in self.set_aside.items()]
         if self.quarantined:
             lines.append(f"{self.quarantined:,} rows were quarantined")
@@ -89,20 +89,6 @@ class IngestReport:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """What reading a partition needs."""
-
-    data: DataConfig
-    filters: FilterConfig
-    workspace: Path
-    source: Source
-    now: datetime
-    accepted: Collection[str]
-    until: str | None
-    reader: Reader
-
-
 def ingest(
     config: RunConfig,
     say: Say = lambda _line: None,
@@ -111,7 +97,11 @@ def ingest(
     accepted: Collection[str] = (),
     until: str | None = None,
 ) -> IngestReport:
-    """Read what has changed since the last call."""
+    """Read what has changed since the last call; ``dry`` only lists it.
+
+    Columns of the partitions in ``accepted`` may differ from those before. Days later than
+    ``until``, such as 2026-11-22, are left as they are.
+    """
     data = config.data
     if data.partitions is None:
         raise ValueError(
@@ -119,250 +109,231 @@ def ingest(
             "as s3://shop/events) in the [data] table"
         )
     source = Source(data.partitions)
-    listed = {key: files for key, files in source.partitions().items() if not _is_later(key, until)}
+    listed = {key: files for key, files in source.partitions().items() if not is_later(key, until)}
     if len({"T" in key for key in listed}) > 1:
         raise ValueError(
             f"data.partitions = {data.partitions!r} has partitions of days ({min(listed, key=len)})"
             f" and of hours ({max(listed, key=len)}); name a place with one of them"
         )
     with Reader() as reader:
-        reading = _Reading(
-            data=data,
-            filters=config.filters,
-            workspace=config.workspace,
-            source=source,
-            now=datetime.now(UTC),
-            accepted=accepted,
-            until=until,
-            reader=reader,
-        )
         forgotten = forgotten_users(config)
-        with _manifest_of(reading) as manifest:
-            manifest, report = _read_changed(reading, manifest, listed, say, dry=dry)
+        with locked_manifest(config, source) as manifest:
+            call = Ingest(config, source, reader, manifest, accepted)
+            call.read_changed(listed, say, until, dry=dry)
             if not dry:
-                _, report.forgotten = leave_out_forgotten(
-                    config.workspace, manifest, forgotten, data.columns
+                _, call.report.forgotten = leave_out_forgotten(
+                    config.workspace, call.manifest, forgotten, data.columns
                 )
-            return report
+            return call.report
 
 
-def _is_later(key: str, until: str | None) -> bool:
-    """Say whether a partition is of a later day; the hours of a day are not later than it."""
+def is_later(key: str, until: str | None) -> bool:
+    """Check whether a partition is of a later day; the hours of a day are not later than it."""
     return until is not None and key[: len(until)] > until
 
 
 @contextmanager
-def _manifest_of(reading: _Reading) -> Iterator[PartitionsManifest]:
-    folder = reading.workspace / FOLDER
+def locked_manifest(config: RunConfig, source: Source) -> Iterator[PartitionsManifest]:
+    """Hold the partitions' folder, remove what no longer counts, and read the manifest."""
+    workspace = config.workspace
+    folder = workspace / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK, wait=False) as held:
         if not held:
             raise WorkspaceBusyError(
                 f"another process reads partitions into {folder.absolute()}; wait for it"
             )
-        manifest = PartitionsManifest.read(reading.workspace)
-        if manifest is None:
-            manifest = PartitionsManifest(source="", watermark_days=0)
-        # The source may have moved; what was read stays.
-        place, days = reading.source.place, reading.data.watermark_days
-        manifest = replace(manifest, source=place, watermark_days=days)
-        _sweep(folder / DAYS, reading.workspace, manifest)
+        days = config.data.watermark_days
+        manifest = PartitionsManifest.read(workspace)
+        # The source may have moved; its partitions stay.
+        manifest = replace(
+            manifest or PartitionsManifest(source="", watermark_days=0),
+            source=source.place,
+            watermark_days=days,
+        )
+        counted = {
+            folder_of(workspace, key, one.revision) for key, one in manifest.partitions.items()
+        }
+        # Left by a killed call, or an earlier version.
+        for path in (folder / DAYS).glob("*"):
+            if path not in counted:
+                shutil.rmtree(path)
         yield manifest
 
 
-def _sweep(days: Path, workspace: Path, manifest: PartitionsManifest) -> None:
-    """Remove what a killed call left, and versions that no longer count."""
-    counted = {folder_of(workspace, key, one.revision) for key, one in manifest.partitions.items()}
-    for path in sorted(days.glob("*")) if days.is_dir() else ():
-        if path not in counted:
-            shutil.rmtree(path)
+class Ingest:
+    """One call: the manifest as it grows, and the report."""
 
+    def __init__(
+        self,
+        config: RunConfig,
+        source: Source,
+        reader: Reader,
+        manifest: PartitionsManifest,
+        accepted: Collection[str],
+    ) -> None:
+        self.config, self.source, self.reader = config, source, reader
+        self.manifest, self.accepted = manifest, accepted
+        self.now, self.report = datetime.now(UTC), IngestReport()
 
-def _read_changed(
-    reading: _Reading,
-    manifest: PartitionsManifest,
-    listed: Mapping[str, tuple[SourceFile, ...]],
-    say: Say,
-    *,
-    dry: bool,
-) -> tuple[PartitionsManifest, IngestReport]:
-    report = IngestReport()
-    for key, files in listed.items():
-        before, aside = manifest.partitions.get(key), manifest.set_aside.get(key)
-        if before is not None and before.files == files:
-            report.unchanged += 1
-            if before.gone:
-                manifest = manifest.with_partition(key, replace(before, gone=False))
-            continue
-        if aside is not None and aside.files == files and key not in reading.accepted:
-            report.set_aside[key] = aside.reason
-            if aside.schema_changed:
-                report.schema_changes[key] = aside.reason
-            continue
-        if dry:
-            (report.corrected if before else report.new).append(key)
-            continue
-        read = _leave if begin_of(key) > reading.now + timedelta(days=1) else _read_one
-        manifest = read(reading, manifest, key, files, report)
-        manifest.write(reading.workspace)
-        say(f"{key}: {_outcome(manifest, key, report)}")
-    for key, partition in manifest.partitions.items():
-        if key not in listed and not _is_later(key, reading.until):
-            report.gone.append(key)
-            manifest = manifest.with_partition(key, replace(partition, gone=True))
-    report.missing = [key for key in manifest.missing if manifest.is_behind_watermark(key)]
-    if not dry:
-        manifest.write(reading.workspace)
-    return manifest, report
+    def read_changed(
+        self, listed: Mapping[str, Files], say: Say, until: str | None, *, dry: bool
+    ) -> None:
+        """Read each partition that is new or has changed, and write the manifest after each."""
+        report = self.report
+        for key, files in listed.items():
+            before, aside = self.manifest.partitions.get(key), self.manifest.set_aside.get(key)
+            if before is not None and before.files == files:
+                report.unchanged += 1
+                if before.gone:
+                    self.manifest = self.manifest.with_partition(key, replace(before, gone=False))
+            elif aside is not None and aside.files == files and key not in self.accepted:
+                report.set_aside[key] = aside.reason
+                if aside.schema_changed:
+                    report.schema_changes[key] = aside.reason
+            elif dry:
+                (report.corrected if before else report.new).append(key)
+            else:
+                self._read(key, files)
+                self.manifest.write(self.config.workspace)
+                say(f"{key}: {self._outcome(key)}")
+        for key, partition in self.manifest.partitions.items():
+            if key not in listed and not is_later(key, until):
+                report.gone.append(key)
+                self.manifest = self.manifest.with_partition(key, replace(partition, gone=True))
+        missing = self.manifest.missing
+        report.missing = [key for key in missing if self.manifest.is_behind_watermark(key)]
+        if not dry:
+            self.manifest.write(self.config.workspace)
 
+    def _outcome(self, key: str) -> str:
+        if key in self.report.set_aside:
+            return f"set aside: {self.report.set_aside[key]}"
+        if key not in (*self.report.new, *self.report.corrected):
+            return "its files were written again and hold the same"
+        one = self.manifest.partitions[key]
+        bad = sum(one.quarantined.values())
+        return f"{one.rows:,} events" + (f", {bad:,} rows quarantined" if bad else "")
 
-def _outcome(manifest: PartitionsManifest, key: str, report: IngestReport) -> str:
-    if key in report.set_aside:
-        return f"set aside: {report.set_aside[key]}"
-    if key not in (*report.new, *report.corrected):
-        return "its files were written anew and hold the same"
-    one = manifest.partitions[key]
-    bad = sum(one.quarantined.values())
-    return f"{one.rows:,} events" + (f", {bad:,} rows quarantined" if bad else "")
+    @property
+    def _since(self) -> str:
+        return self.now.isoformat(timespec="seconds")
 
-
-def _leave(
-    reading: _Reading,
-    manifest: PartitionsManifest,
-    key: str,
-    _files: tuple[SourceFile, ...],
-    report: IngestReport,
-) -> PartitionsManifest:
-    """Set a partition of a day to come aside until the clock, which may be wrong, says that day."""
-    since = reading.now.isoformat(timespec="seconds")
-    report.set_aside[key] = f"it is of a day to come, by this machine's clock ({since})"
-    return manifest.with_set_aside(
-        key, SetAside(files=(), reason=report.set_aside[key], since=since)
-    )
-
-
-def _read_one(
-    reading: _Reading,
-    manifest: PartitionsManifest,
-    key: str,
-    files: tuple[SourceFile, ...],
-    report: IngestReport,
-) -> PartitionsManifest:
-    before = manifest.partitions.get(key)
-    revision = before.revision + 1 if before else 1
-    final = folder_of(reading.workspace, key, revision)
-    partial = final.with_name(PARTIAL + final.name)
-    since = reading.now.isoformat(timespec="seconds")
-
-    def aside(
-        reason: str, *, schema_changed: bool = False, retried: bool = False
-    ) -> PartitionsManifest:
-        report.set_aside[key] = reason
+    def _set_aside(
+        self, key: str, files: Files, reason: str, *, schema_changed: bool = False
+    ) -> None:
+        """Set a version of a partition aside; one without files is tried at each call."""
+        self.report.set_aside[key] = reason
         if schema_changed:
-            report.schema_changes[key] = reason
-        seen = () if retried else files
-        return manifest.with_set_aside(
-            key, SetAside(files=seen, reason=reason, since=since, schema_changed=schema_changed)
+            self.report.schema_changes[key] = reason
+        aside = SetAside(
+            files=files, reason=reason, since=self._since, schema_changed=schema_changed
         )
+        self.manifest = self.manifest.with_set_aside(key, aside)
 
-    reading.reader.start()
-    try:
-        raw = [
-            partial / "raw" / f"{place:03d}-{file.path.rpartition('/')[2]}"
-            for place, file in enumerate(files)
-        ]
+    def _read(self, key: str, files: Files) -> None:
+        if parse_begin(key) > self.now + timedelta(days=1):
+            # The clock may be wrong, so it is tried again.
+            reason = f"it is of a day to come, by this machine's clock ({self._since})"
+            self._set_aside(key, (), reason)
+            return
+        before = self.manifest.partitions.get(key)
+        revision = before.revision + 1 if before else 1
+        final = folder_of(self.config.workspace, key, revision)
+        partial = final.with_name(PARTIAL + final.name)
+        self.reader.start()
+        try:
+            found = self._cleaned(key, files, partial)
+            if found is None:
+                return
+            digests, report = found
+            shutil.rmtree(partial / "raw")
+            fsync_tree(partial / "clean")
+            (partial / "clean").rename(final)
+            fsync(final.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        self._count(key, files, digests, report)
+
+    def _cleaned(
+        self, key: str, files: Files, partial: Path
+    ) -> tuple[tuple[str, ...], PartitionReport] | None:
+        """Fetch and clean a partition; None if nothing new came of it."""
+        names = [file.path.rpartition("/")[2] for file in files]
+        raw = [partial / "raw" / f"{place:03d}-{name}" for place, name in enumerate(names)]
         try:
             digests = tuple(
-                reading.source.fetch(file, to) for file, to in zip(files, raw, strict=True)
+                self.source.fetch(file, to) for file, to in zip(files, raw, strict=True)
             )
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and (error.filename or error.errno in NO_ROOM):
                 raise
-            return aside(f"cannot be fetched: {error}", retried=True)
-        if before is not None and sorted(before.digests) == sorted(digests):
-            report.unchanged += 1
-            return manifest.with_partition(key, replace(before, files=files, gone=False))
-        if (twin := _twin_of(manifest, key, digests)) is not None:
-            return aside(f"it holds the same files as {twin}")
+            self._set_aside(key, (), f"cannot be fetched: {error}")
+            return None
+        before, mine = self.manifest.partitions.get(key), sorted(digests)
+        if before is not None and sorted(before.digests) == mine:
+            self.report.unchanged += 1
+            again = replace(before, files=files, gone=False)
+            self.manifest = self.manifest.with_partition(key, again)
+            return None
+        others = {one: part for one, part in self.manifest.partitions.items() if one != key}
+        for twin, partition in others.items():
+            if partition.rows and sorted(partition.digests) == mine:
+                self._set_aside(key, files, f"it holds the same files as {twin}")
+                return None
         try:
-            reply = reading.reader.read(_request(reading, manifest, key, raw, partial / "clean"))
+            reply = self.reader.read(self._request(key, raw, partial / "clean"))
         except ReadingFailedError as error:
-            return aside(f"{error}; {_after_death(error)}", retried=error.may_pass)
+            advice = (
+                "tried at each call; give the machine more memory if it stays so"
+                if error.may_pass
+                else "one of its files is corrupt in a way that its reader does not survive; write "
+                "it again"
+            )
+            self._set_aside(key, () if error.may_pass else files, f"{error}; {advice}")
+            return None
+        if reply.report is not None:
+            return digests, reply.report
+        reason = (reply.changes or reply.refused).replace(f"{raw[0].parent}/", "")
         if reply.changes:
-            changes = reply.changes.replace(f"{raw[0].parent}/", "")
-            return aside(f"its columns changed: {changes}", schema_changed=True)
-        if (found := reply.report) is None:
-            return aside(reply.refused.replace(f"{raw[0].parent}/", ""))
-        shutil.rmtree(partial / "raw")
-        fsync_tree(partial / "clean")
-        (partial / "clean").rename(final)
-        fsync(final.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return _counted(manifest, key, files, digests, found, report, since)
+            reason = f"its columns changed: {reason}"
+        self._set_aside(key, files, reason, schema_changed=bool(reply.changes))
+        return None
 
+    def _request(self, key: str, raw: list[Path], out: Path) -> Request:
+        """Describe how a partition is read; its columns are compared with the latest one's."""
+        partitions, data = self.manifest.partitions, self.config.data
+        others = [one for one, part in partitions.items() if one != key and part.rows]
+        is_free = not others or key in self.accepted
+        return Request(
+            source=data.source(tuple(raw), data.columns),
+            filters=self.config.filters,
+            out=out,
+            now=self.now,
+            end=None if data.time_zone != "UTC" else parse_end(key),
+            before=None if is_free else dict(partitions[max(others)].columns),
+        )
 
-def _counted(
-    manifest: PartitionsManifest,
-    key: str,
-    files: tuple[SourceFile, ...],
-    digests: tuple[str, ...],
-    found: PartitionReport,
-    report: IngestReport,
-    arrived: str,
-) -> PartitionsManifest:
-    before, newest = manifest.partitions.get(key), manifest.newest
-    late = before is None and newest is not None and key < newest
-    (report.new if before is None else report.corrected).append(key)
-    if late:
-        report.late.append(key)
-    if (late or before) and manifest.is_behind_watermark(key):
-        report.behind_watermark.append(key)
-    report.rows += found.rows
-    report.quarantined += sum(found.quarantined.values())
-    partition = Partition(
-        files=files,
-        digests=digests,
-        revision=before.revision + 1 if before else 1,
-        rows=found.rows,
-        quarantined=dict(found.quarantined),
-        first_time=found.first_time,
-        last_time=found.last_time,
-        columns=found.columns,
-        arrived=arrived,
-        late=late or (before is not None and before.late),
-    )
-    return manifest.with_partition(key, partition)
-
-
-def _twin_of(manifest: PartitionsManifest, key: str, digests: tuple[str, ...]) -> str | None:
-    """Find another partition of the same contents."""
-    mine = sorted(digests)
-    twins = (
-        one
-        for one, partition in manifest.partitions.items()
-        if one != key and partition.rows and sorted(partition.digests) == mine
-    )
-    return next(twins, None)
-
-
-def _request(
-    reading: _Reading, manifest: PartitionsManifest, key: str, raw: list[Path], out: Path
-) -> Request:
-    """Describe how a partition is read; its columns are held against those of the latest one."""
-    others = {one: value for one, value in manifest.partitions.items() if one != key and value.rows}
-    is_free = not others or key in reading.accepted
-    return Request(
-        source=reading.data.source(tuple(raw), reading.data.columns),
-        filters=reading.filters,
-        out=out,
-        now=reading.now,
-        end=None if reading.data.time_zone != "UTC" else end_of(key),
-        before=None if is_free else others[max(others)].columns,
-    )
-
-
-def _after_death(error: ReadingFailedError) -> str:
-    if error.may_pass:
-        return "tried at each call; give the machine more memory if it goes on"
-    return "one of its files is corrupt in a way that its reader does not survive; write it again"
+    def _count(
+        self, key: str, files: Files, digests: tuple[str, ...], found: PartitionReport
+    ) -> None:
+        """Add a partition that was read to the manifest."""
+        report, newest = self.report, self.manifest.newest
+        before = self.manifest.partitions.get(key)
+        late = before is None and newest is not None and key < newest
+        (report.new if before is None else report.corrected).append(key)
+        if late:
+            report.late.append(key)
+        if (late or before) and self.manifest.is_behind_watermark(key):
+            report.behind_watermark.append(key)
+        report.rows += found.rows
+        report.quarantined += sum(found.quarantined.values())
+        partition = Partition(
+            files=files,
+            digests=digests,
+            revision=before.revision + 1 if before else 1,
+            arrived=self._since,
+            late=late or (before is not None and before.late),
+            **{**vars(found), "quarantined": dict(found.quarantined)},
+        )
+        self.manifest = self.manifest.with_partition(key, partition)

@@ -16,7 +16,7 @@ from typing import Any
 
 from features.partition import CLEAN
 from pipelines.engine.artifacts import digest_of_json, to_json
-from pipelines.partitions.source import SourceFile, begin_of, end_of, keys_between
+from pipelines.partitions.source import SourceFile, keys_between, parse_begin, parse_end
 from recsys.data.durable import write_durably
 
 FOLDER = "partitions"
@@ -45,9 +45,9 @@ class Partition:
     arrived: str
     """When it was read (UTC)."""
     late: bool = False
-    """Whether a later partition was read before it."""
+    """True if a later partition was read before it."""
     gone: bool = False
-    """Whether the source no longer lists it; what was read goes on counting."""
+    """True if the source no longer lists it; its events still count."""
     left_out: str = ""
     """Digest of the list of forgotten users that its rows were held against."""
 
@@ -106,7 +106,7 @@ class PartitionsManifest:
             ) from error
 
     def write(self, workspace: Path) -> None:
-        """Let it count."""
+        """Write the manifest, durably."""
         document = {
             "format": FORMAT,
             "source": self.source,
@@ -118,12 +118,12 @@ class PartitionsManifest:
         write_durably(workspace / FOLDER / MANIFEST, to_json(document))
 
     def with_partition(self, key: str, partition: Partition) -> PartitionsManifest:
-        """Let a version of a partition count."""
+        """Return a manifest with a version of a partition."""
         others = {one: value for one, value in self.set_aside.items() if one != key}
         return replace(self, partitions={**self.partitions, key: partition}, set_aside=others)
 
     def with_set_aside(self, key: str, aside: SetAside) -> PartitionsManifest:
-        """Set a version of a partition aside."""
+        """Return a manifest with a version of a partition set aside."""
         return replace(self, set_aside={**self.set_aside, key: aside})
 
     @property
@@ -140,10 +140,10 @@ class PartitionsManifest:
         return [key for key in expected if key not in self.partitions]
 
     def is_behind_watermark(self, key: str) -> bool:
-        """Say whether a partition is so old that nobody waits for it any more."""
+        """Check whether a partition is older than the watermark."""
         if self.newest is None:
             return False
-        age = begin_of(self.newest) - end_of(key)
+        age = parse_begin(self.newest) - parse_end(key)
         return age.total_seconds() >= self.watermark_days * 86_400
 
     def digests(self) -> dict[str, str]:
@@ -166,7 +166,7 @@ class PartitionsManifest:
 
 
 def folder_of(workspace: Path, key: str, revision: int) -> Path:
-    """Name the folder of a version of a partition."""
+    """Return the folder of a version of a partition."""
     return workspace / FOLDER / DAYS / f"{key}~{revision}"
 
 

@@ -2,40 +2,39 @@
 
 Polars answers most corrupt files with an error, and ends its process on a few: a panic while it
 unwinds, or a size out of a damaged header that no memory holds. The process is started once for
-all partitions and anew after its death. A request and its reply are one line of JSON each; rows go
-to disk. Nothing but ``features`` is imported here, so that it starts in a third of a second.
+all partitions and again after its death. Nothing but ``features`` is imported here, so that it
+starts in a third of a second.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from features.partition import PartitionReport, changed_columns, clean_partition, columns_of
+from features.parallel import end_with_the_parent
+from features.partition import PartitionReport, changed_columns, clean_partition, read_columns
 from features.scan import NoColumnError
 from features.schema import FilterConfig, SourceConfig
 
 READY = "ready"
+START = "from pipelines.partitions.reading import main; main()"
+"""By its name, so that replies are of the classes that the other end knows."""
 OUT_OF_MEMORY_SCORE = "500"
 """The kernel takes this process before the one that waits for it."""
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""What the kernel, for want of memory, or a person ends a process with."""
+"""Signals of a person, or of a kernel without memory."""
 NO_MEMORY = re.compile(r"memory allocation of (\d+) bytes")
 NO_ROOM_TO_MAP = "Cannot allocate memory"
 LARGEST_MEMORY = 1 << 46
@@ -43,97 +42,97 @@ LARGEST_MEMORY = 1 << 46
 
 
 class ReadingFailedError(Exception):
-    """The process that reads has ended, or ran out of memory; says how."""
+    """The process that reads has ended, or ran out of memory."""
 
     def __init__(self, how: str, *, may_pass: bool) -> None:
         super().__init__(how)
         self.may_pass = may_pass
-        """Whether the same files may be read another time, as after too little memory."""
+        """True if the same files may be read another time, as after too little memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be read, and where the clean rows go."""
+    """Files to read, and an empty folder for the clean rows."""
 
     source: SourceConfig
     filters: FilterConfig
     out: Path
-    """An empty folder."""
     now: datetime
     end: datetime | None
-    """Of the partition; None where times are not held against it."""
+    """End of the partition; None if times are not checked against it."""
     before: Mapping[str, str] | None
     """Columns of the partition before; None accepts any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came of it: one of the three."""
+    """One of three: a report, a change of columns, or a reason why the files cannot be used."""
 
     report: PartitionReport | None = None
     changes: str = ""
-    """How the columns differ; no row was read."""
     refused: str = ""
-    """Why the files cannot be used."""
 
 
 class Reader:
-    """Reads partitions, one at a time, in a process that may die of them.
-
-    A context manager: the process starts with the first request and ends with the block.
-    """
+    """Reads partitions, one at a time, in a process that may die of them."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection[Any, Any] | None = None
         self._is_ready = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
 
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _where: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._end()
         self._errors.close()
 
     def start(self) -> None:
-        """Start the process if none runs; it gets ready while something else is done."""
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines.partitions.reading"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-            )
+        """Start the process if none runs; the caller can do something else until it is ready."""
+        if self._process is not None:
+            return
+        self._connection, theirs = Pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", START, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdout=self._errors,
+            stderr=self._errors,
+        )
+        theirs.close()
 
     def read(self, request: Request) -> Reply:
         """Check and clean a partition's files."""
         self.start()
-        process = self._process
+        process, connection = self._process, self._connection
         assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert connection is not None
         try:
-            if not self._is_ready and process.stdout.readline().strip() != READY:
-                raise RuntimeError(f"no process reads partitions: {self._last_words()}")
-            self._is_ready = True
-            # A panic that was answered says nothing of a later death.
-            self._errors.seek(0)
-            self._errors.truncate()
-            with suppress(BrokenPipeError):
-                process.stdin.write(json.dumps(_as_json(request)) + "\n")
-                process.stdin.flush()
-            line = process.stdout.readline()
-            if not line.endswith("\n"):
-                raise self._death(process.wait())
-            return _reply(json.loads(line))
+            try:
+                if not self._is_ready:
+                    connection.recv()
+                    self._is_ready = True
+                # A panic that was answered says nothing of a later death.
+                self._errors.seek(0)
+                self._errors.truncate()
+                with suppress(BrokenPipeError):
+                    connection.send(request)
+                reply = connection.recv()
+            except (EOFError, ConnectionResetError):
+                if not self._is_ready:
+                    words = self._last_words()
+                    raise RuntimeError(f"no process reads partitions: {words}") from None
+                raise self._death(process.wait()) from None
+            if isinstance(reply, MemoryError):
+                how = f"reading it took too much memory ({reply})"
+                raise ReadingFailedError(how, may_pass=True)
+            if isinstance(reply, Exception):
+                raise reply
+            assert isinstance(reply, Reply)
+            return reply
         except BaseException:
-            # It must not go on writing into a folder that the caller removes.
+            # It must not write on into a folder that the caller removes.
             self._end()
             raise
 
@@ -157,53 +156,11 @@ class Reader:
         return lines[-1] if lines else ""
 
     def _end(self) -> None:
-        if (process := self._process) is None:
-            return
-        self._process, self._is_ready = None, False
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
-
-
-def _as_json(request: Request) -> dict[str, Any]:
-    return {
-        "source": {**asdict(request.source), "paths": [str(one) for one in request.source.paths]},
-        "filters": asdict(request.filters),
-        "out": str(request.out),
-        "now": request.now.isoformat(),
-        "end": None if request.end is None else request.end.isoformat(),
-        "before": None if request.before is None else dict(request.before),
-    }
-
-
-def _request(document: Mapping[str, Any]) -> Request:
-    source, filters = document["source"], document["filters"]
-    end = document["end"]
-    lists = {name: tuple(one) for name, one in filters.items() if isinstance(one, list)}
-    return Request(
-        source=SourceConfig(**{**source, "paths": tuple(Path(one) for one in source["paths"])}),
-        filters=FilterConfig(**{**filters, **lists}),
-        out=Path(document["out"]),
-        now=datetime.fromisoformat(document["now"]),
-        end=None if end is None else datetime.fromisoformat(end),
-        before=document["before"],
-    )
-
-
-def _reply(document: Mapping[str, Any]) -> Reply:
-    if (failed := document.get("failed")) is not None:
-        raise RuntimeError(f"reading a partition failed:\n{failed}")
-    if (disk := document.get("disk")) is not None:
-        raise OSError(*disk)
-    if (memory := document.get("no_memory")) is not None:
-        raise ReadingFailedError(f"reading it took too much memory ({memory})", may_pass=True)
-    if (report := document.get("report")) is None:
-        return Reply(changes=document.get("changes", ""), refused=document.get("refused", ""))
-    counted = Counter(report["quarantined"])
-    return Reply(report=PartitionReport(**{**report, "quarantined": counted}))
+        if self._process is not None and self._connection is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+        self._process, self._connection, self._is_ready = None, None, False
 
 
 def read_partition(request: Request) -> Reply:
@@ -224,11 +181,11 @@ def read_partition(request: Request) -> Reply:
 def _schema_changes(request: Request) -> str:
     for path in request.source.paths if request.before is not None else ():
         try:
-            now = columns_of(path, request.source)
+            now = read_columns(path, request.source)
         except NoColumnError as error:
             return str(error)
         except ValueError:
-            # What is wrong with the file itself is said when it is read.
+            # A fault of the file itself is reported when it is read.
             return ""
         assert request.before is not None
         if changes := changed_columns(request.before, now):
@@ -236,44 +193,22 @@ def _schema_changes(request: Request) -> str:
     return ""
 
 
-def _answer(line: str) -> dict[str, Any]:
-    try:
-        reply = read_partition(_request(json.loads(line)))
-    except OSError as error:
-        known = error.errno is not None
-        return {"disk": [error.errno, error.strerror, error.filename] if known else [str(error)]}
-    except MemoryError as error:
-        return {"no_memory": str(error)}
-    except Exception:
-        return {"failed": traceback.format_exc()}
-    if reply.report is None:
-        return {"changes": reply.changes, "refused": reply.refused}
-    return {"report": vars(reply.report)}
-
-
 def main() -> None:
-    """Answer requests from standard input until nobody sends any more."""
+    """Answer requests until the other end of the connection is closed."""
+    end_with_the_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_SCORE)
-    # What a library prints is no reply.
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def receive() -> None:
-        for line in sys.stdin:
-            requests.put(line)
-        # The parent has ended, or was killed: its successor may work in the same folder.
-        os._exit(0)
-
-    threading.Thread(target=receive, daemon=True).start()
-    replies.write(READY + "\n")
-    replies.flush()
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    connection.send(READY)
     while True:
-        replies.write(json.dumps(_answer(requests.get())) + "\n")
-        replies.flush()
-
-
-if __name__ == "__main__":
-    main()
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send(read_partition(request))
+        except (OSError, MemoryError) as error:
+            connection.send(error)
+        except Exception:
+            connection.send(RuntimeError(f"reading a partition failed:\n{traceback.format_exc()}"))

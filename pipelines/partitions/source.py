@@ -1,4 +1,4 @@
-"""Where partitions come from: a folder, a glob or an object store, listed and fetched by fsspec.
+"""Source of partitions: a folder, a glob or an object store, listed and fetched by fsspec.
 
 A file's partition is the date, and where there is one the hour, in its path:
 
@@ -24,7 +24,7 @@ from features.scan import JSON_LINES, SEPARATED
 ENDINGS = (".parquet", *SEPARATED, *JSON_LINES)
 _DATE = re.compile(
     r"(?<!\d)(?P<year>\d{4})(?P<by>[-_/]?)(?P<month>\d{2})(?P=by)(?P<day>\d{2})(?!\d{3})"
-    # The hour: T13, /hour=13, /13 behind 2026/11/22, or joined as in 2026112213.
+    # The hour: T13, /hour=13, /13 after 2026/11/22, or joined as in 2026112213.
     r"(?:(?:T|/h(?:our)?=|(?<=/\d{2})/|(?=\d{2}(?!\d)))(?P<hour>[01]\d|2[0-3])(?!\d))?"
 )
 _HOUR = "%Y-%m-%dT%H"
@@ -38,7 +38,7 @@ class SourceFile:
     path: str
     size: int
     mark: str
-    """What changes when the file does: its ETag, or when it was written."""
+    """Mark of a version of the file: its ETag, or its time of writing."""
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,20 @@ def key_of(relative: str, place: str) -> str:
     )
 
 
-def begin_of(key: str) -> datetime:
+def parse_begin(key: str) -> datetime:
     """Return when a partition begins (UTC)."""
     return datetime.strptime(key, _HOUR if "T" in key else _DAY).replace(tzinfo=UTC)
 
 
-def end_of(key: str) -> datetime:
+def parse_end(key: str) -> datetime:
     """Return when a partition ends (UTC)."""
-    return begin_of(key) + (timedelta(hours=1) if "T" in key else timedelta(days=1))
+    return parse_begin(key) + (timedelta(hours=1) if "T" in key else timedelta(days=1))
 
 
 def keys_between(first: str, last: str) -> list[str]:
     """List the keys from one partition to another, both included, at the first one's length."""
-    keys, moment = [], begin_of(first)
-    while moment <= begin_of(last):
+    keys, moment = [], parse_begin(first)
+    while moment <= parse_begin(last):
         keys.append(moment.strftime(_HOUR if "T" in first else _DAY))
         moment = moment + (timedelta(hours=1) if "T" in first else timedelta(days=1))
     return keys

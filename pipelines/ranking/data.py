@@ -1,4 +1,4 @@
-"""What rankers of a tie order are trained and judged on.
+"""Examples that rankers of a tie order are trained and judged on.
 
 Trained on held-back train events, with candidates of retrievers refitted without them, and on
 impressions where shown lists are logged. Judged on validation, with the candidates that are served.
@@ -17,7 +17,6 @@ from torch import Tensor
 from pipelines.candidates.blends import source_lists
 from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
-from pipelines.executor.ray_cluster import RayRunner
 from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.examples import (
     candidate_builder,
@@ -27,7 +26,6 @@ from pipelines.ranking.examples import (
 )
 from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
-from pipelines.ranking.over_ray import maker
 from pipelines.ranking.shown_lists import shown_lists
 from recsys.fitting.blend import SourceLists, known_demand, learned_blend
 from recsys.fitting.inputs import ModelInputs
@@ -47,16 +45,16 @@ class RankingData(NamedTuple):
     tasks: tuple[str, ...]
     tasks_reason: str
     builder: CandidateBuilder
-    """Of validation, with features fitted on train."""
+    """Builder for validation, with features fitted on train."""
     item_counts: Tensor
     """Events that the refitted retrievers were fitted on, [N]."""
     train: RankingExamples
     validation: RankingExamples
     validation_lists: SourceLists
-    """Of every source, as the blend merges them."""
+    """Lists of every source, as the blend merges them."""
     impressions: RankingExamples | None
     num_slots: int
-    """Of shown lists."""
+    """Slots of shown lists."""
 
 
 def ranking_data(
@@ -66,17 +64,14 @@ def ranking_data(
     sources: Mapping[str, Source],
     *,
     reads_demand: bool,
-    run: RayRunner | None = None,
 ) -> RankingData:
     """Build the examples of a tie order."""
     config, features = context.config, context.inputs["build_features"]
     held_back = hold_back(inputs, config.ranker_training, config.seed)
     check_enough(len(held_back.held_out.positions), config)
-    save = run is not None
-    refitted = refitted_sources(context, held_back, order, tuple(sources), save=save)
+    refitted = refitted_sources(context, held_back, order, tuple(sources))
     counts = held_back.inputs.item_counts("train")
-    make = maker(run, context, order, held_back=True)
-    lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config, make)
+    lists = source_lists(refitted, inputs, held_back.held_out, held_back.inputs, config)
     check_enough(lists.num_found(), config)
     lists = lists if reads_demand else replace(lists, demand=None)
     blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
@@ -91,7 +86,7 @@ def ranking_data(
     shown = shown_lists(features, inputs, held_back.ends, tasks, config)
     impressions = None
     if shown is not None:
-        lists = source_lists(refitted, inputs, shown.held_out, held_back.inputs, config, make)
+        lists = source_lists(refitted, inputs, shown.held_out, held_back.inputs, config)
         queries, candidates = with_candidates(builder, inputs, shown.held_out.positions, lists)
         targets = shown.held_out.targets
         impressions = impression_examples(queries, targets, candidates, shown.impressions)
@@ -101,8 +96,7 @@ def ranking_data(
     builder = candidate_builder(blend, inputs, train_end, vectors, config.ranker_training)
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
-    make = maker(run, context, order, held_back=False)
-    lists = source_lists(sources, inputs, held_out, inputs, config, make)
+    lists = source_lists(sources, inputs, held_out, inputs, config)
     outcomes = outcomes_of(features, inputs, held_out)
     return RankingData(
         tasks=tasks,

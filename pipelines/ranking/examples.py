@@ -46,7 +46,7 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
     events = pl.scan_parquet(files / "**" / "*.parquet")
     columns = events.collect_schema().names()
     key = ["user_row", "item_row"]
-    wanted, timed = _events_of(inputs, held_out), inputs.sequences.times is not None
+    wanted, timed = _describe_events(inputs, held_out), inputs.sequences.times is not None
     empty = {"value": pl.lit(None, pl.Float64), "event_type": pl.lit("event")}
     found = (
         events.join(wanted.lazy(), on=key)
@@ -77,7 +77,7 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
 
 
 def type_names(events: pl.LazyFrame) -> tuple[str, ...]:
-    """Name the types of events, ascending; none if there is only one."""
+    """List the types of events, ascending; none if there is only one."""
     kinds = events.select(pl.col("event_type").cast(pl.String).unique()).collect().to_series()
     names = tuple(sorted(kinds.drop_nulls()))
     return names if len(names) > 1 else ()
@@ -88,7 +88,7 @@ def rows_of(places: pl.Series) -> Tensor:
     return torch.from_numpy(places.cast(pl.Int64).to_numpy().copy())
 
 
-def _events_of(inputs: ModelInputs, held_out: HeldOut) -> pl.DataFrame:
+def _describe_events(inputs: ModelInputs, held_out: HeldOut) -> pl.DataFrame:
     """Describe each held-out event: place, user, item and, where there are times, its span."""
     sequences, positions = inputs.sequences, held_out.target_positions()
     users = sequences.users_of(positions)

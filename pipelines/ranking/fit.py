@@ -26,7 +26,7 @@ from recsys.training.ranking_examples import RankingExamples
 from recsys.training.shown_lists import fit_examination, shown_losses, usable
 
 HELD_OUT_ONE_IN = 10
-"""One user of so many selects the epoch and calibrates."""
+"""One user in this number selects the epoch and calibrates."""
 
 
 class UserSplit(NamedTuple):

@@ -22,6 +22,7 @@ from recsys.evaluation.calibration import (
 )
 from recsys.fitting.inputs import ModelInputs
 from recsys.layers.moe.routing import expert_use, load_by_group
+from recsys.models.ranker.config import flops_of
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import logits_of
 from recsys.training.ranking_examples import RankingExamples
@@ -36,7 +37,7 @@ TIERS = ("long tail", "middle", "popular")
 HISTORIES = (0, 5, 20)
 """Most events of a history of each group of users; the last group has more."""
 MIN_VISITS = 20
-"""Of an item, below which the share of an expert says little."""
+"""Visits of an item below which the share of an expert says little."""
 TOP_ITEMS = 5
 """Items named of each expert."""
 
@@ -50,7 +51,22 @@ class Grouping(NamedTuple):
     """[N] group of each item row, -1 for none."""
 
 
-def measures_of(
+def trunk_summary(ranker: Ranker, values: Tensor, measures: dict[str, Any]) -> dict[str, Any]:
+    """Summarise the trained ranker on validation; ``values`` are the metric of its order, [U]."""
+    examination = ranker.examination
+    return {
+        "trunk": ranker.config.trunk,
+        "flops": flops_of(ranker.config, ranker.inputs)["total"],
+        "parameters": sum(one.numel() for one in ranker.parameters()),
+        "validation": float(values.nanmean()),
+        "ahead": 0.0,
+        "standard_error": 0.0,
+        "examined": [] if examination is None else examination.curve().tolist(),
+        **measures,
+    }
+
+
+def measure_ranker(
     model: Ranker, examples: RankingExamples, inputs: ModelInputs, features: Path
 ) -> dict[str, Any]:
     """Measure each task's probabilities, and routing where the trunk has a router."""
@@ -63,8 +79,8 @@ def measures_of(
         for place, name in enumerate(model.inputs.tasks)
     }
     counts = inputs.sequences.item_counts(inputs.sequences.train_end, inputs.sizes.num_item_rows)
-    groupings = groupings_of(inputs, counts, features)
-    routing = routing_of(model, examples, everyone[:MAX_QUERIES], groupings)
+    groupings = group_items(inputs, counts, features)
+    routing = measure_routing(model, examples, everyone[:MAX_QUERIES], groupings)
     return {"method": "platt", "tasks": tasks, "trunk": model.config.trunk, "routing": routing}
 
 
@@ -87,7 +103,7 @@ def task_measures(logits: Tensor, probabilities: Tensor, labels: Tensor) -> dict
     }
 
 
-def groupings_of(inputs: ModelInputs, item_counts: Tensor, features: Path) -> list[Grouping]:
+def group_items(inputs: ModelInputs, item_counts: Tensor, features: Path) -> list[Grouping]:
     """Group items by domain where they have one, by popularity, by first category."""
     found = []
     items = pl.read_parquet(features / "items.parquet").sort("item_row")
@@ -136,7 +152,7 @@ def routed(model: Ranker, examples: RankingExamples, chosen: Tensor) -> Iterator
         yield routing.experts
 
 
-def routing_of(
+def measure_routing(
     model: Ranker, examples: RankingExamples, chosen: Tensor, groupings: Sequence[Grouping]
 ) -> dict[str, Any] | None:
     """Measure the load of experts, overall and by group; None for a trunk without a router."""
@@ -178,7 +194,7 @@ def by_activity(examples: RankingExamples, chosen: Tensor) -> tuple[str, tuple[s
 
 
 def top_items(experts: Tensor, rows: Tensor, num_experts: int) -> list[list[dict[str, Any]]]:
-    """Name the items that go most to each expert, by item row.
+    """List the items that go most to each expert, by item row.
 
     Args:
         experts: Of each candidate, [M, K].

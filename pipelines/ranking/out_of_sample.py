@@ -28,8 +28,6 @@ from recsys.fitting.spec import Data
 from recsys.models.sequence.members import of_first
 from recsys.retrieval.sources import Source
 
-REFITTED = "refitted"
-"""Folder beside the checkpoints, where nodes of a cluster find the refitted models."""
 MIN_EVENTS = 3
 """Train events of a user below which none is held back."""
 
@@ -40,7 +38,7 @@ class HeldBack(NamedTuple):
     inputs: ModelInputs
     """With the events that retrievers are refitted on, all of them in train."""
     ends: Rows
-    """Where these events of each user end, [U]."""
+    """End of these events of each user, [U]."""
     held_out: HeldOut
     """One query for each held-back event, in the order of events."""
 
@@ -94,7 +92,7 @@ def hold_back(inputs: ModelInputs, config: RankerTrainingConfig, seed: int) -> H
 
 
 def refitted_sources(
-    context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...], *, save: bool
+    context: StageContext, held_back: HeldBack, order: str, names: tuple[str, ...]
 ) -> dict[str, Source]:
     """Refit retrievers without the held-back events; a killed training resumes."""
     config = context.config
@@ -102,7 +100,6 @@ def refitted_sources(
     config = replace(config, sequence=of_first(config.sequence))
     chosen = context.inputs["fit_baselines"] / order
     inputs, up_to = held_back.inputs, scored_up_to(config)
-    folder = context.checkpoints / REFITTED / order
     baselines = baselines_of(inputs, config, "all", chosen)
     data, found = Data(inputs=inputs, index=index_of_model), dict[str, Source]()
     for spec in catalogue_of(config):
@@ -113,8 +110,6 @@ def refitted_sources(
         else:
             model = baselines[spec.name]
         found[spec.name] = spec.source(model, data, up_to)
-        if save:
-            model.save(folder / spec.name)
     return {name: found[name] for name in names}
 
 

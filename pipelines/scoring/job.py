@@ -1,4 +1,4 @@
-"""What lists are made of, for whom, and where they lie.
+"""The job of batch scoring: its request, its keys, and the folder of its lists.
 
     OUT/
         manifest.json               the job, and once all is done its parts with their digests
@@ -15,15 +15,14 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from pipelines.engine.artifacts import MANIFEST, digest_of_json, read_json, to_json
-from pipelines.scoring.request import ScoreRequest
 from recsys.data.durable import write_durably
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Profile
@@ -38,16 +37,55 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoreRequest:
+    """Passed from process to process as JSON."""
+
+    bundle: str
+    """Path of the bundle, or of the link to it."""
+    out: str
+    surface: str = "home"
+    """One that takes users (of kind ``home``) or items (``related``)."""
+    config: str | None = None
+    """File of surfaces, rules and experiments, as a server reads it."""
+    k: int = 20
+    profile: Profile = "fast"
+    filter: Mapping[str, Any] = field(default_factory=dict)
+    """As in a request of the API."""
+    unix_time: int | None = None
+    """Time of every request; None takes what the folder's manifest says, else what the API takes
+    for a request without one when the job begins."""
+    active_since: int | None = None
+    """Only users with an event at or after this unix second."""
+    keys_file: str | None = None
+    """JSON list of the user ids (for ``related`` item ids); None takes all that the bundle has."""
+    keys_are: Literal["user_id", "item_id"] | None = None
+    """Kind of the chosen keys; refused if the surface takes the other."""
+    keys_name: str = "all"
+    """Description of the keys in the manifest."""
+    workers: int = 1
+    """Processes of this machine, or tasks at once of a Ray cluster that is started for the job."""
+    engine: Literal["local", "ray"] = "local"
+    address: str | None = None
+    """``host:port`` of a Ray cluster; None takes RAY_ADDRESS, or starts one on this machine."""
+    max_failed_share: float = 0.01
+    """With more failed lists the job is not complete."""
+
+    def __post_init__(self) -> None:
+        if self.address is not None and self.engine != "ray":
+            raise ValueError(f"--address {self.address} is of a Ray cluster: add --engine ray")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
-    """What shapes the lists; equal jobs have equal lists to the last bit."""
+    """Settings that shape the lists; equal jobs have equal lists to the last bit."""
 
     bundle: str
     bundle_digest: str
     adapters: Mapping[str, str]
     version: str
-    """Of the platform."""
+    """Version of the platform."""
     configuration: str
-    """Of surfaces, rules and experiments."""
+    """Digest of surfaces, rules and experiments."""
     surface: str
     key: str
     """``user_id`` or ``item_id``: what a list is made for."""
@@ -70,12 +108,12 @@ class Job:
     def num_parts(self) -> int:
         return -(-self.num_keys // self.keys_per_part)
 
-    def keys_of(self, part: int, keys: Sequence[str]) -> Sequence[str]:
+    def list_keys(self, part: int, keys: Sequence[str]) -> Sequence[str]:
         """The keys of one part."""
         return keys[part * self.keys_per_part : (part + 1) * self.keys_per_part]
 
     def seed(self, key: str) -> int:
-        """Of what is drawn for a list, where its surface explores: the same in every run."""
+        """Seed of the exploration of a list, the same in every run."""
         return int(hashlib.sha256(f"{self.digest} {key}".encode()).hexdigest()[:16], 16)
 
     def request(self, key: str) -> dict[str, Any]:
@@ -86,11 +124,11 @@ class Job:
 
 
 KEYS = {"home": "user_id", "related": "item_id"}
-"""What surfaces of a kind make lists for."""
+"""Key of the lists by the kind of their surface."""
 
 
-def key_of(surface: str, recommender: Recommender) -> str:
-    """Say whether a surface makes lists for users or for items."""
+def find_key(surface: str, recommender: Recommender) -> str:
+    """Return ``user_id`` or ``item_id``, the key of a surface's lists."""
     bundle, named = recommender.bundle, recommender.configuration.surfaces
     surfaces = surfaces_of(bundle.exclude_history, named)
     usable = [name for name, one in surfaces.items() if one.kind in KEYS]
@@ -102,7 +140,7 @@ def key_of(surface: str, recommender: Recommender) -> str:
     return KEYS[surfaces[surface].kind]
 
 
-def keys_of(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
+def list_keys(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
     """List whom to make lists for, each once."""
     users = bundle.users
     if request.keys_are not in (None, key):
@@ -115,7 +153,7 @@ def keys_of(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
     elif request.active_since is not None:
         if users.times is None:
             raise ValueError(
-                f"bundle {bundle.version} has no event times, so nobody is known to be active "
+                f"bundle {bundle.version} has no event times, so no user is known to be active "
                 "since a time; leave out --active-since, or name users with --users"
             )
         recent = np.concatenate([[0], np.cumsum(users.times >= request.active_since)])
@@ -125,7 +163,7 @@ def keys_of(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
         keys = list(users.user_ids)[1:]
     if not keys:
         raise ValueError(
-            f"there is nobody to make lists for ({request.keys_name}); "
+            f"there are no users to make lists for ({request.keys_name}); "
             + (
                 "no user of the bundle was active since then, choose an earlier time"
                 if request.active_since is not None
@@ -153,7 +191,7 @@ def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], v
         version=version,
         configuration=recommender.configuration.version,
         surface=request.surface,
-        key=key_of(request.surface, recommender),
+        key=find_key(request.surface, recommender),
         k=request.k,
         profile=recommender.profile,
         filter=request.filter,
@@ -201,6 +239,6 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(out: Path, job: Job, outcome: Mapping[str, Any]) -> None:
-    """Say what the folder holds; equal jobs write equal bytes."""
+    """Write the folder's manifest; equal jobs write equal bytes."""
     document = {"job": asdict(job), "job_digest": job.digest, **outcome}
     write_durably(out / MANIFEST, to_json(document))

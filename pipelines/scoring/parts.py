@@ -24,7 +24,7 @@ MAX_MESSAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one file holds."""
+    """Contents of one file."""
 
     number: int
     num_keys: int
@@ -35,16 +35,16 @@ class Part:
     """Lists by what was missing, late or left out, as the API's ``degraded`` says it."""
     sha256: str = ""
     made: bool = True
-    """Whether this run made it."""
+    """True if this run made it."""
 
     def described(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Return its entry in the manifest."""
         said = {name: value for name, value in asdict(self).items() if name != "made"}
-        return {"file": f"{LISTS}/{file_of(self.number)}", **said}
+        return {"file": f"{LISTS}/{name_file(self.number)}", **said}
 
 
-def file_of(part: int) -> str:
-    """Name a part's file."""
+def name_file(part: int) -> str:
+    """Return the name of a part's file."""
     return f"part-{part:05}.parquet"
 
 
@@ -52,7 +52,7 @@ def find_part(out: Path, job: Job, number: int) -> Part | None:
     """Read what an earlier run made of a part; None where it is to be made."""
     import polars as pl
 
-    path = out / LISTS / file_of(number)
+    path = out / LISTS / name_file(number)
     if not path.is_file():
         return None
     try:
@@ -84,14 +84,14 @@ def make_part(
             progressed(unreported)
             unreported = 0
     progressed(unreported)
-    failures = out / FAILED / f"{file_of(number).removesuffix('.parquet')}.jsonl"
+    failures = out / FAILED / f"{name_file(number).removesuffix('.parquet')}.jsonl"
     if lists.failures:
         failures.parent.mkdir(exist_ok=True)
         lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in lists.failures)
         write_durably(failures, "".join(lines))
     else:
         failures.unlink(missing_ok=True)
-    return lists.write(out / LISTS / file_of(number), len(keys))
+    return lists.write(out / LISTS / name_file(number), len(keys))
 
 
 class Lists:

@@ -1,58 +1,73 @@
-"""The process that loads the bundle and forks workers; its starter shows how far it is.
+"""The process that loads the bundle and makes the parts: in workers that it forks, or on Ray.
 
-Nothing here uses Polars before the fork: threads of its pool would be missing afterwards.
+Workers share the loaded bundle's memory and run one thread each. Nothing here uses Polars before
+the fork: threads of its pool would be missing afterwards.
 """
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+import platform
 import signal
-import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from pipelines.engine.artifacts import MANIFEST
+from features.parallel import end_with_the_parent
+from pipelines.config.engine import RayConfig
+from pipelines.engine.artifacts import MANIFEST, read_json
 from pipelines.engine.errors import ClusterError
+from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.engine.stage import installed_version
-from pipelines.scoring import over_ray
-from pipelines.scoring.job import Job, key_of, keys_of, plan, write_manifest
-from pipelines.scoring.parts import Part, sweep
-from pipelines.scoring.request import ScoreRequest
-from pipelines.scoring.workers import Task, Workers
+from pipelines.scoring.job import Job, ScoreRequest, find_key, list_keys, plan, write_manifest
+from pipelines.scoring.parts import Part, find_part, make_part, sweep
 from serving.query import fitted
 from serving.recommend import Recommender
 from serving.schemas import Request
-from serving.server.zygote import receive_message, send_message
 from serving.settings import ServingOptions
 from serving.surfaces import surfaces_of
 
+MAX_TRIES = 2
+SHARED = "put it on a file system that all nodes of the Ray cluster mount at the same path"
+Report = Callable[[dict[str, Any]], object]
 
-def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
-    """Make every list that is missing."""
+
+def score(request: ScoreRequest, report: Report) -> dict[str, Any]:
+    """Make every list that is missing; return numbers for the log line."""
     torch.set_num_threads(1)
     begun = time.perf_counter()
-    config = None if request.config is None else Path(request.config)
-    options = ServingOptions(profile=request.profile, config=config)
-    recommender = Recommender.load(request.bundle, options).warm()
-    keys = keys_of(request, key_of(request.surface, recommender), recommender.bundle)
+    recommender = loaded(request.bundle, request.config, request.profile)
+    keys = list_keys(request, find_key(request.surface, recommender), recommender.bundle)
     out = Path(request.out)
     job = plan(request, recommender, keys, installed_version("recsys-platform"))
     check_request(job, recommender)
     sweep(out)
     if not (out / MANIFEST).exists():
         write_manifest(out, job, {"complete": False})
-    loaded = time.perf_counter()
-    send_message(driver, {"lists_in_all": len(keys), "bundle": job.bundle})
-    parts, cpu_seconds = make_parts(request, Task(recommender, job, keys, out), driver)
-    # What a node that died had begun, and another made anew.
+    load_seconds = time.perf_counter() - begun
+    begun = time.perf_counter()
+    report({"lists_in_all": len(keys), "bundle": job.bundle})
+    if request.engine == "ray":
+        parts, cpu_seconds = make_on_ray(request, job, keys, report)
+    else:
+        workers = Workers(recommender, job, keys, out, report)
+        parts, cpu_seconds = workers.run(request.workers)
+    # A node that died may have left files of parts that another node made.
     sweep(out)
-    described = summed(job, [parts[number] for number in range(job.num_parts)])
+    described = totals(job, [parts[number] for number in range(job.num_parts)])
     failed_share = described["num_failed"] / job.num_keys
     described["complete"] = failed_share <= request.max_failed_share
     write_manifest(out, job, described)
@@ -62,38 +77,27 @@ def score(request: ScoreRequest, driver: socket.socket) -> dict[str, Any]:
         "parts": job.num_parts,
         "parts_made": len(made),
         "lists_made": sum(part.num_keys for part in made),
-        "load_seconds": round(loaded - begun, 1),
-        "seconds": round(time.perf_counter() - loaded, 1),
+        "load_seconds": round(load_seconds, 1),
+        "seconds": round(time.perf_counter() - begun, 1),
         "cpu_seconds": round(cpu_seconds, 1),
         "unix_time": job.unix_time,
     }
 
 
-def make_parts(
-    request: ScoreRequest, task: Task, driver: socket.socket
-) -> tuple[dict[int, Part], float]:
-    """Make the parts here or on a Ray cluster; return them and the seconds of CPUs it took."""
-
-    def report(message: dict[str, Any]) -> None:
-        send_message(driver, message)
-
-    if request.engine == "ray":
-        return over_ray.make_parts(request, task.job, task.keys, report)
-    before = os.times()
-    parts = Workers(task, driver, report).run(range(task.job.num_parts), request.workers)
-    after = os.times()
-    user = after.children_user - before.children_user
-    return parts, user + after.children_system - before.children_system
+@lru_cache(maxsize=1)
+def loaded(bundle: str, config: str | None, profile: Any) -> Recommender:
+    """Load a bundle once a process."""
+    options = ServingOptions(profile=profile, config=None if config is None else Path(config))
+    return Recommender.load(bundle, options).warm()
 
 
-def summed(job: Job, parts: list[Part]) -> dict[str, Any]:
-    """What the manifest says when all parts are there."""
-    degraded: Counter[str] = Counter()
-    for part in parts:
-        degraded.update(part.degraded)
+def totals(job: Job, parts: list[Part]) -> dict[str, Any]:
+    """Sum up the parts for the manifest."""
+    degraded = sum((Counter(part.degraded) for part in parts), Counter[str]())
+    num_failed = sum(part.failed for part in parts)
     return {
-        "num_lists": job.num_keys - sum(part.failed for part in parts),
-        "num_failed": sum(part.failed for part in parts),
+        "num_lists": job.num_keys - num_failed,
+        "num_failed": num_failed,
         "rows": sum(part.rows for part in parts),
         "degraded": dict(sorted(degraded.items())),
         "partitions": [part.described() for part in parts],
@@ -111,25 +115,165 @@ def check_request(job: Job, recommender: Recommender) -> None:
         raise ValueError("; ".join(line.removeprefix(": ") for line in lines)) from None
 
 
-def run(driver: socket.socket) -> None:
-    """Do what the first message says, and answer how it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    received = receive_message(driver)
-    assert received is not None
-    request = TypeAdapter(ScoreRequest).validate_python(received[0])
-    outcome: dict[str, Any]
+class Worker(NamedTuple):
+    """A forked process and the part that it makes."""
+
+    process: ForkProcess
+    part: int
+
+
+class Workers:
+    """Forked processes that make a job's parts; a part whose worker is killed is made once more."""
+
+    def __init__(
+        self, recommender: Recommender, job: Job, keys: Sequence[str], out: Path, report: Report
+    ) -> None:
+        self._recommender, self._job, self._keys = recommender, job, keys
+        self._out, self._report = out, report
+        self._waiting = deque(range(job.num_parts))
+        self._workers: dict[Connection, Worker] = {}
+        self._tries = Counter[int]()
+
+    def run(self, num_workers: int) -> tuple[dict[int, Part], float]:
+        """Make all parts; return them with the seconds of processor time."""
+        before, parts = os.times(), dict[int, Part]()
+        gc.collect()
+        gc.freeze()
+        for _ in range(min(num_workers, len(self._waiting))):
+            self._start()
+        while self._workers:
+            for connection in wait(list(self._workers)):
+                assert isinstance(connection, Connection)
+                try:
+                    message = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    self._lost(self._workers.pop(connection))
+                    continue
+                if "part" in message:
+                    part = Part(**message["part"])
+                    parts[part.number] = part
+                    self._order(connection, self._workers.pop(connection).process)
+                self._report(message)
+        after = os.times()
+        user = after.children_user - before.children_user
+        return parts, user + after.children_system - before.children_system
+
+    def _start(self) -> None:
+        fork = get_context("fork")
+        ours, theirs = fork.Pipe()
+        process = fork.Process(target=self._work, args=(theirs,))
+        process.start()
+        theirs.close()
+        self._order(ours, process)
+
+    def _order(self, connection: Connection, process: ForkProcess) -> None:
+        """Send a worker its next part, or end it."""
+        if self._waiting:
+            self._workers[connection] = Worker(process, self._waiting.popleft())
+            connection.send(self._workers[connection].part)
+        else:
+            process.terminate()
+            process.join()
+
+    def _work(self, orders: Connection) -> None:
+        end_with_the_parent()
+        # Lists grow while a part is made, and hold no cycles.
+        gc.set_threshold(20_000, 20, 50)
+
+        def progressed(lists: int) -> None:
+            orders.send({"lists": lists})
+
+        while True:
+            number = orders.recv()
+            keys = self._job.list_keys(number, self._keys)
+            part = find_part(self._out, self._job, number)
+            if part is None:
+                part = make_part(self._recommender, self._job, number, keys, self._out, progressed)
+            else:
+                progressed(len(keys))
+            orders.send({"part": asdict(part)})
+
+    def _lost(self, worker: Worker) -> None:
+        """Start another worker for the part of one that is gone."""
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self._tries[worker.part] += 1
+        if self._tries[worker.part] >= MAX_TRIES:
+            raise ValueError(
+                f"worker processes ended by {how} twice while they made part {worker.part} of "
+                f"{self._out}; signal 9 often means too little memory: lower --workers. Run the "
+                "same command again for the parts that are missing"
+            )
+        self._report({"lost": worker.part, "how": how})
+        self._waiting.append(worker.part)
+        self._start()
+
+
+def make_on_ray(
+    request: ScoreRequest, job: Job, keys: Sequence[str], report: Report
+) -> tuple[dict[int, Part], float]:
+    """Make parts as tasks of a Ray cluster, whose nodes see bundle and folder at the same paths."""
+    request = replace(request, out=str(Path(request.out).absolute()))
+    found = {number: find_part(Path(request.out), job, number) for number in range(job.num_parts)}
+    parts = {number: part for number, part in found.items() if part is not None}
+    for part in parts.values():
+        report({"lists": part.num_keys})
+    missing = [number for number, part in found.items() if part is None]
+    if not missing:
+        return parts, 0.0
+    elsewhere = request.address or os.environ.get("RAY_ADDRESS")
+    at_once = 0 if elsewhere else min(request.workers, len(missing))
+    seconds = 0.0
+    with ray_cluster(RayConfig(address=request.address, tasks_at_once=at_once)) as run:
+        tasks = ((request, job, number, job.list_keys(number, keys)) for number in missing)
+        for part, taken in run(part_on_node, tasks):
+            parts[part.number] = part
+            seconds += taken
+            report({"lists": part.num_keys})
+            report({"part": asdict(part)})
+    return parts, seconds
+
+
+def part_on_node(task: tuple[ScoreRequest, Job, int, Sequence[str]]) -> tuple[Part, float]:
+    """Make a part on the node of this process; return it with the seconds of processor time."""
+    request, job, number, keys = task
+    torch.set_num_threads(1)
+    begun = time.process_time()
+    bundle, out = Path(request.bundle), Path(request.out).absolute()
     try:
-        outcome = {"outcome": score(request, driver)}
+        if not bundle.is_dir():
+            raise ValueError(f"there is no bundle at {bundle}: {SHARED}")
+        path = out / MANIFEST
+        if not path.is_file() or read_json(path).get("job_digest") != job.digest:
+            raise ValueError(f"the folder of lists {out} is not that of the job: {SHARED}")
+        recommender = loaded(request.bundle, request.config, request.profile)
+        content = (recommender.bundle.digest, recommender.configuration.version)
+        if content != (job.bundle_digest, job.configuration):
+            loaded.cache_clear()
+            raise ValueError(
+                f"bundle {bundle} or its configuration has another content here: {SHARED}"
+            )
+        part = make_part(recommender, job, number, keys, out)
     except ValueError as error:
-        outcome = {"refused": str(error)}
-    except (BrokenPipeError, ConnectionResetError):
-        return
-    except OSError as error:
-        outcome = {"disk": str(error)}
-    except ClusterError as error:
-        outcome = {"cluster": str(error)}
-    send_message(driver, outcome)
+        raise ValueError(f"part {number} on node {platform.node()}: {error}") from None
+    return part, time.process_time() - begun
 
 
-if __name__ == "__main__":
-    run(socket.socket(fileno=int(sys.argv[1])))
+def main() -> None:
+    """Read the request from standard input; write messages and the outcome as lines of JSON."""
+    end_with_the_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request = TypeAdapter(ScoreRequest).validate_json(sys.stdin.read())
+    with os.fdopen(int(sys.argv[1]), "w") as replies:
+
+        def send(message: dict[str, Any]) -> None:
+            replies.write(json.dumps(message) + "\n")
+            replies.flush()
+
+        try:
+            send({"outcome": score(request, send)})
+        except (ValueError, OSError, ClusterError) as error:
+            kinds = (ValueError, OSError, ClusterError)
+            kind = next(one.__name__ for one in kinds if isinstance(error, one))
+            send({"error": kind, "message": str(error)})

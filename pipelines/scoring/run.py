@@ -1,13 +1,9 @@
-"""Make lists for many users: one job at a time in a folder, in processes of its own.
-
-The process that loads the bundle and forks is a fresh one, whatever this one has imported or run.
-"""
+"""Make lists for many users: one job at a time in a folder, in a fresh process."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,12 +14,17 @@ from typing import Any
 
 from pipelines.engine.errors import ClusterError, WorkspaceBusyError
 from pipelines.engine.workspace import check_writable
-from pipelines.scoring.request import ScoreRequest
+from pipelines.scoring.job import ScoreRequest
 from recsys.data.durable import locked
-from serving.server.zygote import receive_message, send_message
 
 ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 LOCK = ".lock"
+START = "from pipelines.scoring.process import main; main()"
+ERRORS: dict[str, type[Exception]] = {
+    "ValueError": ValueError,
+    "OSError": OSError,
+    "ClusterError": ClusterError,
+}
 
 
 def score(
@@ -32,7 +33,11 @@ def score(
     *,
     keys: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Make the lists of a job that are missing."""
+    """Make the lists of a job that are missing; return numbers of the job and of this run.
+
+    ``report`` gets ``lists_in_all``, then ``lists`` made since the last message, each ``part``, and
+    a part that was ``lost`` with its worker.
+    """
     out = Path(request.out)
     check_writable(out, "the folder of lists", "--out")
     with locked(out / LOCK, wait=False) as held:
@@ -46,7 +51,7 @@ def score(
                 json.dump(list(keys), file)
                 file.flush()
                 request = replace(request, keys_file=file.name)
-            outcome = _in_processes(request, report)
+            outcome = _in_process(request, report)
     if not outcome["complete"]:
         raise ValueError(
             f"{outcome['num_failed']} of {outcome['num_failed'] + outcome['num_lists']} lists "
@@ -56,35 +61,36 @@ def score(
     return outcome
 
 
-def _in_processes(
+def _in_process(
     request: ScoreRequest, report: Callable[[Mapping[str, Any]], object]
 ) -> dict[str, Any]:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
-        with theirs:
-            command = [sys.executable, "-m", "pipelines.scoring.process", str(theirs.fileno())]
-            process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env={**os.environ, **ONE_THREAD}
-            )
-        send_message(ours, asdict(request))
-        outcome: Mapping[str, Any] = {}
-        try:
-            while (received := receive_message(ours)) is not None:
-                outcome = received[0]
-                report(outcome)
-        finally:
-            # It ends, and its workers do, when nobody listens any more.
-            ours.close()
-            process.wait()
-    if "outcome" in outcome:
-        found: dict[str, Any] = outcome["outcome"]
+    source, target = os.pipe()
+    with os.fdopen(source) as lines:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, str(target)],
+            pass_fds=[target],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **ONE_THREAD},
+            text=True,
+        )
+        os.close(target)
+        message: dict[str, Any] = {}
+        with process:
+            assert process.stdin is not None
+            try:
+                process.stdin.write(json.dumps(asdict(request)))
+                process.stdin.close()
+                for line in lines:
+                    message = json.loads(line)
+                    report(message)
+            except BaseException:
+                process.kill()
+                raise
+    if "outcome" in message:
+        found: dict[str, Any] = message["outcome"]
         return found
-    if "refused" in outcome:
-        raise ValueError(outcome["refused"])
-    if "disk" in outcome:
-        raise OSError(outcome["disk"])
-    if "cluster" in outcome:
-        raise ClusterError(outcome["cluster"])
+    if "error" in message:
+        raise ERRORS[message["error"]](message["message"])
     raise RuntimeError(
         f"the process that loads the bundle ended with code {process.returncode}; see above"
     )

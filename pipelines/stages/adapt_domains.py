@@ -1,7 +1,7 @@
 """Stage adapt_domains: train an adapter of the released model for each of ``adapter.domains``.
 
 Off unless a domain is named. Where the harm gate refuses an adapter, adapters.json says so and the
-base serves the domain; the release stands. Adapters of a challenger are registered, not served.
+base serves the domain and stays released. Adapters of a challenger are registered, not served.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def adapt_domains(context: StageContext) -> StageRows:
                 config, domain, bundle, publish=published, show_progress=context.show_progress
             )
         except RefusedAdapterError as error:
-            # Equal runs write equal bytes, wherever they lie.
+            # Equal runs write equal bytes in any folder.
             reason = str(error).replace(f"{context.workspace.path}/", "")
             made = {"adapter": None, "refused": reason, **error.judgement.as_json()}
         else:

@@ -11,8 +11,8 @@ from features.build import build_features as build
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import forgotten_users, list_path
 from pipelines.engine.memory import free_memory
+from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.exported import list_parts
 
 NO_VALUES = {"value": ""}
@@ -20,7 +20,7 @@ NO_VALUES = {"value": ""}
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
-    """Name the raw files that shape the artefact."""
+    """List the raw files that shape the artefact."""
     online = {f"online_events[{path.name}]": path for path in online_files(config)}
     forgotten = list_path(config)
     return {

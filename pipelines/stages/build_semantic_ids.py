@@ -42,7 +42,7 @@ from serving.bundle.semantic_ids import CONTENT_CODES
 
 
 def store_of(config: RunConfig) -> SemanticIdStore:
-    """Open the published versions beside a run's bundles."""
+    """Open the published versions next to a run's bundles."""
     return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
 
 
@@ -155,7 +155,7 @@ def _quality(made: NextVersion, content: Content) -> dict[str, Any]:
 
 
 def is_newest(context: StageContext) -> bool:
-    """Whether the artefact's IDs are published still, or next to be.
+    """Check whether the artefact's IDs are still published, or next to be.
 
     Items that were appended to them meanwhile (recsys release append) change none; IDs that were
     fitted again elsewhere or rolled back do.

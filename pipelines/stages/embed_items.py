@@ -16,8 +16,8 @@ from pipelines.config.content import ContentConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.console import log
+from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.executor.ray_cluster import ray_cluster
 from pipelines.inputs.content_models import cache_dir, describe_item, encoder_files, make_encoder
 from pipelines.inputs.item_columns import (
     column_values,
@@ -39,7 +39,7 @@ from recsys.data.dataset import Sequences
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
-    """Name the files of an encoder that is given by path."""
+    """List the files of an encoder that is given by path."""
     return {**encoder_files(config.content), **image_files(config.content)}
 
 
@@ -56,7 +56,7 @@ def encoded_on_ray(
 
 
 def encoded_on_node(task: tuple[ContentConfig, list[str]]) -> Vectors:
-    """Encode a batch where this runs, [n, D]; words that are put beside are not this task's."""
+    """Encode a batch where this runs, [n, D], without the words that are joined to it."""
     config, texts = task
     encoder = encoder_here(config)
     return (encoder.first if isinstance(encoder, JoinedEncoder) else encoder).encode(texts)
@@ -71,7 +71,7 @@ def encoder_here(config: ContentConfig) -> Encoder:
 
 
 def described_by(folder: Path, keep: Sequence[str], unmeasured: Sequence[str]) -> dict[str, object]:
-    """Name the language model and the prompt behind the attributes, and which are read."""
+    """Describe the attributes' language model and prompt, and which of them are read."""
     summary = read_json(folder / "enrichment.json")
     made = {name: summary[name] for name in ("model", "prompt_version")}
     return made if tuple(keep) == tuple(unmeasured) else {**made, "kept": list(keep)}
@@ -124,7 +124,7 @@ def embed_items(
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
     An item's text gains the attributes that enrichment found for it, with ``enrichment.gate`` only
-    those by which retrieval gains; its columns stand behind the text's vector.
+    those by which retrieval gains; its columns follow the text's vector.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")

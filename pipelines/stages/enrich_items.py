@@ -43,7 +43,7 @@ MISSING_COLUMNS: dict[str, Any] = {"item_row": pl.Int64, "item_id": pl.String, "
 
 
 def raw_files(config: RunConfig) -> Mapping[str, Path]:
-    """Name the files of a local model that is given by path."""
+    """List the files of a local model that is given by path."""
     return language_model_files(config.enrichment)
 
 

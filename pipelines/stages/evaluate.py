@@ -60,7 +60,7 @@ LISTED = 20
 
 
 class Blending(NamedTuple):
-    """What merges the lists of a split."""
+    """Blends that merge the lists of a split."""
 
     profiles: Mapping[Profile, ProfileBlend]
     item_counts: Tensor
@@ -68,7 +68,7 @@ class Blending(NamedTuple):
     folds: Tensor | None
     """Half of each user row where the weights were fitted on this split, [num_user_rows]."""
     ranker: LoadedRanker | None = None
-    """What orders the first places of profile ``fast``, where it was trained."""
+    """Ranker of the first places of profile ``fast``, if it was trained."""
 
     @classmethod
     def of(
@@ -108,7 +108,7 @@ class Blending(NamedTuple):
 
 
 def per_user_table(results: Mapping[str, RankingResult], listed: int, run: str) -> pl.DataFrame:
-    """Lay out one row for each user and held-out item."""
+    """Build a table with one row for each user and held-out item."""
     first = next(iter(results.values()))
     queries = first.targets.segments().numpy()
     columns: dict[str, pl.Series] = {
@@ -218,7 +218,7 @@ def evaluate(context: StageContext) -> StageRows:
         Analysis(
             orders=analyses,
             data_digest=data_digest,
-            protocol=protocol_of(config, split_kind(features)),
+            protocol=describe_protocol(config, split_kind(features)),
             primary_metric=config.evaluation.primary_metric,
         ).save(context.output)
     return StageRows(rows_in=num_users, rows_out=num_rows)
@@ -241,8 +241,8 @@ def features_digest(features: Path) -> str:
     return "" if manifest is None else manifest.output
 
 
-def protocol_of(config: RunConfig, kind: str) -> str:
-    """Say in words what was measured on."""
+def describe_protocol(config: RunConfig, kind: str) -> str:
+    """Describe the protocol in words."""
     lists = "without" if config.evaluation.exclude_history else "with"
     sampled = config.evaluation.max_users
     users = "all users" if sampled is None else f"at most {sampled} users"

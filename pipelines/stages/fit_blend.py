@@ -20,7 +20,7 @@ from pipelines.candidates.blends import (
     SEARCH_FILE,
     TEXT_SEARCH,
     evaluation_queries,
-    profiles_of,
+    list_profiles,
     validation_lists,
 )
 from pipelines.candidates.load import load_sources
@@ -40,7 +40,7 @@ from serving.surfaces import HOME
 def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
     """Write the surface's weights for each profile, since nothing can be learned or judged."""
     profiles = {}
-    for profile, names in profiles_of({source_name(model): None for model in models}).items():
+    for profile, names in list_profiles({source_name(model): None for model in models}).items():
         blend, profiles[profile] = unjudged_blend(names, HOME.weights)
         blend.save(folder, profile)
     (folder / FILE).write_text(to_json({"profiles": profiles}))
@@ -91,7 +91,7 @@ def fit_blend(context: StageContext) -> StageRows:
         examples = validation_lists(sources_of_order, inputs, config)
         everyone = torch.arange(len(examples))
         profiles = {}
-        for profile, sources in profiles_of(examples.lists).items():
+        for profile, sources in list_profiles(examples.lists).items():
             blend, profiles[profile] = fit_profile(
                 examples.of(everyone, sources),
                 config.blend,

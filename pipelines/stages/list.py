@@ -32,7 +32,7 @@ EXCLUDED = "evaluation.exclude_history"
 
 
 def trains(config: RunConfig) -> bool:
-    """Say whether a released model is trained whose batches several ranks can share."""
+    """Check whether a released model is trained whose batches several ranks can share."""
     return config.two_tower_training.enabled or config.sequence_training.enabled
 
 

@@ -2,7 +2,7 @@
 
 Trained models have no validation left to stop by, so each takes the number of passes that was best
 on validation, with the learning-rate schedule of that run; or, where ``refit_epochs`` is set, its
-trained weights are continued for so many passes over all events.
+trained weights are continued for that number of passes over all events.
 """
 
 from __future__ import annotations

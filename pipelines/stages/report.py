@@ -87,7 +87,7 @@ def report(context: StageContext) -> StageRows:
 
 
 def counts_all_looks(context: StageContext) -> bool:
-    """Whether the report shows the number of looks at the test split that the ledger has."""
+    """Check whether the report has the ledger's number of looks at the test split."""
     numbers = read_json(context.output / NUMBERS)
     if "absent" in numbers:
         return True

@@ -12,26 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipelines.candidates.blends import FAST, load_blends, profiles_of, served_blends
+from pipelines.candidates.blends import FAST, list_profiles, load_blends, served_blends
 from pipelines.candidates.load import load_sources
-from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, tie_orders
 from pipelines.ranking.artefact import CALIBRATION, FILE, MEASURED, RANKED, RANKER, TRUNKS
-from pipelines.ranking.compare import trunk_summary, with_trunk
 from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.examples import candidate_builder
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
-from pipelines.ranking.measures import measures_of
-from pipelines.ranking.over_ray import cluster_of
+from pipelines.ranking.measures import measure_ranker, trunk_summary
 from pipelines.training.run import Curve, training_run
 from recsys.fitting.blend import NUM_STANDARD_ERRORS, standard_error
 from recsys.fitting.inputs import ModelInputs
@@ -69,56 +65,24 @@ def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any
 
 
 def trained(
-    context: StageContext,
-    order: str,
-    inputs: ModelInputs,
-    data: RankingData,
-    config: RunConfig,
-    name: str,
-    curve_file: Path | None = None,
+    context: StageContext, order: str, inputs: ModelInputs, data: RankingData
 ) -> tuple[Ranker, TrainResult, Curve]:
-    """Train the ranker that a config describes; a killed training resumes."""
-    trunk, sources = config.ranker.trunk, data.builder.blend.sources
+    """Train the ranker; a killed training resumes."""
+    config, sources = context.config, data.builder.blend.sources
+    trunk = config.ranker.trunk
     model = make_ranker(inputs, data.item_counts, config, data.tasks, sources, data.num_slots)
     with training_run(
         context,
-        name,
+        order,
         title=f"ranker ({order}, {trunk})",
         checkpoint_dir=context.checkpoints / order / trunk,
-        curve_file=curve_file,
+        curve_file=context.checkpoints / f"{order}.jsonl",
     ) as (run, curve):
         try:
             fitted, result = fit_ranker(model, data.train, data.impressions, config, run)
         except ValueError as error:
             raise TooLittleDataError(str(error)) from error
     return fitted, result, curve
-
-
-def summaries(
-    context: StageContext, order: str, inputs: ModelInputs, data: RankingData, model: Ranker
-) -> tuple[Tensor, list[dict[str, Any]]]:
-    """Measure the ranker on validation, and other trunks of equal compute that are compared.
-
-    Returns:
-        Metric of the ranker's order, [U]; a summary of each trunk, the ranker's first.
-    """
-    config, features = context.config, context.inputs["build_features"]
-    everyone = torch.arange(len(data.validation.labels))
-
-    def measure(ranker: Ranker) -> tuple[Tensor, dict[str, Any]]:
-        metric = config.evaluation.primary_metric
-        values = metric_by_query(ranker, data.validation, everyone, metric)
-        return values, measures_of(ranker, data.validation, inputs, features)
-
-    values, measures = measure(model)
-    rows = [trunk_summary(model, values, values, measures)]
-    for trunk in config.ranker_training.compared:
-        if trunk != model.config.trunk:
-            other = with_trunk(config, model, trunk)
-            compared, *_ = trained(context, order, inputs, data, other, f"{order}/{trunk}")
-            of_other, measures = measure(compared)
-            rows.append(trunk_summary(compared, of_other, values, measures))
-    return values, rows
 
 
 def write(
@@ -154,27 +118,27 @@ def train_order(context: StageContext, order: str) -> tuple[int, int]:
     if FAST not in served_blends(blends):
         return not_served("profile fast has no learned blend whose candidates could be ranked")
     sources = load_sources(context, inputs, order)
-    sources = {name: sources[name] for name in profiles_of(sources)[FAST]}
+    sources = {name: sources[name] for name in list_profiles(sources)[FAST]}
     blend = load_blends(blends)[FAST]
-    curve_file = context.checkpoints / f"{order}.jsonl"
     try:
         reads = blend.served.demand is not None
-        with cluster_of(context) as nodes:
-            data = ranking_data(context, inputs, order, sources, reads_demand=reads, run=nodes)
+        data = ranking_data(context, inputs, order, sources, reads_demand=reads)
         lists = 0 if data.impressions is None else len(usable(data.impressions))
         report |= {"tasks": data.tasks, "tasks_reason": data.tasks_reason, "shown_lists": lists}
-        model, result, curve = trained(context, order, inputs, data, config, order, curve_file)
+        model, result, curve = trained(context, order, inputs, data)
     except TooLittleDataError as error:
         return not_served(str(error))
-    values, rows = summaries(context, order, inputs, data, model)
-    metric = config.evaluation.primary_metric
+    metric, everyone = config.evaluation.primary_metric, torch.arange(len(data.validation.labels))
+    values = metric_by_query(model, data.validation, everyone, metric)
+    measures = measure_ranker(model, data.validation, inputs, context.inputs["build_features"])
+    summary = trunk_summary(model, values, measures)
     by_blend = blend.measured(data.validation_lists, metric, by_half=True)
     judged = decision(values, by_blend, metric)
     write(context, order, inputs, data, model, sources)
     curve.write(output / "curve.jsonl")
     for name, document in {
-        f"{RANKER}/{CALIBRATION}": rows[0],
-        TRUNKS: {"trunks": rows},
+        f"{RANKER}/{CALIBRATION}": summary,
+        TRUNKS: {"trunks": [summary]},
         "training.json": asdict(result),
         FILE: {**report, **judged},
     }.items():

@@ -26,7 +26,7 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, to_toml, validate
 from pipelines.config.upgrade import refuse_old_keys
 from pipelines.engine.artifacts import to_json
-from pipelines.executor.ray_cluster import ray_cluster
+from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
 from pipelines.tuning.space import BLEND, Setting, as_table, row_of
 from pipelines.tuning.trials import Outcome, Processes, Trial, run_trial, values_of

@@ -54,7 +54,7 @@ class Sampler:
         return {key: rounded(value) for key, value in trial.params.items()}
 
     def end(self, number: int, metric: float | None) -> None:
-        """Say what a proposed trial gave; None if it failed."""
+        """Report the metric of a proposed trial; None if it failed."""
         outcome = self._outcome(metric)
         self._study.tell(self._running.pop(number), outcome.get("value"), outcome["state"])
 

@@ -1,4 +1,4 @@
-"""What ``--over`` says: the settings that trials vary, and the values they may have.
+"""Settings that trials vary and their values, as ``--over`` has them.
 
 sequence_training.schedule.learning_rate=1e-4..1e-2   a range; log-uniform from a factor of 10
 sequence.num_blocks=1..4                              whole numbers
@@ -28,7 +28,7 @@ ROW_OF = {
     },
     "blend": BLEND,
 }
-"""What a section of the configuration shapes."""
+"""Row of the metrics that a section of the configuration shapes."""
 FORM = "write section.key=low..high for a range, or section.key=a,b,c for some values"
 
 
@@ -44,7 +44,7 @@ class Setting:
 
     @property
     def is_log(self) -> bool:
-        """Whether values are drawn log-uniformly."""
+        """True if values are drawn log-uniformly."""
         return self.low > 0 and self.high >= LOG_FROM * self.low
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def parse_space(texts: Sequence[str]) -> tuple[Setting, ...]:
 
 
 def row_of(space: Sequence[Setting]) -> str:
-    """Name what the settings shape: one model, or the blend where they shape several."""
+    """Return the row that the settings shape: one model, or the blend if they shape several."""
     rows = {ROW_OF[setting.key.split(".")[0]] for setting in space}
     return rows.pop() if len(rows) == 1 else BLEND
 

@@ -68,7 +68,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a trial gave; a failed one has no metric and says why."""
+    """Result of a trial; a failed one has no metric but an error."""
 
     number: int
     values: dict[str, Any]

@@ -27,7 +27,7 @@ from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.item_columns import check_images
 from pipelines.inputs.tensors import read_inputs
 from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.source import begin_of
+from pipelines.partitions.source import parse_begin
 from pipelines.publishing.released import (
     HELD_OUT,
     RELEASED,
@@ -88,7 +88,7 @@ def new_since(base: Released, workspace: Path) -> int:
         return base.until + 1
     digests = manifest.digests()
     changed = [key for key in digests if base.partitions.get(key) != digests[key]]
-    begins = [int(begin_of(key).timestamp()) for key in changed]
+    begins = [int(parse_begin(key).timestamp()) for key in changed]
     return min([*begins, base.until + 1])
 
 

@@ -34,7 +34,7 @@ ELSEWHERE = {
     "recsys registry fetch": "tests/pipelines/tracking; needs a registry",
     "recsys serve /srv/bundles": "goes with fetch-bundle",
     "recsys registry send": "tests/pipelines/tracking; needs a registry",
-    "recsys run shop.toml --engine": "tests/pipelines/engine and executor",
+    "recsys run shop.toml --engine": "tests/pipelines/engine",
     "recsys run world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
     "recsys ids": "tests/test_readme.py",
     "recsys compare runs/shop --models blend,successors": "tests/integration/models",

@@ -1,4 +1,4 @@
-"""Rows for users' ids: admission, eviction, sharing; bounded and deterministic over a stream."""
+"""Rows for users' ids: admission and eviction; bounded and deterministic over a stream."""
 
 from __future__ import annotations
 
@@ -52,26 +52,13 @@ def test_rows_stay_with_their_users_and_expired_ones_are_given_to_others() -> No
 
 def test_another_number_of_rows_and_expiry_without_times_are_refused() -> None:
     before = rows_of(UserIdRows(rows=2), activity([9]))
-    with pytest.raises(ValueError, match="restore the setting, or train anew"):
+    with pytest.raises(ValueError, match="restore the setting, or train again"):
         assigned(UserIdRows(rows=3), activity([9]), before.owners)
     with pytest.raises(ValueError, match="ttl_days needs event_time"):
         assigned(UserIdRows(rows=3, ttl_days=1), activity([9]))
-    for wrong in ({"rows": -1}, {"kind": "magic"}, {"min_events": 0}, {"ttl_days": 0}):
+    for wrong in ({"rows": -1}, {"min_events": 0}, {"ttl_days": 0}):
         with pytest.raises(ValueError, match=r"features\.user_ids"):
             UserIdRows(**wrong)  # type: ignore[arg-type]
-
-
-def test_shared_rows_count_their_collisions_and_two_hashes_have_fewer() -> None:
-    users = activity([5] * 2_000 + [1] * 100)
-    once = rows_of(UserIdRows(rows=1_000, kind="hashed"), users)
-    twice = rows_of(UserIdRows(rows=1_000, kind="hashed_twice"), users)
-    shared = once.counts["share all rows with another"]
-    # Of 2,000 users in 1,000 rows a share of 1 - (1 - 1 / 1000) ** 1999 has company.
-    assert shared == pytest.approx(2_000 * (1 - 0.999**1_999), rel=0.05)
-    assert twice.counts["share all rows with another"] < shared / 50
-    assert twice.cardinality == {"id": 501, "id_second": 501}
-    assert once.counts["unknown"] == 100
-    assert (once.features["id"][-100:] == 0).all()
 
 
 def test_a_stream_with_churn_keeps_to_its_rows_and_gives_the_same_ones_each_time() -> None:

@@ -34,7 +34,7 @@ from pipelines.dashboard.workspaces.files import (
 from pipelines.dashboard.workspaces.find import RELEASED, UPDATE
 from pipelines.dashboard.workspaces.run import Run, Status
 from pipelines.engine.artifacts import FORMAT, RUN, Manifest, digest_of_json
-from pipelines.engine.workspace import holder_of
+from pipelines.engine.workspace import read_holder
 from pipelines.publishing.comparison import served_row
 from pipelines.publishing.promotion import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace
@@ -158,7 +158,7 @@ def _status(reading: _Reading, names: Sequence[str], is_measured: bool) -> Statu
     made = sum((reading.path / name / MANIFEST).exists() for name in whole)
     words = f"not evaluated: {made} stages are made"
     words += f", {', '.join(half)} is half written" if half else ""
-    holder = holder_of(reading.path / "lock") if "lock" in names else ""
+    holder = read_holder(reading.path / "lock") if "lock" in names else ""
     if holder:
         reading.problems.append(f"{words}; it is running ({holder})")
     else:

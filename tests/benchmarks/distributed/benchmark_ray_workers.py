@@ -19,7 +19,7 @@ from features.parallel import num_cores
 from features.schema import FilterConfig
 from pipelines.config.engine import RayConfig
 from pipelines.engine.memory import free_memory
-from pipelines.executor.ray_cluster import ray_cluster
+from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
 from tests.benchmarks.data.large_world import generate

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.scoring.request import ScoreRequest
+from pipelines.scoring.job import ScoreRequest
 from pipelines.scoring.run import score
 from serving.bundle.write import write_bundle
 from tests.benchmarks.harness import Row, command_line, write_results

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.adapters.gate import changes_of, harm_verdicts, metrics_of
-from pipelines.adapters.inputs import DomainQueries
-from pipelines.adapters.task import Judged
+from pipelines.adapters.gate import judge_adapter
+from pipelines.adapters.task import DomainQueries, Judged
 from pipelines.config.trainings import AdapterConfig
 from recsys.data.batch import Jagged
 from recsys.data.held_out import HeldOut
@@ -66,7 +65,7 @@ def judged(before: torch.Tensor, after: torch.Tensor, **films: int) -> Judged:
 
 
 def verdicts(before: torch.Tensor, after: torch.Tensor, **films: int) -> dict[str, bool]:
-    found = harm_verdicts(judged(before, after, **films), CONFIG)
+    found = judge_adapter(judged(before, after, **films), CONFIG).verdicts
     return {one.name: one.passed for one in found}
 
 
@@ -82,7 +81,7 @@ def test_what_helps_everybody_passes() -> None:
         "ndcg@10 of item_popularity head": True,
         "lists of domain films unchanged": True,
     }
-    reported = metrics_of(judged(before, after), "ndcg@10")
+    reported = judge_adapter(judged(before, after), CONFIG).metrics
     assert reported["adapter"] == {"ndcg@10": 1.0}
     assert abs(reported["base"]["ndcg@10"] - 1 / np.log2(5)) < 1e-12
 
@@ -107,7 +106,7 @@ def test_no_gain_at_all_is_refused_and_a_tolerated_drop_is_let_pass() -> None:
     lower[1:NUM_OWN:4] = 1
     assert not verdicts(before, lower)["ndcg@10 of user_activity new"]
     lenient = AdapterConfig(max_drop=0.2)
-    found = harm_verdicts(judged(before, lower), lenient)
+    found = judge_adapter(judged(before, lower), lenient).verdicts
     assert all(one.passed for one in found)
 
 
@@ -132,12 +131,12 @@ def test_listing_the_domains_items_alone_is_the_bases_and_no_gain_of_an_adapter(
     within = torch.full((NUM_OWN + NUM_OTHER,), 2)
     # The adapter lists the domain's items and orders them as the base does.
     found = Judged(queries(), ranked(whole), ranked(within), own(within), own(within))
-    gain = harm_verdicts(found, CONFIG)[0]
+    gain = judge_adapter(found, CONFIG).verdicts[0]
     assert not gain.passed
     assert gain.value == gain.bound
     assert "the adapter adds +0.0000" in gain.reason
     assert f"over the whole catalogue the base has {1 / np.log2(10):.4f}" in gain.reason
-    reported = metrics_of(found, "ndcg@10")
+    reported = judge_adapter(found, CONFIG).metrics
     assert reported["base_within_domain"] == reported["adapter_within_domain"]
     assert reported["base"]["ndcg@10"] < reported["adapter"]["ndcg@10"]
 
@@ -147,7 +146,7 @@ def test_changes_have_an_interval_for_the_domain_and_each_slice() -> None:
     after = before.clone()
     after[:NUM_OWN] = 1
     after[:NUM_OWN:4] = 9
-    found = {one.name: one for one in changes_of(judged(before, after), CONFIG)}
+    found = {one.name: one for one in judge_adapter(judged(before, after), CONFIG).changes}
     assert list(found) == [
         "domain books",
         "user_activity new",

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.adapters.gate import harm_verdicts
-from pipelines.adapters.inputs import DomainQueries, Domains
+from pipelines.adapters.gate import judge_adapter
 from pipelines.adapters.ranker import ranked_by_domain, train_adapter
-from pipelines.adapters.task import Judged, Task
+from pipelines.adapters.task import DomainQueries, Domains, Judged, Task
 from pipelines.presets import PRESETS
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.held_out import HeldOut
@@ -103,7 +102,7 @@ def test_an_adapter_learns_its_domains_order_and_no_other_list_moves():
     own = [ranked_by_domain(model, judging, seen, one, within) for one in ({}, {"books": adapter})]
     # Where every candidate is of the domain, its name is worth nothing.
     assert torch.equal(own[1].per_user("ndcg@10"), after[:60])
-    verdicts = harm_verdicts(Judged(judging, base, adapted, *own), task().config.adapter)
+    verdicts = judge_adapter(Judged(judging, base, adapted, *own), task().config.adapter).verdicts
     assert {one.name for one in verdicts} >= {
         "ndcg@10 of domain books",
         "lists of domain films unchanged",

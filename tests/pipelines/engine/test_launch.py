@@ -13,10 +13,10 @@ from pipelines.config.engine import TorchrunConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
-from pipelines.engine.launch import ERROR, STEP, explained, num_ranks, passed_on
+from pipelines.engine.launch import ERROR, STEP, explained, passed_on
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.engine.torchrun import Failure
+from pipelines.engine.torchrun import Failure, num_ranks
 from pipelines.stages.list import STAGES
 from tests.pipelines.engine.two_groups import (
     WEIGHTS,

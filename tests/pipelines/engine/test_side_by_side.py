@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pipelines.engine.bundles_lock import publishing
-from pipelines.engine.console import exit_code_of
+from pipelines.engine.console import find_exit_code
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.history import read_history, recorded
 from pipelines.engine.runner import pick_stages, run_stages
@@ -74,7 +74,7 @@ def run(workspace: Path, stages: tuple[str, ...]) -> int:
             run_stages(chosen, config, force=force, side_by_side=bool(only))
     except Exception as error:
         (workspace / f"message-{os.getpid()}").write_text(str(error))
-        return exit_code_of(error)
+        return find_exit_code(error)
     return 0
 
 
@@ -303,14 +303,14 @@ def test_a_second_publisher_ends_with_75_and_names_the_first(tmp_path: Path) -> 
     with publishing(tmp_path):
         script = f"""
 from pathlib import Path
-from pipelines.engine.console import exit_code_of
+from pipelines.engine.console import find_exit_code
 from pipelines.engine.bundles_lock import publishing
 try:
     with publishing(Path({str(tmp_path)!r}), patience_seconds=0.1):
         pass
 except Exception as error:
     print(error)
-    raise SystemExit(exit_code_of(error))
+    raise SystemExit(find_exit_code(error))
 """
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 75, done.stderr

@@ -159,8 +159,8 @@ def test_a_reader_ends_with_who_started_it(tmp_path: Path) -> None:
         reader.read(request_of(path, tmp_path / "out"))
         process = reader._process
         assert process is not None
-        assert process.stdin is not None
-        process.stdin.close()
+        assert reader._connection is not None
+        reader._connection.close()
         assert process.wait(10) == 0
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.executor.ray_cluster import SETTINGS
-from pipelines.scoring.over_ray import part_on_node
-from pipelines.scoring.request import ScoreRequest
+from pipelines.engine.ray_cluster import SETTINGS
+from pipelines.scoring.job import ScoreRequest
+from pipelines.scoring.process import part_on_node
 from pipelines.scoring.run import score
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 

@@ -16,9 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from pipelines.engine.artifacts import MANIFEST
-from pipelines.scoring.job import plan
+from pipelines.scoring.job import ScoreRequest, plan
 from pipelines.scoring.parts import make_part
-from pipelines.scoring.request import ScoreRequest
 from pipelines.scoring.run import score
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.candidates.blends import FILE, load_blends, profiles_of, row_names, served_blends
+from pipelines.candidates.blends import FILE, list_profiles, load_blends, row_names, served_blends
 from pipelines.stages.fit_blend import save_unjudged
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
@@ -189,13 +189,13 @@ def test_weights_of_a_half_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_profiles_are_one_without_generation() -> None:
     every = {"popular": 0, "sequence": 0, "generative": 0}
-    assert profiles_of(every) == {
+    assert list_profiles(every) == {
         "fast": ("popular", "sequence"),
         "full": ("popular", "sequence", "generative"),
     }
-    assert row_names(profiles_of(every)) == {"fast": "blend_fast", "full": "blend"}
+    assert row_names(list_profiles(every)) == {"fast": "blend_fast", "full": "blend"}
     del every["generative"]
-    assert row_names(profiles_of(every)) == {"fast": "blend"}
+    assert row_names(list_profiles(every)) == {"fast": "blend"}
 
 
 def test_without_validation_the_surfaces_weights_serve_and_say_why(tmp_path: Path) -> None:

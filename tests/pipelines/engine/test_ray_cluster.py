@@ -14,7 +14,7 @@ from features.build import build_features
 from pipelines.backtest.run import backtest
 from pipelines.config.engine import RayConfig
 from pipelines.engine.errors import ClusterError
-from pipelines.executor.ray_cluster import RayRunner, check_versions, ray_cluster
+from pipelines.engine.ray_cluster import RayRunner, check_versions, ray_cluster
 from pipelines.inputs.content_models import make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
@@ -23,7 +23,7 @@ from pipelines.tuning.run import Tuning, tune
 from pipelines.tuning.space import parse_space
 from recsys.content.embedding_cache import encode_cached
 from tests.conftest import TINY_SHOP
-from tests.pipelines.executor.two_nodes import joined_nodes
+from tests.pipelines.engine.two_nodes import joined_nodes
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
 ray = pytest.importorskip("ray")

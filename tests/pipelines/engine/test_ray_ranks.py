@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from pipelines.config.engine import Engine, RayConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
-from pipelines.engine.launch import LOG
+from pipelines.engine.ray_ranks import LOG, PROCESS, Place, set_variables, size_bundle
 from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.executor.ray_ranks import PROCESS, Place, bundle_of, variables_of
 from pipelines.stages.list import STAGES
 from tests.pipelines.engine.two_groups import WEIGHTS, error_of_a_killed_rank, settings
-from tests.pipelines.executor.two_nodes import two_nodes
+from tests.pipelines.engine.two_nodes import two_nodes
 
 pytest.importorskip("ray")
 CHOSEN = pick_stages(STAGES, [], "train_two_tower")
@@ -100,20 +99,20 @@ def test_a_cluster_too_small_for_the_ranks_is_refused(folder: Path, killed: str)
 
 def test_a_rank_takes_a_gpu_where_the_cluster_has_any(tmp_path: Path) -> None:
     config = RunConfig(workspace=tmp_path, ray=RayConfig(ranks=4))
-    assert bundle_of(config, {"CPU": 8, "GPU": 4}) == {"CPU": 1, "GPU": 1}
-    assert bundle_of(config, {"CPU": 8}) == {"CPU": 1}
+    assert size_bundle(config, {"CPU": 8, "GPU": 4}) == {"CPU": 1, "GPU": 1}
+    assert size_bundle(config, {"CPU": 8}) == {"CPU": 1}
     with pytest.raises(ValueError, match=r"need 4 GPU, and the cluster has 3"):
-        bundle_of(config, {"CPU": 8, "GPU": 3})
+        size_bundle(config, {"CPU": 8, "GPU": 3})
 
 
 def test_ranks_meet_at_the_first_and_use_the_network_where_nodes_are_several() -> None:
     places = [Place("a", "one", "10.0.0.1", 5), Place("a", "one", "10.0.0.1", 6)]
-    found = variables_of([*places, Place("b", "two", "10.0.0.2", 7)])
+    found = set_variables([*places, Place("b", "two", "10.0.0.2", 7)])
     assert [one["RANK"] for one in found] == ["0", "1", "2"]
     assert [one["LOCAL_WORLD_SIZE"] for one in found] == ["2", "2", "1"]
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in found} == {("10.0.0.1", "5")}
     assert "GLOO_SOCKET_IFNAME" not in found[0] or "GLOO_SOCKET_IFNAME" in os.environ
-    assert "GLOO_SOCKET_IFNAME" in variables_of(places)[0] or os.name != "posix"
+    assert "GLOO_SOCKET_IFNAME" in set_variables(places)[0] or os.name != "posix"
 
 
 def test_impossible_ranks_are_refused() -> None:

@@ -51,7 +51,10 @@ def ray_cluster(config: RayConfig) -> Iterator[RayRunner]:
     try:
         runner = RayRunner(config)
         check_versions(runner.versions())
-        log.print(runner.log_line(), soft_wrap=True)
+        log.print(
+            f"ray: {len(runner.nodes)} nodes ({runner.hosts}), {runner.workers} tasks at a time",
+            soft_wrap=True,
+        )
         yield runner
     finally:
         if own:
@@ -76,7 +79,7 @@ def _join(config: RayConfig) -> None:
 
 
 def _check_answers(address: str, seconds: float = 5.0) -> None:
-    """Find out soon that nobody is there: Ray itself waits for minutes."""
+    """Check quickly that the address answers: Ray itself waits for minutes."""
     place = urlsplit(address if "//" in address else f"//{address}")
     if place.hostname is None or place.port is None:
         return
@@ -105,6 +108,7 @@ class RayRunner:
             if node["Alive"]
         }
         """Host of each node, by its id."""
+        self.hosts = ", ".join(sorted(set(self.nodes.values())))
         cpus = int(ray.cluster_resources().get("CPU", 1))
         self.workers = config.tasks_at_once or max(1, cpus)
         """Tasks that run at a time."""
@@ -156,16 +160,10 @@ class RayRunner:
         try:
             return [dict(one) for one in self._ray.get(found, timeout=SECONDS_TO_ANSWER)]
         except self._ray.exceptions.GetTimeoutError as error:
-            hosts = ", ".join(sorted(set(self.nodes.values())))
             raise ClusterError(
-                f"not every node of the Ray cluster ({hosts}) answered within "
+                f"not every node of the Ray cluster ({self.hosts}) answered within "
                 f"{SECONDS_TO_ANSWER:g} seconds; see `ray status`, and take a node out that hangs"
             ) from error
-
-    def log_line(self) -> str:
-        """Say in a line where tasks run."""
-        hosts = ", ".join(sorted(set(self.nodes.values())))
-        return f"ray: {len(self.nodes)} nodes ({hosts}), {self.workers} tasks at a time"
 
 
 def _on_a_node(function: Callable[[Part], Result], task: Part) -> dict[str, Any]:
@@ -187,7 +185,7 @@ def _on_a_node(function: Callable[[Part], Result], task: Part) -> dict[str, Any]
 
 
 def own_versions() -> dict[str, str]:
-    """Name this process's machine, Python, libraries and code."""
+    """Read the versions of this process's machine, Python, libraries and code."""
     found = {"node": platform.node(), "python": platform.python_version()}
     for name in COMPARED:
         try:

@@ -1,0 +1,197 @@
+"""Ranks of a training placed by a Ray cluster.
+
+A placement group has a bundle a rank, so that all ranks have their place before any starts. In each
+bundle a task starts the process that torch's launcher starts elsewhere, with the same variables.
+Ray's own trainer is not used: it hides how a process ended, starts the others again and keeps
+checkpoints of its own kind.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.config.run import RunConfig
+from pipelines.engine.errors import ClusterError
+from pipelines.engine.ray_cluster import ray_cluster
+from pipelines.engine.torchrun import WORK, Failure
+
+LOG, PROCESS = "log-{}.txt", "process-{}"
+"""Files with a rank's log, and the number of its process."""
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_FAIL = 3.0
+"""How long other ranks may take to fail of themselves once one has."""
+SECONDS_TO_STOP = 10.0
+
+
+class Place(NamedTuple):
+    """A bundle of a placement group, with a free port."""
+
+    node: str
+    host: str
+    address: str
+    port: int
+
+
+def size_bundle(config: RunConfig, resources: Mapping[str, float]) -> dict[str, float]:
+    """Compute what a rank takes of a cluster with these resources, by Ray's names."""
+    ranks, needed = config.ray.ranks, {"CPU": 1.0}
+    if config.device != "cpu" and resources.get("GPU", 0):
+        needed["GPU"] = 1.0
+    for name, each in needed.items():
+        if resources.get(name, 0) < ranks * each:
+            raise ValueError(
+                f"ray.ranks = {ranks} need {ranks * each:g} {name}, and the cluster has "
+                f"{resources.get(name, 0):g}; set ray.ranks lower, add nodes, "
+                "or set device = 'cpu' of every training"
+            )
+    return needed
+
+
+def place_here() -> Place:
+    """Describe where this task runs."""
+    import ray
+
+    with socket.socket() as found:
+        found.bind(("", 0))
+        port = int(found.getsockname()[1])
+    node = ray.get_runtime_context().get_node_id()
+    return Place(node, platform.node(), ray.util.get_node_ip_address(), port)
+
+
+def set_variables(places: Sequence[Place]) -> list[dict[str, str]]:
+    """Set what torch's launcher sets for each rank; ranks of a node follow each other."""
+    nodes = [place.node for place in places]
+    # Ranks of one machine need no network.
+    local = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo")}
+    is_local = sys.platform == "linux" and len({place.address for place in places}) == 1
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            # Ray shows a task the GPU alone that it gives it.
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(nodes.count(place.node)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(places[0].port),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **(local if is_local else {}),
+        }
+        for rank, place in enumerate(places)
+    ]
+
+
+def one_rank(folder: str, variables: Mapping[str, str]) -> Failure:
+    """Start a rank, wait for its end and return its exit code."""
+    rank = int(variables["RANK"])
+    with (Path(folder) / LOG.format(rank)).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", WORK, folder],
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    (Path(folder) / PROCESS.format(rank)).write_text(str(process.pid))
+    return Failure(process.wait(), process.pid, platform.node())
+
+
+def start_on_ray(folder: Path, config: RunConfig) -> dict[int, Failure]:
+    """Run the ranks of a launch on the run's cluster; return those that failed first."""
+    with ray_cluster(config.ray) as run:
+        return place_ranks(folder, config, run.hosts)
+
+
+def place_ranks(folder: Path, config: RunConfig, hosts: str) -> dict[int, Failure]:
+    """Run the ranks in a placement group of the cluster that this process has joined."""
+    import ray
+
+    with naming_lost_cluster(ray):
+        size, wait = config.ray.ranks, config.torchrun.wait_seconds
+        needed = size_bundle(config, ray.cluster_resources())
+        group = ray.util.placement_group([needed] * size, strategy="PACK")
+        if not group.wait(wait):
+            raise ClusterError(
+                f"the Ray cluster ({hosts}) had no room for {size} ranks of {needed} each in "
+                f"{wait:g} s; see `ray status`, end other work, or lower "
+                "ray.ranks"
+            )
+
+        def task(function: Any, bundle: int, **options: Any) -> Any:
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=bundle
+            )
+            options |= {"scheduling_strategy": strategy, "max_retries": 0}
+            return ray.remote(function).options(**options)
+
+        found = ray.get([task(place_here, one, num_cpus=0).remote() for one in range(size)])
+        nodes = list(dict.fromkeys(place.node for place in found))
+        bundles = sorted(range(size), key=lambda one: nodes.index(found[one].node))
+        places = [found[bundle] for bundle in bundles]
+        variables = set_variables(places)
+        takes = {"num_cpus": needed["CPU"], "num_gpus": needed.get("GPU", 0)}
+        ranks = {
+            task(one_rank, bundle, **takes).remote(str(folder.absolute()), variables[rank]): rank
+            for rank, bundle in enumerate(bundles)
+        }
+        failures = _wait(ray, ranks, places, folder)
+        ray.util.remove_placement_group(group)
+        return failures
+
+
+@contextmanager
+def naming_lost_cluster(ray: Any) -> Iterator[None]:
+    """Raise an error of Ray as one that says what to do."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        first = (str(error).strip().splitlines() or [repr(error)])[0]
+        raise ClusterError(
+            f"the ranks could not be placed on the Ray cluster: {first}; see `ray status`, and "
+            "run the same command again"
+        ) from error
+
+
+def _wait(
+    ray: Any, ranks: Mapping[Any, int], places: Sequence[Place], folder: Path
+) -> dict[int, Failure]:
+    """Wait for all ranks, or end the others once one has failed."""
+    pending, failures, shown, until = list(ranks), dict[int, Failure](), 0, float("inf")
+    while pending and time.monotonic() < until:
+        done, pending = ray.wait(pending, timeout=SECONDS_BETWEEN_LOOKS)
+        shown = _show(folder, shown)
+        for reference in done:
+            rank = ranks[reference]
+            try:
+                ended = Failure(*ray.get(reference))
+            except ray.exceptions.RayError:
+                # The rank ended with the worker or node that had started it.
+                path = folder / PROCESS.format(rank)
+                process = int(path.read_text()) if path.exists() else 0
+                ended = Failure(-signal.SIGKILL, process, places[rank].host)
+            if ended.code:
+                failures[rank] = ended
+                until = min(until, time.monotonic() + SECONDS_TO_FAIL)
+    for reference in pending:
+        ray.cancel(reference, force=True)
+    ray.wait(pending, num_returns=len(pending), timeout=SECONDS_TO_STOP)
+    _show(folder, shown)
+    return failures
+
+
+def _show(folder: Path, shown: int) -> int:
+    """Show what the first rank printed from a place on; return where that ends."""
+    path = folder / LOG.format(0)
+    text = path.read_bytes()[shown:] if path.exists() else b""
+    sys.stderr.write(text.decode(errors="replace"))
+    sys.stderr.flush()
+    return shown + len(text)
