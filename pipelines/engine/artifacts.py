@@ -72,7 +72,7 @@ class Manifest:
             raise ValueError(
                 f"{workspace} is a workspace of format {self.format} (its {directory.name} says "
                 f"so); this version of recsys reads and writes format {FORMAT}. Choose a new "
-                "folder with --workspace, or delete this one and run again"
+                "folder with --set workspace=FOLDER, or delete this one and run again"
             )
 
     @property

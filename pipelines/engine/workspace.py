@@ -109,7 +109,9 @@ class Workspace:
 
     def check_writable(self) -> None:
         """Make the folder and prove that a file can be made in it."""
-        check_writable(self.path, "the workspace", "--workspace (in the TOML file: workspace)")
+        check_writable(
+            self.path, "the workspace", "--set workspace=FOLDER (in the TOML file: workspace)"
+        )
 
     @contextmanager
     def lock(self) -> Iterator[list[str]]:
@@ -130,7 +132,7 @@ class Workspace:
         holder = read_holder(self.path / "lock") or self.stages_made()
         return WorkspaceBusyError(
             f"workspace {self.path.absolute()} is in use by {holder or 'an unknown process'}. Wait "
-            "for that run to end, or give this one a folder of its own with --workspace"
+            "for that run to end, or give this one a folder of its own with --set workspace=FOLDER"
         )
 
     def stages_made(self) -> str:

@@ -192,7 +192,9 @@ def with_shared(table: Table, source: str) -> Table:
 
 def check_places(config: RunConfig) -> None:
     """Find out at the start whether the folders of a run can be written."""
-    check_writable(config.workspace, "the workspace", "--workspace (in the TOML file: workspace)")
+    check_writable(
+        config.workspace, "the workspace", "--set workspace=FOLDER (in the TOML file: workspace)"
+    )
     if config.release.bundles is not None:
         check_writable(config.release.bundles, "the folder of bundles", "release.bundles")
 

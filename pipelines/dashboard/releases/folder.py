@@ -116,9 +116,7 @@ def folder_of(context: Context, query: Query) -> Folder | None:
         for one in known:
             if one.bundles == run.bundles_folder or one.workspace == shop_workspace(run.path):
                 return one
-        raise NotFoundError(
-            f"{run.name} has released no bundle; recsys run --workspace {run.path} makes one"
-        )
+        raise NotFoundError(f"{run.name} has released no bundle; recsys run {run.path} makes one")
     return known[0] if known else None
 
 

@@ -23,7 +23,7 @@ def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_pat
     partial.mkdir()
     told = (
         f"{tmp_path} is a workspace of format 1 .its fit_baselines says so.; this version of "
-        "recsys reads and writes format 2. Choose a new folder with --workspace, or delete"
+        "recsys reads and writes format 2. Choose a new folder with --set workspace=FOLDER, or delete"
     )
     with pytest.raises(ValueError, match=told), Workspace(tmp_path).lock():
         pass
@@ -46,7 +46,7 @@ except WorkspaceBusyError as error:
 """
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert f"is in use by process {os.getpid()}, started" in result.stderr
-    assert "--workspace" in result.stderr
+    assert "--set workspace=FOLDER" in result.stderr
 
 
 def test_lock_is_free_after_the_holder_ends_however_it_ends(tmp_path: Path) -> None:
