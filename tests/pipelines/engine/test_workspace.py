@@ -23,7 +23,7 @@ def test_workspace_of_the_version_before_is_recognised_and_left_as_it_is(tmp_pat
     partial.mkdir()
     told = (
         f"{tmp_path} is a workspace of format 1 .its fit_baselines says so.; this version of "
-        "recsys reads and writes format 2. Choose a new folder with --set workspace=FOLDER, or delete"
+        "recsys reads and writes format 2. Choose a new folder with --set workspace=FOLDER"
     )
     with pytest.raises(ValueError, match=told), Workspace(tmp_path).lock():
         pass
@@ -77,7 +77,7 @@ def test_lock_sweeps_what_a_killed_run_left(tmp_path: Path) -> None:
 
 def test_unwritable_workspace_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"cannot write to the workspace .*--workspace"):
+    with pytest.raises(ValueError, match=r"cannot write to the workspace .*--set workspace"):
         Workspace(tmp_path / "file" / "inside").check_writable()
 
 
