@@ -58,7 +58,7 @@ COLORS = {
     REFUSED: color_of(5),
 }
 NOTHING = (
-    "Nothing was released yet. A run writes a bundle and decides on it: recsys run --config "
+    "Nothing was released yet. A run writes a bundle and decides on it: recsys run "
     "shop.toml. To see the bundles of another folder, name it with --root or --bundles."
 )
 
