@@ -20,7 +20,7 @@ from pipelines.cli.options import (
     run_config,
 )
 from pipelines.cli.output import open_page, print_json, print_lines, print_table
-from pipelines.cli.runs import find_bundles, find_workspace
+from pipelines.cli.runs import find_workspace
 from pipelines.engine.formats import size
 
 if TYPE_CHECKING:
@@ -175,9 +175,10 @@ def gc(
     """
     from pipelines.engine.history import Recording, recorded
     from pipelines.operations.collect import collect
+    from pipelines.operations.places import bundles_of
 
     workspace = find_workspace(run)
-    bundles, _ = find_bundles(workspace)
+    bundles = bundles_of(workspace)
     history = nullcontext(Recording("gc")) if dry_run else recorded(workspace, "gc")
     with history as recording:
         found = collect(workspace, bundles, keep_days=keep_days, keep=keep, dry=dry_run)
