@@ -175,7 +175,7 @@ def gc(
     """
     from pipelines.engine.history import Recording, recorded
     from pipelines.operations.collect import collect
-    from pipelines.operations.places import bundles_of
+    from pipelines.operations.state import bundles_of
 
     workspace = find_workspace(run)
     bundles = bundles_of(workspace)
