@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.backtest.arrays import events_digest
+from pipelines.backtest.prepare import events_digest
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import DATASETS, Dataset, Layout, find_dataset
 from tests.benchmarks.reproduction.__main__ import main

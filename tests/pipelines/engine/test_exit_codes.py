@@ -7,7 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipelines.engine.console import EXIT_CODES, PlainErrors
+from pipelines.cli.main import PlainErrors
+from pipelines.engine.console import EXIT_CODES
 from pipelines.engine.errors import (
     AlarmError,
     ClusterError,
