@@ -215,7 +215,6 @@ def test_ids_alone_are_enough(tastes: Sequences) -> None:
     [
         ("temperature", 0.0, "temperature must be > 0"),
         ("dropout", 1.0, r"dropout must be in \[0, 1\)"),
-        ("num_heads", 3, "num_heads must divide embedding_dim 16"),
         ("num_uniform_negatives", -1, "num_uniform_negatives must be >= 0"),
     ],
 )
