@@ -298,7 +298,7 @@ def curve_figures(data: ReportData) -> list[Chart]:
     metric = next((metric_label(one.metric) for one in data.curves if one.validation), "")
     charts = []
     for key, title, label, note in (
-        ("loss", "Training loss", "loss", ""),
+        ("loss", "Training loss", "loss", "By training step; lower is better."),
         ("validation", f"{metric} on validation", metric, " ".join(notes)),
     ):
         rows = [
