@@ -64,7 +64,7 @@ TONES: dict[str, Tone] = {
 }
 TOO_FEW = (
     "Measure both on the same events: recsys run with the settings of A on the data of B, into a "
-    "folder of its own (-w). Settings that are to serve for long are compared by recsys backtest, "
+    "folder of its own (--set workspace=...). Settings that are to serve for long are compared by recsys backtest, "
     "as time passes; lists that were served, by recsys ope and by an experiment.",
 )
 CLAUSES = {

@@ -88,7 +88,7 @@ def answers(run: Run, split: Split) -> Answers:
     if not tables:
         raise NotFoundError(
             f"{run.name} has no rank by user for the split {split}; run its stage evaluate: "
-            f"recsys run --until evaluate -w {run.path}"
+            f"recsys run {run.path} --until evaluate"
         )
     order = tables[0].stem.removeprefix("per_user_").removesuffix(f"_{split}")
     try:

@@ -23,8 +23,7 @@ MODELS = tuple(f"model{place}" for place in range(1, MOST + 1))
 """Parameters of the sides' models."""
 NO_PAIR = (
     "There are no two measured runs to compare yet. Run a second one on the same data with other "
-    "settings into a folder of its own: recsys run shop.toml --set seed=1 --set "
-    "workspace=runs/second; "
+    "settings into a folder of its own: recsys run shop.toml --set seed=1 --set workspace=runs/b; "
     "or release twice: recsys run writes a bundle and its answers each time. Models of one run are "
     "compared on the page Compare with the parameters run, first and second."
 )
