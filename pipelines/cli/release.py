@@ -152,7 +152,7 @@ def explain_decision(written: Written, bundles: Path) -> list[str]:
             "",
             f"The bundle is kept in {bundles / 'refused'} until the next "
             "refusal. After the cause is repaired, run recsys run. To serve it all the same: "
-            f"recsys release promote RUN {decision.challenger} --force",
+            f"recsys release promote {bundles} {decision.challenger} --force",
         ]
     passed = [one["name"] for one in decision.verdicts if one["passed"]]
     return [*lines, "", f"Passed ({len(passed)}): {', '.join(passed)}"] if passed else lines

@@ -63,17 +63,18 @@ def why_local_stays(
     served = served_version(bundles)
     if served is None or not (bundles / CURRENT).exists():
         return None
+    promote = f"recsys release promote {bundles}"
     if last == named.number:
         return (
             f"the alias still names {named.version}, as when it was last set or obeyed here; "
-            f"{served} became champion here since. `recsys release promote {served}` enters it "
-            f"into the registry, `recsys release promote {named.version}` goes back"
+            f"{served} became champion here since. `{promote} {served}` enters it "
+            f"into the registry, `{promote} {named.version}` goes back"
         )
     if last is None and not named.served_is_registered:
         return (
             f"{served} was made champion here and the registry never got it; the alias names "
-            f"{named.version}. `recsys release promote {served}` enters it into the registry, "
-            f"`recsys release promote {named.version}` takes the registry's"
+            f"{named.version}. `{promote} {served}` enters it into the registry, "
+            f"`{promote} {named.version}` takes the registry's"
         )
     return None
 

@@ -344,8 +344,8 @@ def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> 
     if why is None or force:
         return why
     raise RefusedError(
-        f"{version} is not served: {why}. See recsys release explain {version}; to serve it all "
-        f"the same, and have that written down: recsys release promote {version} --force"
+        f"{version} is not served: {why}. See recsys release explain {bundles} {version}; to serve "
+        f"it anyway, which is recorded: recsys release promote {bundles} {version} --force"
     )
 
 

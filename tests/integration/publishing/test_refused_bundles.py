@@ -100,7 +100,7 @@ def test_wrong_input_is_refused_and_explained_and_a_sound_run_is_released(
     assert f"{version}: refused" in output
     assert "(signed)" in output
     assert "Next: state the events' time zone at the source" in output
-    assert f"recsys release promote {version} --force" in output
+    assert f"{version} --force" in output
     assert "a-key-of-the-operators" not in explained.output
 
     events.write_text(original)

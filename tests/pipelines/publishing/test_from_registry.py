@@ -76,7 +76,7 @@ def test_a_link_moved_by_hand_stays_until_the_alias_moves(shop: Shop):
     found = follow(shop)
     assert (found.version, found.moved) == ("v1", False)
     assert "the alias still names v2+1" in found.words
-    assert "`recsys release promote v1`" in found.words
+    assert f"`recsys release promote {shop.bundles} v1`" in found.words
     shop.move_alias("v2")
     assert follow(shop).version == "v2"
 
