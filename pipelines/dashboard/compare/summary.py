@@ -64,8 +64,8 @@ TONES: dict[str, Tone] = {
 }
 TOO_FEW = (
     "Measure both on the same events: recsys run with the settings of A on the data of B, into a "
-    "folder of its own (--set workspace=...). Settings that are to serve for long are compared by recsys backtest, "
-    "as time passes; lists that were served, by recsys ope and by an experiment.",
+    "folder of its own (--set workspace=...). Settings that are to serve for long are compared by "
+    "recsys backtest, as time passes; lists that were served, by recsys ope and by an experiment.",
 )
 CLAUSES = {
     ("first", "overall"): "B is worse over all queries",

@@ -76,7 +76,7 @@ def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:
 
 
 def test_a_run_without_ranks_says_which_stage_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="recsys run .* --until evaluate"):
+    with pytest.raises(NotFoundError, match=r"recsys run .* --until evaluate"):
         side(run_of(tmp_path), "test")
 
 
