@@ -209,7 +209,7 @@ class ItemChange(Strict):
     hidden: bool = False
     """Whether no list may show it."""
     properties: dict[Id, Scalar] = Field(default_factory=dict, max_length=MAX_PROPERTIES)
-    """Title, categories, price and so on of a new item, which `recsys release append` takes over."""
+    """Title, categories, price and so on of a new item, for `recsys release append`."""
     reset: bool = False
     """Whether it is as it was released again; no other field may then be given."""
 

@@ -273,8 +273,8 @@ class Ingest:
         before, mine = self.manifest.partitions.get(key), sorted(digests)
         if before is not None and sorted(before.digests) == mine:
             self.report.unchanged += 1
-            again = replace(before, files=files, gone=False)
-            self.manifest = self.manifest.with_partition(key, again)
+            known = replace(before, files=files, gone=False)
+            self.manifest = self.manifest.with_partition(key, known)
             return None
         others = {one: part for one, part in self.manifest.partitions.items() if one != key}
         for twin, partition in others.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,19 @@ class MovedError(ValueError):
     """Another bundle was published while the new items were encoded."""
 
 
+def new_item(row: Mapping[str, Any], bundle: Bundle) -> NewItem:
+    """Build an item from its row, with the properties that the bundle has."""
+    return NewItem(
+        item_id=row["item_id"],
+        display_text=str(row.get("title") or row.get("description") or row["item_id"]),
+        categories=[name for name in row.get("categories") or [] if name],
+        properties={
+            name: as_list(row.get(name)) if kind == "list" else row.get(name)
+            for name, kind in bundle.properties.kinds.items()
+        },
+    )
+
+
 def append(
     source: str | Path,
     bundle_path: Path,
@@ -245,18 +258,7 @@ def append(
         )
     rows = list(items.iter_rows(named=True))
     content = encode_items(rows, config, bundle, directory)
-    new = [
-        NewItem(
-            item_id=row["item_id"],
-            display_text=str(row.get("title") or row.get("description") or row["item_id"]),
-            categories=[name for name in row.get("categories") or [] if name],
-            properties={
-                name: as_list(row.get(name)) if kind == "list" else row.get(name)
-                for name, kind in bundle.properties.kinds.items()
-            },
-        )
-        for row in rows
-    ]
+    new = [new_item(row, bundle) for row in rows]
     vectors = item_vectors(bundle, new, content)
     with publishing(bundles):
         if publish_it and (now := served_version(bundles)) != served:

@@ -134,8 +134,8 @@ class Handlers:
         return self.recommend(given.request(), head)
 
     def similar(self, given: SimilarParameters, head: Head) -> HttpAnswer:
-        asked = {"surface": "similar", "item_id": head["value"], "k": given.k}
-        return self.recommend(validated(Request, asked), head)
+        body = {"surface": "similar", "item_id": head["value"], "k": given.k}
+        return self.recommend(validated(Request, body), head)
 
     def _records(self, made: Made) -> tuple[bytes, ...]:
         """Write the record of a list; none if nothing keeps it or the request is a dry run."""

@@ -311,6 +311,19 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         dots,
         sides,
     )
+    table = slices_table(judged, sides)
+    groups = ", ".join(label_of_group(one) for one in pairs.slicings.groups)
+    return Section(
+        key="slices-section",
+        title="For whom",
+        note=f"Cut by {groups}, and by pairs of these.",
+        blocks=[chart, table],
+    )
+
+
+def slices_table(judged: Judgement, sides: Sequence[Side]) -> Table:
+    """Tabulate the slices, losses first."""
+    config, losses = judged.config, judged.compared.losses
     order = sorted(losses, key=lambda one: (not one.harmed, not one.gained, one.name))
     rows: list[list[Cell | LinkedCell]] = [
         [
@@ -324,9 +337,9 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         ]
         for one in order
     ]
-    table = Table(
+    return Table(
         key="slices-table",
-        title=f"Slices, {label}",
+        title=f"Slices, {metric_label(config.compared_by)}",
         note=f"Slices with at least {MIN_SLICE_USERS} users. Intervals are of each slice by "
         f"itself; the last column is corrected over all {len(losses):,} slices (Holm, "
         f"{config.paired().slice_error:.0%}).",
@@ -340,13 +353,6 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         rows=rows,
         page_length=10,
         origins=origins(sides),
-    )
-    groups = ", ".join(label_of_group(one) for one in pairs.slicings.groups)
-    return Section(
-        key="slices-section",
-        title="For whom",
-        note=f"Cut by {groups}, and by pairs of these.",
-        blocks=[chart, table],
     )
 
 

@@ -91,7 +91,7 @@ NOT_KEPT = (
 )
 SUGGESTED = 20
 COMPARED = 200_000
-"""Items up to which a version is compared with the one before without being asked."""
+"""Items up to which a version is compared with the one before by default."""
 MOST_ENCODED = 20_000
 """Items that are encoded while a reader waits; more are not."""
 TITLES = 4
