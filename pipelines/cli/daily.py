@@ -129,12 +129,14 @@ def describe_status(found: Status) -> list[str]:
     if found.outbox["waiting"]:
         lines.append(f"tracking: {found.outbox['waiting']} runs wait to be sent")
     disk, memory = found.disk, found.memory
-    largest = f"; {memory['largest_stage']} took {size(memory['needed'])}"
+    largest = ""
+    if memory["needed"]:
+        largest = f"; {memory['largest_stage']} took {size(memory['needed'])}"
     return [
         *lines,
         f"disk: {size(disk['artefacts'])} artefacts, {size(disk['bundles'])} bundles, "
         f"{size(disk['free'])} free",
-        f"memory: {size(memory['free'])} free{largest if memory['needed'] else ''}",
+        f"memory: {size(memory['free'])} free{largest}",
     ]
 
 

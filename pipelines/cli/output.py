@@ -58,7 +58,7 @@ def make_table(
 
     Args:
         columns: Headings; one that begins with ``>`` is of numbers, which align right.
-        fixed: Columns whose cells are never wrapped, besides those of numbers.
+        fixed: Columns that are never wrapped, besides those of numbers whose heading is one word.
         heads: Whether headings are printed.
     """
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", show_header=heads)
@@ -66,7 +66,8 @@ def make_table(
         name = column.removeprefix(">")
         is_number = name != column
         justify = "right" if is_number else "left"
-        table.add_column(name, justify=justify, no_wrap=is_number or name in fixed)  # type: ignore[arg-type]
+        whole = name in fixed or (is_number and " " not in name)
+        table.add_column(name, justify=justify, no_wrap=whole)  # type: ignore[arg-type]
     for row in rows:
         cells = ("" if cell is None else cell for cell in row)
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))

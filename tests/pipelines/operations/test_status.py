@@ -149,7 +149,7 @@ def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> No
     assert found.outbox["waiting"] == 1
     assert found.problems == []
     later = datetime.now(UTC) + timedelta(days=2)
-    (problem,) = [one for one in look(shop, now=later).problems if "tracking" in one]
+    (problem,) = [one for one in look(shop, now=later).problems if "tracked runs" in one]
     assert "recsys registry send" in problem
 
 

@@ -340,7 +340,7 @@ def test_bad_input_says_what_to_do(served, tmp_path):
         return " ".join(result.output.split())
 
     assert "there is no online store" in output("-b", str(tmp_path), "--store", "sqlite:/nowhere")
-    assert "name one" in output("--store", served.store, "--log", str(tmp_path))
+    assert "name one" in output(str(tmp_path), "--store", served.store, "--log", str(tmp_path))
     assert "holds no records" in output("-b", str(tmp_path), "--log", str(tmp_path))
     assert "a duration is" in output("-b", str(tmp_path), "--store", served.store, "--since", "x")
 
