@@ -78,7 +78,7 @@ def test_following_goes_on_after_a_release_and_while_the_store_is_away(
     store.change_items({"roses": ItemState(properties={"title": "Roses"})})
     store.close()
     looks, released = iter(range(10)), iter(["v2"])
-    open_store, encode = opened_store.open_store, append_items.content_of
+    open_store, encode = opened_store.open_store, append_items.encode_items
 
     def seldom_there(*arguments: Any, **options: Any) -> Any:
         match next(looks):
@@ -94,7 +94,7 @@ def test_following_goes_on_after_a_release_and_while_the_store_is_away(
         return encode(*arguments)
 
     monkeypatch.setattr(opened_store, "open_store", seldom_there)
-    monkeypatch.setattr(append_items, "content_of", slow)
+    monkeypatch.setattr(append_items, "encode_items", slow)
     monkeypatch.setattr(release_commands, "FOLLOW_SECONDS", 0.0)
     call = ["release", "append", str(current), f"sqlite:{tmp_path / 'online'}", "--follow"]
     result = CliRunner().invoke(app, call)
