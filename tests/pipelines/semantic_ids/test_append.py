@@ -230,13 +230,13 @@ def test_no_free_id_is_an_error_that_leaves_nothing(bundles: Path) -> None:
 def test_bundle_published_meanwhile_is_not_replaced(
     bundles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = append_items.content_of
+    encode = append_items.encode_items
 
     def slow(*arguments: object) -> object:
         release(tmp_path, "v2")
         return encode(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(append_items, "content_of", slow)
+    monkeypatch.setattr(append_items, "encode_items", slow)
     with pytest.raises(ValueError, match="moved from bundle-v1 to bundle-v2; nothing was written"):
         append(write_items(tmp_path, "a,red shoe"), bundles / "current", publish_it=True)
     assert not (bundles / "bundle-v1+1").exists()
