@@ -55,10 +55,7 @@ def context_rows(
 ) -> dict[str, int]:
     """Compute each feature's categorical row.
 
-    Args:
-        times: Unix seconds of the user's known events, ascending, all before ``moment``; None
-            where the data has only an order.
-        num_session: Events of the session; they count as having just happened.
+    Times are Unix seconds, ascending, before ``moment``, or None; the session just happened.
     """
     if not names:
         return {}
@@ -137,11 +134,7 @@ class RequestError(ValueError):
 
 
 def fitted(request: Request, surface: Surface) -> Request:
-    """Check that a request brings what its surface needs, and give the k that it leaves open.
-
-    Raises:
-        RequestError: Says what the surface needs.
-    """
+    """Check a request against its surface, or raise RequestError; fill in the default k."""
     needed, name = NEEDS[surface.kind], surface.name
     if needed is not None and not getattr(request, needed):
         raise RequestError(f"surface {name!r} is of kind {surface.kind!r} and needs {needed}")
@@ -170,14 +163,9 @@ def hydrate(
     clock: int | None = None,
     without: Rows = NOTHING,
 ) -> Query:
-    """Look up the user, session or item of a request.
+    """Look up the user, session or item of a request, as of ``clock`` in Unix seconds (now).
 
     An unknown user is user row 0 with an empty history; unknown items of a session are left out.
-
-    Args:
-        visitor: What the online store knows of the user.
-        clock: Unix seconds, by default now.
-        without: Items that models do not get to read, see `Query.without`.
 
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue.
@@ -280,11 +268,7 @@ def _with_live(
     sent: Rows,
     bundle: Bundle,
 ) -> tuple[Rows, Rows | None]:
-    """Append the store's events to what the bundle knows of a user.
-
-    What the bundle was trained on is in it already, and what the request itself names counts as
-    its own. Times are moved as the request's moment is (`moment_of`), and stay before it.
-    """
+    """Append the store's events to the bundle's, without those that bundle or request contain."""
     row_of, own = bundle.catalogue.row_of, set(sent.tolist())
     pairs = [
         (row, event.time_ms // 1_000)

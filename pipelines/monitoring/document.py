@@ -234,9 +234,7 @@ def finite(value: float) -> float | None:
 def decide_retrain(raised: Sequence[dict[str, Any]], known_until: date | None) -> tuple[bool, str]:
     """Decide whether a full retrain may help, and why.
 
-    A retrain helps against drift of what models learn from; not against too few events, late
-    inputs or degraded serving. Once a full run was trained on the days of the alarm, models
-    have learned what there is.
+    It helps against drift, until a full run was trained on the days of the alarm.
     """
     drifted = [one for one in raised if one["drift"]]
     if not drifted:

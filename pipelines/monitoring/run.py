@@ -69,11 +69,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path) -> State:
-        """Read it; empty where there is none.
-
-        Raises:
-            ValueError: It is damaged.
-        """
+        """Read it; empty if there is none, ValueError if it is damaged."""
         if not path.exists():
             return cls()
         try:
@@ -98,10 +94,7 @@ class Monitored:
 
 
 def monitor(config: RunConfig, as_of: datetime | None = None) -> Monitored:
-    """Watch every whole day up to a moment.
-
-    Args:
-        as_of: Now by default; its day is not over.
+    """Watch every whole day up to a moment, by default now.
 
     Raises:
         ValueError: There is nothing to watch, or the state is damaged.
@@ -309,11 +302,7 @@ def export_folder(config: RunConfig) -> Path | None:
 
 
 def moment_of(text: str) -> datetime:
-    """Read a day or time, in UTC where it names no zone.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Read a day or time, in UTC if it has no zone; ValueError if it is neither."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -169,11 +169,7 @@ class Collector:
         self.found = CollectResult()
 
     def collect(self) -> CollectResult:
-        """Remove unused files.
-
-        Raises:
-            WorkspaceBusyError: Another command publishes into the folder of bundles.
-        """
+        """Remove unused files; WorkspaceBusyError if another command publishes."""
         if self.bundles.is_dir():
             with nullcontext() if self.dry else publishing(self.bundles):
                 self._leftovers(self.bundles)

@@ -1,7 +1,6 @@
-"""What a page of the dashboard consists of, as plain values: a browser draws it, a test reads it.
+"""Pages of the dashboard as plain values: a browser draws them, a test reads them.
 
-A page is made by one function of a query, so it is the same served, exported and tested. Strings
-are text: nothing in them is markup, whatever a title holds.
+Strings are text: nothing in them is markup, whatever a title holds.
 """
 
 from __future__ import annotations
@@ -116,11 +115,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table that is sorted, searched, paged and downloaded.
-
-    Its rows stand here, or, where there are many, come a window at a time from the page's rows
-    function of the name ``source``.
-    """
+    """A table to sort, search, page and download; ``source`` names a function of its rows."""
 
     key: str
     title: str

@@ -112,11 +112,7 @@ def check_parity(
     configurations: Sequence[Path] = (),
     say: Say = lambda line: None,
 ) -> ParityReport:
-    """Compute every list of a log once more, and compare it to the last bit.
-
-    Raises:
-        ValueError: The folder or a configuration cannot be read.
-    """
+    """Compute every list of a log once more, and compare it to the last bit."""
     begin = time.perf_counter()
     # Sums have the bits of a server's, which uses one thread for a request.
     torch.set_num_threads(1)
@@ -171,11 +167,7 @@ class _Bundles:
     def recommender(
         self, key: RecommenderKey, configuration: ServingConfiguration
     ) -> Recommender | None:
-        """Load what made a group of lists, as a server does but without deadlines.
-
-        Raises:
-            ValueError: It cannot be loaded.
-        """
+        """Load what made a group of lists, as a server does but without deadlines."""
         path = self._paths.get(key.digest)
         if path is None:
             return None

@@ -46,11 +46,7 @@ CATEGORY_SEPARATOR = "|"
 
 
 def read_items(source: SourceConfig) -> pl.DataFrame:
-    """Read new items: their ids, and what else is known.
-
-    Raises:
-        ValueError: Names the file, the column or the row at fault.
-    """
+    """Read new items; a ValueError names the file, the column or the row at fault."""
     path = source.paths[0]
     present = scan_file(path, source).collect_schema().names()
     # A file of new items may lack any column but the id.
@@ -78,11 +74,7 @@ def as_list(value: object) -> object:
 
 
 def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
-    """Return how the bundle's items were encoded.
-
-    Raises:
-        ValueError: If the bundle does not record it, or nothing in it would find new items.
-    """
+    """Return how the bundle's items were encoded; ValueError if nothing would find new items."""
     if bundle.retriever is None and not bundle.items.content.shape[1]:
         raise ValueError(
             f"{directory} has neither a two-tower nor content embeddings, so nothing in it would "
@@ -98,11 +90,7 @@ def content_config(bundle: Bundle, directory: Path) -> ContentConfig:
 
 
 def check_encoder(encoder: Encoder, bundle: Bundle, directory: Path) -> None:
-    """Refuse another encoder than the bundle's.
-
-    Raises:
-        ValueError: If the model changed since the release.
-    """
+    """Refuse another encoder than the bundle's: ValueError."""
     made = bundle.manifest.content
     assert made is not None
     if made.name and made.name != encoder.name:

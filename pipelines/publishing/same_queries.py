@@ -1,15 +1,10 @@
 """The champion's and the challenger's ranks of the same held-out items.
 
-The challenger's ranks come from its evaluation, whose models were fitted on the training part. The
-champion's come from the first of two places that has enough:
-
-- its own evaluation, for users with the same held-out items after as many events
-  (``answers-<version>.parquet`` next to the bundles). Both sides were then fitted alike;
-- its bundle, queried as a server does, for events that are newer than all that it was fitted on.
-  Its models are refitted on every event of their day, of which the challenger's measured models may
-  lack the held-out parts (`SameQueries.ahead`). With such an advantage a loss says nothing.
-
-A query whose answer either side was fitted on is left out.
+The challenger's ranks come from its evaluation, of models fitted on the training part. The
+champion's come from its own evaluation, for users with the same held-out items after as many events
+(``answers-<version>.parquet`` next to the bundles), or else from its bundle, for events newer than
+all that it was fitted on. Its models may know held-out parts that the challenger's lack
+(`SameQueries.ahead`); a loss then says nothing. Queries that a side was fitted on are left out.
 
 Axes: Q queries, M targets.
 """
@@ -96,12 +91,7 @@ def answers_file(bundles: Path, version: str) -> Path:
 def build_answers(
     table: pl.DataFrame, row: str, run: RunEvents, split: Split = "test"
 ) -> pl.DataFrame:
-    """Build a run's answers to its held-out queries, by ids that outlive it.
-
-    Returns:
-        user_id, item_id, place (events of the user before the query), rank (null where the item is
-        not listed), and of this run: user_row, item_row, position.
-    """
+    """Build a run's answers to its held-out queries; the rank is null if an item is not listed."""
     sequences = run.sequences
     positions = HeldOut.of(sequences, split).positions
     users = sequences.users_of(positions)

@@ -106,11 +106,7 @@ class AliasChange:
 
 
 def check_version(bundles: Path) -> None:
-    """Refuse a folder whose decisions an earlier version wrote.
-
-    Raises:
-        ValueError: Says how to begin a log.
-    """
+    """Refuse a folder whose decisions an earlier version wrote: ValueError with the remedy."""
     found = [name for name in EARLIER if (bundles / name).exists()]
     if found and not (bundles / LOG).exists():
         raise ValueError(
@@ -121,11 +117,7 @@ def check_version(bundles: Path) -> None:
 
 
 def read_lines(bundles: Path) -> list[str]:
-    """Read the complete lines of the log, oldest first; one that a kill cut off is left out.
-
-    Raises:
-        ValueError: An earlier version wrote the decisions.
-    """
+    """Read the complete lines of the log, oldest first, without one that a kill cut off."""
     check_version(bundles)
     try:
         text = (bundles / LOG).read_text(encoding="utf-8", errors="replace")
@@ -195,14 +187,7 @@ def read_line(line: str, key: bytes | None, name: str) -> Written:
 
 
 def read_decisions(bundles: Path, key: bytes | None) -> tuple[list[Written], list[str]]:
-    """Read all decisions, oldest first, and every fault of the log.
-
-    Returns:
-        The lines, altered ones too; a fault for each that was altered, and for each gap.
-
-    Raises:
-        ValueError: An earlier version wrote the decisions.
-    """
+    """Read all decisions, oldest first, and a fault for each altered or missing line."""
     found: list[Written] = []
     faults: list[str] = []
     previous: str | None = None
@@ -240,13 +225,10 @@ def _head_fault(bundles: Path, found: Sequence[Written], key: bytes | None) -> s
 
 
 def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | None:
-    """Read the latest decision on a version, or on the release that it was appended to.
-
-    A fetched bundle has the decision of the machine that made it. None without a decision.
+    """Read the latest decision on a version, or on the release that it was appended to, or None.
 
     Raises:
         TamperedError: That line is not the signed one.
-        ValueError: An earlier version wrote the decisions.
     """
     names = (version, version.partition("+")[0])
     for number, line in reversed(list(enumerate(read_lines(bundles), 1))):
@@ -264,11 +246,7 @@ def decision_on(bundles: Path, version: str, key: bytes | None) -> Written | Non
 
 
 def history(bundles: Path) -> list[AliasChange]:
-    """List every change of an alias, oldest first.
-
-    Raises:
-        ValueError: An earlier version wrote the decisions.
-    """
+    """List every change of an alias, oldest first."""
     decisions = [read_line(line, None, "").decision for line in read_lines(bundles)]
     return list(alias_changes(decisions))
 
@@ -292,11 +270,7 @@ def alias_changes(decisions: Iterable[Decision]) -> Iterable[AliasChange]:
 
 
 def read_champions(bundles: Path, served: str | None) -> list[str]:
-    """List the champions that a rollback can go back to, the served one last.
-
-    Args:
-        served: Version that the link names; a person may have moved it without a line in the log.
-    """
+    """List the champions that a rollback can go back to, the served one last."""
     stack: list[str] = []
     for change in history(bundles):
         if change.alias == CHAMPION:

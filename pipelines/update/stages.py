@@ -1,8 +1,8 @@
 """The stages of an increment: what a full run does, with trained models continued.
 
-They have the names of the full run's stages, so that later stages read what they always read.
-``fit_blend`` is that of the served bundle; so are the weights of the generative model and of the
-ranker, over a catalogue that may have grown.
+They have the full run's names, so later stages read what they always read. ``fit_blend`` is the
+served bundle's; so are the weights of the generative model and of the ranker, over a catalogue that
+may have grown.
 
 Axes: U user rows.
 """

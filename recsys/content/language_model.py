@@ -103,10 +103,8 @@ def model_digest(path: Path) -> str:
 class LocalLanguageModel:
     """A causal language model that writes each property of an answer as one line.
 
-    The page it continues holds the prompt's examples in the same form, or else a line about each
-    property; the words of the instructions are left out, since small models follow a pattern better
-    than an order. One of a list of values, or yes or no, is written by constrained decoding.
-    Generation is greedy, so equal prompts get equal answers on one device.
+    It continues a page of examples, since small models follow a pattern better than an order. A
+    value of a list is written by constrained decoding; generation is greedy.
     """
 
     def __init__(

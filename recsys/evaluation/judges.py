@@ -86,14 +86,9 @@ class Rubric(Protocol):
 
 
 def relevance(lists: Tensor, users: Tensor, known: Known) -> Tensor:
-    """How often users who have the list's items also have those of the history, [L].
+    """Mean similarity of a list's items to the user's nearest `NUM_NEAREST` items, by users, [L].
 
-    Of each item the mean of its `NUM_NEAREST` largest cosines with items of the history, by the
-    users who have both (training events alone); of a list the mean over its items.
-
-    Args:
-        lists: Item rows, 0 for a hole, [L, k].
-        users: User row of each list, [L].
+    Lists are item rows with 0 for a hole, [L, k]; users are the user row of each list, [L].
     """
     popularity = known.popularity.double().clamp_min(1)
     items = torch.unique(lists[lists > 0])
@@ -182,15 +177,11 @@ OFF_TASTE_QUARTER = 0.25
 def planted_lists(
     good: Tensor, users: Tensor, known: Known, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Make bad lists for the users of good ones: what every rubric should tell from them.
+    """Make bad lists that every rubric should tell from good ones, [L, k] of users [L].
 
     ``popular`` has the most popular items that the user does not have; ``duplicates`` each item of
-    the first half of the good list followed by the one of most similar content; ``off_taste``
-    random items of categories that the user has least.
-
-    Args:
-        good: [L, k] without holes.
-        users: [L] user rows.
+    the first half followed by the one of most similar content; ``off_taste`` random items of the
+    categories that the user has least.
     """
     found = {"popular": _rows(known.popular(user, good.shape[1]) for user in users.tolist())}
     if known.content.shape[1]:
@@ -246,10 +237,7 @@ def _off_taste(user: int, k: int, sets: Tensor, known: Known, generator: torch.G
 
 
 def separation(good: Tensor, bad: Tensor) -> float:
-    """Chance that a judge scores a good list above a bad one, [L] each.
-
-    Lists without a score do not count; NaN where none is left.
-    """
+    """Probability that a judge scores a good list above a bad one, [L] each; NaN without scores."""
     good, bad = good[~good.isnan()], bad[~bad.isnan()]
     labels = torch.cat([torch.ones(len(good)), torch.zeros(len(bad))])
     return area_under_curve(torch.cat([good, bad]), labels)
@@ -258,14 +246,9 @@ def separation(good: Tensor, bad: Tensor) -> float:
 def click_agreement(
     scores: Mapping[str, Tensor], hits: Mapping[str, Tensor], config: BootstrapConfig
 ) -> Interval | None:
-    """How often a judge prefers, of two lists of one user, the one with the held-out event.
+    """Share of pairs in which a judge prefers the list with the held-out event, or None.
 
-    Args:
-        scores: Of each way to make lists, [U].
-        hits: Whether its list holds the user's held-out event, [U] bool.
-
-    Returns:
-        Share over users of such pairs, 0.5 is chance; None where there are none.
+    Scores and hits (bool) are of each way to make lists, [U]; 0.5 is chance.
     """
     names = list(scores)
     total = torch.zeros(len(next(iter(scores.values()))), dtype=torch.float64)
@@ -312,11 +295,7 @@ class Biases(NamedTuple):
 
 
 def biases_of(judge: Judge, lists: Tensor, users: Tensor, scores: Tensor) -> Biases:
-    """Measure how a judge follows order and length.
-
-    Args:
-        scores: What it gave the lists as they are, [L].
-    """
+    """Measure how a judge follows order and length, from its scores of the unchanged lists, [L]."""
     scores = scores.double()
     turned = judge(lists.flip(1), users).double()
     half = judge(lists[:, : max(1, lists.shape[1] // 2)], users).double()

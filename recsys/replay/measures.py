@@ -82,11 +82,7 @@ class StepMeasures:
 
     @cached_property
     def slices(self) -> dict[str, Tensor]:
-        """Slice queries by their user and targets, each [Q] bool.
-
-        A query is of new items where any of its targets was unknown before the step; rare and
-        frequent are by the target with the fewest events.
-        """
+        """Slice queries by their user and targets, each [Q] bool; one new target is enough."""
         replay, queries = self.replay, self.queries
         starts = np.asarray(replay.inputs.sequences.offsets)[queries.user_rows]
         is_new_user = torch.from_numpy(
@@ -141,11 +137,7 @@ def rows_of(replay: Replay) -> list[tuple[str, str]]:
 
 
 def document_of(replay: Replay) -> dict[str, Any]:
-    """Measure all rows of all judged steps.
-
-    Returns:
-        What ``backtest.json`` holds and a page is made of.
-    """
+    """Measure all rows of all judged steps: the content of ``backtest.json``."""
     description = read_json(replay.folder.path / "replay.json")
     collected: dict[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]] = defaultdict(list)
     rows: list[dict[str, Any]] = []
@@ -194,10 +186,7 @@ def lead_of(
     names: Iterable[tuple[str, str]],
     collected: Mapping[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]],
 ) -> dict[str, Any]:
-    """Compare the served list with its best member, in all and on every step.
-
-    Differences are paired by query; the best member of a step is the one that turned out best.
-    """
+    """Compare the served list with the best member of each step, paired by query."""
     metric = METRICS[0]
     of_row = {
         row: [measured.values[metric] for _, measured in collected[policy, row]]

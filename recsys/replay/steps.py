@@ -1,9 +1,7 @@
 """Cut a log's timeline into steps.
 
-Step 0 is the warm-up: models fitted before it choose their settings by it, and the first blend
-weights are learned on it. Steps from 1 on are evaluated.
-
-Axes: E events.
+Step 0 is the warm-up: settings and the first blend weights are learned on it. Steps from 1 on are
+evaluated.
 """
 
 from __future__ import annotations
@@ -97,10 +95,7 @@ class ReplayConfig:
             raise ValueError(f"backtest.replay_share must be in [0, 1], got {self.replay_share}")
 
     def continued_step(self, number: int) -> int | None:
-        """Return the step whose weights policy ``incremental`` continues before a step, from 1.
-
-        None where it trains from scratch.
-        """
+        """Return the step whose weights ``incremental`` continues, or None to start again."""
         last_full = 1 + (number - 1) // self.full_every * self.full_every if self.full_every else 1
         if number == last_full:
             return None
@@ -120,11 +115,7 @@ class Step:
 
 
 def cut_steps(times: NDArray[np.int64] | None, config: ReplayConfig) -> tuple[Step, ...]:
-    """Cut the timeline, the warm-up first.
-
-    Args:
-        times: Unix seconds of all events, in any order, [E].
-    """
+    """Cut the timeline by the times of all events, Unix seconds, [E]; the warm-up first."""
     if times is None:
         raise ValueError(
             "the events have no event_time, so their past cannot be replayed; " + USE_LEAVE_ONE_OUT
@@ -166,10 +157,7 @@ def _equal_shares(ordered: NDArray[np.int64], config: ReplayConfig) -> NDArray[n
 def _equal_lengths(
     ordered: NDArray[np.int64], length: int, config: ReplayConfig
 ) -> NDArray[np.int64]:
-    """Bounds of the last steps of ``length`` seconds that have events, [S, 2].
-
-    They lie on multiples of the length since 1970, so days begin at midnight (UTC).
-    """
+    """Bounds of the last steps of ``length`` seconds with events, [S, 2], since 1970."""
     number = np.unique(ordered // max(1, length))[-(config.num_steps + 1) :]
     return np.stack([number * length, (number + 1) * length], axis=1)
 
@@ -240,10 +228,7 @@ class StepQueries:
     def of(
         cls, timeline: Timeline, step: Step, *, exclude_history: bool, max_queries: int, seed: int
     ) -> StepQueries:
-        """Collect the queries of a step, at most ``max_queries``, drawn by the seed.
-
-        Where lists leave the history out, items that the user had before are no targets.
-        """
+        """Collect at most ``max_queries`` queries of a step, without targets that lists exclude."""
         times, users = timeline.times, timeline.users
         inside = (times >= step.begin) & (times < step.end)
         # A user's events of one time follow each other, so the first of them begins a query.

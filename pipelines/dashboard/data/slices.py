@@ -1,7 +1,6 @@
-"""Ways to cut queries into slices: by user, item, category, domain and time, and two of these.
+"""Cut queries into slices by user, item, category, domain, time, and pairs of these.
 
-The buckets are those of `recsys.evaluation.slices`, over the queries that are compared. A query may
-be in several slices of one slicing (an item has several categories) or in none.
+A query may be in several slices of one slicing or in none.
 
 Axes: M queries, R memberships, C slices of a slicing.
 """
@@ -270,14 +269,7 @@ def _middle(times: Rows) -> str:
 def most_frequent(
     group: str, values: Rows, queries: Rows | Codes, names: Sequence[str]
 ) -> Slicing | None:
-    """Cut by values, the most frequent ones; None with fewer than two.
-
-    Args:
-        group: Of the slicing.
-        values: Of each membership, [R]; 0 is none.
-        queries: Of each membership, ascending, [R].
-        names: Of each value.
-    """
+    """Cut by the most frequent values of memberships, [R] (0 is none); None with fewer than two."""
     counts = np.bincount(values, minlength=len(names))[: len(names)]
     counts[0] = 0
     order = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]

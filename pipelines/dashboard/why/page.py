@@ -141,15 +141,7 @@ def search_controls(context: Context, shown: Contest, query: Query) -> list[Cont
 def shares_chart(
     key: str, title: str, note: str, shares: Sequence[tuple[str, dict[str, int]]], shown: Contest
 ) -> Chart:
-    """Draw what parts of each row are, as one bar a row.
-
-    Args:
-        key: Of the chart.
-        title: Of the chart.
-        note: How to read it.
-        shares: Label of each row, and the count of each part.
-        shown: Whose colours parts have; others get the next ones.
-    """
+    """Draw what parts of each row are, as one bar a row, in the colours of ``shown``."""
     parts = list(dict.fromkeys(part for _, row in shares for part in row))
     palette = {part: shown.colors.get(part, color_of(n)) for n, part in enumerate(parts)}
     bars = [

@@ -1,8 +1,6 @@
-"""Merge the lists of one query: what LearnedBlend.blend and fusion do, without their many tensors.
+"""Merge the lists of one query: LearnedBlend.blend and fusion in numpy, ten times as fast.
 
-A server merges the lists of one query in a tenth of a millisecond here, where the batched forms
-spend their time on starting some eighty operations. Both give the same items, and
-sums that differ in the last bit of float64; items whose sums differ by no more may change places.
+Items are the same; sums differ in the last bit of float64, so near-ties may change places.
 
 Axes: S sources, F features of a source, L distinct items of all lists, N item rows, G kinds of
 users, I kinds of items, C places of all lists together, k list length.
@@ -93,11 +91,7 @@ class OneQueryBlend:
     """Weights of a blend laid out for single queries over one catalogue."""
 
     def __init__(self, blend: LearnedBlend, item_counts: Tensor) -> None:
-        """Look up each item's kind once.
-
-        Args:
-            item_counts: Events of each item that the sources were fitted on, [N].
-        """
+        """Look up each item's kind once, by its events that the sources were fitted on, [N]."""
         counts = item_counts.double()
         self.learned, self.sources = blend, blend.sources
         self._history_bounds = blend.config.history_bounds

@@ -42,11 +42,7 @@ class RanksError(RuntimeError):
 
 
 def local_device(name: str) -> torch.device:
-    """Choose this rank's device; ``auto`` takes a GPU of its own where there is one.
-
-    Raises:
-        RanksError: More ranks than GPUs on this machine, or a name that all ranks would share.
-    """
+    """Choose this rank's device; RanksError if ranks outnumber GPUs or would share one."""
     if name.startswith("cuda:"):
         raise RanksError(
             f"device = {name!r} names one GPU, and several ranks take one each; set it to 'cuda' "
@@ -67,11 +63,7 @@ def local_device(name: str) -> torch.device:
 
 @contextmanager
 def process_group(device: torch.device, timeout_seconds: float) -> Iterator[None]:
-    """Be one rank, by the variables that torchrun sets, until the block ends.
-
-    Raises:
-        RanksError: The nodes have different versions.
-    """
+    """Be one rank, by torchrun's variables, until the block ends; RanksError if versions differ."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
