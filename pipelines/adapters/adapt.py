@@ -14,8 +14,8 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.workspace import Workspace, bundles_dir
 from serving.bundle.adapters import BASES, BaseName, publish_adapter, write_adapter
-from serving.bundle.delta import Link, chain_of
 from serving.bundle.manifest import CURRENT
+from serving.bundle.published import Link, chain_of
 
 
 @dataclass(frozen=True, kw_only=True)

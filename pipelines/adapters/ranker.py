@@ -32,7 +32,7 @@ from recsys.models.adapted.model import AdaptedRanker, ranker_targets, twin_of
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import StepLosses
 from recsys.training.ranking_examples import RankingExamples
-from serving.bundle.delta import Link
+from serving.bundle.published import Link
 from serving.bundle.ranker import LoadedRanker
 
 SELECT_ONE_IN = 5

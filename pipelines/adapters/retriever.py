@@ -33,7 +33,7 @@ from recsys.models.adapted.model import (
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.adapters import BaseName
-from serving.bundle.delta import Link
+from serving.bundle.published import Link
 
 Model = TwoTower | SequenceModel
 Split = Literal["train", "all"]

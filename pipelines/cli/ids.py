@@ -15,8 +15,8 @@ from pipelines.cli.output import open_page, print_lines, print_table
 if TYPE_CHECKING:
     from pipelines.config.run import RunConfig
     from pipelines.engine.workspace import Workspace
+    from pipelines.semantic_ids.artefact import Content
     from pipelines.semantic_ids.store import SemanticIdStore
-    from pipelines.semantic_ids.versions import Content
     from recsys.semantic_ids.lifecycle import KeptShares
 
 SHORT = 12

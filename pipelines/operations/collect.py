@@ -17,13 +17,14 @@ from pipelines.engine.artifacts import Manifest
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import Workspace
+from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import RELEASED, UPDATE, Released
 from pipelines.publishing.same_queries import answers_file
 from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
 from pipelines.semantic_ids.store import LOCK as STORE_LOCK
 from pipelines.semantic_ids.store import SemanticIdStore
-from pipelines.tracking.decisions import CHALLENGER, CHAMPION, history, read_challenger
+from pipelines.tracking.decisions import CHALLENGER, read_challenger
 from recsys.data.durable import PARTIAL, locked, unused
 from recsys.semantic_ids.codes import FILE_NAME
 from recsys.semantic_ids.tensor_file import read_description
@@ -106,30 +107,6 @@ def linked(folder: Path, prefix: str) -> dict[str, str]:
             target = path.resolve()
             if target.parent == folder.resolve() and target.name.startswith(prefix):
                 found[path.name] = target.name.removeprefix(prefix)
-    return found
-
-
-def served_until(bundles: Path) -> Mapping[str, datetime]:
-    """Return until when each former champion was served last."""
-    found: dict[str, datetime] = {}
-    serving: str | None = None
-    for change in history(bundles):
-        if change.alias != CHAMPION:
-            continue
-        if serving is not None:
-            found[serving] = datetime.fromisoformat(change.time)
-        serving = change.version
-    return found
-
-
-def parents(bundles: Path, versions: Mapping[str, object]) -> dict[str, str]:
-    """Map each delta to the bundle that it was appended to."""
-    found = {}
-    for version in versions:
-        with suppress(ValueError, OSError):
-            parent = read_manifest(bundle_directory(bundles, version))[0].parent
-            if parent is not None:
-                found[version] = parent.version
     return found
 
 

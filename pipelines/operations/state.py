@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +13,10 @@ from pipelines.config.removed import removal
 from pipelines.config.toml import validate
 from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.history import recorded
-from pipelines.tracking.decisions import AliasChange
+from pipelines.tracking.decisions import CHAMPION, AliasChange, history
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.tracking import outbox_of
+from serving.bundle.manifest import bundle_directory, read_manifest
 
 
 def bundles_of(workspace: Path) -> Path:
@@ -63,3 +66,27 @@ def move_alias(
         change = move(bundles, config=config, outbox=outbox)
         recording.details[change.alias] = change.version
     return Moved(change, config, outbox)
+
+
+def served_until(bundles: Path) -> Mapping[str, datetime]:
+    """Return until when each former champion was served last."""
+    found: dict[str, datetime] = {}
+    serving: str | None = None
+    for change in history(bundles):
+        if change.alias != CHAMPION:
+            continue
+        if serving is not None:
+            found[serving] = datetime.fromisoformat(change.time)
+        serving = change.version
+    return found
+
+
+def parents(bundles: Path, versions: Mapping[str, object]) -> dict[str, str]:
+    """Map each delta to the bundle that it was appended to."""
+    found = {}
+    for version in versions:
+        with suppress(ValueError, OSError):
+            parent = read_manifest(bundle_directory(bundles, version))[0].parent
+            if parent is not None:
+                found[version] = parent.version
+    return found

@@ -22,7 +22,6 @@ class Link:
 
     label: str
     page: str | None = None
-    """Name of a page."""
     parameters: Parameters = field(default_factory=dict)
     file: str | None = None
     """``<run key>/<path below the run>``, where it is a file instead."""

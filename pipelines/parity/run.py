@@ -19,7 +19,7 @@ import orjson
 import torch
 
 from pipelines.engine.results import PARITY, write_result
-from pipelines.parity.batch import batch_features
+from pipelines.parity.batch import RecommenderKey, _recommender_key, batch_features
 from pipelines.parity.compare import (
     Difference,
     DifferenceCounts,
@@ -86,16 +86,6 @@ class ParityReport:
         return write_result(workspace, PARITY, asdict(self))
 
 
-class RecommenderKey(NamedTuple):
-    """Key of lists that the same recommender computes."""
-
-    bundle: str
-    digest: str
-    profile: str
-    configuration: str
-    exclude_history: bool | None
-
-
 class _Recomputed(NamedTuple):
     """A list, made once more."""
 
@@ -138,11 +128,6 @@ def check_parity(
         differences=run.differences.kinds(),
         seconds=round(time.perf_counter() - begin, 1),
     )
-
-
-def _recommender_key(document: Document) -> RecommenderKey:
-    names = ("bundle", "digest", "profile", "configuration", "exclude_history")
-    return RecommenderKey(*(cast(Any, document.get(name)) for name in names))
 
 
 class _Bundles:

@@ -33,7 +33,6 @@ from pipelines.tracking.decisions import (
 )
 from pipelines.tracking.entries import registry_entry
 from pipelines.tracking.outbox import Outbox, OutboxRun
-from serving.bundle.delta import chain_of
 from serving.bundle.manifest import (
     CURRENT,
     BundleManifest,
@@ -42,6 +41,7 @@ from serving.bundle.manifest import (
     publish,
     read_manifest,
 )
+from serving.bundle.published import chain_of
 
 REFUSED_BUNDLES = "refused"
 """Folder of the bundle that was refused last, to look at and to force."""

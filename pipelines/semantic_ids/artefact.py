@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pipelines.semantic_ids.store import SemanticIdVersion
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
+from recsys.semantic_ids.collisions import (
+    item_rows_with_content,
+)
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from recsys.semantic_ids.tensor_file import digest_of
 
 REPORT = "semantic_ids_report.json"
 ID_ROWS = "id_rows.npy"
@@ -55,3 +63,45 @@ def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
         return ids.by_item_row(torch.arange(ids.num_item_rows))
     id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
     return version.ids.by_item_row(torch.from_numpy(id_rows))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What semantic IDs are made from."""
+
+    item_ids: Sequence[str]
+    """Of item rows 1 .. N - 1."""
+    vectors: Tensor
+    """[N, D]; a zero row has no content."""
+    encoder: str
+    """Identity of the vectors."""
+    behaviour: Tensor | None = None
+    """Item vectors of a sequence model, [N, D'], where IDs are made from them."""
+
+    def is_known(self) -> Tensor:
+        """Return which item rows have content, [N] bool."""
+        return item_rows_with_content(self.vectors)
+
+    def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Describe what a quantiser is fitted on."""
+        made = self._identity(settings)
+        if self.behaviour is not None:
+            digest = digest_of({}, {"item_vectors": self.behaviour})
+            made["behaviour"] = {"dim": self.behaviour.shape[1], "item_vectors": digest}
+        return made
+
+    def extends(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+        """Whether published IDs of this origin are appended to.
+
+        Behaviour does not count: its vectors change with every training.
+        """
+        identity = self._identity(settings)
+        known = {name: origin.get(name) for name in identity}
+        # Settings that were removed since then count for nothing.
+        published = known["settings"] or {}
+        known["settings"] = {name: published[name] for name in settings if name in published}
+        return known == identity
+
+    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        dim = self.vectors.shape[1]
+        return {"encoder": self.encoder, "dim": dim, "settings": dict(settings)}

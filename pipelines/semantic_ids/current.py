@@ -13,7 +13,7 @@ import torch
 from pipelines.config.run import OWN_DATA, RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.workspace import Workspace
-from pipelines.semantic_ids.artefact import ID_ROWS, REPORT, read_version
+from pipelines.semantic_ids.artefact import ID_ROWS, REPORT, Content, read_version
 from pipelines.semantic_ids.items import Items, workspace_items
 from pipelines.semantic_ids.measure import (
     Drift,
@@ -26,7 +26,6 @@ from pipelines.semantic_ids.measure import (
 )
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from pipelines.semantic_ids.table import IdTable
-from pipelines.semantic_ids.versions import Content
 from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.quality import QualityReport, quality_report

@@ -139,7 +139,8 @@ def bundle_items(bundle: Path) -> Items:
         ValueError: A part is missing or of another version.
     """
     from serving.bundle.catalogue import Catalogue
-    from serving.bundle.delta import Delta, chain_of
+    from serving.bundle.delta import Delta
+    from serving.bundle.published import chain_of
 
     first, *deltas = chain_of(bundle)
     catalogue = Catalogue.load(first.directory)

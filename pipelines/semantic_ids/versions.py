@@ -16,66 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.config.content import BEHAVIOUR, SemanticIdsConfig
+from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
 from recsys.semantic_ids.behaviour import BehaviourIds, behaviour_ids
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
 from recsys.semantic_ids.collisions import (
     NoFreeIdError,
     assign_semantic_ids,
-    item_rows_with_content,
     rows_with_content,
 )
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import KeptShares, align, append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from recsys.semantic_ids.tensor_file import digest_of
 
 How = Literal["trained", "appended", "aligned", "kept"]
 FULL = 0.8
 """Share of all possible IDs in use from which level sizes that follow the catalogue are chosen
 again: new items would find no free ID near their content."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Content:
-    """What semantic IDs are made from."""
-
-    item_ids: Sequence[str]
-    """Of item rows 1 .. N - 1."""
-    vectors: Tensor
-    """[N, D]; a zero row has no content."""
-    encoder: str
-    """Identity of the vectors."""
-    behaviour: Tensor | None = None
-    """Item vectors of a sequence model, [N, D'], where IDs are made from them."""
-
-    def is_known(self) -> Tensor:
-        """Return which item rows have content, [N] bool."""
-        return item_rows_with_content(self.vectors)
-
-    def origin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Describe what a quantiser is fitted on."""
-        made = self._identity(settings)
-        if self.behaviour is not None:
-            digest = digest_of({}, {"item_vectors": self.behaviour})
-            made["behaviour"] = {"dim": self.behaviour.shape[1], "item_vectors": digest}
-        return made
-
-    def extends(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-        """Whether published IDs of this origin are appended to.
-
-        Behaviour does not count: its vectors change with every training.
-        """
-        identity = self._identity(settings)
-        known = {name: origin.get(name) for name in identity}
-        # Settings that were removed since then count for nothing.
-        published = known["settings"] or {}
-        known["settings"] = {name: published[name] for name in settings if name in published}
-        return known == identity
-
-    def _identity(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        dim = self.vectors.shape[1]
-        return {"encoder": self.encoder, "dim": dim, "settings": dict(settings)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,15 +24,16 @@ from pipelines.config.toml import plain
 from pipelines.engine.artifacts import read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue, released_order, tie_orders
-from pipelines.semantic_ids.artefact import ID_ROWS, ORDERS, QUANTIZER, REPORT, read_version
-from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SemanticIdStore, read_item_ids
-from pipelines.semantic_ids.versions import (
+from pipelines.semantic_ids.artefact import (
+    ID_ROWS,
+    ORDERS,
+    QUANTIZER,
+    REPORT,
     Content,
-    NextVersion,
-    behaviour_of,
-    fit_behaviour,
-    next_version,
+    read_version,
 )
+from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SemanticIdStore, read_item_ids
+from pipelines.semantic_ids.versions import NextVersion, behaviour_of, fit_behaviour, next_version
 from recsys.models.names import SEQUENCE
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE

@@ -25,7 +25,8 @@ from pipelines.inputs.content_models import (
 )
 from recsys.content.attribute_schema import Extraction, extraction_of
 from recsys.content.attributes import Value
-from recsys.content.enrichment import Enrichment, enrich
+from recsys.content.enrichment import enrich
+from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import type_of
 
 ENRICHMENT_FILE = "enrichment.parquet"

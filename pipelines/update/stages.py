@@ -1,8 +1,7 @@
 """The stages of an increment: what a full run does, with trained models continued.
 
 They have the full run's names, so later stages read what they always read. ``fit_blend`` is the
-served bundle's; so are the weights of the generative model and of the ranker, over a catalogue that
-may have grown.
+served bundle's; so are the weights of generative model and ranker, with rows for new items.
 
 Axes: U user rows.
 """

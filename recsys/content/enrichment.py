@@ -14,12 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from recsys.content.agreement import agreed
 from recsys.content.attribute_schema import AttributeConfig, Extraction, extraction_of
 from recsys.content.attributes import Attribute, parse_reply
-from recsys.content.enrichment_ledger import EnrichmentLedger, open_ledger, text_key
+from recsys.content.enrichment_ledger import (
+    BudgetSpentError,
+    Draw,
+    Enrichment,
+    EnrichmentLedger,
+    open_ledger,
+    text_key,
+)
 from recsys.content.prompt import (
     Completion,
     EndpointError,
@@ -111,33 +117,6 @@ class EnrichmentConfig:
         """Price tokens."""
         read = spent.prompt_tokens * self.prompt_price
         return (read + spent.completion_tokens * self.completion_price) / 1e6
-
-
-class Draw(NamedTuple):
-    """One of the answers to a text."""
-
-    line: str
-    number: int = 0
-    temperature: float | None = None
-
-
-class BudgetSpentError(ValueError):
-    """The next request could exceed the budget."""
-
-
-class Enrichment(NamedTuple):
-    """The attributes of each text, in order, and their cost."""
-
-    attributes: list[Mapping[str, Attribute] | None]
-    reasons: list[str | None]
-    """Why a text has no attributes."""
-    spent: Tokens
-    """On these texts, by this run and all before it."""
-    num_requests: int
-    """Requests of this run."""
-    budget_reached: bool
-    num_left_out: int
-    """Texts whose answers broke the schema as often as they were requested."""
 
 
 def enrich(

@@ -20,10 +20,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from recsys.content.attributes import SCHEMA, Attribute, Provenance, Value, checked
-from recsys.content.prompt import Schema, Tokens
+from recsys.content.prompt import (
+    Schema,
+    Tokens,
+)
 from recsys.data.durable import flush, locked
 
 logger = logging.getLogger(__name__)
@@ -148,3 +151,30 @@ def open_ledger(
 def text_key(text: str) -> str:
     """Return the digest of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Draw(NamedTuple):
+    """One of the answers to a text."""
+
+    line: str
+    number: int = 0
+    temperature: float | None = None
+
+
+class BudgetSpentError(ValueError):
+    """The next request could exceed the budget."""
+
+
+class Enrichment(NamedTuple):
+    """The attributes of each text, in order, and their cost."""
+
+    attributes: list[Mapping[str, Attribute] | None]
+    reasons: list[str | None]
+    """Why a text has no attributes."""
+    spent: Tokens
+    """On these texts, by this run and all before it."""
+    num_requests: int
+    """Requests of this run."""
+    budget_reached: bool
+    num_left_out: int
+    """Texts whose answers broke the schema as often as they were requested."""

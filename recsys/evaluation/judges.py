@@ -1,7 +1,6 @@
 """Judges of lists, judged: planted lists, agreement with clicks and with each other, biases.
 
-A judge gives every list a number, more is better. It may be a rubric (rubrics.py) or a language
-model; what can be said for it is measured in the same way.
+A judge scores every list, higher is better: a rubric (rubrics.py) or a language model.
 
 Axes: L lists, k list length, U users, N item rows.
 """
@@ -86,10 +85,7 @@ class Rubric(Protocol):
 
 
 def relevance(lists: Tensor, users: Tensor, known: Known) -> Tensor:
-    """Mean similarity of a list's items to the user's nearest `NUM_NEAREST` items, by users, [L].
-
-    Lists are item rows with 0 for a hole, [L, k]; users are the user row of each list, [L].
-    """
+    """Mean similarity of a list's items, 0 for a hole, to the user's nearest ones, [L]."""
     popularity = known.popularity.double().clamp_min(1)
     items = torch.unique(lists[lists > 0])
     found = torch.zeros(lists.shape, dtype=torch.float64)
@@ -246,10 +242,7 @@ def separation(good: Tensor, bad: Tensor) -> float:
 def click_agreement(
     scores: Mapping[str, Tensor], hits: Mapping[str, Tensor], config: BootstrapConfig
 ) -> Interval | None:
-    """Share of pairs in which a judge prefers the list with the held-out event, or None.
-
-    Scores and hits (bool) are of each way to make lists, [U]; 0.5 is chance.
-    """
+    """Share of pairs in which a judge prefers the list with the held-out event; 0.5 is chance."""
     names = list(scores)
     total = torch.zeros(len(next(iter(scores.values()))), dtype=torch.float64)
     pairs = torch.zeros_like(total)

@@ -2,7 +2,7 @@
 
     replay.json                     what is replayed: data, recipe, settings, steps
     ledger.jsonl                    the look at the steps, which nothing may be tuned on
-    events.npz                      all events, see queries.save_events
+    events.npz                      all events, see save_events
     choices.json                    what the warm-up chose
     models/<policy>/<t>/<model>/    trained weights that later steps continue
     steps/<t>/queries.npz           see queries.StepQueries.save
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from recsys.data.top_k import NO_ROW, TopK
+from recsys.replay.steps import Timeline
 
 KEPT = 50
 """Places of a row's lists that are kept."""
@@ -115,3 +116,15 @@ def load_source(path: Path) -> TopK:
     with np.load(path, allow_pickle=False) as file:
         rows = torch.from_numpy(file["item_rows"].astype(np.int64))
         return TopK(torch.from_numpy(file["scores"]), rows.masked_fill(rows < 1, NO_ROW))
+
+
+def save_events(timeline: Timeline, path: Path) -> None:
+    """Write all events, so that models from elsewhere can be fitted on the same ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        item_rows=timeline.item_rows,
+        offsets=np.asarray(timeline.events.offsets),
+        times=timeline.times,
+        num_item_rows=timeline.num_item_rows,
+    )

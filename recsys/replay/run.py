@@ -32,10 +32,11 @@ from recsys.replay.folder import (
     ReplayFolder,
     load_source,
     read_json,
+    save_events,
     save_lists,
     write_json,
 )
-from recsys.replay.steps import ReplayConfig, save_events
+from recsys.replay.steps import ReplayConfig
 
 
 def answered_by(policy: str, number: int) -> str:

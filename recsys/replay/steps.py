@@ -295,15 +295,3 @@ def _twice_at_once(timeline: Timeline, starts: Flags) -> Flags:
     repeated = np.ones(len(pairs), bool)
     repeated[first] = False
     return repeated
-
-
-def save_events(timeline: Timeline, path: Path) -> None:
-    """Write all events, so that models from elsewhere can be fitted on the same ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
-        path,
-        item_rows=timeline.item_rows,
-        offsets=np.asarray(timeline.events.offsets),
-        times=timeline.times,
-        num_item_rows=timeline.num_item_rows,
-    )

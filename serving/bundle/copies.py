@@ -150,7 +150,7 @@ def send(
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
         UnreachableError: The place failed; copied files are kept for the next time.
     """
-    from serving.bundle.delta import chain_of
+    from serving.bundle.published import chain_of
 
     with reaching(address):
         place = CopyPlace(address)

@@ -28,14 +28,13 @@ from serving.bundle.manifest import (
     Dimensions,
     Parent,
     bundle_directory,
-    read_manifest,
     seal,
 )
 from serving.bundle.properties import Properties, load_properties
+from serving.bundle.published import Link, chain_of
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
-MAX_CHAIN = 1_000
 TWO_TOWER = names.TWO_TOWER.part
 CONTENT, ITEM_VECTORS = "content/content.npy", f"{TWO_TOWER}/item_vectors.npy"
 
@@ -51,40 +50,6 @@ class NewItem:
     properties: Mapping[str, object] = field(default_factory=dict)
     """By name, as `bundle.properties.build_column` takes them; ones that the bundle does not
     have are not kept."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """One directory of a bundle's chain."""
-
-    directory: Path
-    manifest: BundleManifest
-    digest: str
-
-
-def chain_of(directory: Path) -> list[Link]:
-    """Follow a delta's parents down to its bundle, oldest first."""
-    manifest, digest = read_manifest(directory)
-    chain = [Link(directory, manifest, digest)]
-    while (parent := chain[0].manifest.parent) is not None:
-        child = chain[0]
-        if child.manifest.kind != "delta" or len(chain) > MAX_CHAIN:
-            raise ValueError(
-                f"{child.directory} names a parent, {len(chain)} links above the newest; only "
-                f"deltas do, at most {MAX_CHAIN} in a row. Release a whole bundle"
-            )
-        older = bundle_directory(directory.parent, parent.version)
-        manifest, digest = read_manifest(older)
-        if digest != parent.digest or manifest.version != parent.version:
-            raise ValueError(
-                f"{child.directory} was made for {parent.version} with digest {parent.digest}, but "
-                f"{older} holds {manifest.version} with digest {digest}; make the delta again from "
-                "the bundle that is there"
-            )
-        chain.insert(0, Link(older, manifest, digest))
-    if chain[0].manifest.kind != "bundle":
-        raise ValueError(f"{chain[0].directory} is a delta without a parent; do not use it")
-    return chain
 
 
 def semantic_ids_of(

@@ -29,7 +29,7 @@ from recsys.retrieval.faiss_index import FaissIndex
 from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import check_rows, reading
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.delta import Delta, Link, chain_of, semantic_ids_of
+from serving.bundle.delta import Delta, semantic_ids_of
 from serving.bundle.history_models import (
     ENSEMBLE,
     Generation,
@@ -45,7 +45,7 @@ from serving.bundle.item_index import compared, grown_item_indexes, load_item_in
 from serving.bundle.items import grown_items, grown_text_search, load_items, load_text_search
 from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
 from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
-from serving.bundle.published import permitted
+from serving.bundle.published import Link, chain_of, permitted
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds

@@ -8,9 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from serving.bundle.manifest import CURRENT, MANIFEST
+from serving.bundle.manifest import (
+    CURRENT,
+    MANIFEST,
+    BundleManifest,
+    bundle_directory,
+    read_manifest,
+)
 
 ADAPTERS = "adapters"
 ADAPTER_MANIFEST = "adapter.json"
@@ -80,3 +87,40 @@ def check_published(bundle: Path) -> None:
         + ". Release one with `recsys run <your>.toml` (or `make demo`), or name another "
         "folder, as RUN or as RECSYS_BUNDLES"
     )
+
+
+MAX_CHAIN = 1_000
+
+
+@dataclass(frozen=True)
+class Link:
+    """One directory of a bundle's chain."""
+
+    directory: Path
+    manifest: BundleManifest
+    digest: str
+
+
+def chain_of(directory: Path) -> list[Link]:
+    """Follow a delta's parents down to its bundle, oldest first."""
+    manifest, digest = read_manifest(directory)
+    chain = [Link(directory, manifest, digest)]
+    while (parent := chain[0].manifest.parent) is not None:
+        child = chain[0]
+        if child.manifest.kind != "delta" or len(chain) > MAX_CHAIN:
+            raise ValueError(
+                f"{child.directory} names a parent, {len(chain)} links above the newest; only "
+                f"deltas do, at most {MAX_CHAIN} in a row. Release a whole bundle"
+            )
+        older = bundle_directory(directory.parent, parent.version)
+        manifest, digest = read_manifest(older)
+        if digest != parent.digest or manifest.version != parent.version:
+            raise ValueError(
+                f"{child.directory} was made for {parent.version} with digest {parent.digest}, but "
+                f"{older} holds {manifest.version} with digest {digest}; make the delta again from "
+                "the bundle that is there"
+            )
+        chain.insert(0, Link(older, manifest, digest))
+    if chain[0].manifest.kind != "bundle":
+        raise ValueError(f"{chain[0].directory} is a delta without a parent; do not use it")
+    return chain

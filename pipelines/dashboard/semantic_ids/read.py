@@ -169,7 +169,8 @@ def read_ids(context: Context, source: Source, version: str) -> IdTable:
 
 
 def _of_bundle(bundle: Path) -> IdTable:
-    from serving.bundle.delta import chain_of, semantic_ids_of
+    from serving.bundle.delta import semantic_ids_of
+    from serving.bundle.published import chain_of
 
     found = semantic_ids_of(chain_of(bundle))
     if found is None:

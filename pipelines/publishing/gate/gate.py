@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pipelines.publishing.gate.data import (
     at_the_same_times,
@@ -18,7 +18,6 @@ from pipelines.publishing.gate.data import (
 )
 from pipelines.publishing.gate.lists import good_lists
 from pipelines.publishing.gate.models import (
-    bundle_size,
     calibration,
     content_is_current,
     experts,
@@ -26,8 +25,30 @@ from pipelines.publishing.gate.models import (
     index_agrees,
     semantic_ids,
 )
-from pipelines.publishing.gate.subject import Check, Subject
+from pipelines.publishing.gate.subject import Check, Subject, at_most
 from serving.bundle.manifest import Verdict
+
+MEGABYTE = 1 << 20
+SMALL = 512 * MEGABYTE
+"""Bytes below which a bundle fits any server."""
+
+
+def bundle_size(subject: Subject) -> Iterator[Verdict]:
+    """Hold the bundle's bytes against the champion's; a small one may grow as it likes."""
+    ratio = subject.config.max_size_ratio
+    if subject.champion is None or not ratio:
+        return
+    new, old = (
+        sum(file.size for file in one.manifest.files.values())
+        for one in (subject.challenger, subject.champion)
+    )
+    yield at_most(
+        "size",
+        new / max(1, old) if new > SMALL else 0,
+        ratio,
+        f"{new / MEGABYTE:.1f} MB, of the champion {old / MEGABYTE:.1f} MB",
+    )
+
 
 CHECKS: Sequence[Check] = (
     complete,

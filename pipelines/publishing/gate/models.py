@@ -176,26 +176,6 @@ MIN_CANDIDATES = 1_000
 """Routed candidates an expert without which the load is chance."""
 MIN_POSITIVES = 50
 CALIBRATION = "calibration.json"
-MEGABYTE = 1 << 20
-SMALL = 512 * MEGABYTE
-"""Bytes below which a bundle fits any server."""
-
-
-def bundle_size(subject: Subject) -> Iterator[Verdict]:
-    """Hold the bundle's bytes against the champion's; a small one may grow as it likes."""
-    ratio = subject.config.max_size_ratio
-    if subject.champion is None or not ratio:
-        return
-    new, old = (
-        sum(file.size for file in one.manifest.files.values())
-        for one in (subject.challenger, subject.champion)
-    )
-    yield at_most(
-        "size",
-        new / max(1, old) if new > SMALL else 0,
-        ratio,
-        f"{new / MEGABYTE:.1f} MB, of the champion {old / MEGABYTE:.1f} MB",
-    )
 
 
 def semantic_ids(subject: Subject) -> Iterator[Verdict]:

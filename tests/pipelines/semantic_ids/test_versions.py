@@ -10,8 +10,9 @@ import torch
 
 from pipelines.config.content import SemanticIdsConfig
 from pipelines.config.toml import plain
+from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore
-from pipelines.semantic_ids.versions import Content, NextVersion, next_version, refit_ids
+from pipelines.semantic_ids.versions import NextVersion, next_version, refit_ids
 from recsys.semantic_ids.collisions import NoFreeIdError
 
 CONFIG = SemanticIdsConfig()

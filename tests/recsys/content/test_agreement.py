@@ -10,7 +10,8 @@ from scipy.stats import binom
 from recsys.content.agreement import agreed
 from recsys.content.attribute_schema import AttributeConfig
 from recsys.content.attributes import Attribute, Provenance, Value
-from recsys.content.enrichment import Enrichment, EnrichmentConfig, enrich
+from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import Prompt, Tokens
 from tests.recsys.content.test_enrichment import Script
 

@@ -9,7 +9,8 @@ import pytest
 
 from recsys.content.attributes import PROMPT_VERSION, SCHEMA, enriched_text
 from recsys.content.endpoint import Endpoint, EndpointConfig
-from recsys.content.enrichment import Enrichment, EnrichmentConfig, enrich
+from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import Completion, CompletionLog, EndpointError, Prompt, Schema, Tokens
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 

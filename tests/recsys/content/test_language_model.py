@@ -9,14 +9,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from recsys.content.attribute_schema import entries_of
 from recsys.content.attributes import SCHEMA, prompt_for
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.language_model import (
-    LocalLanguageModel,
-    entries_of,
-    model_digest,
-    page_of,
-)
+from recsys.content.language_model import LocalLanguageModel, model_digest, page_of
 from recsys.content.prompt import Completion, Tokens
 from recsys.content.transformer_encoder import TransformerEncoder
 from tests.recsys.content.test_attribute_schema import OWN

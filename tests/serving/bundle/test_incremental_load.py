@@ -15,8 +15,9 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.semantic_ids.codes import NO_CODE
-from serving.bundle.delta import NewItem, chain_of, write_delta
+from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
+from serving.bundle.published import chain_of
 from serving.bundle.semantic_ids import NewIds
 from serving.recommend import Recommender
 from serving.schemas import Request
