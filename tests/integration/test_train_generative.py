@@ -115,9 +115,9 @@ def test_the_report_tells_of_both_profiles(shop: Path) -> None:
         for profile in ("fast", "full")
     }
     numbers = json.loads((report_path(shop).parent / "report.json").read_text())["blends"]
-    assert [blend["profile"] for blend in numbers] == ["fast", "full"]
-    for blend in numbers:
-        assert blend["weights"] == written[blend["profile"]]["weights"]
+    assert list(numbers) == ["fast", "full"]
+    for profile, blend in numbers.items():
+        assert blend["weights"] == written[profile]["weights"]
         assert sum(blend["shares"].values()) == pytest.approx(1)
     keys = {block["key"] for block in blocks_in(report_path(shop))}
     assert {"weights-fast", "weights-full", "blend-shares"} <= keys
