@@ -203,10 +203,10 @@ def main() -> None:
     connection.send(READY)
     while True:
         try:
-            request = connection.recv()
-        except EOFError:
-            return
-        try:
+            try:
+                request = connection.recv()
+            except EOFError:
+                return
             connection.send(read_partition(request))
         except (OSError, MemoryError) as error:
             connection.send(error)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from datetime import datetime, timedelta, tzinfo
 from importlib import import_module
+from typing import Any
 
 from pipelines.cli.main import app
 
@@ -45,6 +46,11 @@ class ClockTime(datetime, metaclass=_AnyDatetime):
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
         return _REAL.now(tz) + cls.shift
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Another process gets a plain datetime."""
+        day, time = (self.year, self.month, self.day), (self.hour, self.minute, self.second)
+        return _REAL, (*day, *time, self.microsecond, self.tzinfo)
 
 
 def set_clock(moment: datetime) -> None:
