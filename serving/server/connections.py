@@ -77,7 +77,7 @@ class Connections:
             for connection, since in list(self.waiting.items()):
                 late = now - since > self.settings.header_timeout_seconds
                 # A slow body is refused by who reads it, with a reply.
-                if late and connection.in_head and not connection.idle:
+                if late and connection.is_unsent:
                     self.refused("deadline")
                     connection.abort()
             for connection in [one for one in self.open if one.is_unread(now)]:
@@ -150,10 +150,24 @@ class Connection(HttpToolsProtocol):
         """Close, unless a request is on its way: its reply is the last one, and says so."""
         if self.transport.is_closing():
             return
+        if not (self.in_head and (self._head_bytes or self._has_arrived)):
+            super().shutdown()
+
+    @property
+    def is_unsent(self) -> bool:
+        """True if the client has begun a request, or has just connected, and sent no whole head.
+
+        What arrived while this process was not running is read first.
+        """
+        closes = self.transport.is_closing()
+        return self.in_head and not self.idle and (closes or not self._has_arrived)
+
+    @property
+    def _has_arrived(self) -> bool:
+        """True if the socket holds bytes that were not read yet."""
         polled = select.poll()
         polled.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        if not (self.in_head and (self._head_bytes or polled.poll(0))):
-            super().shutdown()
+        return bool(polled.poll(0))
 
     def is_unread(self, now: float) -> bool:
         """True if the client has read none of its reply for too long."""

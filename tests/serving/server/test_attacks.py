@@ -1,6 +1,5 @@
 """Slow, huge and too many clients: others are answered, and memory and the log stay small."""
 
-import asyncio
 import contextlib
 import json
 import select
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 from serving.server.dispatch import IN_HAND
-from tests.serving.server.running import RunningServer, post, running, wait_for
+from tests.serving.server.running import RunningServer, running, wait_for
 
 MOST_GROWTH = 16 << 20
 
@@ -173,43 +172,60 @@ def established(process, port):
     return [one for one in process.net_connections() if one.raddr and one.raddr.port == port]
 
 
+def sent(server, document):
+    """A connection that has sent its request at once: the deadline of a head is short here."""
+    body = json.dumps(document).encode()
+    head = b"POST /v1/recommend HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    client = connected(server, timeout=60)
+    client.sendall(head + body)
+    return client
+
+
+@contextlib.contextmanager
+def suspended(processes):
+    try:
+        for one in processes:
+            one.suspend()
+        yield
+    finally:
+        for one in processes:
+            one.resume()
+
+
 def test_a_refusal_waits_for_no_worker_and_costs_none_of_the_lists_in_hand(strict):
     """Workers stand still; what they hold is answered afterwards, everything else is refused."""
     workers = strict.processes()[2]
-    answered = []
-
-    async def ask(number):
-        asked = {"user_id": f"user-{number % 50}", "k": 20, "exclude": [f"x{number}"]}
-        status, headers, body = await post(strict.port, asked)
-        answered.append(status)
-        return status, headers, body
-
-    async def flood():
-        flooding = [asyncio.create_task(ask(number)) for number in range(300)]
-        in_hand = IN_HAND * len(workers)
-        while len(answered) < len(flooding) - in_hand:
-            await asyncio.sleep(0.01)
-        assert set(answered) == {503}
-        health = await asyncio.to_thread(strict.get, "/healthz")
-        # A worker may hold a request of a client that left before.
-        held = len(flooding) - len(answered)
-        for worker in workers:
-            worker.resume()
-        return await asyncio.gather(*flooding), health, held
-
-    for worker in workers:
-        worker.suspend()
-    try:
-        replies, health, held = asyncio.run(asyncio.wait_for(flood(), 30))
-    finally:
-        for worker in workers:
-            worker.resume()
-    assert health[0] == 200
-    assert 0 < answered.count(200) == held <= IN_HAND * len(workers)
-    refused = [(headers, body) for status, headers, body in replies if status == 503]
-    assert {headers["retry-after"] for headers, _ in refused} == {"1"}
-    assert {json.loads(body)["error"]["code"] for _, body in refused} == {"overloaded"}
+    in_hand = IN_HAND * len(workers)
+    with contextlib.ExitStack() as clients:
+        with suspended(workers):
+            flooding = [
+                clients.enter_context(
+                    sent(strict, {"user_id": f"user-{number % 50}", "exclude": [f"x{number}"]})
+                )
+                for number in range(300)
+            ]
+            wait_for(lambda: len(select.select(flooding, [], [], 0)[0]) >= 300 - in_hand)
+            assert strict.get("/healthz")[0] == 200
+        replies = [reply_to(client) for client in flooding]
+    made = [reply for reply in replies if reply.startswith(b"HTTP/1.1 200")]
+    refused = [reply for reply in replies if reply.startswith(b"HTTP/1.1 503")]
+    assert 0 < len(made) <= in_hand
+    assert len(made) + len(refused) == 300
+    for head, _, body in (reply.partition(b"\r\n\r\n") for reply in refused):
+        assert b"retry-after: 1" in head
+        assert json.loads(body)["error"]["code"] == "overloaded"
     assert strict.get("/v1/recommend", {"k": 1})[0] == 200
+
+
+def test_a_head_that_arrived_while_the_server_stood_still_is_read(strict):
+    front = psutil.Process(strict.process.pid)
+    with connected(strict) as client:
+        wait_for(lambda: established(front, client.getsockname()[1]))
+        with suspended([front]):
+            client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            time.sleep(1.5)
+        assert reply_to(client).startswith(b"HTTP/1.1 200")
 
 
 def test_client_that_leaves_costs_no_list(strict):
