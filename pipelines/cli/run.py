@@ -89,6 +89,18 @@ def run(
         run_recorded(recording, sources, stages, show_progress=not quiet)
 
 
+def check_before(settings: RunConfig) -> None:
+    """Refuse, before any work, what a stage would refuse only after training: ValueError."""
+    from pipelines.engine.workspace import bundles_dir
+    from pipelines.presets.resolve import check_places
+    from pipelines.publishing.gate.lists import check_judges
+    from pipelines.tracking.decisions import check_version
+
+    check_places(settings)
+    check_judges(settings.release.gate, settings.workspace)
+    check_version(bundles_dir(settings))
+
+
 def run_recorded(
     recording: Recording, sources: ConfigSources, stages: StageNames, *, show_progress: bool
 ) -> None:
@@ -96,7 +108,6 @@ def run_recorded(
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets import resolve as presets
-    from pipelines.publishing.gate.lists import check_judges
     from pipelines.stages.list import STAGES
     from pipelines.stages.report import report_path
 
@@ -110,8 +121,7 @@ def run_recorded(
             f"--budget {settings.auto.budget} is for automatic runs; this preset's settings are "
             'fixed. Leave it out, or take preset = "auto"'
         )
-    presets.check_places(settings)
-    check_judges(settings.release.gate, settings.workspace)
+    check_before(settings)
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
     settings = with_data(settings, recording) if reads_raw else presets.with_dataset(settings)
@@ -172,13 +182,10 @@ def update(
       recsys update shop.toml --counts-only
     """
     from pipelines.engine.history import recorded
-    from pipelines.presets import resolve as presets
-    from pipelines.publishing.gate.lists import check_judges
 
     sources = config_sources(name, preset, assignments)
     settings = sources.latest()
-    presets.check_places(settings)
-    check_judges(settings.release.gate, settings.workspace)
+    check_before(settings)
     if counts_only:
         settings = replace(settings, updates=replace(settings.updates, counts_only=True))
     command = "update --counts-only" if counts_only else "update"

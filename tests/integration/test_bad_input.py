@@ -204,3 +204,15 @@ def test_too_little_memory_is_refused_before_anything_is_fitted(
     assert result.exit_code == 2
     assert "GiB of memory are free" in " ".join(result.output.split())
     assert not (tmp_path / "run" / "fit_baselines").exists()
+
+
+def test_bundles_of_an_earlier_version_are_refused_before_work_starts(
+    served: Callable[..., Result], tmp_path: Path
+) -> None:
+    bundles = tmp_path / "run" / "bundles"
+    bundles.mkdir(parents=True)
+    (bundles / "aliases.jsonl").write_text("{}\n")
+    result = served(write_log(tmp_path, drawn(80, HOUR)))
+    assert result.exit_code == 2
+    assert "recsys release promote" in " ".join(result.output.split())
+    assert not (tmp_path / "run" / "build_features").exists()
