@@ -19,6 +19,8 @@ from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
 
 ANALYSIS = "analysis.json"
+SERVED = ("ranked", "blend_fast", "blend")
+"""Models that may be served by default, in order of preference."""
 
 
 @dataclass(frozen=True, kw_only=True)

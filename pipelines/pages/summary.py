@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pipelines.evaluation.analysis import SERVED
 from pipelines.pages.report_data import ReportData
 from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.bootstrap import Interval
@@ -21,8 +22,6 @@ MIN_USERS = 30
 PROFILE = "fast"
 """The profile served by default."""
 BASELINE = POPULARITY.name
-SERVED = ("ranked", "blend_fast", "blend")
-"""Models that may be served by default, the first that there is."""
 MODEL_OF_SOURCE = {one.source: one.name for one in MODELS}
 METHODS = {"learned": "learned weights", "reciprocal_rank_fusion": "reciprocal rank fusion"}
 

@@ -186,20 +186,6 @@ def judge(
     run: Run,
     k: Annotated[int, typer.Option(help="Places of a list that are judged.", min=2)] = 10,
     users: Annotated[int, typer.Option(help="Users whose lists are judged.", min=2)] = 1_000,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(help="Address of an OpenAI-compatible server, to judge by its model too."),
-    ] = None,
-    model: Annotated[str, typer.Option(help="The model's name there.")] = "",
-    key_variable: Annotated[
-        str, typer.Option(help="Name of the environment variable with its key.")
-    ] = "",
-    by_model: Annotated[
-        int, typer.Option(help="Users whose lists the language model judges.", min=2)
-    ] = 50,
-    explained: Annotated[
-        int, typer.Option(help="Users whose lists' explanations are judged; 0 for none.", min=0)
-    ] = 20,
     as_json: AsJson = False,
 ) -> None:
     """Judge a run's lists on validation by rubrics, and measure the judges.
@@ -209,29 +195,13 @@ def judge(
     held-out event, what reversing and halving a list changes. A release gate takes only judges
     whose agreement is shown here (release.gate.judges).
 
-    [bold]Examples[/]
+    [bold]Example[/]
 
       recsys judge runs/movielens-100k
-
-      recsys judge runs/shop --endpoint http://127.0.0.1:8080/v1 --model qwen3 --by-model 100
     """
-    from pipelines.judging.run import judge_lists
-    from recsys.content.endpoint import Endpoint, EndpointConfig
+    from pipelines.evaluation.judges import judge_lists
 
-    if (endpoint is None) != (model == ""):
-        raise ValueError("a language model needs both --endpoint and --model")
-    reached = None
-    if endpoint is not None:
-        config = EndpointConfig(base_url=endpoint, model=model, api_key_variable=key_variable)
-        reached = Endpoint(config)
-    document = judge_lists(
-        find_workspace(run),
-        k=k,
-        num_users=users,
-        num_by_model=by_model,
-        num_explained=explained,
-        model=reached,
-    )
+    document = judge_lists(find_workspace(run), k=k, num_users=users)
     if as_json:
         print_json(document)
     else:
@@ -239,7 +209,7 @@ def judge(
 
 
 def print_judges(document: Mapping[str, Any]) -> None:
-    """Print a table of the judges, one of their correlations, and what the model cost."""
+    """Print a table of the judges and one of their correlations."""
     judges = document["judges"]
     kinds = list(dict.fromkeys(kind for one in judges.values() for kind in one["separates"]))
     auc = (f"AUC {kind}" for kind in kinds)
@@ -253,21 +223,6 @@ def print_judges(document: Mapping[str, Any]) -> None:
     related = document["correlation"]
     rows = [(name, *(_number(related[name].get(one)) for one in related)) for name in related]
     print_table(("correlation", *related), rows)
-    if found := document.get("explanations"):
-        named, holds, random = (
-            _percent(found[name]) for name in ("with_items", "holds", "random_holds")
-        )
-        print_lines(
-            f"explanations: {named} of {found['num_slots']} items have items of the history named; "
-            f"without these {holds} lose places in another history, without as many random ones "
-            f"{random} (AUC {_number(found['separates'])})"
-        )
-    for cost in (one["cost"] for one in judges.values() if one.get("cost")):
-        print_lines(
-            f"{cost['model']}: {cost['num_requests']} requests, {cost['num_failed']} failed, "
-            f"{cost['prompt_tokens']} tokens read and {cost['completion_tokens']} written, "
-            f"{cost['seconds']:.0f} s"
-        )
 
 
 def judge_rows(document: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -290,7 +245,3 @@ def judge_rows(document: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tu
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
-
-
-def _percent(value: float | None) -> str:
-    return "none" if value is None else f"{value:.0%}"

@@ -1,4 +1,4 @@
-"""Judge the lists of a run on validation, and measure the judges themselves.
+"""Judge the lists of a run on validation by rubrics, and measure the rubrics themselves.
 
 Axes: L users whose lists are judged, k list length.
 """
@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 
 from pipelines.engine.results import JUDGES, write_result
+from pipelines.evaluation.analysis import SERVED
 from pipelines.inputs.tensors import CONTENT_FILE, read_inputs, released_order
-from pipelines.judging.honesty import honesty
-from pipelines.judging.language_judge import NAME, LanguageJudge
-from pipelines.ranking.artefact import RANKED
-from recsys.content.prompt import LanguageModel
 from recsys.data.dataset import Sequences
 from recsys.evaluation.bootstrap import BootstrapConfig
 from recsys.evaluation.judges import (
@@ -35,11 +32,7 @@ from recsys.evaluation.judges import (
     rubrics_of,
     separation,
 )
-from recsys.models.names import POPULARITY
-from serving.recommend import Recommender
 
-SERVED = (RANKED, "blend_fast", "blend")
-"""Served rows of the metrics, in order of preference."""
 LIKELY = 0.5
 """Agreement by chance."""
 
@@ -55,22 +48,11 @@ class Judged:
     """By model, [L, k], 0 after the end of a short list."""
     hits: Mapping[str, Tensor]
     """True if a list has the user's held-out event, [L]."""
-    titles: Mapping[int, str]
 
     @property
     def served(self) -> str:
         """The model whose lists are served, or the first there is."""
         return next((name for name in SERVED if name in self.lists), next(iter(self.lists)))
-
-    def some(self, number: int) -> Judged:
-        """Take the first users: they are in random order."""
-        return Judged(
-            known=self.known,
-            users=self.users[:number],
-            lists={name: rows[:number] for name, rows in self.lists.items()},
-            hits={name: hit[:number] for name, hit in self.hits.items()},
-            titles=self.titles,
-        )
 
 
 def read_lists(workspace: Path, *, k: int, num_users: int, seed: int) -> Judged:
@@ -102,7 +84,6 @@ def read_lists(workspace: Path, *, k: int, num_users: int, seed: int) -> Judged:
         users=torch.from_numpy(table["user_row"].to_numpy().copy()),
         lists=lists,
         hits={name: (rows == targets[:, None]).any(1) for name, rows in lists.items()},
-        titles=_titles(features),
     )
 
 
@@ -130,15 +111,6 @@ def _first_seen(sequences: Sequences, num_item_rows: int) -> Tensor | None:
     return torch.from_numpy(np.where(np.isfinite(first), share, np.nan))
 
 
-def _titles(features: Path) -> dict[int, str]:
-    items = pl.read_parquet(features / "items.parquet")
-    text = next((name for name in ("display_text", "title") if name in items.columns), "item_id")
-    return {
-        row: " ".join(str(title or "").split())
-        for row, title in items.select("item_row", text).iter_rows()
-    }
-
-
 def measured(judge: Judge, judged: Judged, planted: Mapping[str, Tensor]) -> dict[str, Any]:
     """Measure how a judge scores models and planted lists, and its biases."""
     scores = {name: judge(lists, judged.users) for name, lists in judged.lists.items()}
@@ -162,41 +134,35 @@ def measured(judge: Judge, judged: Judged, planted: Mapping[str, Tensor]) -> dic
 
 
 def judge_lists(
-    workspace: Path,
-    *,
-    k: int = 10,
-    num_users: int = 1_000,
-    num_by_model: int = 50,
-    num_explained: int = 20,
-    model: LanguageModel | None = None,
-    seed: int = 0,
+    workspace: Path, *, k: int = 10, num_users: int = 1_000, seed: int = 0
 ) -> dict[str, Any]:
-    """Judge a run's lists by every rubric, and by a language model where one is given.
-
-    Writes the document that a release gate reads.
-    """
+    """Judge a run's lists by every rubric, and write the document that a release gate reads."""
     judged = read_lists(workspace, k=k, num_users=num_users, seed=seed)
     if not len(judged.users):
         raise ValueError(f"{workspace} has no user with a held-out event of validation")
-    planted = _planted(judged, seed)
+    lists = judged.lists[judged.served]
+    whole = (lists > 0).all(1)
+    generator = torch.Generator().manual_seed(seed)
+    planted = planted_lists(lists[whole], judged.users[whole], judged.known, generator)
     found = {
         name: measured(partial(rubric, known=judged.known), judged, planted)
         for name, rubric in rubrics_of(judged.known).items()
     }
-    document: dict[str, Any] = {
+    scores = {name: one.pop("scores") for name, one in found.items()}
+    document = {
         "num_users": len(judged.users),
         "k": k,
         "served": judged.served,
         "judges": found,
-        "correlation": _correlations(found),
+        "correlation": {
+            one: {
+                other: rank_correlation(scores[one], scores[other])
+                for other in scores
+                if other != one
+            }
+            for one in scores
+        },
     }
-    if model is not None:
-        _with_model(document, judged.some(num_by_model), model, seed)
-    if num_explained and (workspace / "bundles" / "current").exists():
-        recommender = Recommender.load(workspace / "bundles" / "current")
-        document["explanations"] = honesty(recommender, num_users=num_explained, k=k, seed=seed)
-    for one in found.values():
-        del one["scores"]
     result: dict[str, Any] = finite(document)
     write_result(workspace, JUDGES, result)
     return result
@@ -207,43 +173,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: finite(one) for name, one in value.items()}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _planted(judged: Judged, seed: int) -> dict[str, Tensor]:
-    lists = judged.lists[judged.served]
-    whole = (lists > 0).all(1)
-    generator = torch.Generator().manual_seed(seed)
-    return planted_lists(lists[whole], judged.users[whole], judged.known, generator)
-
-
-def _correlations(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    return {
-        one: {
-            other: rank_correlation(found[one]["scores"], found[other]["scores"])
-            for other in found
-            if other != one
-        }
-        for one in found
-    }
-
-
-def _with_model(document: dict[str, Any], judged: Judged, model: LanguageModel, seed: int) -> None:
-    """Add the language model: its own scores, and rubrics of the same lists to compare."""
-    names = [name for name in (judged.served, POPULARITY.name) if name in judged.lists]
-    few = Judged(
-        known=judged.known,
-        users=judged.users,
-        lists={name: judged.lists[name] for name in names},
-        hits={name: judged.hits[name] for name in names},
-        titles=judged.titles,
-    )
-    judge = LanguageJudge(model, lambda row: judged.titles.get(row, ""), judged.known)
-    own = measured(judge, few, _planted(few, seed))
-    scores = own.pop("scores")
-    rows, users = torch.cat(list(few.lists.values())), few.users.repeat(len(names))
-    own["correlation"] = {
-        name: rank_correlation(scores, rubric(rows, users, judged.known))
-        for name, rubric in rubrics_of(judged.known).items()
-    }
-    own["cost"] = {**judge.costs(), "model": model.name, "num_users": len(few.users)}
-    document["judges"][NAME] = {**own, "scores": scores}

@@ -1,1 +1,0 @@
-"""Judges of lists: rubrics and language models, and what is measured of both."""
