@@ -17,6 +17,7 @@ from pipelines.engine.console import log, out
 
 if TYPE_CHECKING:
     from pipelines.engine.runner import StageOutcome
+    from pipelines.pages.document import Table as Block
 
 Cell = str | Text | float | None
 
@@ -79,6 +80,24 @@ def print_table(
 ) -> None:
     """Print a table; see ``make_table``."""
     out.print(make_table(columns, rows, title=title, fixed=fixed))
+
+
+def print_block(block: Block, columns: Sequence[str] = ()) -> None:
+    """Print a table of a page.
+
+    Args:
+        columns: Labels of the columns to print; all by default.
+    """
+    from pipelines.pages.charts import written
+
+    kept = [place for place, one in enumerate(block.columns) if not columns or one.label in columns]
+    headings = [block.columns[place] for place in kept]
+    rows = [
+        [written(row[place], one.format) for place, one in zip(kept, headings, strict=True)]
+        for row in block.rows
+    ]
+    labels = [f">{one.label}" if one.numeric else one.label for one in headings]
+    print_table(labels, rows, title=block.title, fixed=labels[:1])
 
 
 def open_page(path: Path) -> None:

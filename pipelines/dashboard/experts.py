@@ -25,9 +25,8 @@ from pipelines.pages.charts import (
     shares,
     texts,
 )
-from pipelines.pages.document import Block, Cell, Column, Page, Section, Table, Words
+from pipelines.pages.document import Block, Cell, Column, Page, Section, Table, Words, with_origins
 from pipelines.pages.ranker import ranker_section, routing_section
-from pipelines.pages.report import with_origins
 from pipelines.pages.report_data import RANKER, Document, read_ranker, routings_of
 from pipelines.publishing.released import shop_workspace
 from recsys.layers.lora.file import CONFIG

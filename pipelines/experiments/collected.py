@@ -38,22 +38,14 @@ class Collected(NamedTuple):
 
 
 def from_store(url: str, event_type: str) -> Collected:
-    """Read an online store.
-
-    Raises:
-        ValueError: There is no such store, or it cannot be read.
-    """
+    """Read an online store."""
     as_of_ms = int(1_000 * time.time())
     with opened(url) as store:
         return Collected(_lists(store, as_of_ms), _events(store, event_type), as_of_ms)
 
 
 def from_export(folder: Path, event_type: str) -> Collected:
-    """Read what ``recsys data export`` wrote; a list without items is not there.
-
-    Raises:
-        ValueError: There is no such folder, or it holds no served lists.
-    """
+    """Read what ``recsys data export`` wrote; a list without items is not there."""
     if not (folder / REQUESTS).is_dir():
         raise ValueError(
             f"{folder} holds no served lists; name a folder that recsys data export wrote"

@@ -35,11 +35,7 @@ class EventDays:
 
 
 def read_table(path: Path) -> pl.DataFrame:
-    """Read a file.
-
-    Raises:
-        ValueError: It is damaged; names it.
-    """
+    """Read a file."""
     with naming(path):
         return pl.read_parquet(path, hive_partitioning=False)
 
@@ -52,11 +48,7 @@ def days(workspace: Path) -> Iterator[tuple[date, pl.DataFrame]]:
 
 
 def event_days(workspace: Path) -> EventDays:
-    """Find the days of a workspace; a partition takes the place of the same day of a run.
-
-    Raises:
-        ValueError: There are none, or the events have no times.
-    """
+    """Find the days of a workspace; a partition takes the place of the same day of a run."""
     of_run = days_of_features(workspace / FEATURES)
     partitions = days_of_partitions(workspace)
     digests = {**of_run.digests, **partitions.digests}

@@ -65,11 +65,7 @@ class SignalRecord:
 
     @classmethod
     def load(cls, path: Path) -> SignalRecord:
-        """Read it; empty where there is none.
-
-        Raises:
-            ValueError: It is damaged.
-        """
+        """Read it; empty where there is none."""
         if not path.exists():
             return cls()
         try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import polars as pl
 
 from pipelines.pages.charts import figure, line_chart, numbers, texts
-from pipelines.pages.document import Block, Cell, Chart, Origin, Page, Section, Table, Words
+from pipelines.pages.document import Block, Cell, Chart, Page, Section, Table, Words
 
 SHOWN_DAYS = 180
 BAND_ROOM = 0.6
@@ -53,9 +53,7 @@ def monitoring_page(document: Mapping[str, Any], rows: pl.DataFrame) -> Page:
     )
 
 
-def monitoring_blocks(
-    document: Mapping[str, Any], rows: pl.DataFrame | None, origins: Sequence[Origin] = ()
-) -> list[Block]:
+def monitoring_blocks(document: Mapping[str, Any], rows: pl.DataFrame | None) -> list[Block]:
     """Build the tables of the latest day, and a chart for each signal.
 
     Args:
@@ -63,14 +61,14 @@ def monitoring_blocks(
     """
     recent = [f"{one['day']}: {', '.join(one['titles'])}" for one in document["recent_alarms"]]
     return [
-        _freshness(document, origins),
-        _signals(document, origins),
+        _freshness(document),
+        _signals(document),
         *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
-        *(_charts(document, rows, origins) if rows is not None else []),
+        *(_charts(document, rows) if rows is not None else []),
     ]
 
 
-def _freshness(document: Mapping[str, Any], origins: Sequence[Origin]) -> Table:
+def _freshness(document: Mapping[str, Any]) -> Table:
     return Table(
         key="freshness",
         title="Freshness of inputs",
@@ -90,11 +88,10 @@ def _freshness(document: Mapping[str, Any], origins: Sequence[Origin]) -> Table:
             )
             for one in document["freshness"]
         ],
-        origins=origins,
     )
 
 
-def _signals(document: Mapping[str, Any], origins: Sequence[Origin]) -> Table:
+def _signals(document: Mapping[str, Any]) -> Table:
     return Table(
         key="signals",
         title=f"Signals of {document['day']}",
@@ -114,26 +111,21 @@ def _signals(document: Mapping[str, Any], origins: Sequence[Origin]) -> Table:
             )
             for one in sorted(document["signals"], key=lambda one: STATES.index(one["state"]))
         ],
-        origins=origins,
     )
 
 
-def _charts(
-    document: Mapping[str, Any], rows: pl.DataFrame, origins: Sequence[Origin]
-) -> Iterator[Section]:
+def _charts(document: Mapping[str, Any], rows: pl.DataFrame) -> Iterator[Section]:
     """Draw the signals by group, those with an alarm first."""
     for group, title in GROUPS.items():
         own = [one for one in document["signals"] if one["group"] == group]
         own.sort(key=lambda one: not one["alarm"])
         days = {one["name"]: rows.filter(pl.col("signal") == one["name"]) for one in own}
-        blocks = [signal_chart(one, days[one["name"]], origins) for one in own]
+        blocks = [signal_chart(one, days[one["name"]]) for one in own]
         if blocks:
             yield Section(key=f"signals-{group}", title=title, blocks=blocks)
 
 
-def signal_chart(
-    signal: Mapping[str, Any], rows: pl.DataFrame, origins: Sequence[Origin] = ()
-) -> Chart:
+def signal_chart(signal: Mapping[str, Any], rows: pl.DataFrame) -> Chart:
     """Draw one signal; bands that reach far beyond its values are cut, so that these show."""
     days = rows.sort("date").tail(SHOWN_DAYS).to_dicts()
     values = [day["value"] for day in days]
@@ -159,5 +151,4 @@ def signal_chart(
         y_title=signal["title"],
         y_format=PERCENT if is_share else NUMBER,
         time=True,
-        origins=origins,
     )

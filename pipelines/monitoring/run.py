@@ -94,12 +94,7 @@ class Monitored:
 
 
 def monitor(config: RunConfig, as_of: datetime | None = None) -> Monitored:
-    """Watch every whole day up to a moment, by default now.
-
-    Raises:
-        ValueError: There is nothing to watch, or the state is damaged.
-        WorkspaceBusyError: Another call watches the workspace.
-    """
+    """Watch every whole day up to a moment, by default now."""
     as_of = as_of or datetime.now(UTC)
     folder = config.workspace / FOLDER
     days = event_days(config.workspace)

@@ -57,11 +57,7 @@ def unit(vectors: Numbers) -> Numbers:
 
 
 def vectors_of_bundle(path: Path) -> ServedVectors | None:
-    """Read the served bundle; None where nothing is served or it has no two-tower.
-
-    Raises:
-        ValueError: It is damaged.
-    """
+    """Read the served bundle; None where nothing is served or it has no two-tower."""
     if not path.exists():
         return None
     from serving.bundle.load import load_bundle

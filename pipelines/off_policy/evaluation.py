@@ -126,9 +126,6 @@ def query_policy(
 
     Returns:
         The material, and how many lists the policy does not answer, by the reason.
-
-    Raises:
-        ValueError: It answers none.
     """
     row_of: dict[str, int] = {}
     shape = served.rewards.shape

@@ -139,9 +139,6 @@ def load_policy(path: Path, config: Path | None = None) -> EvaluatedPolicy:
 
     Args:
         config: The server's file of surfaces, rules and experiments; only for a bundle.
-
-    Raises:
-        ValueError: It is neither.
     """
     if not path.is_dir():
         raise ValueError(

@@ -124,10 +124,6 @@ def read_served_log(
     Args:
         events: The export with the events; by default in the log's folder.
         surfaces: Only lists of these; by default of all.
-
-    Raises:
-        ValueError: There are no lists with propensities, no such events, or a propensity is out of
-            range; says which.
     """
     requests, folder = _folders(log, events)
     rows = _rows(requests)

@@ -325,11 +325,7 @@ def event_growth(config: RunConfig, workspace: Workspace) -> float | None:
 
 
 def count_rows(path: Path, source: SourceConfig) -> int:
-    """Count a table's rows without reading its columns.
-
-    Raises:
-        ValueError: The file cannot be read.
-    """
+    """Count a table's rows without reading its columns."""
     frame = scan_file(path, source)
     with naming(path):
         return int(frame.select(pl.len()).collect().item())

@@ -79,10 +79,6 @@ def forget_users(
         store: Address of the online store; by default that of ``data.online_events``, else the
             folder ``online`` next to the bundles.
         rewrite_files: Whether raw files on this machine are rewritten without their rows.
-
-    Raises:
-        ValueError: A store, the list or a raw file cannot be read or written.
-        WorkspaceBusyError: Another process exports or ingests; run it again.
     """
     report, path = ForgetReport(), list_path(config)
     # The list first: whatever fails after it, no later run has them.

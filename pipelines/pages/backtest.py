@@ -30,7 +30,18 @@ from pipelines.pages.charts import (
     texts,
     tradeoff_chart,
 )
-from pipelines.pages.document import Block, Cell, Chart, Column, Page, Section, Table, Words
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Origin,
+    Page,
+    Section,
+    Table,
+    Words,
+    with_origins,
+)
 from pipelines.pages.wording import metric_label, metric_meaning, model_label
 
 MAX_LINES = 9
@@ -64,17 +75,9 @@ def backtest_page(document: Mapping[str, Any]) -> Page:
 
 def words_of(page: Page) -> list[str]:
     """Return the sentences on a page of a backtest that state its results."""
-    return [
-        page.lead,
-        *(
-            line
-            for section in page.blocks
-            if isinstance(section, Section) and section.key in STATED
-            for block in section.blocks
-            if isinstance(block, Words) and block.tone == "plain"
-            for line in block.lines
-        ),
-    ]
+    sections = [one for one in page.blocks if isinstance(one, Section) and one.key in STATED]
+    blocks = [one for section in sections for one in section.blocks if isinstance(one, Words)]
+    return [page.lead, *(line for one in blocks if one.tone == "plain" for line in one.lines)]
 
 
 def sections_of(choice: Choice) -> tuple[str, list[Section]]:
@@ -83,20 +86,21 @@ def sections_of(choice: Choice) -> tuple[str, list[Section]]:
     over_time = "Models are trained on the events before a step and evaluated on the events in it."
     measured_on = "Training time was measured on the machine that ran the backtest."
     peers = "Models of other libraries, same training events, same queries."
-    parts: list[tuple[str, str, str, Sequence[Block]]] = [
-        ("time", "Quality over time", over_time, [_by_policy(choice), _by_source(choice)]),
-        ("ageing", "Freshness", "", _freshness(choice)),
-        ("training", "Cost", measured_on, _costs(choice, found)),
-        ("every-list", "All lists", "", _lists(first)),
-        ("newcomers", "New users and new items", "", _slices(choice)),
-        ("all-peers", "Peers on the same queries", peers, _peers(choice)),
-        ("lead", "The blend against its best source", "", _blend(choice)),
-        ("all-steps", "Steps", "", [_steps(first)]),
-        ("about", "How it was measured", "", [_about(first)]),
+    of_shown, of_first = [one.origin for one in choice.shown], [first.origin]
+    parts: list[tuple[str, str, str, Sequence[Block], list[Origin]]] = [
+        ("time", "Quality over time", over_time, _over_time(choice), of_shown),
+        ("ageing", "Freshness", "", _freshness(choice), of_shown),
+        ("training", "Cost", measured_on, _costs(choice, found), of_shown),
+        ("every-list", "All lists", "", _lists(first), of_first),
+        ("newcomers", "New users and new items", "", _slices(choice), of_first),
+        ("all-peers", "Peers on the same queries", peers, _peers(choice), of_first),
+        ("lead", "The blend against its best source", "", _blend(choice), of_first),
+        ("all-steps", "Steps", "", [_steps(first)], of_first),
+        ("about", "How it was measured", "", [_about(first)], of_first),
     ]
     sections = [
-        Section(key=key, title=title, note=note, blocks=blocks)
-        for key, title, note, blocks in parts
+        with_origins(Section(key=key, title=title, note=note, blocks=blocks), origins)
+        for key, title, note, blocks, origins in parts
         if blocks
     ]
     return _lead(choice, found), sections
@@ -127,7 +131,6 @@ def _lines(
     words: tuple[str, str, str],
     lines: Mapping[str, Sequence[At]],
     colors: Mapping[str, str],
-    shown: Sequence[Backtest],
 ) -> Chart:
     """Draw the quality of lists over the steps; ``words`` are key, title and note."""
     label, rows = metric_label(choice.metric), []
@@ -158,7 +161,6 @@ def _lines(
         y_title=label,
         time=True,
         from_zero=True,
-        origins=[one.origin for one in shown],
     )
 
 
@@ -168,28 +170,28 @@ def _bands(choice: Choice) -> str:
     return f"Only queries of the slice {choice.slice}; its values come without intervals."
 
 
-def _by_policy(choice: Choice) -> Chart:
-    """Draw the chosen list by policy over the steps."""
-    lines = {
+def _over_time(choice: Choice) -> list[Block]:
+    """Draw the chosen list by policy over the steps, and the lists of the chosen policy."""
+    first = choice.first
+    by_policy = {
         choice.name(one, policy): choice.line(one, policy)
         for one in choice.shown
         for policy in one.policies
     }
-    words = ("policies", f"Policies over time: {choice.list_name}", _bands(choice))
-    return _lines(choice, words, lines, choice.colors(), choice.shown)
-
-
-def _by_source(choice: Choice) -> Chart:
-    """Draw the lists of a policy over the steps."""
-    first = choice.first
-    lines = {
+    by_source = {
         model_label(row): first.line(choice.policy, row, choice.metric, choice.slice)
         for row in first.rows(choice.policy)[:MAX_LINES]
     }
+    bands = "Bands are 95% intervals over queries."
+    if choice.is_sliced:
+        bands = f"Only queries of the slice {choice.slice}; its values come without intervals."
     of = "" if len(choice.shown) == 1 else f", {first.name}"
+    policies = ("policies", f"Policies over time: {choice.list_name}", bands)
     title = f"The served list and its sources, policy {choice.policy}{of}"
-    words = ("sources", title, _bands(choice))
-    return _lines(choice, words, lines, colors_of(list(lines)), [first])
+    return [
+        _lines(choice, policies, by_policy, choice.colors()),
+        _lines(choice, ("sources", title, bands), by_source, colors_of(list(by_source))),
+    ]
 
 
 def _freshness(choice: Choice) -> list[Block]:
@@ -239,7 +241,6 @@ def _freshness(choice: Choice) -> list[Block]:
         from_zero=True,
         rule_at=1,
         line="fitted",
-        origins=[one.origin for one in choice.shown],
     )
     return [Words(lines=lines), chart]
 
@@ -270,7 +271,7 @@ def _costs(choice: Choice, found: Sequence[Earned]) -> list[Block]:
     """Draw and tabulate quality against the time that training took."""
     if len(found) < 2:
         return []
-    label, origins = metric_label(choice.metric), [one.origin for one in choice.shown]
+    label = metric_label(choice.metric)
     chart = figure(
         tradeoff_chart,
         "cost",
@@ -293,7 +294,6 @@ def _costs(choice: Choice, found: Sequence[Earned]) -> list[Block]:
         colors=choice.colors(),
         x_title="training, all models (s)",
         y_title=label,
-        origins=origins,
     )
     by_queries = " by its queries" if choice.is_sliced else ""
     table = Table(
@@ -315,7 +315,6 @@ def _costs(choice: Choice, found: Sequence[Earned]) -> list[Block]:
             ),
         ],
         rows=[one[:-1] for one in found],
-        origins=origins,
     )
     return [chart, table]
 
@@ -332,7 +331,7 @@ def _slices(choice: Choice) -> list[Block]:
         title = f"New and known {key}, policy {choice.policy}: {list_name}"
         if lines:
             words = (f"new-{key}", title, note)
-            blocks.append(_lines(choice, words, lines, colors_of(list(lines)), [first]))
+            blocks.append(_lines(choice, words, lines, colors_of(list(lines))))
     rows: list[Sequence[Cell]] = []
     for name in first.slices:
         values = [
@@ -353,7 +352,6 @@ def _slices(choice: Choice) -> list[Block]:
                 *numbers(*first.policies, format="metric"),
             ],
             rows=rows,
-            origins=[first.origin],
         )
         blocks.append(table)
     return blocks
@@ -389,7 +387,6 @@ def _peers(choice: Choice) -> list[Block]:
             "label - mean low high -",
             x_title=f"served list minus peer, {label}",
             rule_at=0.0,
-            origins=[first.origin],
         )
         blocks += [Words(lines=[line]), chart]
     if failed := failures(first):
@@ -441,7 +438,6 @@ def _blend(choice: Choice) -> list[Block]:
         time=True,
         from_zero=True,
         rule_at=0.0,
-        origins=[choice.first.origin],
     )
     return [Words(lines=[line]), chart] if steps else []
 
@@ -467,7 +463,6 @@ def _lists(first: Backtest) -> list[Block]:
         "peer without lists for every step is not comparable with one that has them.",
         columns=[*columns, *numbers("training", format="seconds"), *texts("steps")],
         rows=rows,
-        origins=[first.origin],
     )
     return [table] if rows else []
 
@@ -482,7 +477,6 @@ def _steps(first: Backtest) -> Table:
             (one["number"], one["begin"], *(one.get(key) for key in STEP_COLUMNS))
             for one in first.document["steps"]
         ],
-        origins=[first.origin],
     )
 
 

@@ -6,14 +6,14 @@ Strings are text: nothing in them is markup, whatever a title holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "note"]
 Format = Literal["", "metric", "count", "percent", "seconds", "bytes", "signed", "time"]
 Cell = str | float | int | bool | None
 Parameters = Mapping[str, str | tuple[str, ...]]
-"""Of a page: values by name, as they stand in its address."""
+"""Values of a page by name, as in its address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Link:
     page: str | None = None
     parameters: Parameters = field(default_factory=dict)
     file: str | None = None
-    """``<run key>/<path below the run>``, where it is a file instead."""
+    """``<run key>/<path below the run>`` of a file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Origin:
     """What the numbers of a block were computed from."""
 
     run: str
-    """Key of the run; "" where the numbers are of none that is known, such as a backtest alone."""
+    """Key of the run; "" for none, such as of a backtest alone."""
     name: str
     config_digest: str | None
     data_digest: str | None
@@ -45,7 +45,7 @@ class LinkedCell:
     text: str
     link: Link
     sort: Cell = None
-    """What the cell is sorted by, where that is not its text."""
+    """What the cell is sorted by; its text by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,6 @@ class Tile:
 
     label: str
     value: str
-    """With its unit."""
     note: str = ""
     tone: Tone = "plain"
     link: Link | None = None
@@ -134,7 +133,6 @@ class Entry:
     item_id: str
     title: str
     note: str = ""
-    """Such as its score, its source, its categories."""
     mark: Literal["", "hit", "seen"] = ""
     link: Link | None = None
 
@@ -147,7 +145,7 @@ class ItemList:
     note: str = ""
     entries: Sequence[Entry] = ()
     empty: str = "no items"
-    """Said where there are none."""
+    """Text without entries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +166,7 @@ class Node:
     label: str
     note: str = ""
     link: Link | None = None
-    """Opens the node, where it is a page's parameter that says which are open."""
+    """Opens the node."""
     children: Sequence[Node] = ()
 
 
@@ -201,11 +199,9 @@ class Action:
     key: str
     title: str
     note: str
-    """What will happen."""
     name: str
     """Of the page's action function."""
     values: Mapping[str, str]
-    """Sent with it."""
     fields: Sequence[tuple[str, str]] = ()
     """Name and label of texts that the reader adds, such as a reason."""
     kind: Literal["action"] = "action"
@@ -222,7 +218,19 @@ class Section:
     kind: Literal["section"] = "section"
 
 
-Block = Words | Tiles | Chart | Table | Lists | Tree | Code | Action | Section
+Numbered = Chart | Table | Lists | Tree
+Block = Words | Tiles | Numbered | Code | Action | Section
+
+
+def with_origins(section: Section, origins: Sequence[Origin]) -> Section:
+    """Add the runs that the numbers of a section are from."""
+
+    def named(block: Block) -> Block:
+        if isinstance(block, Section):
+            return with_origins(block, origins)
+        return replace(block, origins=origins) if isinstance(block, Numbered) else block
+
+    return replace(section, blocks=[named(block) for block in section.blocks])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +252,7 @@ class Control:
     value: str | tuple[str, ...] = ""
     """Of a ``toggle``: 1 or 0."""
     options: Sequence[Option] = ()
-    """Of ``select`` and ``several``, where they are few."""
+    """Of ``select`` and ``several``."""
     suggest: str | None = None
     """Name of the page's suggest function, which finds options as the reader types."""
     least: float | None = None
@@ -275,7 +283,7 @@ class Page:
     notices: Sequence[str] = ()
     """What the reader should know first: a store that is gone, a run half written."""
     refresh_seconds: float | None = None
-    """After so long the page is made anew while it is looked at; None leaves it as it is."""
+    """Time after which the open page is rebuilt; None for never."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,12 @@ The stage ``report`` writes all of it to a file. The dashboard's page of a run s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from pipelines.pages import wording
 from pipelines.pages.charts import counts, numbers, shares, texts
 from pipelines.pages.document import (
     Block,
     Cell,
-    Chart,
     Code,
     Entry,
     ItemList,
@@ -25,8 +23,8 @@ from pipelines.pages.document import (
     Table,
     Tile,
     Tiles,
-    Tree,
     Words,
+    with_origins,
 )
 from pipelines.pages.examples import Example
 from pipelines.pages.figures import (
@@ -116,20 +114,6 @@ def headline_tiles(data: ReportData) -> Tiles:
         note = "in this workspace; models are chosen on validation"
         tiles.append(Tile(label="Looks at the test split", value=f"{looks:,}", note=note))
     return Tiles(tiles=tiles)
-
-
-Numbered = Chart | Table | Lists | Tree
-
-
-def with_origins(section: Section, origins: Sequence[Origin]) -> Section:
-    """Add the runs that the numbers of a section are from."""
-
-    def named(block: Block) -> Block:
-        if isinstance(block, Section):
-            return with_origins(block, origins)
-        return replace(block, origins=origins) if isinstance(block, Numbered) else block
-
-    return replace(section, blocks=[named(block) for block in section.blocks])
 
 
 def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[Section]:

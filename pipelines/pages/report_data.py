@@ -188,11 +188,7 @@ def read_blends(artefact: Path, tie_order: str) -> dict[str, Document]:
 
 
 def read_ranker(artefact: Path, tie_order: str) -> Document | None:
-    """Read the artefact of train_ranker; None if it is off.
-
-    Raises:
-        KeyError: A measurement is missing.
-    """
+    """Read the artefact of train_ranker; None if it is off."""
     folder = artefact / tie_order
     if not (folder / RANKER).exists():
         return None

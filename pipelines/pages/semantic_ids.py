@@ -215,9 +215,6 @@ def write_semantic_id_report(
 
     Returns:
         Path of the JSON.
-
-    Raises:
-        ValueError: ``html`` does not end in .html.
     """
     if html.suffix != ".html":
         raise ValueError(f"{html} must end in .html; the numbers are written beside it")

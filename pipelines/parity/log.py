@@ -52,11 +52,7 @@ class Log:
 
 
 def log_of_store(store: OnlineStore, sample: int, since_ms: int = 0) -> Log:
-    """Sample the lists of a store.
-
-    Raises:
-        StoreError: It cannot be read.
-    """
+    """Sample the lists of a store."""
     documents, number = _sampled(_stored(store, since_ms), sample)
     users = {document.get("user_id") for document in documents}
     events: dict[str, list[StoredEvent]] = {}
@@ -80,11 +76,7 @@ def log_of_store(store: OnlineStore, sample: int, since_ms: int = 0) -> Log:
 
 
 def log_of_export(folder: Path, sample: int, since_ms: int = 0) -> Log:
-    """Sample the lists of a folder that ``recsys data export --records`` wrote.
-
-    Raises:
-        ValueError: It holds no records.
-    """
+    """Sample the lists of a folder that ``recsys data export --records`` wrote."""
     records = folder / RECORDS
     if not records.is_dir():
         raise ValueError(

@@ -37,9 +37,6 @@ def published_ids(
 
     Args:
         content: Content embeddings of the new items, [M, F].
-
-    Raises:
-        ValueError: No free ID is left, or a part is damaged.
     """
     assert bundle.semantic_ids is not None
     opened = matching_store(bundles, bundle)
@@ -54,9 +51,6 @@ def matching_store(bundles: Path, bundle: Bundle) -> OpenStore | None:
 
     It may be ahead of the bundle (a challenger, a rollback), but quantiser and id rows must be the
     same; otherwise a note is printed and new IDs are not published.
-
-    Raises:
-        ValueError: The store is damaged.
     """
     own, directory = bundle.semantic_ids, bundles / FOLDER
     if own is None or not directory.is_dir():
@@ -86,11 +80,7 @@ def _same_rows(store: SemanticIdStore, bundle: Bundle) -> bool:
 
 
 def load_bundle_quantizer(own: ItemSemanticIds) -> ResidualKMeans:
-    """Load the quantiser that made a bundle's IDs.
-
-    Raises:
-        ValueError: It is another one.
-    """
+    """Load the quantiser that made a bundle's IDs."""
     quantizer = ResidualKMeans.load(own.quantizer_directory)
     if quantizer.digest != own.ids.quantizer_digest:
         raise ValueError(
@@ -115,9 +105,6 @@ def give_ids(
         own: The bundle's IDs.
         content: Content embeddings, [M, F]; the quantiser reads the first columns.
         opened: See ``matching_store``.
-
-    Raises:
-        ValueError: No free ID is left, or the quantiser is not the one that made the IDs.
     """
     quantizer = load_bundle_quantizer(own)
     vectors = torch.from_numpy(content)[:, : quantizer.dim]
@@ -154,11 +141,7 @@ def give_ids(
 
 
 def publish_ids(item_ids: Sequence[str], new: NewIds, opened: OpenStore) -> None:
-    """Publish the IDs of new items in the store, so that the next run keeps them.
-
-    Raises:
-        ValueError: Another run published meanwhile.
-    """
+    """Publish the IDs of new items in the store, so that the next run keeps them."""
     store, published = opened
     given = new.id_rows > 0
     rows = torch.from_numpy(new.id_rows[given])

@@ -27,11 +27,7 @@ QUANTIZER = "quantizer"
 
 
 def read_version(artefact: Path) -> SemanticIdVersion | None:
-    """Read the version of an artefact; None where items have no IDs.
-
-    Raises:
-        ValueError: A part of it is damaged or of another version.
-    """
+    """Read the version of an artefact; None where items have no IDs."""
     report = json.loads((artefact / REPORT).read_text(encoding="utf-8"))
     if report["method"] == "none":
         return None
@@ -47,9 +43,6 @@ def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
 
     Args:
         order: Of tied times that is measured; None and the released order have the published IDs.
-
-    Raises:
-        ValueError: There are no semantic IDs.
     """
     version = read_version(artefact)
     if version is None:

@@ -48,9 +48,6 @@ def measure_current(
 
     Args:
         previous: First letters of the version to compare with; the parent by default.
-
-    Raises:
-        ValueError: There are no IDs, or the version to compare with does not exist.
     """
     workspace = Workspace(config.workspace)
     artefact = workspace.stage("build_semantic_ids")
@@ -117,9 +114,6 @@ def measurement_of(
         vectors: Content by item row, [N, D].
         made: See `measure`; its quality is computed if it is not there.
         before: The version to compare with.
-
-    Raises:
-        ValueError: The quantiser did not make the IDs, or no item has one.
     """
     ids, rows = version.ids, torch.from_numpy(id_rows).long()
     table = IdTable.of(ids.by_item_row(rows), ids)

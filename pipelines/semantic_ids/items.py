@@ -133,11 +133,7 @@ def workspace_items(features: Path) -> Items:
 
 
 def bundle_items(bundle: Path) -> Items:
-    """Read the items of a bundle, or of a delta with the bundle that it extends.
-
-    Raises:
-        ValueError: A part is missing or of another version.
-    """
+    """Read the items of a bundle, or of a delta with the bundle that it extends."""
     from serving.bundle.catalogue import Catalogue
     from serving.bundle.delta import Delta
     from serving.bundle.published import chain_of

@@ -191,9 +191,6 @@ def measure(
     Args:
         made: ``semantic_ids_report.json`` of the run that made it; empty if it is not known.
         content: Quality of the codes; that of ``made`` by default.
-
-    Raises:
-        ValueError: No item of the catalogue has an ID.
     """
     if not len(table.rows):
         raise ValueError("no item of this run's catalogue has an ID in this version")

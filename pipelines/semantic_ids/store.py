@@ -46,11 +46,7 @@ class SemanticIdVersion:
 
 
 def read_item_ids(path: Path) -> list[str]:
-    """Read the items by id row; place + 1 is the row. Empty where there is no file.
-
-    Raises:
-        ValueError: The file is damaged.
-    """
+    """Read the items by id row; place + 1 is the row. Empty where there is no file."""
     if not path.exists():
         return []
     try:
@@ -88,11 +84,7 @@ class SemanticIdStore:
         return version in self.versions.versions()
 
     def named(self, beginning: str) -> str:
-        """Find the version that a few first letters of its digest mean.
-
-        Raises:
-            ValueError: None begins so, or several do.
-        """
+        """Find the version that a few first letters of its digest mean."""
         versions = self.versions.versions()
         found = [version for version in versions if version.startswith(beginning)]
         if len(found) != 1 or not beginning:
@@ -104,11 +96,7 @@ class SemanticIdStore:
         return found[0]
 
     def rollback(self, version: str | None = None) -> str:
-        """Make an earlier version current, the one before by default; return its name.
-
-        Raises:
-            ValueError: There is none before, or it is not here or damaged.
-        """
+        """Make an earlier version current, the one before by default; return its name."""
         if self.current() is None:
             raise ValueError(f"{self.directory} has no published semantic IDs")
         with locked(self.directory / LOCK):
@@ -128,11 +116,7 @@ class SemanticIdStore:
         return False
 
     def previous(self, version: str | None = None) -> SemanticIdVersion | None:
-        """Read a version, or the current one; None where nothing was published.
-
-        Raises:
-            ValueError: The version is not here, or a part of it is damaged.
-        """
+        """Read a version, or the current one; None where nothing was published."""
         if version is None and self.current() is None:
             return None
         return SemanticIdVersion(
@@ -159,9 +143,6 @@ class SemanticIdStore:
         Args:
             item_ids: Of all id rows from 1 on; begins with those the store has.
             after: Version that was current when this one was made; its parent by default.
-
-        Raises:
-            ValueError: Another run published meanwhile, so that an ID would move.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         with locked(self.directory / LOCK):

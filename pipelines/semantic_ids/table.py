@@ -95,11 +95,7 @@ class IdTable:
         return "" if codes[0] == NO_CODE else prefix_text(codes)
 
     def prefix_of(self, text: str) -> Prefix:
-        """Read a prefix as `prefix_text` writes it.
-
-        Raises:
-            ValueError: It is none of this version's.
-        """
+        """Read a prefix as `prefix_text` writes it."""
         if not text:
             return ()
         try:

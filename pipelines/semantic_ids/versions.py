@@ -70,9 +70,6 @@ def next_version(
 
     Returns:
         None where no item has content.
-
-    Raises:
-        ValueError: There are fewer items than codes, or a part of the store is damaged.
     """
     if not bool(content.is_known().any()):
         return None
@@ -110,11 +107,7 @@ def _have_ids(ids: SemanticIds, id_rows: Tensor) -> Tensor:
 def append_new(
     content: Content, store: SemanticIdStore, previous: SemanticIdVersion
 ) -> NextVersion:
-    """Give IDs to the items that have none; published IDs stay.
-
-    Raises:
-        ValueError: The vectors are of another width, or no free ID is left.
-    """
+    """Give IDs to the items that have none; published IDs stay."""
     item_ids, numbers = _numbered(content, store, content.is_known())
     rows = torch.from_numpy(numbers)
     missing = content.is_known() & ~_have_ids(previous.ids, rows)
@@ -155,9 +148,6 @@ def refit_ids(
 
     Args:
         cold: Never start from the published quantiser.
-
-    Raises:
-        ValueError: There are fewer items than codes.
     """
     wanted = content.is_known()
     item_ids, numbers = _numbered(content, store, wanted)
@@ -186,11 +176,7 @@ def refit_ids(
 
 
 def behaviour_of(content: Content) -> Tensor:
-    """Return the vectors that IDs of behaviour are made from.
-
-    Raises:
-        ValueError: There is no sequence model.
-    """
+    """Return the vectors that IDs of behaviour are made from."""
     if content.behaviour is None:
         raise ValueError(
             f'semantic_ids.source = "{BEHAVIOUR}" makes IDs from a sequence model, and there is '

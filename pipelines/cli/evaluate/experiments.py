@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from pipelines.cli.options import AsJson, Out, Quiet, ServingConfig, Store
-from pipelines.cli.output import print_json, print_lines, print_table
+from pipelines.cli.output import print_block, print_json, print_lines
 from pipelines.engine.console import log as err
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def experiments(
       recsys experiments --exported runs/shop/online_events --event purchase --html arms.html
     """
     from pipelines.experiments.analysis import METRICS, AnalysisConfig, analyse
-    from pipelines.experiments.wording import outcome_name
+    from pipelines.experiments.page import outcome_name
     from serving.surfaces import duration_of
 
     if metric not in METRICS:
@@ -105,24 +105,12 @@ def print_experiments(
     results: Sequence[ExperimentResult], settings: AnalysisConfig, outcome: str
 ) -> None:
     """Print a table and the conclusions of each experiment."""
-    from pipelines.experiments.wording import number, sentences
+    from pipelines.experiments.page import arms_table, sentences
 
     if not results:
         print_lines("No list of an experiment was served.")
-    numbers = ("share", "users", "that count", "lists", outcome, "difference", "from", "to")
     for result in results:
-        rows = [
-            (
-                arm.name,
-                "-" if arm.share is None else f"{arm.share:.1%}",
-                *(f"{count:,}" for count in (arm.users, arm.settled, arm.lists)),
-                number(arm.outcome),
-                *(number(value, signed=True) for value in (arm.difference, arm.low, arm.high)),
-            )
-            for arm in result.arms
-        ]
-        columns = ("arm", *(f">{name}" for name in numbers))
-        print_table(columns, rows, title=result.name, fixed=("arm",))
+        print_block(arms_table(result, outcome))
         if result.ratio_p_value is not None:
             print_lines(f"Shares of arms: p = {result.ratio_p_value:.2g}.")
         print_lines(*sentences(result, settings, outcome))
@@ -171,9 +159,9 @@ def ope(
       recsys ope --policy bundles/current --serving-config serving.toml --log online_events/requests
     """
     from pipelines.off_policy.evaluation import OffPolicyConfig, evaluate
+    from pipelines.off_policy.page import summarize
     from pipelines.off_policy.policies import load_policy
     from pipelines.off_policy.served_log import read_served_log
-    from pipelines.off_policy.words import words_of
 
     settings = OffPolicyConfig(clip=clip, switch_at=switch_at, max_lists=max_lists)
     given = {"log": log, "events": events, "reward": reward, "surfaces": surface}
@@ -188,7 +176,7 @@ def ope(
 
         write_page(off_policy_page(document), page)
     if as_json:
-        print_json({**document, "words": words_of(document)})
+        print_json({**document, "words": summarize(document)})
     else:
         print_estimates(document)
     if page is not None:
@@ -204,9 +192,7 @@ def bar(places: Any, hidden: bool) -> Any:
 
 def print_estimates(document: Mapping[str, Any]) -> None:
     """Print the estimates and how far each can be trusted."""
-    from pipelines.off_policy.words import cells, headings, words_of
+    from pipelines.off_policy.page import SHORT, estimates_table, summarize
 
-    first, *others = headings(document)
-    rows = [cells(document, row) for row in document["rows"]]
-    print_table((first, *(f">{name}" for name in others)), rows, fixed=(first,))
-    print_lines(*words_of(document))
+    print_block(estimates_table(document), SHORT)
+    print_lines(*summarize(document))

@@ -47,8 +47,8 @@ from pipelines.pages.document import (
     Tiles,
     Window,
     select,
+    with_origins,
 )
-from pipelines.pages.report import with_origins
 from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label
 

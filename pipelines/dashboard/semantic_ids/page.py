@@ -43,8 +43,8 @@ from pipelines.pages.document import (
     Window,
     Words,
     select,
+    with_origins,
 )
-from pipelines.pages.report import with_origins
 from pipelines.pages.semantic_id_drift import drift_section
 from pipelines.pages.semantic_id_sections import (
     content_section,

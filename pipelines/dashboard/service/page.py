@@ -19,8 +19,7 @@ from pipelines.dashboard.service.watched import (
     parity_section,
 )
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Block, Control, Page, Section, Words, select
-from pipelines.pages.report import with_origins
+from pipelines.pages.document import Block, Control, Page, Section, Words, select, with_origins
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import shop_workspace
 from pipelines.tracking.decisions import history

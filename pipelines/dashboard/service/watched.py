@@ -16,11 +16,9 @@ from pipelines.dashboard.workspaces.files import UnreadableError, names_in, read
 from pipelines.engine.results import MONITOR, PARITY
 from pipelines.experiments.analysis import METRICS, AnalysisConfig, ExperimentResult, analyse
 from pipelines.experiments.collected import EVENTS, Collected
-from pipelines.experiments.page import experiment_blocks
-from pipelines.experiments.wording import outcome_name
+from pipelines.experiments.page import experiment_blocks, outcome_name
 from pipelines.monitoring.page import monitoring_blocks
-from pipelines.off_policy.page import estimate_blocks
-from pipelines.off_policy.words import words_of
+from pipelines.off_policy.page import estimate_blocks, summarize
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import Block, Control, Section, Table, Words, select
 from pipelines.parity.run import SKIPPED
@@ -131,7 +129,7 @@ def off_policy_section(workspace: Path) -> tuple[Section, list[str]]:
             continue
         try:
             document = read_table(folder / name) or {}
-            blocks.append(Words(lines=[f"{name}:", *words_of(document)]))
+            blocks.append(Words(lines=[f"{name}:", *summarize(document)]))
             blocks += estimate_blocks(document, f"-{name}")
         except (UnreadableError, KeyError, TypeError, ValueError, StopIteration) as error:
             faults.append(f"{folder / name} is no estimate of recsys ope ({error!r})")

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.experiments.analysis import AnalysisConfig, analyse
 from pipelines.experiments.collected import EVENTS, LISTS, Collected, from_export, from_store
-from pipelines.experiments.wording import sentences
+from pipelines.experiments.page import sentences
 from pipelines.inputs.opened_store import export_store
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
@@ -101,7 +101,7 @@ def test_a_planted_lift_is_shown_and_a_null_is_not(store, tmp_path):
     config.write_text(CONFIGURATION)
     printed = run("--store", store, "--config", config, "--html", page)
     assert "better is ahead of plain in click events per user" in printed
-    assert "No difference between same and control is shown yet; it lies between -" in printed
+    assert "No difference between same and control is shown yet; it is between -" in printed
     assert "Do not trust" not in printed
     written = document_in(page)
     assert "within 1 day of it" in written["lead"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipelines.off_policy.evaluation import OffPolicyConfig
-from pipelines.off_policy.words import row_of
+from pipelines.off_policy.page import find_row
 from tests.benchmarks.evaluation.open_bandit import evaluate_open_bandit
 
 MIRROR = os.environ.get("RECSYS_DATA_MIRROR")
@@ -40,9 +40,9 @@ def test_a_policy_is_valued_by_how_often_it_shows_each_item(folder):
     document = evaluate_open_bandit(folder, "bts", OffPolicyConfig(), ["men"])
     # The second item is clicked in half of its impressions: 0.75 * 0.5.
     for name in ("ips", "snips"):
-        assert row_of(document, name)["value"] == pytest.approx(0.375)
-    assert row_of(document, "logging")["value"] == pytest.approx(0.25)
-    assert row_of(document, "ips")["gain"] == pytest.approx(0.125)
+        assert find_row(document, name)["value"] == pytest.approx(0.375)
+    assert find_row(document, "logging")["value"] == pytest.approx(0.25)
+    assert find_row(document, "ips")["gain"] == pytest.approx(0.125)
     assert document["truth"]["value"] == 0
     # Weights of 1.5 and 0.5: 80 * 1 / 1.25.
     assert document["overlap"]["cascade"]["effective"] == pytest.approx(64)
@@ -81,7 +81,7 @@ def test_what_open_bandit_does_not_have_is_refused(folder, policy, campaigns, sa
 def test_intervals_hold_what_the_policy_really_earned(policy, campaign):
     folder = Path(str(MIRROR)) / "open-bandit"
     document = evaluate_open_bandit(folder, policy, OffPolicyConfig(), [campaign])
-    row = row_of(document, "dr")
+    row = find_row(document, "dr")
     assert row["low"] < document["truth"]["value"] < row["high"]
     refused = (policy, campaign) == ("random", "women")
     assert (row["trust"] == "none") == refused

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.inputs.exported import list_parts, scan_parts
 from pipelines.off_policy.evaluation import OffPolicyConfig, evaluate, query_policy
-from pipelines.off_policy.page import off_policy_page
+from pipelines.off_policy.page import find_row, off_policy_page, summarize
 from pipelines.off_policy.policies import BundlePolicy, Refused, load_policy
 from pipelines.off_policy.served_log import read_served_log
-from pipelines.off_policy.words import row_of, words_of
 from recsys.evaluation.off_policy.logs import whole_list
 from serving.configuration.file import check_configuration
 from serving.recommend import Recommender
@@ -77,11 +76,11 @@ def test_the_logging_policy_itself_has_weights_of_one_and_earns_the_mean(exporte
     document = evaluate(served, policy, OffPolicyConfig())
     mean = served.rewards.sum(1).mean()
     for name in ("logging", "ips", "snips", "whole_list_ips", "independent_ips"):
-        assert row_of(document, name)["value"] == pytest.approx(mean, rel=1e-12)
-    assert row_of(document, "dr")["value"] == pytest.approx(mean, rel=0.1)
+        assert find_row(document, name)["value"] == pytest.approx(mean, rel=1e-12)
+    assert find_row(document, "dr")["value"] == pytest.approx(mean, rel=0.1)
     assert document["overlap"]["whole_list"]["effective"] == pytest.approx(400)
     assert document["overlap"]["cascade"]["trust"] == "good"
-    text = " ".join(words_of(document))
+    text = " ".join(summarize(document))
     assert "does not differ significantly from the logging policy's" in text
     assert "Overlap is good: the 400 lists are worth 400" in text
 
@@ -94,13 +93,13 @@ def test_another_policys_value_is_found(bundle, tmp_path):
     truth = oracle(served, policy)
     document = evaluate(served, policy, OffPolicyConfig())
     for name in ("dr", "snips", "ips", "whole_list_ips"):
-        row = row_of(document, name)
+        row = find_row(document, name)
         assert row["low"] < truth < row["high"], name
         assert row["value"] == pytest.approx(truth, abs=0.1)
-    always = row_of(document, "ips")
+    always = find_row(document, "ips")
     assert always["always_low"] < truth < always["always_high"]
-    assert row_of(document, "dr")["trust"] in ("good", "doubtful")
-    assert row_of(document, "dr")["high"] - row_of(document, "dr")["low"] < 0.2
+    assert find_row(document, "dr")["trust"] in ("good", "doubtful")
+    assert find_row(document, "dr")["high"] - find_row(document, "dr")["low"] < 0.2
 
 
 def test_a_policy_that_the_log_hardly_covers_is_not_trusted(exported, bundle, tmp_path):
@@ -115,9 +114,9 @@ def test_a_policy_that_the_log_hardly_covers_is_not_trusted(exported, bundle, tm
     ]
     pl.DataFrame(rows).write_parquet(lists / "part-0.parquet")
     document = evaluate(served, load_policy(lists), OffPolicyConfig())
-    assert row_of(document, "dr")["trust"] == "none"
-    assert row_of(document, "dm")["low"] is None
-    text = " ".join(words_of(document))
+    assert find_row(document, "dr")["trust"] == "none"
+    assert find_row(document, "dm")["low"] is None
+    text = " ".join(summarize(document))
     assert "This log does not show what lists worst would have earned" in text
     assert "Low overlap" in text
 
@@ -151,7 +150,7 @@ def test_a_bundle_that_knows_the_logs_clicks_is_named(exported, bundle):
     policy = Newer(recommender=policy_of(bundle, EXPLORING).recommender)
     document = evaluate(served, policy, OffPolicyConfig())
     assert document["known_share"] == 0.5
-    assert "fitted on events as new as 50% of the lists" in " ".join(words_of(document))
+    assert "fitted on events as new as 50% of the lists" in " ".join(summarize(document))
 
 
 def test_of_a_long_log_some_lists_are_drawn(exported, bundle):
