@@ -30,12 +30,13 @@ from recsys.data.durable import digest_of_file
 from serving.online.opening import is_store
 
 FEATURES = "build_features"
+NEVER = "it was never made here"
 MAX_NAMED = 3
 """Settings or files that are named; the rest is counted."""
 Runs = Literal["yes", "no", "if changed", "fails"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StagePlan:
     """Plan of one stage."""
 
@@ -99,25 +100,17 @@ def dry_run(
         sure = ["--force"] if stage.name in force else []
         if stage.name == FEATURES:
             sure += arriving.reasons
-        if stage.name == FEATURES and not config.data.event_paths():
-            seconds, memory = estimate_stage(workspace.stage(stage.name), None)
-            plans[stage.name] = StagePlan(
-                stage=FEATURES,
-                runs="yes",
-                why=tuple(sure or ["it was never made here"]),
-                seconds=seconds,
-                memory_bytes=memory,
-            )
-        else:
-            plans[stage.name] = plan_stage(stage, config, workspace, plans, growth, sure)
+            if not config.data.event_paths():
+                seconds, memory = estimate_stage(workspace.stage(FEATURES), None)
+                why = tuple(sure) or (NEVER,)
+                plans[FEATURES] = StagePlan(FEATURES, "yes", why, seconds, memory)
+                continue
+        plans[stage.name] = plan_stage(stage, config, workspace, plans, growth, sure)
     return RunPlan(stages=tuple(plans.values()), growth=growth, notes=tuple(arriving.notes))
 
 
 def with_known_files(config: RunConfig) -> tuple[RunConfig, Arriving]:
-    """Point a configuration at the raw files that are here, and say what would be brought first.
-
-    Nothing is downloaded, ingested or exported.
-    """
+    """Point a configuration at the raw files that are here; downloads and ingests nothing."""
     arriving, data = Arriving(), config.data
     if data.partitions is not None:
         config = with_known_partitions(config, arriving)
@@ -183,7 +176,7 @@ def plan_stage(
         else:
             inputs[name] = found.output
     if missing:
-        return StagePlan(stage=stage.name, runs="fails", why=tuple(missing))
+        return StagePlan(stage.name, "fails", tuple(missing))
     planned = Manifest(
         stage=stage.name,
         inputs=inputs,
@@ -194,14 +187,11 @@ def plan_stage(
     )
     why = [*sure, *reasons(stage, config, workspace, planned, remade)]
     if not why and not remade:
-        return StagePlan(stage=stage.name, runs="no", why=("unchanged",))
-    certain = bool(why)
+        return StagePlan(stage.name, "no", ("unchanged",))
+    runs: Runs = "yes" if why else "if changed"
     if remade:
         why.append(f"it reads {listed(remade)}, made anew")
-    runs: Runs = "yes" if certain else "if changed"
-    return StagePlan(
-        stage=stage.name, runs=runs, why=tuple(why), seconds=seconds, memory_bytes=memory
-    )
+    return StagePlan(stage.name, runs, tuple(why), seconds, memory)
 
 
 def reasons(
@@ -211,11 +201,12 @@ def reasons(
     folder = workspace.stage(stage.name)
     made = Manifest.load(folder)
     if made is None:
-        return ["it was never made here"]
+        return [NEVER]
     if workspace.manifest(stage.name) is None:
         return ["a file of its artefact is missing"]
+    inputs = {name: one for name, one in made.inputs.items() if name not in remade}
     found = [
-        *input_changes(made.inputs, planned.inputs, remade),
+        *differences(inputs, planned.inputs, ("changed: ", "new input: ", "no longer an input: ")),
         *setting_changes(made.config, json.loads(to_json(planned.config))),
         *version_changes(stage, folder, made.versions, planned.versions),
     ]
@@ -225,32 +216,29 @@ def reasons(
     return [] if stage.outputs_exist(context) else ["what it wrote outside its folder is not there"]
 
 
-def input_changes(
-    made: Mapping[str, str], planned: Mapping[str, str], remade: Collection[str]
+def differences(
+    made: Mapping[str, Any], planned: Mapping[str, Any], words: tuple[str, str, str]
 ) -> Iterator[str]:
-    """List the inputs that came, went or changed."""
-    if changed := [name for name in planned if made.get(name, planned[name]) != planned[name]]:
-        yield f"changed: {listed(changed)}"
-    if added := [name for name in planned if name not in made]:
-        yield f"new input: {listed(added)}"
-    if gone := [name for name in made if name not in planned and name not in remade]:
-        yield f"no longer an input: {listed(gone)}"
+    """List the names that changed, came and went, after their words."""
+    groups = (
+        [name for name in planned if name in made and made[name] != planned[name]],
+        [name for name in planned if name not in made],
+        [name for name in made if name not in planned],
+    )
+    return (f"{text}{listed(names)}" for text, names in zip(words, groups, strict=True) if names)
 
 
 def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
     """List the settings that changed, with both values."""
     old, new = dict(flat(made)), dict(flat(planned))
-    changed = [
-        f"{name} = {short(new[name])} (was {short(old[name])})"
-        for name in new
-        if name in old and old[name] != new[name]
-    ]
-    if changed:
-        yield f"setting {listed(changed)}"
-    if added := [f"{name} = {short(new[name])}" for name in new if name not in old]:
-        yield f"new setting {listed(added)}"
-    if gone := [name for name in old if name not in new]:
-        yield f"setting that is gone: {listed(gone)}"
+    texts = {
+        name: f"{name} = {short(value)}" + (f" (was {short(old[name])})" if name in old else "")
+        for name, value in new.items()
+    }
+    before = {texts.get(name, name): value for name, value in old.items()}
+    after = {texts[name]: value for name, value in new.items()}
+    words = ("setting ", "new setting ", "setting that is gone: ")
+    return differences(before, after, words)
 
 
 def version_changes(
@@ -260,18 +248,14 @@ def version_changes(
     for name in {**planned, **made}:
         before, after = made.get(name), planned.get(name)
         if name == "code" and before != after:
-            changed = changed_files(stage, folder)
+            old: dict[str, str] = read_run(folder).get("code", {})
+            new = stage.code() if old else {}
+            changed = [
+                one for one in sorted(old.keys() | new.keys()) if old.get(one) != new.get(one)
+            ]
             yield "code" + (f": {listed(changed)}" if changed else " of this version of recsys")
         elif before != after:
             yield f"library {name} {after or 'not used'} (was {before or 'not used'})"
-
-
-def changed_files(stage: Stage, folder: Path) -> list[str]:
-    """List the files of a stage's code that compute something else than those it was made by."""
-    made: dict[str, str] = read_run(folder).get("code", {})
-    present = stage.code()
-    names = sorted(made.keys() | present.keys())
-    return [name for name in names if made and made.get(name) != present.get(name)]
 
 
 def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

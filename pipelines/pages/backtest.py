@@ -164,12 +164,6 @@ def _lines(
     )
 
 
-def _bands(choice: Choice) -> str:
-    if not choice.is_sliced:
-        return "Bands are 95% intervals over queries."
-    return f"Only queries of the slice {choice.slice}; its values come without intervals."
-
-
 def _over_time(choice: Choice) -> list[Block]:
     """Draw the chosen list by policy over the steps, and the lists of the chosen policy."""
     first = choice.first

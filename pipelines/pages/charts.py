@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from pipelines.pages.document import Cell, Chart, Column, Format, Origin
+from pipelines.pages.document import Cell, Chart, Column, Format, LinkedCell, Origin
 
 NUM_COLORS = 14
 LOW_ROW, ROW, LINES_HEIGHT = 15, 30, 220
@@ -91,8 +91,10 @@ def percent(share: float) -> str:
     return f"{share:.1%}"
 
 
-def written(cell: Cell, format: Format) -> str:
-    """Format a cell for a tooltip."""
+def written(cell: Cell | LinkedCell, format: Format) -> str:
+    """Format a cell as text."""
+    if isinstance(cell, LinkedCell):
+        return cell.text
     if cell is None or isinstance(cell, str | bool):
         return "-" if cell is None else str(cell)
     known = {"metric": ".4f", "count": ",.0f", "percent": ".1%", "signed": "+.4f"}
