@@ -177,7 +177,7 @@ def test_the_command_prints_a_table_and_writes_a_page(exported, bundle_path, tmp
     log = exported / "requests"
     result = run("--policy", bundle_path, "--log", log, "--out", page, "--reward", "click")
     assert result.exit_code == 0, result.output
-    assert re.search(r"cascade DR +-?\d\.\d{4} +-?\d\.\d{4} to -?\d\.\d{4}", result.stdout)
+    assert re.search(r"cascade DR \D*\d\.\d{4} +-?\d\.\d{4} +-?\d\.\d{4}", result.stdout)
     assert "In 400 lists to" in result.stdout
     assert document_in(page)["title"] == "bundle v1 on the log of bundle v1"
     shown = {one["key"] for one in blocks_in(page) if one["kind"] == "chart"}
