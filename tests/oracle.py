@@ -122,7 +122,7 @@ def replies(workspace: Path, num_requests: int) -> list[dict[str, Any]]:
 def pages(workspace: Path) -> dict[str, Any]:
     """Keys and titles of all blocks of the dashboard's pages about one run."""
     from pipelines.dashboard.context import Context
-    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.pages import PAGES
     from pipelines.dashboard.web.export import documents_of, find_runs
     from pipelines.dashboard.workspaces.stores import Places, Stores
 

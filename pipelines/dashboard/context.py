@@ -1,14 +1,60 @@
-"""What every page is made from, and how a page enters the list of pages."""
+"""What every page is made from: stores, caches, and how a page enters the list of pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pipelines.dashboard.cache import Cache
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.workspaces.stores import Stores
 from pipelines.pages.document import Option, Page, Rows, Window
+
+T = TypeVar("T")
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+def stamp_of(paths: Iterable[Path]) -> Stamp:
+    """Return name, time of change and size of each file; 0 if it is gone."""
+    found = []
+    for path in paths:
+        try:
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size))
+        except OSError:
+            found.append((str(path), 0, 0))
+    return tuple(found)
+
+
+class Cache:
+    """The values used last; two threads that need one value at once wait for one computation."""
+
+    def __init__(self, size: int = 256) -> None:
+        self._size = size
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, files: Iterable[Path], make: Callable[[], T]) -> T:
+        """Return the value of a key, computed again after one of its files changed."""
+        full = (key, stamp_of(files))
+        with self._lock:
+            computing = self._locks.setdefault(full, threading.Lock())
+        with computing:
+            with self._lock:
+                if full in self._values:
+                    self._values.move_to_end(full)
+                    found: T = self._values[full]
+                    return found
+            value = make()
+            with self._lock:
+                self._values[full] = value
+                while len(self._values) > self._size:
+                    self._locks.pop(self._values.popitem(last=False)[0], None)
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +63,6 @@ class Context:
 
     stores: Stores
     cache: Cache = field(default_factory=lambda: Cache(512))
-    """Of small values."""
     tables: Cache = field(default_factory=lambda: Cache(16))
     """Tables with a row for each user."""
     server: str | None = None
@@ -39,9 +84,7 @@ class PageEntry:
     """A page in the list of pages."""
 
     name: str
-    """In its address."""
     title: str
-    """In the navigation."""
     build: Build
     """Makes the page; raises QueryError or NotFoundError with words for the reader."""
     rows: Mapping[str, RowsOf] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import polars as pl
@@ -14,7 +14,6 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.files import UnreadableError, changed_at, names_in, read_table
-from pipelines.dashboard.workspaces.find import RELEASED
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import (
     color_of,
@@ -28,7 +27,6 @@ from pipelines.pages.charts import (
 from pipelines.pages.document import Block, Cell, Column, Page, Section, Table, Words, with_origins
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import RANKER, Document, read_ranker, routings_of
-from pipelines.publishing.released import shop_workspace
 from recsys.layers.lora.file import CONFIG
 from serving.bundle.manifest import CURRENT, bundle_directory
 from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
@@ -67,14 +65,6 @@ LISTS = {
 }
 
 
-class Found(NamedTuple):
-    """A run's ranker."""
-
-    ranker: Document
-    features: Path
-    """The build_features whose item rows its measurements name; may be gone."""
-
-
 def has_ranker(run: Run) -> bool:
     """Whether a run trained a ranker, or adapted a domain."""
     if run.kind != "workspace":
@@ -87,19 +77,15 @@ def _places_of(context: Context, run: Run) -> Iterator[Path]:
     if run.kind == "workspace":
         yield run.path
         return
-    try:
-        maker = None if run.made_by is None else context.stores.run(run.made_by)
-    except NotFoundError:
-        maker = None
-    if maker is not None:
-        version = run.name.partition("+")[0]
-        yield shop_workspace(maker.path) / RELEASED / version
-        if maker.bundles[:1] == (version,):
+    maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
+    if maker is not None and kept is not None:
+        yield kept
+        if maker.bundles[:1] == (kept.name,):
             yield maker.path
 
 
-def _find_ranker(context: Context, run: Run) -> Found | str:
-    """Read a run's ranker, or explain why there is none."""
+def _read_ranker(context: Context, run: Run) -> tuple[Document, Path] | str:
+    """Read a run's ranker and its build_features, or explain why there is none."""
     for place in _places_of(context, run):
         stage = place / STAGE
         orders = sorted(path.parent.name for path in stage.glob(f"*/{RANKER}"))
@@ -110,13 +96,12 @@ def _find_ranker(context: Context, run: Run) -> Found | str:
         except (OSError, ValueError, LookupError, TypeError) as error:
             return f"The ranker's measurements cannot be read: {type(error).__name__}: {error}"
         if ranker is not None:
-            return Found(ranker, place / "build_features")
+            return ranker, place / "build_features"
     return NO_MEASUREMENTS if run.kind == "bundle" else NO_RANKER
 
 
-def _mixture_sections(found: Found) -> list[Section]:
+def _mixture_sections(ranker: Document, features: Path) -> list[Section]:
     """Show the trunks, and of each router its balance and what its experts are for."""
-    ranker, features = found
     if not ranker["trunks"]:
         words = Words(lines=[f"No ranker could be trained: {ranker['reason']}"], tone="note")
         return [Section(key="ranker", title="Ranker", blocks=[words])]
@@ -141,18 +126,17 @@ def build(context: Context, query: Query) -> Page:
         if query.text("run"):
             raise
         return Page(title=TITLE, lead=str(error), blocks=[Words(lines=[NO_ADAPTERS])])
-    found = _find_ranker(context, run)
-    lead, blocks = "This run has no experts.", list[Block]()
-    if isinstance(found, Found):
-        lead = _lead(found.ranker)
-        blocks += [with_origins(one, [run.origin]) for one in _mixture_sections(found)]
-    else:
+    found = _read_ranker(context, run)
+    lead, mixture, blocks = "This run has no experts.", list[Section](), list[Block]()
+    if isinstance(found, str):
         blocks.append(Words(lines=[found], tone="note"))
-    sections, problems = _adapter_sections(context, run)
+    else:
+        lead, mixture = _lead(found[0]), _mixture_sections(*found)
+    adapters, problems = _adapter_sections(context, run)
     return Page(
         title=TITLE,
         lead=lead,
-        blocks=[*blocks, *(with_origins(one, [run.origin]) for one in sections)],
+        blocks=[*blocks, *(with_origins(one, [run.origin]) for one in (*mixture, *adapters))],
         controls=run_control(context, run),
         notices=problems,
     )

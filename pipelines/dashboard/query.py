@@ -37,22 +37,14 @@ class Query:
         return found[0] if found else default
 
     def several(self, name: str, *, at_most: int) -> tuple[str, ...]:
-        """Read values in their order, each once.
-
-        Raises:
-            QueryError: There are more than allowed.
-        """
+        """Read values in their order, each once."""
         found = tuple(dict.fromkeys(value for value in self.values.get(name, ()) if value))
         if len(found) > at_most:
             raise QueryError(f"{name} has {len(found)} values; at most {at_most} are allowed")
         return found
 
     def choice(self, name: str, allowed: Collection[str], default: str) -> str:
-        """Read one of a few values.
-
-        Raises:
-            QueryError: It is none of them.
-        """
+        """Read one of a few values."""
         found = self.text(name, default)
         if found not in allowed:
             some = ", ".join(sorted(allowed)[:20])
@@ -60,11 +52,7 @@ class Query:
         return found
 
     def number(self, name: str, default: int, *, least: int, most: int) -> int:
-        """Read a whole number.
-
-        Raises:
-            QueryError: It is none, or out of its bounds.
-        """
+        """Read a whole number."""
         found = self.text(name, str(default))
         try:
             value = int(found)

@@ -46,7 +46,6 @@ NOTHING = (
     "retraining. Make one for a run: recsys backtest runs/shop"
 )
 MOST = 4
-"""Backtests that are shown together."""
 OFFERED, LOOKED_AT = 40, 5
 DAMAGED = (OSError, EOFError, KeyError, ValueError, IndexError, BadZipFile)
 """Errors of a file that is half written."""
@@ -109,11 +108,7 @@ def read(context: Context, found: Backtest) -> Backtest:
 
 
 def _checked(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check that a document has the parts that pages read.
-
-    Raises:
-        KeyError: A part is missing.
-    """
+    """Check that a document has the parts that pages read."""
     for name in ("metric", "policies", "summary", "leads"):
         document[name]
     for names, parts in (
@@ -133,11 +128,7 @@ def _checked(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _measured_so_far(
     context: Context, path: Path, description: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Build the document of an unfinished backtest, of the steps whose lists are there.
-
-    Raises:
-        ValueError: The description is of another form.
-    """
+    """Build the document of an unfinished backtest, of the steps whose lists are there."""
     folder = ReplayFolder(path)
     judged = {int(one["number"]): one for one in description["steps"] if one["number"] > 0}
     policies = tuple(description["config"]["policies"])
@@ -212,15 +203,7 @@ def _rows(
 
 
 def choice_of(context: Context, query: Query, known: Sequence[Backtest]) -> Choice:
-    """Read the parameters; without any, choose the newest finished backtest.
-
-    Args:
-        known: At least one.
-
-    Raises:
-        NotFoundError: A backtest is not there.
-        QueryError: A value is none of those allowed.
-    """
+    """Read the parameters; without any, choose the newest finished backtest."""
     by_key = {one.key: one for one in known}
     keys = query.several("replays", at_most=MOST)
     for key in keys:
@@ -356,11 +339,7 @@ def _unfinished(one: Backtest) -> str:
 
 
 def exports(context: Context, query: Query) -> list[Query]:
-    """Choose the backtest of the run that a file is about.
-
-    Raises:
-        NotFoundError: It has none.
-    """
+    """Choose the backtest of the run that a file is about."""
     run = query.text("run")
     found = [one for one in backtests(context) if one.run == run]
     if not found:

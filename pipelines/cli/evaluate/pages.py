@@ -101,7 +101,7 @@ def dashboard(
       recsys dashboard --export shop.html --run runs/shop
     """
     from pipelines.dashboard.context import Context
-    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.pages import PAGES
     from pipelines.dashboard.workspaces.stores import Stores
 
     if run and export is None:
@@ -113,7 +113,7 @@ def dashboard(
         export_runs(context, export, run or [])
         return
     from pipelines.dashboard.web.access import Access
-    from pipelines.dashboard.web.run import serve
+    from pipelines.dashboard.web.app import serve
 
     access = Access(host=host, key=context.key, public=public, names=tuple(name or ()))
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
@@ -142,7 +142,7 @@ def find_places(
 
 def export_runs(context: Context, path: Path, wanted: list[str]) -> None:
     """Write one file about runs, or a file a run if no HTML file is named."""
-    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.pages import PAGES
     from pipelines.dashboard.web.export import find_runs, write
 
     runs = find_runs(context.stores, wanted)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from pipelines.dashboard.data.answers import Joined, Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
-from pipelines.pages.charts import Mark, color_of, interval_chart, numbers, texts
-from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Origin, Table
+from pipelines.dashboard.data.sides import origins
+from pipelines.pages.charts import Row, colors_of, figure, interval_chart, numbers, texts
+from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Table
 from pipelines.pages.wording import metric_label, metric_meaning
 
 FEW = 0.5
@@ -19,11 +20,6 @@ COST_NOTES = {
     "bundle_bytes": "all files of the bundle",
     "list_ms": "median time in which the release gate had a list made; load is on the page Serving",
 }
-
-
-def origins(sides: Sequence[Side]) -> list[Origin]:
-    """List what the numbers were computed from, each run once."""
-    return list({one.run.key: one.run.origin for one in sides}.values())
 
 
 def warnings(known: Joined, names: Sequence[str]) -> list[str]:
@@ -59,36 +55,31 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
     return found
 
 
-def dot_of(label: str, series: str, mean: float, low: float, high: float, words: str) -> Mark:
-    """Mark a relative difference with its interval, in percent."""
-    mean, low, high = (round(100 * value, 3) for value in (mean, low, high))
-    note = f"{label}, {series}: {words}"
-    return Mark(label=label, series=series, mean=mean, low=low, high=high, note=note)
+def difference_row(label: str, side: str, ends: tuple[float, float, float], words: str) -> Row:
+    """Build the row of a relative difference and the ends of its interval, in percent."""
+    return (label, side, *(round(100 * value, 3) for value in ends), words)
 
 
-def interval_chart_of(
-    key: str, title: str, note: str, dots: Sequence[Mark], sides: Sequence[Side]
+def differences_chart(
+    key: str, title: str, note: str, rows: Sequence[Row], sides: Sequence[Side]
 ) -> Chart:
-    """Draw differences with their intervals around 0, one row a label."""
-    series = dict.fromkeys(dot.series for dot in dots)
-    # The others are compared with the first side, so theirs are the next colours.
-    palette = {name: color_of(place) for place, name in enumerate(series, start=1)}
-    lost, won = sum(dot.high < 0 for dot in dots), sum(dot.low > 0 for dot in dots)
-    return Chart(
-        key=key,
-        title=title,
-        note=note,
-        description=f"{len(dots)} differences with intervals; {won} are above 0, {lost} below.",
-        spec=interval_chart(
-            dots,
-            palette,
-            x_title="relative difference, % (below 0: worse)",
-            labels=list(dict.fromkeys(dot.label for dot in dots)),
-            rule_at=0,
-        ),
-        columns=("row", "side", "difference, %", "low, %", "high, %", "in words"),
-        rows=[(d.label, d.series, d.mean, d.low, d.high, d.note) for d in dots],
-        legend=palette if len(series) > 1 else {},
+    """Draw the rows of `difference_row` around 0."""
+    return figure(
+        interval_chart,
+        key,
+        title,
+        note,
+        [
+            *texts("row", "side"),
+            *numbers("difference, %", "low, %", "high, %"),
+            *texts("in words"),
+        ],
+        rows,
+        "label series mean low high -",
+        # The others are compared with the first side, so theirs are the next colours.
+        colors=colors_of(list(dict.fromkeys(str(row[1]) for row in rows)), first=1),
+        x_title="relative difference, % (below 0: worse)",
+        rule_at=0,
         origins=origins(sides),
     )
 

@@ -16,7 +16,6 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import label_of
-from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import Settings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wording import metric_label
@@ -34,7 +33,6 @@ MUCH_DEARER = 1.5
 MUCH_CLEARER = 3.5
 """Standard errors by which a slice gains more than all queries, if it is named next to them."""
 MAX_NAMED = 3
-"""Slices that are named, the clearest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,6 @@ class Reason:
     speaks_for: Answer
     words: str
     slice: str = ""
-    """Key of the slice that it is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +69,9 @@ class Judgement:
 def release_config(context: Context, run: Run) -> ReleaseConfig:
     """Read ``[release]`` of a run, or of the run that made a bundle; the defaults without one."""
     try:
-        maker = run if run.made_by is None else context.stores.run(run.made_by)
-        settings = read_settings(maker.path) or Settings()
+        settings = read_settings((context.stores.maker(run) or run).path) or Settings()
         found: ReleaseConfig = _reader().validate_python(settings.table.get("release", {}))
-    except (NotFoundError, ValueError):
+    except ValueError:
         return ReleaseConfig()
     return found
 

@@ -70,11 +70,7 @@ def split_of(query: Query) -> Split:
 
 
 def answers(run: Run, split: Split) -> Answers:
-    """Find a run's ranks.
-
-    Raises:
-        NotFoundError: It has none; says which stage makes them.
-    """
+    """Find a run's ranks."""
     if run.kind == "bundle":
         version = run.path.name.removeprefix("bundle-")
         table = answers_file(run.path.parent, version)
@@ -119,11 +115,7 @@ def served_model(run: Run, models: Sequence[str]) -> str:
 
 
 def side(run: Run, split: Split, model: str | None = None) -> Side:
-    """Choose a model of a run, by default the one that is served.
-
-    Raises:
-        NotFoundError: The run has no such model, or no ranks at all.
-    """
+    """Choose a model of a run, by default the one that is served."""
     models = answers(run, split).models
     if model and model not in models:
         raise NotFoundError(f"{run.name} has no model {model!r}; it has {', '.join(models)}")
@@ -135,7 +127,6 @@ class Dropped:
     """Queries of one side that the others did not answer, by reason."""
 
     num_queries: int
-    """Before."""
     other_users: int = 0
     """Their user is not in every other side."""
     other_items: int = 0
@@ -192,11 +183,7 @@ class Joined:
 
 
 def join(sides: Sequence[Side], split: Split) -> Joined:
-    """Read the ranks of sides and join them: by rows if their prepared data are equal, else by ids.
-
-    Raises:
-        NotFoundError: A table is gone or cannot be read.
-    """
+    """Join the ranks of sides, by rows if their prepared data are equal, else by ids."""
     try:
         known = [answers(one.run, split) for one in sides]
         if (frame := _joined_by_rows(sides, known)) is not None:

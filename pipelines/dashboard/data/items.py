@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
 from pipelines.inputs.tensors import released_order
+from pipelines.pages.document import Option
 from recsys.data.dataset import Sequences
 
 Rows = NDArray[np.int64]
@@ -36,7 +37,6 @@ class Catalogue:
     categories: pl.Series
     """[N], joined by a comma; "" if there are none."""
     num_events: Rows
-    """Training events, [N]."""
 
     def __len__(self) -> int:
         return len(self.item_ids)
@@ -77,13 +77,13 @@ class Catalogue:
         first = [] if named is None else [named]
         return [*first, *(int(row) for row in rows[order] if int(row) not in first)][:OFFERED]
 
+    def options(self, text: str) -> list[Option]:
+        """Offer the items that match a text."""
+        return [Option(value=self.item_id(row), label=self.title(row)) for row in self.find(text)]
+
 
 def catalogue_of(context: Context, features: Path) -> Catalogue:
-    """Read the items of prepared data; kept until they change.
-
-    Raises:
-        NotFoundError: They cannot be read; says what to do.
-    """
+    """Read the items of prepared data; kept until they change."""
     files = [features / "items.parquet", features / "manifest.json"]
     return context.tables.get(("catalogue", str(features)), files, lambda: _read(features))
 
@@ -129,11 +129,7 @@ class PastEvent(NamedTuple):
 
 
 def user_row(features: Path, user_id: str) -> int:
-    """Find a user by id.
-
-    Raises:
-        NotFoundError: There is none.
-    """
+    """Find a user by id."""
     found = _users(features).filter(pl.col("id") == user_id).select("row").collect()
     if found.is_empty():
         raise NotFoundError(f"no user {user_id!r} in this run; search for one by a part of the id")
@@ -167,13 +163,7 @@ def _users(features: Path) -> pl.LazyFrame:
 
 
 def history(sequences: Sequences, row: int, num_before: int) -> list[PastEvent]:
-    """Read what a user did before a query, newest first.
-
-    Args:
-        sequences: Of the run, memory-mapped.
-        row: Of the user.
-        num_before: Events that come before the query.
-    """
+    """Read what a user did before a query, newest first."""
     begin = int(sequences.offsets[row])
     part = slice(begin, begin + num_before)
     items = np.asarray(sequences.item_rows[part])[::-1]

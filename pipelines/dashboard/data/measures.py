@@ -81,10 +81,7 @@ def _measured(context: Context, side: Side) -> Side | None:
     run = side.run
     if run.kind == "workspace":
         return side
-    try:
-        maker = None if run.made_by is None else context.stores.run(run.made_by)
-    except NotFoundError:
-        return None
+    maker = context.stores.maker(run)
     if maker is None or maker.bundles[:1] != tuple(run.bundles[:1]) or maker.served is None:
         return None
     return Side(run=maker, model=maker.served)

@@ -59,14 +59,7 @@ class Pairs:
         self.one_each = known.num_users == len(known)
 
     def moments(self, first: int, second: int, slicing: Slicing, metric: str) -> Moments:
-        """Compute a metric of two sides in each slice.
-
-        Args:
-            first: Place of a side.
-            second: Place of another.
-            slicing: Of the queries.
-            metric: Such as ndcg@10; at most `DEPTH` places.
-        """
+        """Compute a metric of two sides in each slice."""
         ranks = [self.known.ranks[place][slicing.queries] for place in (first, second)]
         if self.one_each:
             gains = per_user_metric(Jagged.one_each(torch.arange(DEPTH + 1)), metric).numpy()
@@ -99,14 +92,7 @@ def pairs_of(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
 
 
 def moments_of(codes: NDArray[np.integer], first: Floats, second: Floats, num: int) -> Moments:
-    """Sum up each of some slices.
-
-    Args:
-        codes: Slice of each value, [G].
-        first: Values of the first side, [G].
-        second: Of the second, [G].
-        num: Slices.
-    """
+    """Sum up each of some slices."""
 
     def total(values: Floats | None = None) -> Floats:
         return np.bincount(codes, weights=values, minlength=num).astype(np.float64)

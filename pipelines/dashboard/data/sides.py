@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, has_ranks, side
 from pipelines.dashboard.data.slices import label_of_group
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Control, Option, Parameters
+from pipelines.pages.document import Control, Link, Option, Origin, Parameters, select
 from pipelines.pages.wording import model_label
 
 MOST = 5
@@ -20,7 +20,6 @@ NUM_SEARCHED = 200
 OFFERED = 20
 CHALLENGER = "kept as challenger"
 MODELS = tuple(f"model{place}" for place in range(1, MOST + 1))
-"""Parameters of the sides' models."""
 NO_PAIR = (
     "There are no two measured runs to compare yet. Run a second one on the same data with other "
     "settings into a folder of its own: recsys run shop.toml --set seed=1 --set workspace=runs/b; "
@@ -34,10 +33,6 @@ def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOS
 
     Two or more ``runs`` are compared by what they serve, or by ``model1``, ``model2``, ...; one run
     by two of its models, ``first`` and ``second``.
-
-    Raises:
-        NotFoundError: A run is not there, has no ranks by user, or there is no pair.
-        QueryError: Too many are named, or one model twice.
     """
     keys = query.several("runs", at_most=at_most)
     if len(keys) >= 2:
@@ -59,16 +54,7 @@ def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOS
 
 
 def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Run]:
-    """Choose what is served and its challenger, else the two newest runs on the same data.
-
-    Args:
-        context: Of the dashboard.
-        split: That they were measured on.
-        run: Key of a run that has to be in the pair, or has made one of it; any without.
-
-    Raises:
-        NotFoundError: There are no two runs with ranks by user; says how to make them.
-    """
+    """Choose what is served and its challenger, else the two newest runs on the same data."""
     measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one, split)]
     for pair in _pairs(measured):
         if not run or run in {key for one in pair for key in (one.key, one.made_by)}:
@@ -99,12 +85,7 @@ def _pairs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
 def _models_of_one(
     context: Context, split: Split, run: Run | None = None, models: tuple[str, str] = ("", "")
 ) -> list[Side]:
-    """Take two models of a run: by default what it serves and the best other one.
-
-    Raises:
-        NotFoundError: There is no such run.
-        QueryError: Both are one model.
-    """
+    """Take two models of a run: by default what it serves and the best other one."""
     for one in context.stores.runs()[:LOOKED_AT] if run is None else [run]:
         if run is None and (one.kind != "workspace" or not has_ranks(one, split)):
             continue
@@ -121,6 +102,11 @@ def _models_of_one(
                 f"{one.name} has one model alone, {first.model}; choose a second run to compare"
             )
     raise NotFoundError(NO_PAIR)
+
+
+def origins(sides: Sequence[Side]) -> list[Origin]:
+    """List the runs of sides, each once."""
+    return list({one.run.key: one.run.origin for one in sides}.values())
 
 
 def pair_parameters(first: Side, second: Side) -> Parameters:
@@ -142,17 +128,7 @@ def name_of(one: Side, sides: Sequence[Side]) -> str:
 
 
 def one_run(context: Context, query: Query, has: Callable[[Run], bool], missing: str) -> Run:
-    """Take the run that a page names, else the newest complete one that has what the page needs.
-
-    Args:
-        context: Of the dashboard.
-        query: Of the page.
-        has: Whether a run has what the page needs.
-        missing: What to do if there is none, in words.
-
-    Raises:
-        NotFoundError: The named run is not there, or none has what the page needs.
-    """
+    """Take the run that a page names, else the newest complete one that has what the page needs."""
     if key := query.text("run"):
         return context.stores.run(key)
     runs = list(context.stores.runs()[:NUM_SEARCHED])
@@ -192,16 +168,6 @@ def controls(
     return found
 
 
-def select(
-    name: str, label: str, value: str, options: Mapping[str, str], clears: Sequence[str] = ()
-) -> Control:
-    """Build a control that chooses one of a few values, each with its label."""
-    offered = [Option(value=one, label=text) for one, text in options.items()]
-    return Control(
-        name=name, label=label, kind="select", value=value, options=offered, clears=clears
-    )
-
-
 def split_control(sides: Sequence[Side], split: Split) -> Control:
     """Offer the splits on which all sides were measured."""
     known = [name for name in SPLITS if all(has_ranks(one.run, name) for one in sides)]
@@ -226,6 +192,33 @@ def run_control(context: Context, run: Run, clears: Sequence[str] = ()) -> list[
         clears=clears,
     )
     return [] if context.exported else [control]
+
+
+def pair_links(sides: Sequence[Side]) -> list[Link]:
+    """Lead from two sides to their users, and to the differences of their settings."""
+    pair = pair_parameters(*sides[:2])
+    links = [Link(label="Users won and lost, with their items", page="why", parameters=pair)]
+    if "runs" in pair:
+        runs, label = {"runs": pair["runs"]}, "Differences of their settings"
+        links.append(Link(label=label, page="differences", parameters=runs))
+    return links
+
+
+def k_control(k: int, most: int) -> Control:
+    """Offer list lengths."""
+    return Control(name="k", label="k", kind="number", value=str(k), least=1, most=most)
+
+
+def search_control(name: str, label: str, value: str, title: str) -> Control:
+    """Offer a search; the page names its suggestions after it, with an s."""
+    return Control(
+        name=name,
+        label=label,
+        kind="search",
+        value=value,
+        options=[Option(value=value, label=title)] if value else [],
+        suggest=f"{name}s",
+    )
 
 
 def run_options(context: Context, *chosen: Run) -> list[Option]:

@@ -34,7 +34,6 @@ Codes = NDArray[np.int32]
 MAX_CATEGORIES = 20
 """Categories that are slices, those with the most held-out items."""
 NUM_PERIODS = 5
-"""Blocks of time with equally many queries."""
 RECENCY = {"within a day": 86_400, "within a week": 7 * 86_400, "within a month": 30 * 86_400}
 CROSSED = (
     ("user_activity", "item_popularity"),
@@ -67,7 +66,6 @@ class Slicing(NamedTuple):
     """A way to cut the queries."""
 
     group: str
-    """Such as ``category`` or ``category x user_activity``."""
     names: tuple[str, ...]
     """Names of its slices, [C]."""
     codes: Codes

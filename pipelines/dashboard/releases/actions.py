@@ -41,13 +41,7 @@ def goes_back_to(folder: Folder) -> str | None:
 
 
 def actions_for(folder: Folder, version: str | None, served: str | None) -> list[Action]:
-    """Offer what can be done.
-
-    Args:
-        folder: Of the bundles.
-        version: The one that the reader chose.
-        served: The one that is served.
-    """
+    """Offer what can be done."""
     offered = []
     if version is not None and version != served:
         offered = [
@@ -91,11 +85,7 @@ def actions_for(folder: Folder, version: str | None, served: str | None) -> list
 
 
 def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
-    """Check what was sent, move the alias, and return what was done in words.
-
-    Raises:
-        QueryError: Nothing was changed; says why.
-    """
+    """Check what was sent, move the alias, and return what was done in words."""
     if context.key is None:
         raise QueryError(NO_KEY)
     version, reason = values.get("version", ""), " ".join(values.get("reason", "").split())
@@ -144,4 +134,3 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
 ACTIONS: Mapping[str, Act] = {
     name: partial(move, action=name) for name in ("promote", "challenger", "rollback")
 }
-"""By the name of the action."""

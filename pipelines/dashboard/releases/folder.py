@@ -21,7 +21,6 @@ from pipelines.tracking.decisions import (
     ALTERED,
     LOG,
     AliasChange,
-    Decision,
     Written,
     history,
     read_challenger,
@@ -35,7 +34,6 @@ SIGNATURES = {
     "not verified": "signed, not verified",
     ALTERED: "NOT VALID",
 }
-"""By the state of a decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +43,14 @@ class Folder:
     key: str
     bundles: Path
     workspace: Path | None
-    """None if nothing but bundles is known."""
     run: Run | None = None
-    """Run of the workspace."""
 
     @property
     def name(self) -> str:
-        """Label for people."""
         return str(self.workspace or self.bundles)
 
     @property
     def origins(self) -> Sequence[Origin]:
-        """The run that its numbers are of."""
         return (self.run.origin,) if self.run else ()
 
     def versions(self) -> list[str]:
@@ -89,8 +83,7 @@ def folders(context: Context) -> list[Folder]:
     found = []
     for bundles, bundle in newest.items():
         maker = of_path.get(bundles.parent)
-        if maker is None and bundle.made_by is not None:
-            maker = context.stores.run(bundle.made_by)
+        maker = maker or context.stores.maker(bundle)
         above = bundles.parent if (bundles.parent / "config.toml").is_file() else None
         workspace = above if maker is None else shop_workspace(maker.path)
         key = key_of(str(bundles))
@@ -99,11 +92,7 @@ def folders(context: Context) -> list[Folder]:
 
 
 def folder_of(context: Context, query: Query) -> Folder | None:
-    """Choose by the parameter ``bundles`` or ``run``, else the newest; None if there is none.
-
-    Raises:
-        NotFoundError: There is no such folder or run, or the run has no bundles.
-    """
+    """Choose by the parameter ``bundles`` or ``run``, else the newest; None if there is none."""
     known = folders(context)
     if key := query.text("bundles"):
         if found := next((one for one in known if one.key == key), None):
@@ -121,44 +110,24 @@ def folder_of(context: Context, query: Query) -> Folder | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decided:
-    """A line of the log, an altered one too."""
-
-    name: str
-    decision: Decision
-    state: str
-    written: Written | None = None
-    """None of one that was altered: its text is not what was signed."""
-    fault: str = ""
-
-    @property
-    def time(self) -> datetime | None:
-        """When it was taken."""
-        return time_of(self.decision.time)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything on record about a folder, oldest first."""
+    """All records of a folder, oldest first."""
 
     served: str | None = None
     challenger: str | None = None
     is_there: bool = False
     """True if the bundle that is served is there."""
     changes: Sequence[AliasChange] = ()
-    """Changes of aliases."""
-    decisions: Sequence[Decided] = ()
+    decisions: Sequence[Written] = ()
     commands: Sequence[CommandRun] = ()
-    """Commands of the workspace."""
     faults: Sequence[str] = ()
-    """Faults of these files, in words."""
 
     def since(self, version: str | None) -> datetime | None:
         """Return since when an alias names a version."""
         found = [one.time for one in self.changes if one.version == version]
         return time_of(found[-1]) if found else None
 
-    def on(self, version: str) -> list[Decided]:
+    def on(self, version: str) -> list[Written]:
         """List the decisions on a version, the newest first."""
         return [one for one in reversed(self.decisions) if one.decision.challenger == version]
 
@@ -184,34 +153,20 @@ def record_of(context: Context, folder: Folder) -> Record:
 
 
 def _read(folder: Folder, key: bytes | None) -> Record:
-    faults = []
-    changes: list[AliasChange] = []
-    waiting = None
-    decided: list[Decided] = []
+    found, faults = Record(), list[str]()
     try:
-        changes, waiting = history(folder.bundles), read_challenger(folder.bundles)
-        found, wrong = read_decisions(folder.bundles, key)
-        faults += wrong
-        decided = [_decided(one) for one in found]
+        found = Record(changes=history(folder.bundles), challenger=read_challenger(folder.bundles))
+        decisions, faults = read_decisions(folder.bundles, key)
+        found = replace(found, decisions=decisions)
     except OSError as error:
         faults.append(f"{folder.bundles / LOG} cannot be read: {error.strerror}")
     except ValueError as error:
         faults.append(str(error))
-    if key is None and any(one.state == "not verified" for one in decided):
+    if key is None and any(one.state == "not verified" for one in found.decisions):
         faults.append(f"{KEY} is not set here, so no signature is verified")
-    commands: list[CommandRun] = []
     try:
-        commands = [] if folder.workspace is None else read_history(folder.workspace)
+        if folder.workspace is not None:
+            found = replace(found, commands=read_history(folder.workspace))
     except OSError as error:
         faults.append(f"{COMMANDS} of {folder.name} cannot be read: {error.strerror}")
-    return Record(
-        challenger=waiting, changes=changes, decisions=decided, commands=commands, faults=faults
-    )
-
-
-def _decided(one: Written) -> Decided:
-    """Take a line of the log over; an altered one only has the texts that it claims."""
-    written = None if one.state == ALTERED else one
-    return Decided(
-        name=one.name, decision=one.decision, state=one.state, written=written, fault=one.fault
-    )
+    return replace(found, faults=faults)

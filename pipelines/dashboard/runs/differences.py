@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.page import link_to, nothing_there, suggested, time_text
 from pipelines.dashboard.runs.record import StageRecord, raw_files_of, stages_of, versions_of
+from pipelines.dashboard.runs.runs import link_to, nothing_there, suggested, time_text
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
@@ -22,6 +21,7 @@ from pipelines.pages.document import (
     Section,
     Table,
     Words,
+    select,
 )
 from pipelines.pages.report_data import SPLITS
 from pipelines.pages.wording import by_fame, metric_label, model_label
@@ -100,12 +100,7 @@ def default_pair(context: Context) -> tuple[Run, ...]:
 
 
 def build(context: Context, query: Query) -> Page:
-    """Build the page.
-
-    Raises:
-        NotFoundError: A run is gone.
-        QueryError: More than two runs are chosen.
-    """
+    """Build the page."""
     if not context.stores.runs():
         return nothing_there(context)
     keys = query.several("runs", at_most=2)

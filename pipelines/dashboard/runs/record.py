@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import UnreadableError, names_in, number, read_table
-from pipelines.dashboard.workspaces.find import RELEASED
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import MANIFEST, RUN, digest_of_json
 from pipelines.engine.workspace import Workspace
-from pipelines.publishing.released import shop_workspace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +24,14 @@ class StageRecord:
     peak_memory: float | None
     rows_out: float | None
     output: str
-    """Digest of the output."""
     code: str
-    """Digest of the stage's code."""
     versions: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 def stages_of(context: Context, run: Run) -> Sequence[StageRecord]:
     """Read the record of each stage, in the order they began; none if they are gone."""
-    folder: Path | None = run.path
-    if run.kind == "bundle":
-        try:
-            maker = None if run.made_by is None else context.stores.run(run.made_by)
-        except NotFoundError:
-            maker = None
-        version = run.name.partition("+")[0]
-        folder = None if maker is None else shop_workspace(maker.path) / RELEASED / version
+    folder = run.path if run.kind == "workspace" else context.stores.kept_stages(run)
     names = [] if folder is None else [name for name in names_in(folder) if name[0] != "."]
     if folder is None or not names:
         return ()

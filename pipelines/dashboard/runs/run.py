@@ -8,14 +8,6 @@ from pathlib import Path
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import run_control
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.page import (
-    link_to,
-    nothing_there,
-    suggested,
-    tags_text,
-    time_text,
-    utc_text,
-)
 from pipelines.dashboard.runs.record import (
     StageRecord,
     ledger_of,
@@ -23,14 +15,21 @@ from pipelines.dashboard.runs.record import (
     stages_of,
     versions_of,
 )
+from pipelines.dashboard.runs.runs import (
+    link_to,
+    nothing_there,
+    suggested,
+    tags_text,
+    time_text,
+    utc_text,
+)
 from pipelines.dashboard.workspaces.files import UnreadableError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.formats import duration, size
 from pipelines.evaluation.analysis import ANALYSIS
-from pipelines.pages.charts import Mark, cost_chart, numbers, texts
+from pipelines.pages.charts import cost_chart, counts, figure, numbers, texts
 from pipelines.pages.document import (
     Block,
-    Chart,
     Column,
     Link,
     LinkedCell,
@@ -77,11 +76,7 @@ TONES: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable"
 
 
 def build(context: Context, query: Query) -> Page:
-    """Build the page of the query's run, else of the newest complete one.
-
-    Raises:
-        NotFoundError: The run is gone.
-    """
+    """Build the page of the query's run, else of the newest complete one."""
     if key := query.text("run"):
         run = context.stores.run(key)
     else:
@@ -136,11 +131,7 @@ def evaluated_files(run: Run) -> list[Path]:
 
 
 def read_reported(context: Context, run: Run) -> ReportData | None:
-    """Read what the report's figures are drawn from; None if nothing was analysed.
-
-    Raises:
-        UnreadableError: A file of it is damaged.
-    """
+    """Read what the report's figures are drawn from; None if nothing was analysed."""
     path = run.path
     if run.kind != "workspace" or not (path / "evaluate" / ANALYSIS).exists():
         return None
@@ -296,23 +287,22 @@ def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
     timed = [(one, one.seconds) for one in stages if one.seconds is not None]
     if not timed:
         return Words(lines=["Time and memory of its stages are not on record."])
-    bars = [
-        Mark(
-            label=one.name,
-            amount=seconds,
-            note=f"{one.name}: {duration(seconds)}, {size(one.peak_memory or 0)}",
-        )
-        for one, seconds in timed
-    ]
-    return Chart(
-        key="cost",
-        title="Time by stage",
-        note="Seconds of each stage, in the order they ran. A stage whose inputs did not change is "
-        "kept from an earlier run, with what it took then.",
-        description=f"Seconds of each of {len(timed)} stages.",
-        spec=cost_chart(bars, x_title="seconds"),
-        columns=("stage", "seconds", "peak memory (bytes)", "rows out", "started (UTC)"),
-        rows=[(o.name, seconds, o.peak_memory, o.rows_out, o.started) for o, seconds in timed],
+    return figure(
+        cost_chart,
+        "cost",
+        "Time by stage",
+        "Time of each stage, in the order they ran. A stage whose inputs did not change is "
+        "kept from an earlier run, with its time then.",
+        [
+            *texts("stage"),
+            *numbers("time", format="seconds"),
+            *numbers("peak memory", format="bytes"),
+            *counts("rows out"),
+            Column(label="started (UTC)", format="time"),
+        ],
+        [(one.name, seconds, one.peak_memory, one.rows_out, one.started) for one, seconds in timed],
+        "label amount - - -",
+        x_title="seconds",
         origins=[run.origin],
     )
 

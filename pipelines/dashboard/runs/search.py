@@ -41,7 +41,6 @@ class Condition:
     """A bound on a value."""
 
     names: tuple[str, ...]
-    """Full names of what is meant."""
     operator: str
     wanted: str
 

@@ -113,12 +113,7 @@ def now_ms() -> int:
 
 
 def fetched(address: str) -> str:
-    """Read ``/metrics`` of a server; no redirect is followed.
-
-    Raises:
-        OSError: It does not answer in time.
-        ValueError: It is no address of a server, or what it sends is no text.
-    """
+    """Read ``/metrics`` of a server; no redirect is followed."""
     if not address.startswith(("http://", "https://")):
         raise ValueError(f"{address!r} is no address; write http://HOST:PORT")
     request = Request(f"{address.rstrip('/')}/metrics", headers={"accept": "text/plain"})
@@ -130,11 +125,7 @@ def fetched(address: str) -> str:
 
 
 def sample_of(text: str, time_ms: int) -> Sample:
-    """Parse metrics.
-
-    Raises:
-        ValueError: They are not in the text format of Prometheus.
-    """
+    """Parse metrics."""
     values: dict[str, dict[Labels, float]] = {}
     try:
         for family in text_string_to_metric_families(text):

@@ -20,8 +20,7 @@ from typing import NamedTuple
 import orjson
 import polars as pl
 
-from pipelines.dashboard.cache import Stamp, stamp_of
-from pipelines.dashboard.context import Context
+from pipelines.dashboard.context import Context, Stamp, stamp_of
 from pipelines.dashboard.workspaces.files import names_in
 from pipelines.experiments.collected import EVENTS as CLICKS
 from pipelines.experiments.collected import LISTS as ARMS
@@ -63,7 +62,6 @@ SOURCES = pl.Schema({**_KEYS, "source": pl.Categorical(), "items": pl.Int64()})
 TIMES = pl.Schema({**_KEYS, "stage": pl.Enum(STAGES), "bucket": pl.Int16(), "lists": pl.UInt32()})
 """Lists by minute, surface, stage and bucket of the stage's milliseconds."""
 CLICKED = pl.Schema({**CLICKS, "event_type": pl.String()})
-"""Events that name a list."""
 _DOCUMENT = pl.Schema(
     {
         "unix_ms": pl.Int64(),
@@ -84,11 +82,8 @@ class Counted(NamedTuple):
     """Counts of some lists."""
 
     lists: pl.DataFrame
-    """`LISTS`."""
     sources: pl.DataFrame
-    """`SOURCES`."""
     times: pl.DataFrame
-    """`TIMES`."""
     arms: pl.DataFrame
     """Lists of experiments, as `pipelines.experiments` reads them; users by hashes of their ids."""
     num_unreadable: int = 0
@@ -178,12 +173,7 @@ def joined(parts: Sequence[Counted], *, adds_up: bool = False) -> Counted:
 
 
 def quantiles(times: pl.DataFrame, by: Sequence[str], wanted: Mapping[str, float]) -> pl.DataFrame:
-    """Estimate quantiles of milliseconds within 5%, and count the lists.
-
-    Args:
-        times: Rows with a ``bucket`` and its ``lists``.
-        wanted: Quantile by the name of its column.
-    """
+    """Estimate quantiles of milliseconds within 5%, and count the lists."""
     groups = list(by)
     summed = times.group_by(*groups, "bucket").agg(pl.col("lists").sum().cast(pl.Float64))
     upto = pl.col("lists").cum_sum()
@@ -230,7 +220,6 @@ class Logged:
     counted: Counted = EMPTY
     events: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLICKED))
     number: int = 0
-    """Grows with each change."""
     is_reading: bool = False
     """Whether older lists are missing, because they are being read."""
     fault: str = ""

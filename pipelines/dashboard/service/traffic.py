@@ -124,7 +124,6 @@ class View:
     stage: str
     surface: str
     surfaces: Sequence[str]
-    """All surfaces of the log."""
     notices: Sequence[str] = ()
 
     @cached_property
@@ -170,11 +169,7 @@ class View:
 
 
 def view_of(logged: Logged, query: Query) -> View:
-    """Choose by the parameters ``range``, ``step``, ``stage`` and ``surface``.
-
-    Raises:
-        QueryError: One of them is none that is allowed.
-    """
+    """Choose by the parameters ``range``, ``step``, ``stage`` and ``surface``."""
     counted = logged.counted
     surfaces = sorted(counted.lists["surface"].cast(pl.String).unique().to_list())
     surface = query.choice("surface", [ALL, *surfaces], ALL)
@@ -242,32 +237,26 @@ def _tiles(view: View) -> Tiles:
     if ms is not None:
         kept = f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms"
     visitors = f"of all lists; {view.share('no user'):.2%} more named no user"
+    p95 = "not kept" if ms is None else f"{ms['p95']:.1f} ms"
+    unknown = f"{view.share('unknown_user'):.2%}"
+    rows = (
+        ("Lists served", f"{total:,}", span),
+        ("Time of a list, p95", p95, kept),
+        ("Late or failed parts", f"{failed:.2%}", "lists that say so in degraded"),
+        ("Fallback", f"{view.share('fallback'):.2%}", "lists made of popular items alone"),
+        ("Users that the bundle does not know", unknown, visitors),
+        ("Version of the newest list", newest, ""),
+    )
     return Tiles(
-        tiles=(
-            Tile(label="Lists served", value=f"{total:,}", note=span),
+        tiles=[
             Tile(
-                label="Time of a list, p95",
-                value="not kept" if ms is None else f"{ms['p95']:.1f} ms",
-                note=kept,
-            ),
-            Tile(
-                label="Late or failed parts",
-                value=f"{failed:.2%}",
-                note="lists that say so in degraded",
-                tone="bad" if failed > 0.01 else "plain",
-            ),
-            Tile(
-                label="Fallback",
-                value=f"{view.share('fallback'):.2%}",
-                note="lists made of popular items alone",
-            ),
-            Tile(
-                label="Users that the bundle does not know",
-                value=f"{view.share('unknown_user'):.2%}",
-                note=visitors,
-            ),
-            Tile(label="Version of the newest list", value=newest),
-        )
+                label=label,
+                value=value,
+                note=note,
+                tone="bad" if label.startswith("Late") and failed > 0.01 else "plain",
+            )
+            for label, value, note in rows
+        ]
     )
 
 

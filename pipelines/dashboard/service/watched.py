@@ -147,11 +147,7 @@ def _none(command: str, workspace: Path | None, words: str) -> Words:
 def experiments_section(
     context: Context, folder: Path, logged: Logged, query: Query
 ) -> tuple[Section, Sequence[Control]]:
-    """Compare the arms of every experiment with its first.
-
-    Raises:
-        QueryError: The event, the metric or the window is none that is allowed.
-    """
+    """Compare the arms of every experiment with its first."""
     events: tuple[str, ...] = get_args(EventType)
     event = query.choice("event", events, "click")
     metric = query.choice("metric", METRICS, METRICS[0])

@@ -41,7 +41,6 @@ class Access:
     """The rules of one dashboard."""
 
     host: str = "127.0.0.1"
-    """It listens on."""
     key: str | None = None
     """For actions, and for reading where other machines reach it and it is not public."""
     public: bool = False
@@ -68,9 +67,6 @@ class Access:
 
         A page elsewhere may let its own name resolve to this machine (DNS rebinding); an address in
         digits cannot be rebound.
-
-        Raises:
-            RefusedError: 421.
         """
         given = request.headers.getlist("host")
         name = (urlsplit(f"//{given[0]}").hostname or "") if len(given) == 1 else ""
@@ -85,11 +81,7 @@ class Access:
             )
 
     def check_reader(self, request: Request) -> None:
-        """Refuse a reader who has not given the key.
-
-        Raises:
-            RefusedError: 401.
-        """
+        """Refuse a reader who has not given the key."""
         given = request.cookies.get(COOKIE, "")
         if self.needs_key and not hmac.compare_digest(given.encode(), self._session.encode()):
             raise RefusedError(401, "this dashboard needs a key")
@@ -100,11 +92,7 @@ class Access:
         return self._session
 
     async def check_key(self, request: Request) -> None:
-        """Refuse a request without the key, or from another site's page.
-
-        Raises:
-            RefusedError: 401 or 403.
-        """
+        """Refuse a request without the key, or from another site's page."""
         self._check_origin(request)
         if self.key is None:
             raise RefusedError(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import TypeVar
 
 import orjson
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -49,6 +51,7 @@ HEADERS = {
 }
 T = TypeVar("T")
 Answer = Callable[["Site", Request], Response]
+Change = Callable[["Site", Request, Mapping[str, str]], Response]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +64,10 @@ class Site:
 
     @cached_property
     def by_name(self) -> Mapping[str, PageEntry]:
-        """The pages by their name."""
         return {page.name: page for page in self.pages}
 
     def page(self, request: Request) -> PageEntry:
-        """Return the page that a request names.
-
-        Raises:
-            NotFoundError: There is none.
-        """
+        """Return the page that a request names."""
         return _named(self.by_name, request.path_params["name"], "page")
 
 
@@ -85,7 +83,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 
 def refusal_of(error: Exception) -> Response:
-    """Say what is wrong; of an error that nobody expected, its reference in the log alone."""
+    """Answer an error in words; of an unexpected one, only its reference in the log."""
     if isinstance(error, RefusedError):
         return json_response({"error": str(error)}, error.status)
     if isinstance(error, QueryError):
@@ -114,14 +112,14 @@ def shell(site: Site, _: Request) -> Response:
 def asset(_: Site, request: Request) -> Response:
     """Send an asset; its address changes with its content."""
     if request.path_params["version"] != version():
-        raise NotFoundError("another version of the dashboard runs here; load the page anew")
+        raise NotFoundError("another version of the dashboard runs here; load the page again")
     found = _named(assets(), request.path_params["file"], "asset")
     headers = {"cache-control": "public, max-age=31536000, immutable"}
     return Response(found.body, media_type=found.media_type, headers=headers)
 
 
 def built(context: Context, entry: PageEntry, query: Query) -> Page:
-    """Make a page with what is wrong with the stores above all, said once."""
+    """Build a page with the faults of the stores above all, each once."""
     made = entry.build(context, query)
     notices = dict.fromkeys([*context.stores.problems(), *made.notices])
     return replace(made, notices=tuple(notices))
@@ -178,39 +176,22 @@ async def _values(request: Request) -> dict[str, str]:
     return values
 
 
-def _act(site: Site) -> Callable[[Request], object]:
-    async def act(request: Request) -> Response:
-        """Have something done that a page offers."""
-        try:
-            site.access.check_host(request)
-            await site.access.check_key(request)
-            find = _named(site.page(request).actions, request.path_params["action"], "action")
-            done = await run_in_threadpool(find, site.context, await _values(request))
-            return json_response({"done": done})
-        except Exception as error:
-            return refusal_of(error)
-
-    return act
+def act(site: Site, request: Request, values: Mapping[str, str]) -> Response:
+    """Run an action of a page."""
+    find = _named(site.page(request).actions, request.path_params["action"], "action")
+    return json_response({"done": find(site.context, values)})
 
 
-def _enter(site: Site) -> Callable[[Request], object]:
-    async def enter(request: Request) -> Response:
-        """Let a reader in who gives the key."""
-        try:
-            site.access.check_host(request)
-            await site.access.check_key(request)
-        except RefusedError as error:
-            return refusal_of(error)
-        found = json_response({"done": "welcome"})
-        session = site.access.session
-        found.set_cookie(COOKIE, session, httponly=True, samesite="strict", path="/")
-        return found
-
-    return enter
+def enter(site: Site, _: Request, __: Mapping[str, str]) -> Response:
+    """Give the cookie of a reader to a request with the key."""
+    found = json_response({"done": "welcome"})
+    session = site.access.session
+    found.set_cookie(COOKIE, session, httponly=True, samesite="strict", path="/")
+    return found
 
 
-def _answered(site: Site, answer: Answer, *, open_to_all: bool) -> Callable[[Request], Response]:
-    """Check a request, answer it in a thread, and turn errors into words."""
+def _read(site: Site, answer: Answer, *, open_to_all: bool) -> Callable[[Request], Response]:
+    """Check a reader, answer in a thread, and turn errors into words."""
 
     @wraps(answer)
     def endpoint(request: Request) -> Response:
@@ -219,6 +200,21 @@ def _answered(site: Site, answer: Answer, *, open_to_all: bool) -> Callable[[Req
             if not open_to_all:
                 site.access.check_reader(request)
             return answer(site, request)
+        except Exception as error:
+            return refusal_of(error)
+
+    return endpoint
+
+
+def _change(site: Site, answer: Change) -> Callable[[Request], object]:
+    """Check the key, and answer with the values of the body likewise."""
+
+    @wraps(answer)
+    async def endpoint(request: Request) -> Response:
+        try:
+            site.access.check_host(request)
+            await site.access.check_key(request)
+            return await run_in_threadpool(answer, site, request, await _values(request))
         except Exception as error:
             return refusal_of(error)
 
@@ -246,11 +242,29 @@ def create_app(site: Site) -> Starlette:
     return Starlette(
         routes=[
             *(
-                Route(path, _answered(site, answer, open_to_all=open_to_all))
+                Route(path, _read(site, answer, open_to_all=open_to_all))
                 for path, answer, open_to_all in routes
             ),
-            Route("/api/act/{name}/{action}", _act(site), methods=["POST"]),
-            Route("/api/enter", _enter(site), methods=["POST"]),
+            Route("/api/act/{name}/{action}", _change(site, act), methods=["POST"]),
+            Route("/api/enter", _change(site, enter), methods=["POST"]),
         ],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=_headers)],
+    )
+
+
+def serve(context: Context, pages: Sequence[PageEntry], access: Access, port: int) -> None:
+    """Serve until a signal ends it."""
+    # The chart library takes a second to put together; runs are read meanwhile too.
+    for prepare in (version, context.stores.runs):
+        threading.Thread(target=prepare, daemon=True).start()
+    site = Site(context=context, pages=pages, access=access)
+    uvicorn.run(
+        create_app(site),
+        host=access.host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
     )

@@ -21,11 +21,7 @@ MAX_ROWS = 200
 
 
 def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
-    """Find runs by their keys or folders; the newest complete one where none is named.
-
-    Raises:
-        ValueError: There is no such run.
-    """
+    """Find runs by their keys or folders; the newest complete one where none is named."""
     known = stores.runs()
     if not wanted:
         newest = [run for run in known if run.kind == "workspace" and run.status == "complete"][:1]
@@ -53,12 +49,7 @@ def queries_of(entry: PageEntry, context: Context, keys: Sequence[str]) -> Seque
 
 
 def pages_of(entry: PageEntry, context: Context, keys: Sequence[str]) -> list[Document]:
-    """Make a page for the runs of a file; of a page that takes two, the first with each other.
-
-    Raises:
-        QueryError: The page cannot be of these runs.
-        NotFoundError: They do not have what it shows.
-    """
+    """Make a page for the runs of a file; of a page that takes two, the first with each other."""
     try:
         return [document(entry, context, one) for one in queries_of(entry, context, keys)]
     except QueryError:
@@ -108,11 +99,7 @@ def documents_of(
 def write(
     context: Context, pages: Sequence[PageEntry], runs: Sequence[Run], path: Path
 ) -> Sequence[str]:
-    """Write runs into one file; returns what it does not hold, in words.
-
-    Raises:
-        ValueError: Nothing of the runs can be shown.
-    """
+    """Write runs into one file; returns what it does not hold, in words."""
     documents, left_out = documents_of(context, pages, runs)
     if not documents:
         raise ValueError(f"nothing of these runs can be shown: {'; '.join(left_out)}")

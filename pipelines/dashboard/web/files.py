@@ -30,12 +30,7 @@ SANDBOX = (
 
 
 def file_of_run(stores: Stores, key: str, path: str) -> Path:
-    """Find a file of a run.
-
-    Raises:
-        NotFoundError: There is none, it is not below the run's folder once links are followed, or
-            files of its kind are not shown.
-    """
+    """Find a file of a run."""
     folder = stores.run(key).path
     missing = NotFoundError(f"no file {path!r} in that run; see its page for those it has")
     parts = Path(path).parts

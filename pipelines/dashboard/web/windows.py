@@ -17,11 +17,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def window_of(query: Query) -> Window:
-    """Read a window; its parameters begin with ``w.``, so that no parameter of a page is meant.
-
-    Raises:
-        QueryError: A value that cannot be.
-    """
+    """Read a window; its parameters begin with ``w.``, so that no parameter of a page is meant."""
     order = query.text("w.order")
     return Window(
         start=query.number("w.start", 0, least=0, most=10**12),
@@ -42,11 +38,7 @@ def tables_in(blocks: Sequence[Block]) -> Iterator[Table]:
 
 
 def table_of(page: Page, source: str) -> Table:
-    """Find a page's table by its source.
-
-    Raises:
-        NotFoundError: The page of this query does not have it.
-    """
+    """Find a page's table by its source."""
     for table in tables_in(page.blocks):
         if table.source == source:
             return table

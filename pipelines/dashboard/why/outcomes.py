@@ -28,7 +28,14 @@ from pipelines.dashboard.data.answers import (
     split_of,
 )
 from pipelines.dashboard.data.paired import Pairs, pairs_of
-from pipelines.dashboard.data.sides import NO_PAIR, name_of, one_run, pair_parameters, sides_of
+from pipelines.dashboard.data.sides import (
+    NO_PAIR,
+    name_of,
+    one_run,
+    origins,
+    pair_parameters,
+    sides_of,
+)
 from pipelines.dashboard.data.slices import Slicing, Slicings
 from pipelines.dashboard.query import Query
 from pipelines.pages.charts import NOBODY, SHARED, color_of
@@ -80,7 +87,7 @@ class Contest:
 
     @property
     def origins(self) -> list[Origin]:
-        return list({one.run.key: one.run.origin for one in self.sides}.values())
+        return origins(self.sides)
 
     @property
     def parameters(self) -> Parameters:
@@ -89,12 +96,7 @@ class Contest:
 
 
 def contest_of(context: Context, query: Query) -> Contest:
-    """Read what the page is about.
-
-    Raises:
-        NotFoundError: There are no two models with ranks by user.
-        QueryError: A parameter cannot be.
-    """
+    """Read what the page is about."""
     split = split_of(query)
     if not any(query.text(name) for name in ("runs", "run")):
         # A workspace keeps every model's list, a bundle its own ranks alone.
@@ -133,12 +135,6 @@ class Lost(NamedTuple):
 
 def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]:
     """Count on which step a combined list loses the items that it misses.
-
-    Args:
-        context: Keeps the counts.
-        side: Whose list.
-        split: Of its queries.
-        k: Places of the list.
 
     Returns:
         Nothing if the list is of one model, so that there are no sources to look at.

@@ -29,7 +29,6 @@ class Answer(NamedTuple):
     """Answer of a run's models for one user."""
 
     item_rows: list[int]
-    """Held out."""
     ranks: Mapping[str, int | None]
     """Rank of the held-out item found best, by model."""
     listed: list[int]
@@ -37,11 +36,7 @@ class Answer(NamedTuple):
 
 
 def user_section(context: Context, shown: Contest, user_id: str) -> Section:
-    """Show a user.
-
-    Raises:
-        NotFoundError: The runs do not keep lists, or do not know the user.
-    """
+    """Show a user."""
     if shown.features is None:
         raise NotFoundError("users are shown if a workspace keeps their histories and lists")
     catalogue = catalogue_of(context, shown.features)

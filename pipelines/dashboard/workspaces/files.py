@@ -23,11 +23,7 @@ class UnreadableError(ValueError):
 
 
 def read_table(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if there is no file.
-
-    Raises:
-        UnreadableError: It cannot be read, or is none.
-    """
+    """Read a JSON object; None if there is no file."""
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -160,11 +156,7 @@ class Settings:
 
 @lru_cache(512)
 def parsed(text: str) -> Settings:
-    """Parse a configuration.
-
-    Raises:
-        UnreadableError: It is no TOML.
-    """
+    """Parse a configuration."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -173,11 +165,7 @@ def parsed(text: str) -> Settings:
 
 
 def read_settings(workspace: Path) -> Settings | None:
-    """Read a run's resolved configuration; None if there is none.
-
-    Raises:
-        UnreadableError: It is no TOML.
-    """
+    """Read a run's resolved configuration; None if there is none."""
     try:
         text = (workspace / CONFIG).read_text(encoding="utf-8-sig")
     except (FileNotFoundError, NotADirectoryError):

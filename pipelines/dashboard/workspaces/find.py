@@ -15,7 +15,6 @@ MAX_DEPTH = 8
 UPDATE, RELEASED, BUNDLES = "update", "released", "bundles"
 BEGUN = frozenset({"lock", "build_features", ".partial-build_features"})
 PASSED_OVER = re.compile(r"\.|\w+=")
-"""Hidden folders and partitions."""
 BACKTEST, DOCUMENT = "backtest", "backtest.json"
 """Folder of a run's own backtest, and what marks a folder whose workspace is part of one."""
 
@@ -36,9 +35,6 @@ def find_below(root: Path) -> Iterator[Found]:
     """List workspaces, the increments' below them, folders of bundles, and backtests.
 
     Descends into no workspace, hidden folder, link, or partition (``day=2026-01-01``).
-
-    Raises:
-        OSError: The root itself cannot be read.
     """
     waiting = [(str(root), 0)]
     while waiting:

@@ -256,13 +256,7 @@ def read_bundle(path: Path) -> Run:
 
 
 def completed(bundles: Sequence[Run], folder: Path, workspaces: Sequence[Run]) -> list[Run]:
-    """Add to bundles of a folder what was decided on them, what is served, and who made them.
-
-    Args:
-        bundles: As they were read.
-        folder: Of the bundles.
-        workspaces: Those that release into the folder.
-    """
+    """Add to bundles of a folder what was decided on them, what is served, and who made them."""
     decisions: dict[str, Mapping[str, Any]] = {}
     with suppress(OSError, ValueError):
         # A copy that was fetched says less than the decision on it.

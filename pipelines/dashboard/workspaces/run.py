@@ -28,15 +28,12 @@ class Run:
     time: datetime | None = None
     """When it ended, or last changed (UTC)."""
     path: Path
-    """Workspace or bundle."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """By ``<split>/<model>/<metric>``, such as ``test/blend_fast/ndcg@10``; finite values only.
     Models have the names of `pipelines.pages.wording`; the served list is `Run.served`."""
     config: Mapping[str, str] = field(default_factory=dict)
-    """By dotted name of the setting."""
     config_digest: str | None = None
     data_digest: str | None = None
-    """Digest of the built features."""
     dataset: str | None = None
     seconds: float | None = None
     """Time of all stages together."""

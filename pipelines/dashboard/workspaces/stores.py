@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import changed_at, key_of
-from pipelines.dashboard.workspaces.find import Found, find_below
+from pipelines.dashboard.workspaces.find import RELEASED, Found, find_below
 from pipelines.dashboard.workspaces.read import (
     WATCHED,
     bundles_in,
@@ -21,6 +21,7 @@ from pipelines.dashboard.workspaces.read import (
     read_workspace,
 )
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.publishing.released import shop_workspace
 from pipelines.tracking.decisions import LOG as DECISIONS
 from serving.bundle.manifest import CURRENT, MANIFEST
 
@@ -47,10 +48,8 @@ class Snapshot:
     """The runs that are known at one moment."""
 
     runs: tuple[Run, ...] = ()
-    """The newest first."""
     problems: tuple[str, ...] = ()
     number: int = 0
-    """Grows with each change."""
     by_key: Mapping[str, Run] = field(default_factory=dict)
     reading: bool = True
     """True while there may be more, which are not read yet."""
@@ -91,9 +90,6 @@ class Scan:
 
     def look(self, show: Show) -> tuple[list[Run], list[str]]:
         """Look through all places once.
-
-        Args:
-            show: Called with what is there so far, now and then.
 
         Returns:
             The runs, in no order, and what is wrong with the places.
@@ -187,14 +183,7 @@ def _read(path: Path) -> Run:
 
 
 class Stores:
-    """Runs, read as they are now.
-
-    Args:
-        places: Folders to look in.
-        watch: Look for changes in the background, and reply at once with what is known, as a
-            server does. Otherwise each reply looks first, which takes long with many runs.
-        every: Seconds between two looks of a store that watches.
-    """
+    """Runs, read as they are now."""
 
     def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
         self.places = places
@@ -258,11 +247,7 @@ class Stores:
         return self.now().runs
 
     def run(self, key: str) -> Run:
-        """Return one run.
-
-        Raises:
-            NotFoundError: There is none of that key, or it is gone.
-        """
+        """Return one run."""
         snapshot = self.now()
         if key in snapshot.by_key:
             return snapshot.by_key[key]
@@ -272,6 +257,15 @@ class Stores:
         raise NotFoundError(
             f"no run {key!r}: it was never there, or its folder is gone; see the page Runs"
         )
+
+    def maker(self, run: Run) -> Run | None:
+        """Return the workspace that released a bundle, if it is there."""
+        return self.now().by_key.get(run.made_by or "")
+
+    def kept_stages(self, run: Run) -> Path | None:
+        """Return the folder of stages that a release of a bundle kept; it may be gone."""
+        maker, version = self.maker(run), run.name.partition("+")[0]
+        return None if maker is None else shop_workspace(maker.path) / RELEASED / version
 
     def workspaces(self) -> Sequence[Run]:
         """Return the runs that are workspaces, the newest first."""

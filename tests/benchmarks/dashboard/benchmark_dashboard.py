@@ -101,7 +101,7 @@ def wait_until_read(address: str) -> float:
 
 def addresses(folder: Path, only: Sequence[str]) -> dict[str, str]:
     """Name each page with what it is about: two runs of a million users where it takes runs."""
-    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.pages import PAGES
 
     keys = [key_of(str((folder / f"large-{one}").resolve())) for one in "ab"]
     both = f"runs={keys[0]}&runs={keys[1]}"

@@ -20,7 +20,7 @@ import torch
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.semantic_ids.page import build, members, suggest_items
+from pipelines.dashboard.semantic_ids import build, members, suggest_items
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.engine.artifacts import to_json
 from pipelines.pages.document import Window

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from tests.pipelines.dashboard.documents import lines_of

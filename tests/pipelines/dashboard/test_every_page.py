@@ -1,5 +1,4 @@
-"""Every page of the dashboard in Chromium, over a real workspace: each control, three widths, both
-schemes."""
+"""Every page in Chromium over a real workspace: each control, link, width and scheme."""
 
 import json
 from urllib.parse import urlencode
@@ -7,11 +6,11 @@ from urllib.parse import urlencode
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.web import export
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages import file
-from tests.pipelines.dashboard.browser import WIDTHS, Window, served, windows
+from tests.pipelines.dashboard.browser import HEIGHT, WIDTHS, Window, served, windows
 
 pytestmark = pytest.mark.slow
 NAMES = [page.name for page in PAGES]
@@ -31,19 +30,14 @@ def window(chromium, address):
         yield new
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_fits_its_window_and_has_no_serious_finding(window, name, width):
-    for scheme in ("light", "dark"):
-        shown = window(width, color_scheme=scheme)
-        shown.open(name)
-        shown.see_all()
-        assert shown.axe() == []
-        assert not shown.overflows()
+@pytest.fixture(scope="module")
+def visited():
+    """Pages and their parameters that a link has led to."""
+    return set()
 
 
-def values_of(control, window: Window) -> list:
-    """Values that a reader could choose next."""
+def values_of(control, reply) -> list[str]:
+    """Values that a reader could choose next; the first suggestions of a search."""
     now = control["value"]
     if control["kind"] == "select":
         return [one["value"] for one in control["options"] if one["value"] != now][:FEW]
@@ -52,7 +46,9 @@ def values_of(control, window: Window) -> list:
     if control["kind"] == "number":
         bounds = (control["least"], control["most"])
         return [f"{one:g}" for one in bounds if one is not None and f"{one:g}" != now]
-    return []
+    if control["suggest"] is None:
+        return [one["value"] for one in control["options"]][:1]
+    return [one["value"] for one in reply(control["suggest"])][:1]
 
 
 def choose(window: Window, control, value: str) -> None:
@@ -65,52 +61,50 @@ def choose(window: Window, control, value: str) -> None:
     else:
         field.fill(value)
         field.press("Enter")
+    window.until(f"location.hash.includes('{control['name']}=')")
+    window.settled()
 
 
-def find(window: Window, control) -> None:
-    """Take the first suggestion of a search, where there is one."""
-    field = window.page.locator(f"#control-{control['name']}")
-    if field.is_disabled() or field.evaluate("one => one.tagName") == "SUMMARY":
-        return
-    field.focus()
-    list_ = f"#control-{control['name']}-choices"
-    window.until(f"!document.querySelector('{list_}').hidden")
-    if window.page.locator(f"{list_} [role=option]").count():
-        field.press("ArrowDown")
-        field.press("Enter")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_fits_has_no_serious_finding_and_all_it_leads_to_is_there(
+    window, address, visited, name
+):
+    shown = window()
+    shown.open(name)
+    for width, scheme in zip(WIDTHS, ("dark", "light", "dark"), strict=True):
+        shown.page.set_viewport_size({"width": width, "height": HEIGHT})
+        shown.page.emulate_media(color_scheme=scheme)
+        shown.see_all()
+        assert not shown.overflows()
+        if width < WIDTHS[-1]:
+            assert shown.axe() == []
+    hashes = "all => [...new Set(all.map(one => one.hash))]"
+    for one in shown.page.eval_on_selector_all("main a[href^='#/']", hashes):
+        page, _, query = one.partition("?")
+        names = tuple(part.partition("=")[0] for part in query.split("#")[0].split("&"))
+        if (page, names) not in visited:
+            visited.add((page, names))
+            shown.open(one.removeprefix("#/"))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_control_leads_to_a_page(window, address, name):
     shown = window()
-    controls = shown.page.request.get(f"{address}/api/page/{name}").json()["controls"]
-    for control in controls:
-        for value in values_of(control, shown):
+    get = shown.page.request.get
+    page = f"{address}/api/page/{name}"
+    drawn: set[str] = set()
+    for control in get(page).json()["controls"]:
+        kind, key = control["kind"], control["name"]
+        values = values_of(
+            control, lambda search: get(f"{address}/api/suggest/{name}/{search}").json()
+        )
+        for value in values:
+            reply = get(f"{page}?{urlencode({key: value})}")
+            assert reply.status == 200, (key, value, reply.text())
+        if values and kind in ("select", "toggle", "number") and kind not in drawn:
+            drawn.add(kind)
             shown.open(name)
-            choose(shown, control, value)
-            shown.until(f"location.hash.includes('{control['name']}=')")
-            shown.settled()
-        if control["kind"] in ("search", "several"):
-            shown.open(name)
-            find(shown, control)
-            shown.page.wait_for_timeout(50)
-            shown.settled()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_link_of_a_page_leads_to_a_page(window, address, name):
-    shown = window()
-    shown.open(name)
-    shown.see_all()
-    hashes = "all => [...new Set(all.map(one => one.hash))]"
-    found = shown.page.eval_on_selector_all("main a[href^='#/']", hashes)
-    kinds = {}
-    for one in found:
-        page, _, query = one.partition("?")
-        names = tuple(part.partition("=")[0] for part in query.split("#")[0].split("&"))
-        kinds.setdefault((page, names), one)
-    for one in kinds.values():
-        shown.open(one.removeprefix("#/"))
+            choose(shown, control, values[0])
 
 
 def test_an_exported_file_shows_all_that_it_holds_and_asks_for_nothing(

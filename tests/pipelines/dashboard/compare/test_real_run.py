@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.dashboard.compare.page import ENTRY
+from pipelines.dashboard.compare.compare import ENTRY
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.evaluation.analysis import Analysis
 from pipelines.pages.document import Words

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts import build
-from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, Page, Section, Table, Tiles

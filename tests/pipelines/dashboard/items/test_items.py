@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Answers
-from pipelines.dashboard.items.exposure import NAMES, by_vectors, by_weights, exposure_of
-from pipelines.dashboard.items.page import ENTRY, build, shown_of, wilson
+from pipelines.dashboard.exposure import NAMES, by_vectors, by_weights, exposure_of
+from pipelines.dashboard.items import ENTRY, build, shown_of, wilson
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Stores

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.releases.page import ENTRY, build
+from pipelines.dashboard.releases.releases import ENTRY, build
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import CommandRun, append, read_history

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.pages.list import PAGES
+from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import build, duration
 from pipelines.dashboard.workspaces.stores import Places, Stores

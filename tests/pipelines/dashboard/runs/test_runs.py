@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.runs.page import ENTRY, build, rows_of, suggested
+from pipelines.dashboard.runs.runs import ENTRY, build, rows_of, suggested
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
 from pipelines.pages.document import Chart, LinkedCell, Table, Tiles, Window, Words
@@ -169,6 +169,6 @@ def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
 
 
 def test_the_page_is_in_the_list() -> None:
-    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.pages import PAGES
 
     assert ENTRY in PAGES

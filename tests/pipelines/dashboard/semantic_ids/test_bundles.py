@@ -8,7 +8,7 @@ import torch
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.semantic_ids.page import build, suggest_items
+from pipelines.dashboard.semantic_ids import build, suggest_items
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.semantic_ids.page import ENTRY, build, members, suggest_items
+from pipelines.dashboard.semantic_ids import ENTRY, build, members, suggest_items
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import LinkedCell, Page, Section, Table, Tree, Window
 from pipelines.pages.encoding import encoded
@@ -136,6 +136,6 @@ def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
 
 
 def test_the_page_is_in_the_list() -> None:
-    from pipelines.dashboard.pages.list import PAGES
+    from pipelines.dashboard.pages import PAGES
 
     assert ENTRY in PAGES

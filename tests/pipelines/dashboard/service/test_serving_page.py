@@ -11,8 +11,8 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.service import live
 from pipelines.dashboard.service.live import quantile_of, sample_of
-from pipelines.dashboard.service.page import build, exports
 from pipelines.dashboard.service.request_log import request_log
+from pipelines.dashboard.service.serving import build, exports
 from pipelines.dashboard.service.traffic import view_of
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, Page, Section, Table, Tiles, Words

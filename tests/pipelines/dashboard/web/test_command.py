@@ -5,12 +5,12 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.cli.main import app
-from pipelines.dashboard.web import run as process
+from pipelines.cli.main import app as command
+from pipelines.dashboard.web import app as process
 
 
 def ran(*words: str):
-    return CliRunner().invoke(app, ["dashboard", *map(str, words)])
+    return CliRunner().invoke(command, ["dashboard", *map(str, words)])
 
 
 @pytest.fixture

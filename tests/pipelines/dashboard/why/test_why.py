@@ -8,8 +8,8 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.items import catalogue_of
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.why.outcomes import contest_of, lost_where, patterns
-from pipelines.dashboard.why.page import ENTRY, build, exports
 from pipelines.dashboard.why.user import why_lines
+from pipelines.dashboard.why.why import ENTRY, build, exports
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from pipelines.dashboard.compare.blocks import (
-    dot_of,
-    interval_chart_of,
+    difference_row,
+    differences_chart,
     measures_table,
-    origins,
     warnings,
 )
 from pipelines.dashboard.compare.gate import (
@@ -21,7 +19,7 @@ from pipelines.dashboard.compare.gate import (
     recorded_answer,
     release_config,
 )
-from pipelines.dashboard.context import Build, Context, PageEntry
+from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import SERVED, Side, Split, answers, split_of
 from pipelines.dashboard.data.measures import Measures, measures_of
 from pipelines.dashboard.data.paired import Pairs, pairs_of
@@ -29,18 +27,20 @@ from pipelines.dashboard.data.sides import (
     controls,
     default_pair,
     name_of,
+    origins,
+    pair_links,
     pair_parameters,
     sides_of,
     suggest_runs,
 )
 from pipelines.dashboard.data.slices import label_of, label_of_group
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.pages.charts import Mark, counts, numbers, texts
+from pipelines.dashboard.runs.run import build as build_run
+from pipelines.pages.charts import Row, counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Link,
-    LinkedCell,
     Page,
     Section,
     Table,
@@ -79,21 +79,15 @@ CLAUSES = {
 }
 
 
-def build(context: Context, query: Query, one_run: Build) -> Page:
-    """Build the page; without a pair it is the page of a run, which tells how to get a pair.
-
-    Args:
-        context: Of the dashboard.
-        query: Of the page.
-        one_run: Builds the page of a run.
-    """
+def build(context: Context, query: Query) -> Page:
+    """Build the page; without a pair it is the page of a run, which tells how to get a pair."""
     split = split_of(query)
     if len(query.several("runs", at_most=2)) < 2 and not query.text("first"):
         run = query.text("run") or query.text("runs")
         try:
             runs = default_pair(context, split, run)
         except NotFoundError as error:
-            page = one_run(context, Query.of(run=run or None))
+            page = build_run(context, Query.of(run=run or None))
             return replace(page, notices=[*page.notices, str(error)])
         query = Query.of(runs=tuple(one.key for one in runs))
     sides = sides_of(context, query, split, at_most=2)
@@ -257,12 +251,9 @@ def tiles(judged: Judgement, pairs: Pairs) -> list[Tile]:
 def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[Link]:
     """Lead to what explains the answer."""
     parameters = pair_parameters(*sides)
-    found = [
-        Link(label="All metrics, list lengths and slices", page="compare", parameters=parameters)
-    ]
     metric, _, k = judged.config.compared_by.partition("@")
     named = [] if exported else [*judged.slices("first"), *judged.slices("second")]
-    found += [
+    slices = [
         Link(
             label=f"Slice {label_of(key)}",
             page="compare",
@@ -270,19 +261,16 @@ def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[L
         )
         for key in named[:3]
     ]
-    found += [
-        Link(label="Users won and lost, with their items", page="why", parameters=parameters),
+    return [
+        Link(label="All metrics, list lengths and slices", page="compare", parameters=parameters),
+        *slices,
+        *pair_links(sides),
         Link(
             label="Every check of the gate, and other releases",
             page="releases",
             parameters={"run": sides[1].run.key} if sides[1].run.bundles else {},
         ),
     ]
-    if "runs" in parameters:
-        runs = {"runs": parameters["runs"]}
-        label = "Differences of their settings"
-        found.append(Link(label=label, page="differences", parameters=runs))
-    return found
 
 
 def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
@@ -298,17 +286,17 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         for one in losses
         if one.name in named or one.name.partition("/")[0] in DRAWN
     }
-    dots: list[Mark] = [
-        dot_of(name, "B", one.relative, *one.relative_interval, difference_words(one))
+    rows: list[Row] = [
+        difference_row(name, "B", (one.relative, *one.relative_interval), difference_words(one))
         for name, one in drawn.items()
         if one.champion > 0
     ]
-    chart = interval_chart_of(
+    chart = differences_chart(
         "slices",
         f"B against A, {label} by slice",
         f"Each line is where the true difference may lie, at {config.confidence:.0%}. B is refused "
         f"if a loss of more than {config.max_slice_loss:.0%} is shown in a slice.",
-        dots,
+        rows,
         sides,
     )
     table = slices_table(judged, sides)
@@ -325,7 +313,7 @@ def slices_table(judged: Judgement, sides: Sequence[Side]) -> Table:
     """Tabulate the slices, losses first."""
     config, losses = judged.config, judged.compared.losses
     order = sorted(losses, key=lambda one: (not one.harmed, not one.gained, one.name))
-    rows: list[list[Cell | LinkedCell]] = [
+    rows: list[list[Cell]] = [
         [
             label_of(one.name),
             one.found.num_users,
@@ -377,16 +365,10 @@ def rule(judged: Judgement) -> list[str]:
     ]
 
 
-def entry(one_run: Build) -> PageEntry:
-    """Describe the page.
-
-    Args:
-        one_run: Builds the page that is shown while there is no pair.
-    """
-    return PageEntry(
-        name="summary",
-        title="Summary",
-        build=partial(build, one_run=one_run),
-        suggest={"runs": suggest_runs},
-        keeps=("runs",),
-    )
+ENTRY = PageEntry(
+    name="summary",
+    title="Summary",
+    build=build,
+    suggest={"runs": suggest_runs},
+    keeps=("runs",),
+)

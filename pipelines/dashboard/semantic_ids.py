@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.semantic_ids.read import (
+from pipelines.dashboard.semantic_id_versions import (
     FEATURES,
     STAGE,
     Source,
@@ -138,11 +138,7 @@ class Shown:
         )
 
     def prefix(self, query: Query) -> Prefix:
-        """Read the open prefix: the one named, else that of the named item.
-
-        Raises:
-            QueryError: It is none of this version's.
-        """
+        """Read the open prefix: the one named, else that of the named item."""
         row = self.items.row_of(query.text("item"))
         try:
             return self.table.prefix_of(
@@ -153,11 +149,7 @@ class Shown:
 
 
 def shown_of(context: Context, query: Query) -> Shown:
-    """Find the run and the version.
-
-    Raises:
-        NotFoundError: They are not there or cannot be read.
-    """
+    """Find the run and the version."""
     source = source_of(context, one_run(context, query, has_ids, HOW_TO))
     if not source.versions:
         problems = "; ".join(source.problems)

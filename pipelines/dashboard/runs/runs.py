@@ -10,11 +10,10 @@ from itertools import islice
 from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts import Mark, color_of, line_chart
+from pipelines.pages.charts import color_of, figure, line_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -31,6 +30,7 @@ from pipelines.pages.document import (
     Tiles,
     Window,
     Words,
+    select,
 )
 from pipelines.pages.wording import by_fame, metric_label, metric_meaning, model_label
 
@@ -60,15 +60,10 @@ class Choice:
     all_metrics: tuple[str, ...]
     all_models: tuple[str, ...]
     compared: tuple[str, ...]
-    """Keys of runs."""
 
     @classmethod
     def of(cls, query: Query, runs: Sequence[Run]) -> Choice:
-        """Read the choice from a page's parameters.
-
-        Raises:
-            QueryError: A value that cannot be.
-        """
+        """Read the choice from a page's parameters."""
         split = query.choice("split", ("test", "validation"), "test")
         names = [name.split("/", 2) for run in runs[:NUM_LOOKED_AT] for name in run.metrics]
         known = [name[1:] for name in names if name[0] == split]
@@ -120,7 +115,6 @@ class RunColumn:
     value: Callable[[Run], Any]
     """Value by which the column is ordered."""
     cell: Callable[[Run], Cell | LinkedCell] | None = None
-    """Cell, if it is not that value."""
 
     def shown(self, run: Run) -> Cell | LinkedCell:
         """Build the cell."""
@@ -129,13 +123,7 @@ class RunColumn:
 
 
 def columns_of(choice: Choice, query: Query, *, chooses: bool) -> Iterator[RunColumn]:
-    """List the columns of the table of runs.
-
-    Args:
-        choice: Metrics that are shown.
-        query: Of the page.
-        chooses: Whether runs can be chosen for comparison.
-    """
+    """List the columns of the table of runs."""
 
     def chosen_link(run: Run) -> LinkedCell:
         there = run.key in choice.compared
@@ -177,11 +165,7 @@ def columns_of(choice: Choice, query: Query, *, chooses: bool) -> Iterator[RunCo
 
 
 def chosen(runs: Sequence[Run], query: Query) -> list[Run]:
-    """Keep the runs of the chosen kind and data set.
-
-    Raises:
-        QueryError: A kind that there is not.
-    """
+    """Keep the runs of the chosen kind and data set."""
     kind, data = query.choice("kind", ("", *KINDS), ""), query.text("data")
     return [
         run for run in runs if (not kind or run.kind == kind) and (not data or run.dataset == data)
@@ -318,36 +302,30 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
     if len(names) > MAX_SERIES:
         colors[OTHERS] = color_of(MAX_SERIES)
     label = metric_label(metric)
-    moments = [
-        Mark(
-            x=time,
-            y=value,
-            series=run.dataset if run.dataset in colors else OTHERS,
-            note=f"{run.name} \u00b7 {label} {value:.4f} \u00b7 {time[:10]}",
-        )
-        for run, value, time in shown
-    ]
     older = f" The newest {MAX_DRAWN:,}." if len(shown) == MAX_DRAWN else ""
-    return [
-        Chart(
-            key="metric-over-time",
-            title=f"{label} over time",
-            note=f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
-            f"on {choice.split}. Runs on different data are not comparable.{older}",
-            description=f"{label} of {len(shown)} runs by the time they ended.",
-            spec=line_chart(
-                moments,
-                colors,
-                x_title="end of the run (UTC)",
-                y_title=label,
-                time=True,
-                joined=False,
-            ),
-            columns=("run", "data", "end (UTC)", label),
-            rows=[(run.name, run.dataset, time, value) for run, value, time in shown],
-            legend=colors if len(colors) > 1 else {},
-        )
-    ]
+    chart = figure(
+        line_chart,
+        "metric-over-time",
+        f"{label} over time",
+        f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
+        f"on {choice.split}. Runs on different data are not comparable.{older}",
+        [
+            *texts("run", "data"),
+            Column(label="end (UTC)", format="time"),
+            *numbers(label, format="metric"),
+        ],
+        [
+            (run.name, run.dataset if run.dataset in colors else OTHERS, time, value)
+            for run, value, time in shown
+        ],
+        "- series x y",
+        colors=colors,
+        x_title="end of the run (UTC)",
+        y_title=label,
+        time=True,
+        joined=False,
+    )
+    return [chart]
 
 
 def _table(context: Context, query: Query, choice: Choice, runs: Sequence[Run]) -> Table:

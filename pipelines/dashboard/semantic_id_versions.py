@@ -15,9 +15,7 @@ import torch
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.files import UnreadableError, read_table
-from pipelines.dashboard.workspaces.find import RELEASED
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.publishing.released import shop_workspace
 from pipelines.semantic_ids.artefact import ID_ROWS, REPORT
 from pipelines.semantic_ids.items import Items, bundle_items, workspace_items
 from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SHORT
@@ -63,11 +61,7 @@ class Source:
         return [*(place / MANIFEST for place in places), self.store / ITEM_IDS]
 
     def named(self, beginning: str) -> str:
-        """Find the version that begins with a few letters.
-
-        Raises:
-            NotFoundError: None begins so.
-        """
+        """Find the version that begins with a few letters."""
         for version in self.versions:
             if beginning and version.startswith(beginning):
                 return version
@@ -118,22 +112,14 @@ def source_of(context: Context, run: Run) -> Source:
 
 def _kept_report(context: Context, run: Run) -> Mapping[str, Any]:
     """Read the measurements of the run that made a bundle; empty if they are gone."""
-    try:
-        maker = None if run.made_by is None else context.stores.run(run.made_by).path
-    except NotFoundError:
-        maker = None
-    if maker is None:
+    maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
+    if maker is None or kept is None:
         return {}
-    kept = shop_workspace(maker) / RELEASED / run.name.partition("+")[0] / STAGE / REPORT
-    return read_table(kept) or read_table(maker / STAGE / REPORT) or {}
+    return read_table(kept / STAGE / REPORT) or read_table(maker.path / STAGE / REPORT) or {}
 
 
 def read_items(context: Context, source: Source) -> Items:
-    """Read the run's items, once.
-
-    Raises:
-        NotFoundError: They cannot be read; says why.
-    """
+    """Read the run's items, once."""
     path, is_bundle = source.path, source.run.kind == "bundle"
     try:
         return context.tables.get(
@@ -146,11 +132,7 @@ def read_items(context: Context, source: Source) -> Items:
 
 
 def read_ids(context: Context, source: Source, version: str) -> IdTable:
-    """Read a version with the run's items, once.
-
-    Raises:
-        NotFoundError: It cannot be read; says why.
-    """
+    """Read a version with the run's items, once."""
 
     def read() -> IdTable:
         if version != source.own:

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 import numpy as np
 
 from pipelines.dashboard.compare.blocks import (
-    dot_of,
-    interval_chart_of,
+    difference_row,
+    differences_chart,
     measures_table,
-    origins,
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
@@ -23,27 +22,29 @@ from pipelines.dashboard.data.sides import (
     controls,
     default_pair,
     group_control,
+    k_control,
     name_of,
+    origins,
+    pair_links,
     pair_parameters,
-    select,
     sides_of,
     split_control,
     suggest_runs,
 )
 from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, label_of_group
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.pages.charts import Mark, color_of, counts, line_chart, numbers, texts
+from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Control,
+    Column,
     Link,
-    LinkedCell,
     Page,
     Section,
     Table,
     Words,
+    select,
 )
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
 from recsys.evaluation.significance import holm
@@ -79,7 +80,7 @@ class Comparison:
 
     @property
     def colors(self) -> dict[str, str]:
-        return {name: color_of(place) for place, name in enumerate(self.names)}
+        return colors_of(self.names)
 
 
 def build(context: Context, query: Query) -> Page:
@@ -123,7 +124,7 @@ def build(context: Context, query: Query) -> Page:
         controls=[
             *controls(context, sides, split),
             select("metric", "Metric", shown.metric, metrics),
-            Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=DEPTH),
+            k_control(shown.k, DEPTH),
             *group_control(group, groups),
             split_control(sides, split),
         ],
@@ -133,11 +134,11 @@ def build(context: Context, query: Query) -> Page:
 
 def tests_of(
     tests: Sequence[Difference],
-) -> tuple[list[list[Cell | LinkedCell]], list[Mark]]:
+) -> tuple[list[list[Cell]], list[Row]]:
     """Test differences, corrected together, as rows of a table and dots of a chart."""
     adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
-    rows: list[list[Cell | LinkedCell]] = []
-    dots = []
+    rows: list[list[Cell]] = []
+    drawn = []
     for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
         first, second = float(found.first[code]), float(found.second[code])
         low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
@@ -145,52 +146,30 @@ def tests_of(
         verdict = "no difference shown"
         if p_value <= LEVEL:
             verdict = "better" if difference > 0 else "worse"
-        rows.append(
-            [
-                label,
-                name,
-                users,
-                first,
-                second,
-                difference,
-                f"{low:+.4f} to {high:+.4f}",
-                p_words(float(p_value)),
-                verdict,
-            ]
-        )
+        numbers_ = (users, first, second, difference, f"{low:+.4f} to {high:+.4f}")
+        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+        rows.append([label, name, *numbers_, p_words, verdict])
         if first > 0 and users >= MIN_USERS:
             words = (
                 f"{difference / first:+.1%} ({low / first:+.1%} to {high / first:+.1%}), from "
                 f"{first:.4f} to {second:.4f}, {users:,} users"
             )
-            dots.append(dot_of(label, name, difference / first, low / first, high / first, words))
-    return rows, dots
-
-
-def p_words(p_value: float) -> str:
-    """Format a p-value."""
-    return "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+            ends = (difference / first, low / first, high / first)
+            drawn.append(difference_row(label, name, ends, words))
+    return rows, drawn
 
 
 def tests_blocks(
     shown: Comparison, key: str, title: str, note: str, tests: Sequence[Difference]
 ) -> list[Block]:
-    """Draw and list tests of one kind.
-
-    Args:
-        shown: The sides.
-        key: Of the table.
-        title: Of the table.
-        note: Of the table.
-        tests: As `tests_of` takes them.
-    """
-    rows, dots = tests_of(tests)
-    chart = interval_chart_of(
+    """Draw and list tests of one kind."""
+    rows, drawn = tests_of(tests)
+    chart = differences_chart(
         "slices" if key == "slice-table" else "differences",
         f"{title}: differences from {shown.names[0]}",
         "Each dot is a difference as a share of the first side's mean, each line its 95% "
         "interval. A line that does not touch 0 shows a difference, before correction.",
-        dots,
+        drawn,
         shown.sides,
     )
     table = Table(
@@ -211,7 +190,7 @@ def tests_blocks(
         rows=rows,
         origins=origins(shown.sides),
     )
-    return [chart, table] if dots else [table]
+    return [chart, table] if drawn else [table]
 
 
 def metrics_blocks(shown: Comparison) -> list[Block]:
@@ -250,26 +229,25 @@ def slices_section(shown: Comparison, slicing: Slicing) -> Section:
 def k_chart(shown: Comparison) -> Chart:
     """Draw the metric of each side by the length of the list."""
     whole = everything(len(shown.pairs.known))
-    points = []
+    label = METRICS[shown.metric][0].format(k="k")
+    rows: list[Row] = []
     for k in KS:
         for place, name in enumerate(shown.names):
             found = shown.pairs.moments(0, place, whole, f"{shown.metric}@{k}")
-            value = round(float(found.second[0]), 5)
-            note = f"{name}: {metric_label(f'{shown.metric}@{k}')} {value:.4f}"
-            points.append(Mark(x=k, y=value, series=name, note=note))
-    label = METRICS[shown.metric][0].format(k="k")
-    return Chart(
-        key="k",
-        title=f"{label} by list length",
-        note="Lines that part at the left differ in the first places; lines that part only at the "
+            rows.append((k, name, round(float(found.second[0]), 5)))
+    return figure(
+        line_chart,
+        "k",
+        f"{label} by list length",
+        "Lines that part at the left differ in the first places; lines that part only at the "
         "right differ further down than most users look.",
-        description=f"{label} of {len(shown.names)} sides at {len(KS)} list lengths.",
-        spec=line_chart(
-            points, shown.colors, x_title="k, places of the list", y_title=label, x_values=KS
-        ),
-        columns=("k", "side", label),
-        rows=[(point.x, point.series, point.y) for point in points],
-        legend=shown.colors,
+        [*counts("k"), *texts("side"), *numbers(label, format="metric")],
+        rows,
+        "x series y",
+        colors=shown.colors,
+        x_title="k, places of the list",
+        y_title=label,
+        x_values=KS,
         origins=origins(shown.sides),
     )
 
@@ -280,34 +258,31 @@ def time_block(shown: Comparison) -> Block:
     if blocks is None:
         words = "These queries have no times, or not all of them, so nothing is drawn over time."
         return Words(lines=[words])
-    middles = [datetime.fromtimestamp(int(name), UTC) for name in blocks.names]
-    bands = []
+    rows: list[Row] = []
     for place, name in list(enumerate(shown.names))[1:]:
         found = shown.pairs.moments(0, place, blocks, shown.named)
         ends = (found.difference, *interval(found, CONFIDENCE))
-        for code, middle in enumerate(middles):
-            mean, low, high = (round(float(end[code]), 5) for end in ends)
-            note = f"{middle:%Y-%m-%d}, {name}: {mean:+.4f} ({low:+.4f} to {high:+.4f})"
-            day = middle.isoformat()
-            bands.append(Mark(x=day, y=mean, low=low, high=high, note=note, series=name))
-    palette = {name: shown.colors[name] for name in shown.names[1:]}
-    return Chart(
-        key="over-time",
-        title=f"Difference in {metric_label(shown.named)} over the time of the query",
-        note=f"{len(middles)} blocks of equally many queries, with 95% intervals over users. A "
+        for code, middle in enumerate(blocks.names):
+            time = datetime.fromtimestamp(int(middle), UTC).isoformat()
+            rows.append((time, name, *(round(float(end[code]), 5) for end in ends)))
+    return figure(
+        line_chart,
+        "over-time",
+        f"Difference in {metric_label(shown.named)} over the time of the query",
+        f"{len(blocks.names)} blocks of equally many queries, with 95% intervals over users. A "
         "line that stays on one side of 0 shows that the difference is not that of one week.",
-        description=f"{len(bands)} differences over time.",
-        spec=line_chart(
-            bands,
-            palette,
-            time=True,
-            from_zero=True,
-            x_title="time of the query (UTC)",
-            y_title="difference (above 0: better)",
-        ),
-        columns=("time", "side", "difference", "low", "high"),
-        rows=[(one.x, one.series, one.y, one.low, one.high) for one in bands],
-        legend=palette,
+        [
+            Column(label="time", format="time"),
+            *texts("side"),
+            *numbers("difference", "low", "high", format="signed"),
+        ],
+        rows,
+        "x series y low high",
+        colors={name: shown.colors[name] for name in shown.names[1:]},
+        time=True,
+        from_zero=True,
+        x_title="time of the query (UTC)",
+        y_title="difference (above 0: better)",
         origins=origins(shown.sides),
     )
 
@@ -315,16 +290,11 @@ def time_block(shown: Comparison) -> Block:
 def links(shown: Comparison) -> list[Link]:
     """Lead to the pages that explain a difference."""
     pair = pair_parameters(shown.sides[0], shown.sides[1])
-    found = [
+    return [
         Link(label="A or B: which to release, and why", page="summary", parameters=pair),
-        Link(label="Users won and lost between the first two", page="why", parameters=pair),
+        *pair_links(shown.sides),
         Link(label="How models age between trainings", page="replay"),
     ]
-    if "runs" in pair:
-        runs = {"runs": pair["runs"]}
-        label = "Differences of their settings"
-        found.append(Link(label=label, page="differences", parameters=runs))
-    return found
 
 
 def exports(context: Context, query: Query) -> list[Query]:

@@ -13,8 +13,15 @@ import polars as pl
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import SPLITS, Answers, Side, Split, answers, served_model
 from pipelines.dashboard.data.items import Catalogue, catalogue_of, user_ids
-from pipelines.dashboard.data.sides import one_run, run_control, split_control, suggest_runs
-from pipelines.dashboard.items.exposure import LISTED, NAMES, Exposure, exposure_of, nearest
+from pipelines.dashboard.data.sides import (
+    k_control,
+    one_run,
+    run_control,
+    search_control,
+    split_control,
+    suggest_runs,
+)
+from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, exposure_of, nearest
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import (
@@ -57,10 +64,8 @@ MISSING = (
     "dashboard with --root at its folder."
 )
 DRAWN = 4
-"""Models that are drawn with the chosen one."""
 Z95 = 1.959964
 RANKS = {"1-10": 10, "11-50": 50, "51-100": 100, "beyond 100": math.inf}
-"""Largest rank of each range."""
 MOST_USERS = 100
 
 
@@ -101,12 +106,7 @@ def _keeps_lists(run: Run, split: Split = "test") -> bool:
 
 
 def shown_of(context: Context, query: Query) -> Shown:
-    """Read the parameters.
-
-    Raises:
-        NotFoundError: No run keeps lists.
-        QueryError: A parameter cannot be.
-    """
+    """Read the parameters."""
     split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
     run = one_run(context, query, lambda one: _keeps_lists(one, split), MISSING)
     found = answers(run, split)
@@ -167,7 +167,7 @@ def _controls(shown: Shown, query: Query) -> list[Control]:
     found = [
         *run_control(shown.context, shown.run, clears=("model", "item")),
         select("model", "Model", shown.model, models),
-        Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=LISTED),
+        k_control(shown.k, LISTED),
         split_control([Side(run=shown.run, model=shown.model)], shown.split),
     ]
     if shown.context.exported:
@@ -175,15 +175,7 @@ def _controls(shown: Shown, query: Query) -> list[Control]:
     text = query.text("item")
     row = shown.catalogue.row_of(text)
     title = text if row is None else shown.catalogue.title(row)
-    item = Control(
-        name="item",
-        label="Item",
-        kind="search",
-        value=text,
-        options=[Option(value=text, label=title)] if text else [],
-        suggest="items",
-    )
-    return [*found, item]
+    return [*found, search_control("item", "Item", text, title)]
 
 
 def _tiles(own: Exposure) -> Tiles:
@@ -351,8 +343,7 @@ def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
 
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find items by a part of their title, or by id."""
-    known = shown_of(context, query).catalogue
-    return [Option(value=known.item_id(row), label=known.title(row)) for row in known.find(text)]
+    return shown_of(context, query).catalogue.options(text)
 
 
 def _item_section(shown: Shown, row: int) -> Section:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pipelines.dashboard.compare.page import ENTRY as COMPARE
-from pipelines.dashboard.compare.summary import entry as summary
+from pipelines.dashboard.compare.compare import ENTRY as COMPARE
 from pipelines.dashboard.context import PageEntry
 from pipelines.dashboard.experts import ENTRY as EXPERTS
-from pipelines.dashboard.items.page import ENTRY as ITEMS
-from pipelines.dashboard.releases.page import ENTRY as RELEASES
+from pipelines.dashboard.items import ENTRY as ITEMS
+from pipelines.dashboard.releases.releases import ENTRY as RELEASES
 from pipelines.dashboard.replay import ENTRY as REPLAY
 from pipelines.dashboard.runs.differences import ENTRY as DIFFERENCES
-from pipelines.dashboard.runs.page import ENTRY as RUNS
 from pipelines.dashboard.runs.run import ENTRY as RUN
-from pipelines.dashboard.semantic_ids.page import ENTRY as SEMANTIC_IDS
-from pipelines.dashboard.service.page import ENTRY as SERVING
-from pipelines.dashboard.why.page import ENTRY as WHY
+from pipelines.dashboard.runs.runs import ENTRY as RUNS
+from pipelines.dashboard.semantic_ids import ENTRY as SEMANTIC_IDS
+from pipelines.dashboard.service.serving import ENTRY as SERVING
+from pipelines.dashboard.summary import ENTRY as SUMMARY
+from pipelines.dashboard.why.why import ENTRY as WHY
 
 PAGES: tuple[PageEntry, ...] = (
     # One a line, in the navigation's order.
-    summary(RUN.build),
+    SUMMARY,
     RUNS,
     RUN,
     DIFFERENCES,

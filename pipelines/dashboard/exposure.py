@@ -24,7 +24,6 @@ from recsys.models.names import EASE, ITEM_KNN, ITEM_TO_ITEM
 
 Rows = NDArray[np.int64]
 BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)
-"""Least training events of each bucket."""
 NAMES = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
 TOP_SHARE = 0.01
 LISTED = 20
@@ -53,7 +52,6 @@ class Exposure:
     hits: Rows
     """Of these, those whose list has it among the first k, [N]."""
     num_events: Rows
-    """Training events, [N]."""
 
     @cached_property
     def bucket(self) -> Rows:
@@ -140,11 +138,7 @@ class Counts(NamedTuple):
 def exposure_of(
     context: Context, run: Run, found: Answers, model: str, k: int, num_events: Rows
 ) -> Exposure:
-    """Count a model's lists; kept until they change.
-
-    Raises:
-        NotFoundError: The run keeps no lists.
-    """
+    """Count a model's lists; kept until they change."""
     key = ("exposure", run.key, model, found.table.name)
     num_rows = len(num_events)
     counts = context.tables.get(key, found.files, lambda: _count(found, model, num_rows))

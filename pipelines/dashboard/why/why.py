@@ -11,7 +11,8 @@ from pipelines.dashboard.data.items import catalogue_of, users_like
 from pipelines.dashboard.data.sides import (
     controls,
     group_control,
-    select,
+    k_control,
+    search_control,
     split_control,
     suggest_runs,
 )
@@ -27,7 +28,7 @@ from pipelines.dashboard.why.outcomes import (
 )
 from pipelines.dashboard.why.queries import ALL, example_users, queries_table, window_of_queries
 from pipelines.dashboard.why.user import user_section
-from pipelines.pages.charts import Mark, color_of, counts, numbers, share_chart, texts
+from pipelines.pages.charts import color_of, counts, figure, numbers, share_chart, shares, texts
 from pipelines.pages.document import (
     Block,
     Chart,
@@ -40,6 +41,7 @@ from pipelines.pages.document import (
     Tile,
     Tiles,
     Words,
+    select,
 )
 
 SHOWN_PATTERNS = 12
@@ -86,7 +88,7 @@ def build(context: Context, query: Query) -> Page:
         blocks=blocks,
         controls=[
             *own,
-            Control(name="k", label="k", kind="number", value=str(shown.k), least=1, most=LISTED),
+            k_control(shown.k, LISTED),
             split_control(shown.sides, shown.split),
             *group_control(group, groups),
             select("outcome", "Queries", outcome, {ALL: "all", **shown.labels}),
@@ -125,46 +127,30 @@ def search_controls(context: Context, shown: Contest, query: Query) -> list[Cont
         if name == "item" and text:
             catalogue = catalogue_of(context, shown.features)
             title = catalogue.title(catalogue.row_of(text) or 0)
-        found.append(
-            Control(
-                name=name,
-                label=label,
-                kind="search",
-                value=text,
-                options=[Option(value=text, label=title)] if text else [],
-                suggest=f"{name}s",
-            )
-        )
+        found.append(search_control(name, label, text, title))
     return found
 
 
 def shares_chart(
-    key: str, title: str, note: str, shares: Sequence[tuple[str, dict[str, int]]], shown: Contest
+    key: str, title: str, note: str, parts: dict[str, dict[str, int]], shown: Contest
 ) -> Chart:
-    """Draw what parts of each row are, as one bar a row, in the colours of ``shown``."""
-    parts = list(dict.fromkeys(part for _, row in shares for part in row))
-    palette = {part: shown.colors.get(part, color_of(n)) for n, part in enumerate(parts)}
-    bars = [
-        Mark(
-            label=label,
-            series=part,
-            share=count / sum(row.values()),
-            note=f"{label} \u00b7 {part}: {count:,} ({count / sum(row.values()):.1%})",
-        )
-        for label, row in shares
-        for part, count in row.items()
-        if count
-    ]
-    labels = [label for label, _ in shares]
-    return Chart(
-        key=key,
-        title=title,
-        note=note,
-        description=f"Shares of {len(parts)} parts in {len(shares)} rows.",
-        spec=share_chart(bars, palette, x_title="share of the queries", labels=labels),
-        columns=("row", "queries", *parts),
-        rows=[(label, sum(row.values()), *row.values()) for label, row in shares],
-        legend=palette,
+    """Draw the parts of each row as one bar, in the colours of ``shown``."""
+    names = list(dict.fromkeys(part for row in parts.values() for part in row))
+    return figure(
+        share_chart,
+        key,
+        title,
+        note,
+        [*texts("row", "part"), *counts("queries"), *shares("share")],
+        [
+            (label, part, count, count / sum(row.values()))
+            for label, row in parts.items()
+            for part, count in row.items()
+        ],
+        "label series - share",
+        colors={part: shown.colors.get(part, color_of(n)) for n, part in enumerate(names)},
+        shown=lambda row: bool(row[2]),
+        x_title="share of the queries",
         origins=shown.origins,
     )
 
@@ -172,19 +158,19 @@ def shares_chart(
 def slices_section(shown: Contest, slicing: Slicing) -> Section:
     """Draw the outcomes of each slice of the chosen slicing."""
     labels = list(shown.labels.values())
-    shares = []
+    parts = {}
     for code, name in enumerate(slicing.names):
         inside = shown.outcomes[slicing.queries[slicing.codes == code]]
         found = np.bincount(inside, minlength=len(OUTCOMES)).tolist()
         if sum(found):
-            shares.append((name, dict(zip(labels, found, strict=True))))
+            parts[name] = dict(zip(labels, found, strict=True))
     title = label_of_group(slicing.group)
     chart = shares_chart(
         "outcomes",
         f"Who finds the item, by {title}",
         f"Each bar is all queries of a slice. A part in the colour of one side is found in the "
         f"first {shown.k} by that side alone: if it is the longer one, that side is better.",
-        shares,
+        parts,
         shown,
     )
     return Section(key="slices", title=f"By {title}", blocks=[chart])
@@ -250,7 +236,7 @@ def lost_sections(context: Context, shown: Contest) -> list[Section]:
             f"Where {name} loses {total:,} items",
             f"Held-out items that are not in its first {shown.k}, by the step that loses them. "
             f"Most: {worst.words}. {meanings}",
-            [("missed", {step.words: step.queries for step in steps})],
+            {"missed": {step.words: step.queries for step in steps}},
             shown,
         )
         found.append(chart)
@@ -267,10 +253,7 @@ def suggest_users(context: Context, query: Query, text: str) -> Sequence[Option]
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find items by a part of their title, or by id."""
     features = contest_of(context, query).features
-    if features is None:
-        return []
-    known = catalogue_of(context, features)
-    return [Option(value=known.item_id(row), label=known.title(row)) for row in known.find(text)]
+    return [] if features is None else catalogue_of(context, features).options(text)
 
 
 def exports(context: Context, query: Query) -> Sequence[Query]:

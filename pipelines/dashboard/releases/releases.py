@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.sides import select
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.releases.actions import ACTIONS, NO_KEY, actions_for
 from pipelines.dashboard.releases.folder import (
     SIGNATURES,
-    Decided,
     Folder,
     Record,
     folder_of,
@@ -25,7 +23,7 @@ from pipelines.dashboard.workspaces.files import time_of
 from pipelines.engine.formats import size
 from pipelines.operations.collect import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
-from pipelines.pages.charts import Mark, color_of, counts, numbers, spans_chart, texts
+from pipelines.pages.charts import Row, color_of, counts, figure, numbers, spans_chart, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -39,10 +37,11 @@ from pipelines.pages.document import (
     Tile,
     Tiles,
     Words,
+    select,
 )
 from pipelines.publishing.explain import advice_for, found_in, is_untested, result_of
 from pipelines.publishing.released import Released, released_folder
-from pipelines.tracking.decisions import ALTERED, CHALLENGER, CHAMPION, LOG, Decision
+from pipelines.tracking.decisions import ALTERED, CHALLENGER, CHAMPION, LOG, Decision, Written
 from serving.bundle.manifest import MANIFEST, bundle_directory
 
 TITLE = "Releases"
@@ -188,60 +187,47 @@ def trained_until(folder: Folder, version: str | None) -> str:
 
 
 def timeline(record: Record, folder: Folder) -> list[Chart]:
-    """Draw which version an alias named when, with rollbacks and refusals; none if nothing was."""
+    """Draw which version an alias named when, with rollbacks and refusals; none without any."""
     events = list(_marks(record))
     changes = [time for one in record.changes if (time := time_of(one.time))]
-    times = [*changes, *(time for time, *_ in events)]
+    times = [*changes, *(time for _, _, time in events)]
     if not times:
         return []
     end = max(times) + max(timedelta(hours=1), (max(times) - min(times)) * 0.05)
     spans = [span for alias in (CHAMPION, CHALLENGER) for span in _spans(record, alias, end)]
     latest: dict[str, datetime] = {}
-    for version, time in [(one[0], one[2]) for one in spans] + [(one[1], one[0]) for one in events]:
-        latest[version] = max(time, latest.get(version, time))
+    for version, _, at, *_ in [*((*one, None) for one in events), *spans]:
+        latest[version] = max(at, latest.get(version, at))
     labels = sorted(latest, key=lambda version: (latest[version], version), reverse=True)
-    labels = labels[:SHOWN_VERSIONS]
-    drawn = [
-        Mark(
-            label=version,
-            series=alias,
-            at=begin.isoformat(),
-            until=until.isoformat(),
-            note=f"{version}: {alias} from {minute(begin)} until {minute(until)}",
-        )
-        for version, alias, begin, until in spans
-        if version in labels
+    rows: list[Row] = [
+        *((version, alias, second(begin), second(until)) for version, alias, begin, until in spans),
+        *((version, what, second(time), None) for version, what, time in events),
     ]
-    marks = [
-        Mark(at=time.isoformat(), label=version, series=what, note=note)
-        for time, version, what, note in events
-        if version in labels
-    ]
-    used = {one.series for one in drawn} | {one.series for one in marks}
-    kinds = [one[1] for one in spans] + [one[2] for one in events]
-    rows: list[Sequence[Cell]] = [
-        (version, alias, f"{begin:%Y-%m-%d %H:%M:%S}", f"{until:%Y-%m-%d %H:%M:%S}")
-        for version, alias, begin, until in spans
-    ]
-    rows += [
-        (version, what, f"{time:%Y-%m-%d %H:%M:%S}", None) for time, version, what, _ in events
-    ]
-    return [
-        Chart(
-            key="timeline",
-            title="Which version was served when",
-            note="A row is a version, the newest at the top. Its bar lasts while it was champion "
-            "or challenger; a cross is a refusal or a rollback to it. What is served now continues "
-            "beyond the right edge.",
-            description=f"{kinds.count(CHAMPION)} times a version became champion; "
-            f"{kinds.count(REFUSED)} were refused and {kinds.count(ROLLED_BACK)} rolled back to.",
-            spec=spans_chart(drawn, COLORS, labels=labels, marks=marks),
-            columns=("version", "what", "from", "until"),
-            rows=rows,
-            legend={name: color for name, color in COLORS.items() if name in used},
-            origins=folder.origins,
-        )
-    ]
+    used = {row[1] for row in rows}
+    chart = figure(
+        spans_chart,
+        "timeline",
+        "Which version was served when",
+        "A row is a version, the newest at the top. Its bar lasts while it was champion "
+        "or challenger; a cross is a refusal or a rollback to it. What is served now continues "
+        "beyond the right edge.",
+        [
+            *texts("version", "what"),
+            *(Column(label=label, format="time") for label in ("from", "until")),
+        ],
+        rows,
+        "label series at until",
+        colors={name: color for name, color in COLORS.items() if name in used},
+        shown=lambda row: row[3] is not None and row[0] in labels[:SHOWN_VERSIONS],
+        labels=labels[:SHOWN_VERSIONS],
+        marks=[
+            {"label": version, "series": what, "at": second(time), "note": f"{version}: {what}"}
+            for version, what, time in events
+            if version in labels[:SHOWN_VERSIONS]
+        ],
+        origins=folder.origins,
+    )
+    return [chart]
 
 
 def _spans(
@@ -252,7 +238,7 @@ def _spans(
     for change in record.changes:
         time = time_of(change.time)
         named = change.alias == alias
-        # What becomes champion waits no more.
+        # A version that becomes champion is no challenger any more.
         taken = alias == CHALLENGER and change.alias == CHAMPION and change.version == version
         if time is None or not (named or taken):
             continue
@@ -263,17 +249,14 @@ def _spans(
         yield version, alias, begin, end
 
 
-def _marks(record: Record) -> Iterator[tuple[datetime, str, str, str]]:
-    """List rollbacks and refusals: time, version, which of them, and a note."""
+def _marks(record: Record) -> Iterator[tuple[str, str, datetime]]:
+    """List rollbacks and refusals: version, which of them, and time."""
     for change in record.changes:
-        time = time_of(change.time)
-        if change.action == "rollback" and time is not None:
-            words = f"rolled back to {change.version} from {change.previous} at {minute(time)}"
-            yield time, change.version, ROLLED_BACK, words
+        if change.action == "rollback" and (time := time_of(change.time)):
+            yield change.version, ROLLED_BACK, time
     for one in record.decisions:
-        if one.decision.outcome == REFUSED and one.time is not None:
-            version = one.decision.challenger
-            yield one.time, version, REFUSED, f"{version} was refused at {minute(one.time)}"
+        if one.decision.outcome == REFUSED and (time := time_of(one.decision.time)):
+            yield one.decision.challenger, REFUSED, time
 
 
 def verdicts_of(decision: Decision) -> list[Mapping[str, Any]]:
@@ -281,7 +264,7 @@ def verdicts_of(decision: Decision) -> list[Mapping[str, Any]]:
     return [one for one in decision.verdicts if isinstance(one, dict) and "name" in one]
 
 
-def why(decided: Decided) -> str:
+def why(decided: Written) -> str:
     """Return the reason of a decision in a line."""
     verdicts = verdicts_of(decided.decision)
     if decided.state == ALTERED:
@@ -294,7 +277,7 @@ def why(decided: Decided) -> str:
     return str(decided.decision.words[-1]) if decided.decision.words else ""
 
 
-def by_whom(decided: Decided) -> str:
+def by_whom(decided: Written) -> str:
     """Return who took the decision: the gate of a run, or a person."""
     outcome, forced = decided.decision.outcome, decided.decision.forced
     by_hand = outcome == "kept as challenger" and not verdicts_of(decided.decision)
@@ -313,7 +296,7 @@ def decisions_table(record: Record, folder: Folder) -> list[Table]:
         version = str(decision.challenger)
         rows.append(
             [
-                second(one.time),
+                second(time_of(decision.time)),
                 LinkedCell(text=version, link=link_to(folder, version)),
                 f"{decision.outcome}{' (forced)' if decision.forced else ''}",
                 by_whom(one),
@@ -344,14 +327,8 @@ def decisions_table(record: Record, folder: Folder) -> list[Table]:
     return [table] if rows else []
 
 
-def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided]) -> Section:
-    """Show one decision whole.
-
-    Args:
-        decided: The decision.
-        folder: Its folder.
-        earlier: Other decisions on the same version.
-    """
+def decision_section(decided: Written, folder: Folder, earlier: Sequence[Written]) -> Section:
+    """Show one decision whole."""
     decision, altered = decided.decision, decided.state == ALTERED
     lines = [
         f"Taken at {decision.time or 'an unknown time'} by {by_whom(decided)}; champion before "
@@ -371,18 +348,20 @@ def decision_section(decided: Decided, folder: Folder, earlier: Sequence[Decided
         blocks += _gate(decided, folder, earlier)
     if earlier:
         lines = [
-            f"{one.time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
+            f"{time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
             for one in earlier
-            if one.time is not None
+            if (time := time_of(one.decision.time))
         ]
         blocks.append(Words(lines=["Earlier decisions on this version:", *lines]))
     title = f"Decision on {decision.challenger}: {decision.outcome}"
     return Section(key="decision", title=title, blocks=blocks)
 
 
-def _gate(decided: Decided, folder: Folder, earlier: Sequence[Decided]) -> Iterator[Block]:
+def _gate(decided: Written, folder: Folder, earlier: Sequence[Written]) -> Iterator[Block]:
     """Show what the gate measured; for a promotion by hand, when it released the version."""
-    of_gate = (one for one in (decided, *earlier) if one.written and verdicts_of(one.decision))
+    of_gate = (
+        one for one in (decided, *earlier) if one.state != ALTERED and verdicts_of(one.decision)
+    )
     one = next(of_gate, None)
     if one is None:
         return

@@ -105,7 +105,7 @@ def _run_of(context: Context, query: Query) -> Run | None:
     """Choose a workspace: the one named, else the newest that has served lists, else the newest."""
     if key := query.text("run"):
         run = context.stores.run(key)
-        maker = context.stores.run(run.made_by) if run.made_by else run
+        maker = context.stores.maker(run) or run
         return maker if maker.kind == "workspace" else None
     workspaces = context.stores.workspaces()
     served = (run for run in workspaces if (shop_workspace(run.path) / STORE).is_dir())
