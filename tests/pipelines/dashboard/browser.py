@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -20,13 +19,6 @@ from pipelines.dashboard.web.app import Site, create_app
 SERIOUS = {"serious", "critical"}
 WIDTHS = (390, 1440, 2560)
 HEIGHT = 900
-# Boxes of what a reader would call the parts of a page, in shares of the window's width.
-BOXES = """(selectors) => Object.fromEntries(selectors.map((selector) => [
-  selector,
-  [...document.querySelectorAll(selector)].filter((one) => one.checkVisibility()).slice(0, 4)
-    .map((one) => one.getBoundingClientRect())
-    .map((box) => [box.left / innerWidth, box.width / innerWidth]),
-]))"""
 
 
 @contextmanager
@@ -102,20 +94,6 @@ class Window:
     def overflows(self) -> bool:
         """Whether the page is wider than its window."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
-
-    def boxes(self, selectors: Sequence[str]) -> dict[str, list[list[float]]]:
-        """Measure where parts begin and how wide they are, in shares of the window."""
-        found: dict[str, list[list[float]]] = self.page.evaluate(BOXES, list(selectors))
-        return found
-
-    def screenshot(self, path: Path, most: int = 8_000) -> None:
-        """Photograph the whole page."""
-        size = self.page.viewport_size
-        height = self.page.evaluate("document.documentElement.scrollHeight")
-        self.page.set_viewport_size({"width": size["width"], "height": min(height + 20, most)})
-        self.see_all()
-        self.page.screenshot(path=path)
-        self.page.set_viewport_size(size)
 
 
 @contextmanager

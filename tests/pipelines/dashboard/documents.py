@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
+from pipelines.dashboard.context import Context
+from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -14,6 +17,8 @@ from pipelines.pages.document import (
     Page,
     Section,
     Table,
+    Tile,
+    Tiles,
     Words,
 )
 
@@ -75,3 +80,18 @@ def table(page: Page, key: str) -> Table:
 def charts(page: Page) -> dict[str, Chart]:
     """Return all charts by key."""
     return {block.key: block for block in blocks_of(page.blocks, Chart)}
+
+
+def sections(page: Page) -> dict[str, Section]:
+    """Return all sections by key."""
+    return {block.key: block for block in blocks_of(page.blocks, Section)}
+
+
+def tiles(page: Page) -> dict[str, Tile]:
+    """Return the tiles of a page's first group by label."""
+    return {tile.label: tile for tile in block_of(page, Tiles).tiles}
+
+
+def dashboard(*roots: Path, **more: Any) -> Context:
+    """Make a dashboard of folders."""
+    return Context(stores=Stores(Places(roots=roots)), **more)

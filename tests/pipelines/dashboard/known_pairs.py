@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.workspaces.stores import Places, Stores
-from tests.pipelines.dashboard.documents import lines_of
+from tests.pipelines.dashboard.documents import dashboard, lines_of
 from tests.pipelines.dashboard.planted import (
     Floats,
     Model,
@@ -33,20 +31,19 @@ Right = Literal["A", "B", "neither"]
 Shift = Callable[[World], Floats]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """A kind of pair."""
+class Kind(NamedTuple):
+    """A kind of pair: what is right, and what the page has to name."""
 
     name: str
     right: Right
+    second: Callable[[int], Model]
     reason: str = ""
     """Kind of the reason that has to be named: overall, slice, coverage, cost."""
     slice: tuple[str, ...] = ()
     """Planted attributes and values, such as ``category/games``; all in one named slice."""
     words: str = ""
-    """Has to stand in the reasons."""
+    """Part of the reasons."""
     first: Callable[[int], Model] = lambda seed: Model(seed=seed)
-    second: Callable[[int], Model]
 
 
 def everyone(by: float) -> Shift:
@@ -59,9 +56,19 @@ def inside(where: Callable[[World], np.ndarray], by: float, others: float = 0.0)
     return lambda known: np.where(where(known), by, others)
 
 
+def made(place: int = 1, **settings: Any) -> Callable[[int], Model]:
+    """Make the second model of a kind; the first with place 0."""
+    return lambda seed: Model(seed=seed + place, **settings)
+
+
 def shifted(shift: Shift, **others: float) -> Callable[[int], Model]:
-    """Make the second model of a kind."""
-    return lambda seed: Model(seed=seed + 1, shift=shift, **others)
+    """Make a second model with a shift."""
+    return made(shift=shift, **others)
+
+
+def losing(name: str, where: Callable[[World], np.ndarray], by: float, others: float, *keys: str):
+    """Make a kind whose second model loses a slice."""
+    return Kind(name, "A", shifted(inside(where, by, others)), "slice", keys)
 
 
 def late(known: World) -> np.ndarray:
@@ -76,6 +83,16 @@ def returning(known: World) -> np.ndarray:
     last = known.offsets[2:] - 1
     found: np.ndarray = known.times[last] - known.times[last - 1] > 30 * 86_400
     return found
+
+
+def in_category(name: str) -> Callable[[World], np.ndarray]:
+    """Held-out items of a category."""
+    return lambda known: known.target_category(name)
+
+
+def in_outlet(known: World) -> np.ndarray:
+    """Held-out items of the second domain."""
+    return known.target_domain("outlet")
 
 
 def tail(known: World) -> np.ndarray:
@@ -98,163 +115,57 @@ def flatter(drawn: Floats) -> Floats:
     return found
 
 
+NEW, HEAVY = "user_activity/new", "user_activity/heavy"
 KINDS = (
-    Kind(name="better for all", right="B", reason="overall", second=shifted(everyone(-0.15))),
-    Kind(name="worse for all", right="A", reason="overall", second=shifted(everyone(0.15))),
+    Kind("better for all", "B", shifted(everyone(-0.15)), "overall"),
+    Kind("worse for all", "A", shifted(everyone(0.15)), "overall"),
+    losing("better, new users ruined", lambda known: known.new_users, 0.8, -0.4, NEW),
+    losing("better, heavy users ruined", lambda known: known.heavy_users, 0.9, -0.25, HEAVY),
+    losing("equal, a category lost", in_category("games"), 0.8, -0.12, "category/games"),
+    losing(
+        "a category lost for heavy users",
+        lambda known: known.heavy_users & known.target_category("music"),
+        *(2.5, 0.0, "category/music", HEAVY),
+    ),
+    losing(
+        "better, a category lost for new users",
+        lambda known: known.new_users & known.target_category("tools"),
+        *(2.0, -0.15, "category/tools", NEW),
+    ),
+    losing("tail lost", tail, 1.2, 0.0, "item_popularity/tail"),
+    losing("better by the head, tail lost", tail, 1.5, -0.2, "item_popularity/tail"),
+    losing("a domain lost", in_outlet, 0.6, -0.15, "domain/outlet"),
+    losing(
+        "a domain lost for new users",
+        lambda known: known.new_users & in_outlet(known),
+        *(1.5, -0.1, "domain/outlet", NEW),
+    ),
+    losing("the last days lost", late, 0.8, -0.15, "period/"),
+    losing("returning users lost", returning, 1.0, -0.1, "recency/longer ago"),
+    Kind("popularity collapse, equal hits", "A", made(spread=0.2), "coverage"),
+    Kind("popularity collapse, more hits", "A", shifted(everyone(-0.12), spread=0.2), "coverage"),
+    Kind("more cost for nothing", "A", made(seconds=2_000), "cost"),
+    Kind("wins at depth alone", "B", made(moved=deeper), "overall", (), "further down the list"),
     Kind(
-        name="better, new users ruined",
-        right="A",
-        reason="slice",
-        slice=("user_activity/new",),
-        second=shifted(inside(lambda known: known.new_users, 0.8, -0.4)),
+        "wins at depth, loses in the first places",
+        *("A", made(moved=flatter), "overall", (), "NDCG@10"),
     ),
     Kind(
-        name="better, heavy users ruined",
-        right="A",
-        reason="slice",
-        slice=("user_activity/heavy",),
-        second=shifted(inside(lambda known: known.heavy_users, 0.9, -0.25)),
+        "new users gained",
+        *("B", shifted(inside(lambda known: known.new_users, -0.5)), "slice", (NEW,)),
     ),
-    Kind(
-        name="equal, a category lost",
-        right="A",
-        reason="slice",
-        slice=("category/games",),
-        second=shifted(inside(lambda known: known.target_category("games"), 0.8, -0.12)),
-    ),
-    Kind(
-        name="a category lost for heavy users",
-        right="A",
-        reason="slice",
-        slice=("category/music", "user_activity/heavy"),
-        second=shifted(
-            inside(lambda known: known.heavy_users & known.target_category("music"), 2.5)
-        ),
-    ),
-    Kind(
-        name="better, a category lost for new users",
-        right="A",
-        reason="slice",
-        slice=("category/tools", "user_activity/new"),
-        second=shifted(
-            inside(lambda known: known.new_users & known.target_category("tools"), 2.0, -0.15)
-        ),
-    ),
-    Kind(
-        name="tail lost",
-        right="A",
-        reason="slice",
-        slice=("item_popularity/tail",),
-        second=shifted(inside(tail, 1.2)),
-    ),
-    Kind(
-        name="better by the head, tail lost",
-        right="A",
-        reason="slice",
-        slice=("item_popularity/tail",),
-        second=shifted(inside(tail, 1.5, -0.2)),
-    ),
-    Kind(
-        name="a domain lost",
-        right="A",
-        reason="slice",
-        slice=("domain/outlet",),
-        second=shifted(inside(lambda known: known.target_domain("outlet"), 0.6, -0.15)),
-    ),
-    Kind(
-        name="a domain lost for new users",
-        right="A",
-        reason="slice",
-        slice=("domain/outlet", "user_activity/new"),
-        second=shifted(
-            inside(lambda known: known.new_users & known.target_domain("outlet"), 1.5, -0.1)
-        ),
-    ),
-    Kind(
-        name="the last days lost",
-        right="A",
-        reason="slice",
-        slice=("period/",),
-        second=shifted(inside(late, 0.8, -0.15)),
-    ),
-    Kind(
-        name="returning users lost",
-        right="A",
-        reason="slice",
-        slice=("recency/longer ago",),
-        second=shifted(inside(returning, 1.0, -0.1)),
-    ),
-    Kind(
-        name="popularity collapse, equal hits",
-        right="A",
-        reason="coverage",
-        second=lambda seed: Model(seed=seed + 1, spread=0.2),
-    ),
-    Kind(
-        name="popularity collapse, more hits",
-        right="A",
-        reason="coverage",
-        second=shifted(everyone(-0.12), spread=0.2),
-    ),
-    Kind(
-        name="more cost for nothing",
-        right="A",
-        reason="cost",
-        second=lambda seed: Model(seed=seed + 1, seconds=2_000),
-    ),
-    Kind(
-        name="wins at depth alone",
-        right="B",
-        reason="overall",
-        words="further down the list",
-        second=lambda seed: Model(seed=seed + 1, moved=deeper),
-    ),
-    Kind(
-        name="wins at depth, loses in the first places",
-        right="A",
-        reason="overall",
-        words="NDCG@10",
-        second=lambda seed: Model(seed=seed + 1, moved=flatter),
-    ),
-    Kind(
-        name="new users gained",
-        right="B",
-        reason="slice",
-        slice=("user_activity/new",),
-        second=shifted(inside(lambda known: known.new_users, -0.5)),
-    ),
-    Kind(
-        name="catalogue opened, equal hits",
-        right="B",
-        reason="coverage",
-        first=lambda seed: Model(seed=seed, spread=0.2),
-        second=lambda seed: Model(seed=seed + 1),
-    ),
+    Kind("catalogue opened, equal hits", "B", made(), "coverage", first=made(0, spread=0.2)),
 )
 EQUAL = (
-    Kind(name="equal", right="neither", second=lambda seed: Model(seed=seed + 1)),
+    Kind("equal", "neither", made()),
     Kind(
-        name="equal, nearly the same lists",
-        right="neither",
-        first=lambda seed: Model(seed=seed, own_noise=0.2),
-        second=lambda seed: Model(seed=seed + 1, own_noise=0.2),
+        "equal, nearly the same lists", "neither", made(own_noise=0.2), first=made(0, own_noise=0.2)
     ),
     Kind(
-        name="equal, very different lists",
-        right="neither",
-        first=lambda seed: Model(seed=seed, own_noise=1.0),
-        second=lambda seed: Model(seed=seed + 1, own_noise=1.0),
+        "equal, very different lists", "neither", made(own_noise=1.0), first=made(0, own_noise=1.0)
     ),
-    Kind(
-        name="equal, a fifth more time",
-        right="neither",
-        second=lambda seed: Model(seed=seed + 1, seconds=720),
-    ),
-    Kind(
-        name="equal, somewhat wider lists",
-        right="neither",
-        second=lambda seed: Model(seed=seed + 1, spread=1.1),
-    ),
+    Kind("equal, a fifth more time", "neither", made(seconds=720)),
+    Kind("equal, somewhat wider lists", "neither", made(spread=1.1)),
 )
 
 
@@ -278,7 +189,7 @@ def look_at(
     for name, made in (("first", kind.first(10 * seed)), ("second", kind.second(10 * seed))):
         models = {"blend": replace(made, strength=strength)}
         write_workspace(folder / "runs" / name, known, models, features=folder / "features")
-    context = Context(stores=Stores(Places(roots=[folder / "runs"])))
+    context = dashboard(folder / "runs")
     keys = {run.name: run.key for run in context.stores.runs()}
     page = PAGES[0].build(context, Query.of(runs=(keys["first"], keys["second"])))
     answer: Right = "neither"

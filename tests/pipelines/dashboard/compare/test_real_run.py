@@ -55,13 +55,6 @@ def test_slices_are_those_of_the_report(context: Context) -> None:
         assert shown == {name: pytest.approx(value) for name, value in expected.items()}
 
 
-def test_a_file_holds_no_choice_of_other_runs(context: Context) -> None:
-    exported = Context(stores=context.stores, exported=True)
-    page = PAGES[0].build(exported, Query.of(run=context.stores.workspaces()[0].key))
-    assert [control.name for control in page.controls] == []
-    assert "slices" in charts(page)
-
-
 def test_a_file_holds_the_pair_of_its_run(context: Context) -> None:
     exported = Context(stores=context.stores, exported=True)
     run = Query.of(run=context.stores.workspaces()[0].key)

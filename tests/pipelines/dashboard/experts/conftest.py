@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.workspaces.stores import Places, Stores
+from tests.pipelines.dashboard.documents import dashboard
 from tests.pipelines.dashboard.synthetic_runs import write_json, write_run
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -127,4 +127,4 @@ def experts_workspace(tmp_path: Path) -> Path:
 @pytest.fixture
 def experts_context(experts_workspace: Path) -> Context:
     """A dashboard of it."""
-    return Context(stores=Stores(Places(roots=[experts_workspace.parent])))
+    return dashboard(experts_workspace.parent)

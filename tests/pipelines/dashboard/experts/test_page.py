@@ -8,8 +8,7 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts import build
 from pipelines.dashboard.pages import PAGES
-from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.workspaces.stores import Places, Stores
+from pipelines.dashboard.query import Query
 from pipelines.pages.document import Chart, Page, Section, Table, Tiles
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker, write_registered
@@ -111,17 +110,6 @@ def test_a_dense_ranker_says_what_to_configure(
     page = build(experts_context, Query.of())
     assert page.lead == "The ranker has no experts."
     assert 'trunk = "sparse"' in str(section(page, "ranker"))
-
-
-def test_without_ranker_and_adapters_the_page_says_what_to_configure(tmp_path: Path) -> None:
-    page = build(Context(stores=Stores(Places(roots=[tmp_path]))), Query.of())
-    assert "[ranker_training] enabled = true" in page.lead
-    assert "[adapter] domains" in str(page.blocks)
-
-
-def test_an_unknown_run_is_refused(experts_context: Context) -> None:
-    with pytest.raises(NotFoundError, match="no run 'zz'"):
-        build(experts_context, Query.of(run="zz"))
 
 
 def test_a_real_run_and_its_bundle_show_the_same_experts(context: Context) -> None:

@@ -8,15 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Answers
 from pipelines.dashboard.exposure import NAMES, by_vectors, by_weights, exposure_of
 from pipelines.dashboard.items import ENTRY, build, shown_of, wilson
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Lists, Section, Window
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
+from tests.pipelines.dashboard.documents import dashboard
 
 EVENTS = np.array([0, 0, 1, 3, 12, 100])
 
@@ -33,7 +32,7 @@ def exposure(tmp_path):
         },
         schema_overrides={"top_k_m": pl.List(pl.Int64)},
     ).write_parquet(tmp_path / "table.parquet")
-    context = Context(stores=Stores(Places(roots=[])))
+    context = dashboard()
     run = Run(key="k", name="r", kind="workspace", status="complete", time=None, path=tmp_path)
     found = Answers(tmp_path / "table.parquet", ("m",), None, "")
     return lambda k: exposure_of(context, run, found, "m", k, EVENTS)
@@ -62,7 +61,7 @@ def test_counts_of_a_large_catalogue_take_the_memory_of_the_lists(tmp_path):
         "top_k_m": [[3, 4], [*range(5, 24), num_items - 1]],
     }
     pl.DataFrame(table).write_parquet(tmp_path / "table.parquet")
-    context = Context(stores=Stores(Places(roots=[])))
+    context = dashboard()
     run = Run(key="k", name="r", kind="workspace", status="complete", time=None, path=tmp_path)
     found = Answers(tmp_path / "table.parquet", ("m",), None, "")
     num_events = np.zeros(num_items, np.int64)
@@ -142,13 +141,4 @@ def test_search_and_what_is_not_there(context, tmp_path):
     with pytest.raises(QueryError, match="model is 'x'"):
         build(context, Query.of(model="x"))
     with pytest.raises(NotFoundError, match="recsys run"):
-        build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
-
-
-def test_a_file_holds_the_first_items(context):
-    exported = Context(stores=context.stores, exported=True)
-    page = build(exported, Query())
-    table = page.blocks[-1].blocks[0]
-    assert table.source is None
-    assert len(table.rows) == 25
-    assert all(one.kind != "search" for one in page.controls)
+        build(dashboard(tmp_path), Query())

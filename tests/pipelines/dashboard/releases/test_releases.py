@@ -10,7 +10,6 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.releases.releases import ENTRY, build
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import CommandRun, append, read_history
 from pipelines.pages.document import Action, Chart, Page, Section, Table, Tiles, Words
@@ -18,6 +17,7 @@ from pipelines.publishing.promotion import note_champion, note_release, served_v
 from pipelines.tracking.decisions import Decision, append_decision, read_decisions
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.dashboard.browser import served, windows
+from tests.pipelines.dashboard.documents import dashboard
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 from tests.serving.writable import writable
 
@@ -78,7 +78,7 @@ def decided(bundles: Path, version: str, outcome: str, digest: str | None, verdi
 
 
 def context_of(root: Path, key: str | None = "k") -> Context:
-    return Context(stores=Stores(Places(roots=[root])), key=key)
+    return dashboard(root, key=key)
 
 
 def page_of(shop: Path, **values: str) -> Page:
@@ -110,17 +110,6 @@ def actions_of(page: Page) -> dict[str, Action]:
 
 def sent(action: Action, **changes: str) -> dict[str, str]:
     return {**action.values, "reason": "better", "confirm": action.values["version"], **changes}
-
-
-def texts(value) -> list[str]:
-    """All texts of a document."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for one in value.values() for text in texts(one)]
-    if isinstance(value, (list, tuple)):
-        return [text for one in value for text in texts(one)]
-    return texts(vars(value)) if hasattr(value, "__dict__") else []
 
 
 def test_it_says_what_is_served_and_what_waits(shop: Path):
@@ -194,12 +183,6 @@ def test_commands_that_failed_are_listed_with_their_reasons(shop: Path):
     assert table.rows[0][:5] == ("2026-11-20T03:00:00Z", "update", "FAILED", 74, 2.5)
     assert table.rows[0][5] == f"the disk is full; {HOSTILE}"
     assert "1 commands, 1 failed, 0 refused" in table.note
-
-
-def test_hostile_texts_stay_texts(shop: Path):
-    found = [text for text in texts(page_of(shop, version="v4")) if "onerror" in text]
-    assert found
-    assert all(HOSTILE in text for text in found)
 
 
 def test_a_promotion_changes_what_servers_load_and_is_written_down(shop: Path):
@@ -317,13 +300,6 @@ def test_half_written_files_are_said_and_the_rest_is_shown(shop: Path):
     assert any("line 5 is not a decision" in one for one in page.notices)
     row = block(page, Table, "decisions").rows[0]
     assert (row[1].text, row[4]) == ("v9", "NOT VALID")
-
-
-def test_an_exported_page_offers_nothing_to_do(shop: Path):
-    context = Context(stores=Stores(Places(roots=[shop.parent])), key="k", exported=True)
-    page = build(context, Query.of())
-    assert not page.controls
-    assert not [one for one in page.blocks if getattr(one, "key", "") == "actions"]
 
 
 def test_a_real_workspace_is_shown_whole(context: Context, workspace_run: Path):

@@ -8,9 +8,8 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.differences import build
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Section, Table, Words
-from tests.pipelines.dashboard.documents import block_of, blocks_of
+from tests.pipelines.dashboard.documents import block_of, blocks_of, dashboard
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_run, write_stage
 
 BETTER = {"test": {"blend": {"ndcg@10": 0.15}, "blend_fast": {"ndcg@10": 0.12}}}
@@ -23,7 +22,7 @@ def pair(tmp_path: Path) -> Context:
     new = write_run(tmp_path / "new", BETTER, width=64, began=later, data="e" * 64)
     versions = {"code": "other", "torch": "2.14.0"}
     write_stage(new / "train_two_tower", versions=versions)
-    return Context(stores=Stores(Places(roots=[tmp_path])))
+    return dashboard(tmp_path)
 
 
 def said(context: Context, query: Query, key: str) -> list[str]:
@@ -55,7 +54,7 @@ def test_settings_data_code_and_metrics_that_differ_are_listed(tmp_path: Path) -
 def test_equal_runs_have_no_difference(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", began=BEGAN + timedelta(days=1))
-    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    context = dashboard(tmp_path)
     page = build(context, Query())
     assert page.lead == (
         "From a to b: no setting that shapes results differs; the data are the same; code and "
@@ -68,7 +67,7 @@ def test_equal_runs_have_no_difference(tmp_path: Path) -> None:
 def test_places_are_no_settings(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings='workspace = "a"\n[data]\nevents = "x/a.csv"')
     write_run(tmp_path / "b", settings='workspace = "b"\n[data]\nevents = "x/a.csv"')
-    page = build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    page = build(dashboard(tmp_path), Query())
     assert block_of(page, Table, "places-table").rows == [("workspace", "a", "b")]
     assert "no setting that shapes results differs" in page.lead
 
@@ -94,7 +93,7 @@ def test_what_is_not_on_record_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     bare = write_run(tmp_path / "b", stages=("evaluate",), settings="")
     (bare / "evaluate/manifest.json").unlink()
-    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    context = dashboard(tmp_path)
     runs = tuple(run.key for run in context.stores.runs())
     page = build(context, Query.of(runs=runs))
     assert "settings are not on record for both; the data are not on record for both" in page.lead
@@ -102,7 +101,7 @@ def test_what_is_not_on_record_is_said(tmp_path: Path) -> None:
 
 def test_one_run_or_none_is_no_pair(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
-    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    context = dashboard(tmp_path)
     assert "Choose two runs" in block_of(build(context, Query()), Words).lines[0]
     key = context.stores.runs()[0].key
     assert "Choose two runs" in block_of(build(context, Query.of(runs=key)), Words).lines[0]

@@ -1,6 +1,5 @@
 """The page of one run, real and synthetic, whole and broken."""
 
-import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,11 +7,10 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.pages import PAGES
-from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.runs.run import build, duration
-from pipelines.dashboard.workspaces.stores import Places, Stores
+from pipelines.dashboard.query import Query
+from pipelines.dashboard.runs.run import build
 from pipelines.pages.document import Chart, Section, Table, Tiles, Words
-from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, texts
+from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, dashboard, texts
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_bundle, write_json, write_run
 
@@ -58,20 +56,6 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
     assert f"{run.key}/config.toml" in files
 
 
-def test_every_chart_has_words_units_and_a_table(context: Context) -> None:
-    page = build(context, Query())
-    charts = list(blocks_of(page.blocks, Chart))
-    assert len({chart.key for chart in charts}) == len(charts) >= 8
-    for chart in charts:
-        assert chart.title
-        # A reader who cannot see it hears the description, or title and note.
-        assert chart.description or chart.note
-        assert chart.rows
-        assert all(len(row) == len(chart.columns) for row in chart.rows)
-        assert chart.origins
-    assert "on validation" in block_of(page, Table, "intervals-validation").title
-
-
 def test_a_bundle_leads_to_its_run_and_to_what_differs(context: Context) -> None:
     served, before = context.stores.bundles()
     page = build(context, Query.of(run=served.key))
@@ -81,18 +65,9 @@ def test_a_bundle_leads_to_its_run_and_to_what_differs(context: Context) -> None
     assert block_of(page, Table, "metrics-test").rows
 
 
-def test_an_export_asks_for_nothing_and_is_small(context: Context) -> None:
-    from dataclasses import asdict
-
-    exported = Context(stores=context.stores, exported=True)
-    page = build(exported, Query())
-    assert page.controls == []
-    assert len(json.dumps(asdict(page), default=str)) < 250_000
-
-
 def made(tmp_path: Path) -> tuple[Context, Path]:
     path = write_run(tmp_path / "run")
-    return Context(stores=Stores(Places(roots=[tmp_path]))), path
+    return dashboard(tmp_path), path
 
 
 def test_without_an_analysis_metrics_stand_without_intervals(tmp_path: Path) -> None:
@@ -119,7 +94,7 @@ def test_a_run_measured_on_test_alone_has_its_figures(tmp_path: Path) -> None:
     known = world(3, num_users=200, num_items=60)
     models = {"popularity": Model(seed=1), "blend": Model(seed=2)}
     write_workspace(tmp_path / "run", known, models)
-    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    context = dashboard(tmp_path)
     page = build(context, Query())
     keys = [chart.key for chart in blocks_of(page.blocks, Chart)]
     assert "overview" not in keys
@@ -145,31 +120,21 @@ def test_a_torn_ledger_and_manifests_of_others_are_no_error(tmp_path: Path) -> N
     assert len(block_of(page, Table, "ledger").rows) == 2
 
 
-def test_a_run_that_is_gone_is_not_found(tmp_path: Path) -> None:
-    context, _ = made(tmp_path)
-    with pytest.raises(NotFoundError, match="no run 'abc'"):
-        build(context, Query.of(run="abc"))
-
-
 def test_the_run_before_of_the_same_data_is_offered(tmp_path: Path) -> None:
     write_run(tmp_path / "a", dataset="ml")
     write_run(tmp_path / "b", dataset="beauty", began=BEGAN + timedelta(days=1))
     write_run(tmp_path / "c", dataset="ml", began=BEGAN + timedelta(days=2))
     write_bundle(tmp_path / "c/bundles", "v1")
-    page = build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    page = build(dashboard(tmp_path), Query())
     assert page.title == "c"
     assert "Compare with a" in [link.label for link in block_of(page, Words).links]
-
-
-def test_times_are_written_by_their_size() -> None:
-    assert [duration(one) for one in (5.64, 64, 3725)] == ["5.6 s", "1 min 4 s", "1 h 2 min"]
 
 
 def test_with_one_run_the_first_page_is_that_run(tmp_path: Path) -> None:
     known = world(3, num_users=200, num_items=60)
     models = {"popularity": Model(seed=1), "blend": Model(seed=2)}
     write_workspace(tmp_path / "only", known, models)
-    page = PAGES[0].build(Context(stores=Stores(Places(roots=[tmp_path]))), Query())
+    page = PAGES[0].build(dashboard(tmp_path), Query())
     assert page.title == "only"
     assert page.lead.startswith("Served is the blend")
     assert "no two measured runs" in page.notices[-1]

@@ -7,11 +7,11 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.runs.runs import ENTRY, build, rows_of, suggested
+from pipelines.dashboard.runs.runs import build, rows_of, suggested
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
 from pipelines.pages.document import Chart, LinkedCell, Table, Tiles, Window, Words
-from tests.pipelines.dashboard.documents import block_of, control_of, texts
+from tests.pipelines.dashboard.documents import block_of, control_of, dashboard, texts
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, METRICS, write_bundle, write_run
 
 
@@ -26,7 +26,7 @@ def three(tmp_path: Path) -> Context:
         write_run(path, metrics, dataset=dataset, width=width, began=began)
     (tmp_path / "run-2/evaluate/metrics.json").unlink()
     write_bundle(tmp_path / "run-0/bundles", "v1", METRICS["test"], outcome="refused")
-    return Context(stores=Stores(Places(roots=[tmp_path])))
+    return dashboard(tmp_path)
 
 
 def shown(context: Context, search: str = "", order: int | None = None, **query: str) -> list[str]:
@@ -117,25 +117,10 @@ def test_the_highest_of_the_newest_data_is_named(three: Context) -> None:
     assert [tile.value for tile in tiles] == ["3", "0", "run-1", "0.1200"]
 
 
-def test_an_export_has_the_rows_and_nothing_to_query(three: Context) -> None:
-    exported = Context(stores=three.stores, exported=True)
-    page = build(exported, Query())
-    table = block_of(page, Table, "runs")
-    assert (table.source, page.controls, len(table.rows)) == (None, [], 4)
-    assert "Compare" not in [column.label for column in table.columns]
-
-
-def test_without_a_run_the_page_says_what_to_do(tmp_path: Path) -> None:
-    page = build(Context(stores=Stores(Places(roots=[tmp_path / "none"]))), Query())
-    words = block_of(page, Words)
-    assert "recsys demo" in words.lines[1]
-    assert str(tmp_path / "none") in words.lines[0]
-
-
 def test_hostile_names_stay_text(tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)> \u202e\U0001f3ac"
     write_run(tmp_path / name, dataset='\\"<b>')
-    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    context = dashboard(tmp_path)
     assert shown(context) == [name]
     assert suggested(context, Query(), "onerror")[0].label.startswith(name)
 
@@ -166,9 +151,3 @@ def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
     rows = rows_of(context, Query(), window)
     assert (rows.total, rows.found) == (100_000, 14_286)
     assert [texts(row)[0] for row in rows.rows] == [f"run-{3 + 7 * n}" for n in range(10, 15)]
-
-
-def test_the_page_is_in_the_list() -> None:
-    from pipelines.dashboard.pages import PAGES
-
-    assert ENTRY in PAGES

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.engine.artifacts import to_json
 from pipelines.semantic_ids.store import SemanticIdStore
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.kmeans import Centres
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
+from tests.pipelines.dashboard.documents import dashboard
 from tests.pipelines.dashboard.synthetic_runs import write_run
 
 TITLES = (
@@ -112,4 +112,4 @@ def ids_workspace(tmp_path: Path) -> Path:
 @pytest.fixture
 def ids_context(ids_workspace: Path) -> Context:
     """A dashboard of it."""
-    return Context(stores=Stores(Places(roots=[ids_workspace.parent])))
+    return dashboard(ids_workspace.parent)

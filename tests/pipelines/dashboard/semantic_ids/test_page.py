@@ -9,8 +9,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.semantic_ids import ENTRY, build, members, suggest_items
-from pipelines.dashboard.workspaces.stores import Places, Stores
+from pipelines.dashboard.semantic_ids import build, members, suggest_items
 from pipelines.pages.document import LinkedCell, Page, Section, Table, Tree, Window
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.semantic_ids.conftest import TITLES
@@ -64,11 +63,6 @@ def test_an_item_is_found_by_title_and_opens_its_path(ids_context: Context) -> N
     assert (node.label, node.children[0].label) == ("0", "0-3")
 
 
-def test_an_item_is_found_by_id_first(ids_context: Context) -> None:
-    found = suggest_items(ids_context, Query.of(), "i1")
-    assert found[0].value == "i1"
-
-
 def test_an_item_without_an_id_says_so(ids_context: Context) -> None:
     page = build(ids_context, Query.of(item="i7"))
     assert "has no semantic ID" in str(page.blocks[1])
@@ -88,13 +82,6 @@ def test_an_earlier_version_is_shown_with_the_same_items(ids_context: Context) -
     earlier = next(one for one in build(ids_context, Query.of()).controls if one.name == "version")
     page = build(ids_context, Query.of(version=earlier.options[1].value))
     assert [node.label for node in by_key(page, "tree").nodes[0].children] == ["0", "1", "2"]
-
-
-def test_every_number_says_where_it_is_from(ids_context: Context) -> None:
-    page = build(ids_context, Query.of())
-    for block in blocks_of(page):
-        if block.kind in ("chart", "table", "tree"):
-            assert block.origins, block.key
 
 
 def test_a_file_offers_nothing_to_query(ids_context: Context) -> None:
@@ -118,12 +105,6 @@ def test_damaged_codes_are_named(ids_context: Context, ids_workspace: Path) -> N
         build(ids_context, Query.of())
 
 
-def test_without_semantic_ids_the_page_says_what_to_do(tmp_path: Path) -> None:
-    empty = Context(stores=Stores(Places(roots=[tmp_path])))
-    page = build(empty, Query.of())
-    assert "recsys run --until build_semantic_ids" in page.lead
-
-
 def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
     runs = {run.kind: run for run in reversed(context.stores.runs())}
     pages = [build(context, Query.of(run=runs[kind].key)) for kind in ("workspace", "bundle")]
@@ -133,9 +114,3 @@ def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
         keys = {getattr(block, "key", "") for block in blocks_of(page)}
         assert {"neighbours", "reconstruction", "collisions", "usage", "tier-codes"} <= keys
         assert len(encoded(page)) < 250_000
-
-
-def test_the_page_is_in_the_list() -> None:
-    from pipelines.dashboard.pages import PAGES
-
-    assert ENTRY in PAGES

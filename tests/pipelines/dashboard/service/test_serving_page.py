@@ -12,13 +12,13 @@ from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.service import live
 from pipelines.dashboard.service.live import quantile_of, sample_of
 from pipelines.dashboard.service.request_log import request_log
-from pipelines.dashboard.service.serving import build, exports
+from pipelines.dashboard.service.serving import build
 from pipelines.dashboard.service.traffic import view_of
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.document import Chart, Page, Section, Table, Tiles, Words
 from serving.metrics import ServerMetrics
 from serving.online.sqlite_store import SqliteStore
-from tests.pipelines.dashboard.service.online_log import BEGIN_MS, click, write_log
+from tests.pipelines.dashboard.documents import dashboard
+from tests.pipelines.dashboard.service.online_log import click, write_log
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select")
@@ -59,7 +59,7 @@ def logged(workspace: Path) -> Context:
 
 
 def context_of(workspace: Path, **more: object) -> Context:
-    return Context(stores=Stores(Places(roots=[workspace.parent])), **more)
+    return dashboard(workspace.parent, **more)
 
 
 def sections(page: Page) -> dict[str, Section]:
@@ -204,7 +204,7 @@ def test_nothing_to_show_says_what_to_do(workspace: Path, tmp_path: Path):
     (words,) = build(context_of(workspace), Query.of()).blocks
     assert "recsys serve " in words.lines[0]
     (tmp_path / "none").mkdir()
-    empty = Context(stores=Stores(Places(roots=[tmp_path / "none"])))
+    empty = dashboard(tmp_path / "none")
     assert "There is no workspace yet" in build(empty, Query.of()).blocks[0].lines[0]
     (live_one,) = build(empty, Query.of(part="server")).blocks
     assert "No server was named" in live_one.blocks[0].lines[0]
@@ -386,13 +386,3 @@ def test_an_experiment_with_few_users_claims_nothing(workspace: Path):
     ]
     with pytest.raises(QueryError, match="window is '2d'"):
         build(context, Query.of(part="experiments", window="2d"))
-
-
-def test_an_export_holds_all_parts_but_the_live_server(logged: Context, workspace: Path):
-    context = context_of(workspace, exported=True)
-    parts = [query.text("part") for query in exports(context, Query.of(run="r"))]
-    assert parts == ["log", "watch", "experiments"]
-    page = build(context, Query.of())
-    assert not page.controls
-    assert page.blocks[0].tiles[0].value == "1,000"
-    assert BEGIN_MS

@@ -16,7 +16,7 @@ from pipelines.pages.document import Page, Section, Table, Words
 from pipelines.pages.encoding import for_script
 from pipelines.pages.file import FIRST, LATER
 from pipelines.pages.modules import in_order, one_script
-from tests.pipelines.dashboard.browser import Window
+from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
 from tests.pipelines.dashboard.web.test_server import OneRun
 
@@ -149,17 +149,8 @@ def test_a_page_that_takes_two_runs_is_of_the_first_with_each_other(tmp_path):
 
 @pytest.fixture
 def window(chromium, exported):
-    requests, faults = [], []
-    context = chromium.new_context(viewport={"width": 1440, "height": 900})
-    context.set_offline(True)
-    page = context.new_page()
-    page.on("request", lambda one: requests.append(one.url))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda one: faults.append(one.text) if one.type == "error" else None)
-    yield Window(page=page, address=exported.as_uri())
-    context.close()
-    assert faults == []
-    assert [one for one in requests if not one.startswith((exported.as_uri(), "data:"))] == []
+    with windows(chromium, exported.as_uri()) as new:
+        yield new(offline=True)
 
 
 @pytest.mark.slow

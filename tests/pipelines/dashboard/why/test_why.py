@@ -4,16 +4,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.items import catalogue_of
 from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.why.outcomes import contest_of, lost_where, patterns
 from pipelines.dashboard.why.user import why_lines
-from pipelines.dashboard.why.why import ENTRY, build, exports
-from pipelines.dashboard.workspaces.stores import Places, Stores
-from pipelines.pages.document import Chart, ItemList, Lists, Section, Table, Window, Words
+from pipelines.dashboard.why.why import ENTRY, build
+from pipelines.pages.document import ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
-from tests.pipelines.dashboard.documents import blocks_of
+from tests.pipelines.dashboard.documents import blocks_of, dashboard
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 
 
@@ -26,7 +24,7 @@ def planted(tmp_path_factory):
         "ease": Model(seed=2, own_noise=0.5, shift=lambda one: 4.0 * one.heavy_users),
     }
     path = write_workspace(tmp_path_factory.mktemp("planted") / "run", known, models)
-    return Context(stores=Stores(Places(roots=[path])))
+    return dashboard(path)
 
 
 @pytest.fixture
@@ -69,7 +67,7 @@ def test_equal_models_have_no_pattern(planted):
 
 def test_items_are_lost_on_the_step_that_lost_them(planted, tmp_path):
     """Ranks by hand: of each step a known number."""
-    context = Context(stores=Stores(Places(roots=[tmp_path])))
+    context = dashboard(tmp_path)
     known = world(3, num_users=40)
     models = dict.fromkeys(("sequence", "ease", "blend_fast", "ranked"), Model(seed=1))
     path = write_workspace(tmp_path / "run", known, models)
@@ -143,18 +141,6 @@ def test_unknown_users_are_said_and_bad_parameters_refused(context):
         build(context, Query.of(k="0"))
     with pytest.raises(QueryError, match="outcome is 'x'"):
         build(context, Query.of(outcome="x"))
-
-
-def test_a_file_holds_first_rows_and_example_users(context):
-    exported = Context(stores=context.stores, exported=True)
-    queries = exports(exported, Query())
-    assert len(queries) >= 2
-    page = build(exported, queries[-1])
-    tables = {one.key: one for one in blocks_of(page.blocks, Table)}
-    assert tables["queries"].source is None
-    assert len(tables["queries"].rows) == 25
-    assert not [one for one in page.controls if one.kind == "search"]
-    assert list(blocks_of(page.blocks, Chart))
 
 
 def test_only_the_ranker_stands_behind_the_fast_blend():
