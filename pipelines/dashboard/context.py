@@ -1,4 +1,4 @@
-"""What every page is made from: stores, caches, and how a page enters the list of pages."""
+"""Sources of every page: stores and caches, and the entry of a page in the list of pages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-def stamp_of(paths: Iterable[Path]) -> Stamp:
+def file_stamp(paths: Iterable[Path]) -> Stamp:
     """Return name, time of change and size of each file; 0 if it is gone."""
     found = []
     for path in paths:
@@ -40,7 +40,7 @@ class Cache:
 
     def get(self, key: Hashable, files: Iterable[Path], make: Callable[[], T]) -> T:
         """Return the value of a key, computed again after one of its files changed."""
-        full = (key, stamp_of(files))
+        full = (key, file_stamp(files))
         with self._lock:
             computing = self._locks.setdefault(full, threading.Lock())
         with computing:
@@ -70,7 +70,7 @@ class Context:
     key: str | None = None
     """That an action needs; None where actions are switched off."""
     exported: bool = False
-    """Whether the page goes into a file, where nothing can be queried later."""
+    """True if the page goes into a file, where nothing can be queried later."""
 
 
 Build = Callable[[Context, Query], Page]
@@ -92,7 +92,7 @@ class PageEntry:
     suggest: Mapping[str, Suggest] = field(default_factory=dict)
     """Options of a search, by `Control.suggest`: at most 20, the best first."""
     actions: Mapping[str, Act] = field(default_factory=dict)
-    """What the page can have done, by `Action.name`; returns what was done, in words."""
+    """Actions of the page by `Action.name`; each returns its change in words."""
     exports: Callable[[Context, Query], Sequence[Query]] | None = None
     """Queries whose pages an exported file holds, for the runs that it is about; the given one
     alone without."""

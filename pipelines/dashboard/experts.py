@@ -66,13 +66,13 @@ LISTS = {
 
 
 def has_ranker(run: Run) -> bool:
-    """Whether a run trained a ranker, or adapted a domain."""
+    """Return whether a run trained a ranker or adapted a domain."""
     if run.kind != "workspace":
         return False
     return any((run.path / STAGE).glob(f"*/{RANKER}")) or (run.path / OUTCOMES).exists()
 
 
-def _places_of(context: Context, run: Run) -> Iterator[Path]:
+def _list_places(context: Context, run: Run) -> Iterator[Path]:
     """List the folders in which the stages of a run may be, the likeliest first."""
     if run.kind == "workspace":
         yield run.path
@@ -86,7 +86,7 @@ def _places_of(context: Context, run: Run) -> Iterator[Path]:
 
 def _read_ranker(context: Context, run: Run) -> tuple[Document, Path] | str:
     """Read a run's ranker and its build_features, or explain why there is none."""
-    for place in _places_of(context, run):
+    for place in _list_places(context, run):
         stage = place / STAGE
         orders = sorted(path.parent.name for path in stage.glob(f"*/{RANKER}"))
         if not orders:
@@ -156,8 +156,8 @@ def _lead(ranker: Document) -> str:
 
 
 def _read_outcomes(context: Context, run: Run) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Read the outcome of each adapter of a run, and what is wrong with the file."""
-    for place in _places_of(context, run):
+    """Read the outcome of each adapter of a run, and the faults of the file."""
+    for place in _list_places(context, run):
         try:
             found = json.loads((place / OUTCOMES).read_bytes())
         except OSError:

@@ -43,14 +43,14 @@ WEIGHTS_FILE = "weights.safetensors"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exposure:
-    """Of one model's lists."""
+    """Exposure of items in one model's lists."""
 
     shown: Rows
     """Lists that have the item among the first k, [N]."""
     wanted: Rows
     """Queries whose held-out item it is, [N]."""
     hits: Rows
-    """Of these, those whose list has it among the first k, [N]."""
+    """Wanted items that the list has among the first k, [N]."""
     num_events: Rows
 
     @cached_property
@@ -125,7 +125,7 @@ class Places(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Of one model's lists, for every list length at once."""
+    """Counts of one model's lists, for every list length at once."""
 
     shown: Places
     """Lists that have the item at each place."""
@@ -135,7 +135,7 @@ class Counts(NamedTuple):
     """Queries that wanted it, [N]."""
 
 
-def exposure_of(
+def count_exposure(
     context: Context, run: Run, found: Answers, model: str, k: int, num_events: Rows
 ) -> Exposure:
     """Count a model's lists; kept until they change."""

@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import SPLITS, Answers, Side, Split, answers, served_model
-from pipelines.dashboard.data.items import Catalogue, catalogue_of, user_ids
+from pipelines.dashboard.data.items import Catalogue, read_catalogue, user_ids
 from pipelines.dashboard.data.sides import (
     k_control,
     one_run,
@@ -21,7 +21,7 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, exposure_of, nearest
+from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure, nearest
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import (
@@ -85,7 +85,7 @@ class Shown:
     def exposure(self, model: str) -> Exposure:
         """Count a model's lists."""
         events = self.catalogue.num_events
-        return exposure_of(self.context, self.run, self.found, model, self.k, events)
+        return count_exposure(self.context, self.run, self.found, model, self.k, events)
 
     @property
     def models(self) -> list[str]:
@@ -105,7 +105,7 @@ def _keeps_lists(run: Run, split: Split = "test") -> bool:
         return False
 
 
-def shown_of(context: Context, query: Query) -> Shown:
+def read_shown(context: Context, query: Query) -> Shown:
     """Read the parameters."""
     split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
     run = one_run(context, query, lambda one: _keeps_lists(one, split), MISSING)
@@ -120,7 +120,7 @@ def shown_of(context: Context, query: Query) -> Shown:
         split=split,
         found=found,
         features=found.features,
-        catalogue=catalogue_of(context, found.features),
+        catalogue=read_catalogue(context, found.features),
         model=query.choice("model", found.models, served_model(run, found.models)),
         k=query.number("k", 10, least=1, most=LISTED),
     )
@@ -128,7 +128,7 @@ def shown_of(context: Context, query: Query) -> Shown:
 
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
-    shown = shown_of(context, query)
+    shown = read_shown(context, query)
     own = shown.exposure(shown.model)
     compared = {model_label(name): shown.exposure(name) for name in shown.models[: DRAWN + 1]}
     first: list[Section] = []
@@ -311,7 +311,7 @@ def _items_table(shown: Shown, own: Exposure) -> Table:
 
 def window_of_items(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of items."""
-    shown = shown_of(context, query)
+    shown = read_shown(context, query)
     return _rows(shown, shown.exposure(shown.model), window)
 
 
@@ -343,7 +343,7 @@ def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
 
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find items by a part of their title, or by id."""
-    return shown_of(context, query).catalogue.options(text)
+    return read_shown(context, query).catalogue.options(text)
 
 
 def _item_section(shown: Shown, row: int) -> Section:

@@ -1,4 +1,4 @@
-"""The parameters of a page, read with an error that says what is allowed."""
+"""Parameters of a page, read with an error that names the allowed values."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 
 class QueryError(ValueError):
-    """A parameter that cannot be; says which, its value and what is allowed."""
+    """A value that is not allowed; names the parameter, the value and those allowed."""
 
 
 class NotFoundError(LookupError):
-    """What a parameter names is not there, or no longer."""
+    """The subject of a parameter is not there, or no longer."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """Values by name, as they stand in the page's address."""
+    """Values by name, as in the page's address."""
 
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -24,8 +24,8 @@ from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.files import (
     UnreadableError,
     changed_at,
-    key_of,
     names_in,
+    place_key,
     read_table,
 )
 from pipelines.dashboard.workspaces.find import is_workspace
@@ -74,10 +74,10 @@ def _found(path: Path) -> Backtest:
     except (UnreadableError, LookupError, TypeError):
         pass
     return Backtest(
-        key=key_of(str(whole)),
+        key=place_key(str(whole)),
         name=f"{whole.parent.name}/{whole.name}" if whole.name == FOLDER else whole.name,
         path=path,
-        run=key_of(str(whole.parent)) if is_workspace(set(names_in(whole.parent))) else "",
+        run=place_key(str(whole.parent)) if is_workspace(set(names_in(whole.parent))) else "",
         time=changed_at(path / DOCUMENT) or changed_at(path / "steps"),
         finished=(path / DOCUMENT).exists(),
         judged=judged,
@@ -202,7 +202,7 @@ def _rows(
                 yield row_of(policy, row, number, age, measured)
 
 
-def choice_of(context: Context, query: Query, known: Sequence[Backtest]) -> Choice:
+def read_choice(context: Context, query: Query, known: Sequence[Backtest]) -> Choice:
     """Read the parameters; without any, choose the newest finished backtest."""
     by_key = {one.key: one for one in known}
     keys = query.several("replays", at_most=MOST)
@@ -293,7 +293,7 @@ def build(context: Context, query: Query) -> Page:
     known = backtests(context)
     if not known:
         return Page(title=TITLE, lead="Nothing was replayed yet.", blocks=[Words(lines=[NOTHING])])
-    choice = choice_of(context, query, known)
+    choice = read_choice(context, query, known)
     first, notices = choice.first, list(choice.problems)
     controls = _controls(context, choice, known)
     if not first.has_numbers:

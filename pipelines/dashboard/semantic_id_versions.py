@@ -70,13 +70,13 @@ class Source:
 
 
 def has_ids(run: Run) -> bool:
-    """Whether a run was made with semantic IDs."""
+    """Return whether a run was made with semantic IDs."""
     if run.kind == "workspace":
         return (run.path / STAGE / f"{FILE_NAME}.json").exists()
     return (run.path / FOLDER).is_dir()
 
 
-def source_of(context: Context, run: Run) -> Source:
+def find_source(context: Context, run: Run) -> Source:
     """Find a run's versions."""
     problems: list[str] = []
     report: Mapping[str, Any] = {}

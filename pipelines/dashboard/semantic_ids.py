@@ -17,10 +17,10 @@ from pipelines.dashboard.semantic_id_versions import (
     FEATURES,
     STAGE,
     Source,
+    find_source,
     has_ids,
     read_ids,
     read_items,
-    source_of,
 )
 from pipelines.engine.artifacts import Manifest
 from pipelines.inputs.tensors import CONTENT_FILE
@@ -148,9 +148,9 @@ class Shown:
             raise QueryError(str(error)) from error
 
 
-def shown_of(context: Context, query: Query) -> Shown:
+def read_shown(context: Context, query: Query) -> Shown:
     """Find the run and the version."""
-    source = source_of(context, one_run(context, query, has_ids, HOW_TO))
+    source = find_source(context, one_run(context, query, has_ids, HOW_TO))
     if not source.versions:
         problems = "; ".join(source.problems)
         raise NotFoundError(f"{source.run.name} has no semantic IDs. {problems or HOW_TO}")
@@ -167,7 +167,7 @@ def build(context: Context, query: Query) -> Page:
             one_run(context, query, has_ids, HOW_TO)
         except NotFoundError as error:
             return Page(title=TITLE, lead=str(error), blocks=[])
-    shown = shown_of(context, query)
+    shown = read_shown(context, query)
     source, table, items = shown.source, shown.table, shown.items
     if not len(table.rows):
         words = "No item of this run's catalogue has an ID in this version."
@@ -456,7 +456,7 @@ def _item_section(shown: Shown, row: int) -> Section:
 
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find items by a part of the title or by id: the id itself, then the most popular."""
-    shown = shown_of(context, query)
+    shown = read_shown(context, query)
     items, wanted = shown.items, text.strip()
     if not wanted:
         return []
@@ -480,7 +480,7 @@ def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]
 
 def members(context: Context, query: Query, window: Window) -> Rows:
     """List the items of the open prefix."""
-    shown = shown_of(context, query)
+    shown = read_shown(context, query)
     return _member_rows(shown, shown.prefix(query), window)
 
 

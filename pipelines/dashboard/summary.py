@@ -20,20 +20,20 @@ from pipelines.dashboard.compare.gate import (
     release_config,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import SERVED, Side, Split, answers, split_of
-from pipelines.dashboard.data.measures import Measures, measures_of
-from pipelines.dashboard.data.paired import Pairs, pairs_of
+from pipelines.dashboard.data.answers import SERVED, Side, Split, answers, read_split
+from pipelines.dashboard.data.measures import Measures, read_measures
+from pipelines.dashboard.data.paired import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
+    choose_sides,
     controls,
     default_pair,
-    name_of,
     origins,
     pair_links,
     pair_parameters,
-    sides_of,
+    side_name,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import label_of, label_of_group
+from pipelines.dashboard.data.slices import group_label, slice_label
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.runs.run import build as build_run
 from pipelines.pages.charts import Row, counts, numbers, texts
@@ -67,21 +67,11 @@ TOO_FEW = (
     "folder of its own (--set workspace=...). Settings that are to serve for long are compared by "
     "recsys backtest, as time passes; lists that were served, by recsys ope and by an experiment.",
 )
-CLAUSES = {
-    ("first", "overall"): "B is worse over all queries",
-    ("second", "overall"): "B is better over all queries",
-    ("first", "slice"): "B loses in the slice {}",
-    ("second", "slice"): "B gains in the slice {}",
-    ("first", "coverage"): "B's lists collapse onto a small part of the catalogue",
-    ("second", "coverage"): "B's lists cover much more of the catalogue",
-    ("first", "cost"): "B costs more and nothing is shown to be gained",
-    ("second", "cost"): "B costs less and is shown to lose no more than the margin",
-}
 
 
 def build(context: Context, query: Query) -> Page:
     """Build the page; without a pair it is the page of a run, which tells how to get a pair."""
-    split = split_of(query)
+    split = read_split(query)
     if len(query.several("runs", at_most=2)) < 2 and not query.text("first"):
         run = query.text("run") or query.text("runs")
         try:
@@ -90,11 +80,11 @@ def build(context: Context, query: Query) -> Page:
             page = build_run(context, Query.of(run=run or None))
             return replace(page, notices=[*page.notices, str(error)])
         query = Query.of(runs=tuple(one.key for one in runs))
-    sides = sides_of(context, query, split, at_most=2)
-    pairs = pairs_of(context, sides, split)
-    measures = (measures_of(context, sides[0], split), measures_of(context, sides[1], split))
+    sides = choose_sides(context, query, split, at_most=2)
+    pairs = join_pairs(context, sides, split)
+    measures = (read_measures(context, sides[0], split), read_measures(context, sides[1], split))
     judged = judgement(context, sides, pairs, measures, split)
-    names = [f"{letter} ({name_of(one, sides)})" for letter, one in zip("AB", sides, strict=True)]
+    names = [f"{letter} ({side_name(one, sides)})" for letter, one in zip("AB", sides, strict=True)]
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
         *reason_blocks(judged),
@@ -147,42 +137,25 @@ def sentence(judged: Judgement, names: Sequence[str]) -> str:
     a, b = names
     if judged.answer != "no evidence":
         release = f"Release {b}" if judged.answer == "second" else f"Keep {a}"
-        return f"{release}: {because(judged)}."
+        decisive = [one.clause for one in judged.reasons if one.speaks_for == judged.answer]
+        shown = [one for one in decisive if not one.startswith("B costs")] or decisive
+        return f"{release}: {', '.join([*dict.fromkeys(shown)][:3])}."
     if not judged.overall:
         return f"No evidence: too few common queries to choose between {a} and {b}."
     by, config = judged.compared.by, judged.config
     if by is not None and by.not_worse:
-        kept = (
-            f"a loss of more than {config.max_loss:.0%} in {metric_label(config.compared_by)} with "
-            "B is excluded"
-        )
+        metric = metric_label(config.compared_by)
+        kept = f"a loss of more than {config.max_loss:.0%} in {metric} with B is excluded"
     else:
-        metrics = [
+        metrics = " and ".join(
             f"{one.relative_detectable:.1%} in {metric_label(metric)}"
             for metric, one in judged.overall.items()
             if math.isfinite(one.relative_detectable)
-        ]
-        kept = "the smallest differences that these users reliably show are " + " and ".join(
-            metrics or ["not known"]
+        )
+        kept = (
+            f"the smallest differences that these users reliably show are {metrics or 'not known'}"
         )
     return f"No evidence that {a} or {b} is better: {format_default(config)}; {kept}."
-
-
-def because(judged: Judgement) -> str:
-    """Write the decisive reasons in a clause."""
-    decisive = [one for one in judged.reasons if one.speaks_for == judged.answer]
-    kinds = list(dict.fromkeys(one.kind for one in decisive))
-    if len(kinds) > 1 and "cost" in kinds:
-        kinds.remove("cost")
-    slices = " and the slice ".join(label_of(key) for key in judged.slices(judged.answer)[:2])
-    clauses = [CLAUSES[judged.answer, kind].format(slices) for kind in kinds]
-    if judged.answer == "first":
-        against = [one.kind for one in judged.reasons if one.speaks_for == "second"]
-        if "overall" in against:
-            clauses.append("though it is better over all queries")
-        elif "slice" in against:
-            clauses.append("though others gain")
-    return ", ".join(clauses)
 
 
 def about(letter: str, side: Side) -> str:
@@ -210,8 +183,8 @@ def reason_blocks(judged: Judgement) -> list[Block]:
     if lost and gained:
         words = Words(
             lines=[
-                f"Gains and losses divide: {label_of(gained[0])} gains and {label_of(lost[0])} "
-                f"loses. Find out what B changed for {label_of(lost[0])} before B is released to "
+                f"Gains and losses divide: {slice_label(gained[0])} gains and "
+                f"{slice_label(lost[0])} loses. Find out what B changed there before B is released to "
                 "all; until then B can be tried on the others alone, in an experiment."
             ],
             tone="note",
@@ -255,7 +228,7 @@ def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[L
     named = [] if exported else [*judged.slices("first"), *judged.slices("second")]
     slices = [
         Link(
-            label=f"Slice {label_of(key)}",
+            label=f"Slice {slice_label(key)}",
             page="compare",
             parameters={**parameters, "group": key.partition("/")[0], "metric": metric, "k": k},
         )
@@ -274,7 +247,7 @@ def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[L
 
 
 def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
-    """Show for whom B is better or worse, all queries first."""
+    """Draw differences by slice, all queries first."""
     config, losses = judged.config, judged.compared.losses
     label = metric_label(config.compared_by)
     named = {*judged.slices("first"), *judged.slices("second")}
@@ -282,7 +255,7 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         f"All queries, {metric_label(name)}": one for name, one in judged.overall.items()
     }
     drawn |= {
-        label_of(one.name): one.found
+        slice_label(one.name): one.found
         for one in losses
         if one.name in named or one.name.partition("/")[0] in DRAWN
     }
@@ -300,7 +273,7 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
         sides,
     )
     table = slices_table(judged, sides)
-    groups = ", ".join(label_of_group(one) for one in pairs.slicings.groups)
+    groups = ", ".join(group_label(one) for one in pairs.slicings.groups)
     return Section(
         key="slices-section",
         title="For whom",
@@ -315,7 +288,7 @@ def slices_table(judged: Judgement, sides: Sequence[Side]) -> Table:
     order = sorted(losses, key=lambda one: (not one.harmed, not one.gained, one.name))
     rows: list[list[Cell]] = [
         [
-            label_of(one.name),
+            slice_label(one.name),
             one.found.num_users,
             one.found.champion,
             one.found.challenger,

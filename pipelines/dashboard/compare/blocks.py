@@ -12,7 +12,7 @@ from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Table
 from pipelines.pages.wording import metric_label, metric_meaning
 
 FEW = 0.5
-"""Share of a side's queries below which those in common may not stand for all."""
+"""Share of a side's queries below which those in common may not represent all."""
 DATA_SETTINGS = ("data.", "splits.", "evaluation.", "features.")
 COST_NOTES = {
     "seconds": "all stages of the run together; comparable on the same machine only",
@@ -47,7 +47,7 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
     for dropped, name in zip(known.dropped, names, strict=True):
         if dropped.words:
             share = len(known) / dropped.num_queries if dropped.num_queries else 0.0
-            few = " That is few: they may not stand for the others." if share < FEW else ""
+            few = " That is few: they may not represent the others." if share < FEW else ""
             found.append(
                 f"{len(known):,} of the {dropped.num_queries:,} queries of {name} are compared; "
                 f"left out: {dropped.words}.{few}"
@@ -94,7 +94,7 @@ def measures_table(
         shown = ["not measured" if value is None else f"{value:.4g}" for value in values]
         rows.append([metric_label(kind), *shown, _change(values), metric_meaning(kind)])
     for name, label in COSTS.items() if len({one.run.key for one in sides}) > 1 else ():
-        values = [one.cost(name) for one in measures]
+        values = [one.costs.get(name) for one in measures]
         shown = ["not known" if value is None else cost_words(name, value) for value in values]
         rows.append([label.capitalize(), *shown, _change(values), COST_NOTES[name]])
     return Table(

@@ -15,23 +15,23 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import DEPTH, Side, side, split_of
-from pipelines.dashboard.data.measures import measures_of
-from pipelines.dashboard.data.paired import Moments, Pairs, interval, p_values, pairs_of
+from pipelines.dashboard.data.answers import DEPTH, Side, read_split, side
+from pipelines.dashboard.data.measures import read_measures
+from pipelines.dashboard.data.paired import Moments, Pairs, interval, join_pairs, p_values
 from pipelines.dashboard.data.sides import (
+    choose_sides,
     controls,
     default_pair,
     group_control,
     k_control,
-    name_of,
     origins,
     pair_links,
     pair_parameters,
-    sides_of,
+    side_name,
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, label_of_group
+from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import (
@@ -85,10 +85,10 @@ class Comparison:
 
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
-    split = split_of(query)
-    sides = sides_of(context, query, split)
-    pairs = pairs_of(context, sides, split)
-    names = [name_of(one, sides) for one in sides]
+    split = read_split(query)
+    sides = choose_sides(context, query, split)
+    pairs = join_pairs(context, sides, split)
+    names = [side_name(one, sides) for one in sides]
     single = pairs.slicings.groups
     groups = [*single, *(CROSS.join(pair) for pair in CROSSED if {*pair} <= {*single})]
     group = query.choice("group", groups, groups[0]) if groups else ""
@@ -106,7 +106,7 @@ def build(context: Context, query: Query) -> Page:
             blocks=[Words(lines=warnings(pairs.known, names), tone="bad")],
             controls=controls(context, sides, split),
         )
-    measures = measures_table([measures_of(context, one, split) for one in sides], names, sides)
+    measures = measures_table([read_measures(context, one, split) for one in sides], names, sides)
     slicing = pairs.slicings.get(group) if group else None
     metrics = {name: METRICS[name][0].format(k="k") for name in METRICS}
     return Page(
@@ -132,7 +132,7 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
-def tests_of(
+def run_tests(
     tests: Sequence[Difference],
 ) -> tuple[list[list[Cell]], list[Row]]:
     """Test differences, corrected together, as rows of a table and dots of a chart."""
@@ -163,7 +163,7 @@ def tests_blocks(
     shown: Comparison, key: str, title: str, note: str, tests: Sequence[Difference]
 ) -> list[Block]:
     """Draw and list tests of one kind."""
-    rows, drawn = tests_of(tests)
+    rows, drawn = run_tests(tests)
     chart = differences_chart(
         "slices" if key == "slice-table" else "differences",
         f"{title}: differences from {shown.names[0]}",
@@ -221,7 +221,7 @@ def slices_section(shown: Comparison, slicing: Slicing) -> Section:
     note = "A user counts in a slice by the held-out items that are in it."
     return Section(
         key="slices-section",
-        title=f"By {label_of_group(slicing.group)}",
+        title=f"By {group_label(slicing.group)}",
         blocks=tests_blocks(shown, "slice-table", title, note, tests),
     )
 
@@ -304,7 +304,7 @@ def exports(context: Context, query: Query) -> list[Query]:
         if len(pair) < 2:
             pair = [*default_pair(context, "test", query.text("run"))]
         sides = [side(run, "test") for run in pair]
-        groups = pairs_of(context, sides, "test").slicings.groups
+        groups = join_pairs(context, sides, "test").slicings.groups
     except (NotFoundError, QueryError):
         return [query]
     base = Query.of(**pair_parameters(*sides))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +14,18 @@ from pipelines.config.release import GateConfig, ReleaseConfig
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
-from pipelines.dashboard.data.slices import label_of
+from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.workspaces.files import Settings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, judge
 from pipelines.publishing.same_queries import SameQueries
-from pipelines.tracking.decisions import Decision, decision_on
+from pipelines.tracking.decisions import decision_on
 from recsys.data.dataset import concatenated_ranges
 from recsys.data.held_out import ragged
 from recsys.evaluation.paired import Paired, SliceLoss
 
 Answer = Literal["first", "second", "no evidence"]
-Kind = Literal["overall", "slice", "coverage", "cost", "too few"]
 MUCH_DEARER = 1.5
 """Ratio of costs from which one of two equals is preferred."""
 MUCH_CLEARER = 3.5
@@ -35,22 +33,20 @@ MUCH_CLEARER = 3.5
 MAX_NAMED = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reason:
-    """Evidence for one side."""
+class Reason(NamedTuple):
+    """Evidence for one side: in a clause, in words, and the key of its slice."""
 
-    kind: Kind
     speaks_for: Answer
+    clause: str
     words: str
     slice: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
+class Judgement(NamedTuple):
     """The answer of the rule, and its evidence. A is the first side, B would take its place."""
 
     answer: Answer
-    reasons: tuple[Reason, ...]
+    reasons: Sequence[Reason]
     """Those that decided first."""
     compared: Compared
     config: ReleaseConfig
@@ -95,8 +91,7 @@ def judge_pair(
             f"Users with the same held-out item in both: {pairs.known.num_users:,}. Below "
             f"{config.min_compared} nothing is concluded."
         )
-        reason = Reason(kind="too few", speaks_for="no evidence", words=why)
-        return Judgement(answer="no evidence", reasons=(reason,), compared=compared, config=config)
+        return Judgement("no evidence", [Reason("no evidence", "", why)], compared, config)
     shown = [
         *_overall_reasons(by, named, config),
         *_slice_reasons(compared, config, "first"),
@@ -104,17 +99,14 @@ def judge_pair(
         *_coverage_reasons(measures, config.gate),
     ]
     costs = list(_cost_reasons(measures))
+    sides = {one.speaks_for for one in shown} or {one.speaks_for for one in costs}
     answer: Answer = "no evidence"
-    if any(one.speaks_for == "first" for one in shown):
+    if "first" in sides:
         answer = "first"
-    elif any(one.speaks_for == "second" for one in shown):
-        answer = "second"
-    elif any(one.speaks_for == "first" for one in costs):
-        answer = "first"
-    elif costs and by.not_worse:
+    elif "second" in sides and (shown or by.not_worse):
         answer = "second"
     reasons = sorted([*shown, *costs], key=lambda one: one.speaks_for != answer)
-    return Judgement(answer=answer, reasons=tuple(reasons), compared=compared, config=config)
+    return Judgement(answer, reasons, compared, config)
 
 
 def _queries(
@@ -170,24 +162,12 @@ def _overall_reasons(by: Paired, named: Paired, config: ReleaseConfig) -> Iterat
         opposed = name == config.compared_by and named.decision == "worse"
         if not harmful and (one.decision != "better" or opposed):
             continue
-        further = ""
+        words = f"Over all queries B {'loses' if harmful else 'gains'} {metric_label(name)}: "
+        words += f"{difference_words(one)}."
         if name != config.metric and named.decision != one.decision:
-            further = (
-                " The difference lies further down the list: the first places alone do not show it."
-            )
-        change = "loses" if harmful else "gains"
-        yield Reason(
-            kind="overall",
-            speaks_for="first" if harmful else "second",
-            words=f"Over all queries B {change} {metric_label(name)}: {difference_words(one)}."
-            + further,
-        )
-
-
-def clearness(one: SliceLoss, margin: float) -> float:
-    """Return how clear the loss (below 0) or gain of a slice is, in standard errors."""
-    found = one.found
-    return (found.difference + margin * found.champion) / max(found.standard_error, 1e-12)
+            words += " The difference is further down the list; the first places do not show it."
+        clause = f"B is {'worse' if harmful else 'better'} over all queries"
+        yield Reason("first" if harmful else "second", clause, words)
 
 
 def _slice_reasons(
@@ -205,16 +185,17 @@ def _slice_reasons(
             for one in shown
             if one.found.difference - usual > MUCH_CLEARER * one.found.standard_error
         ]
-    shown.sort(key=lambda one: clearness(one, margin), reverse=not lost)
-    for one in shown[:MAX_NAMED]:
-        label = label_of(one.name)
-        yield Reason(
-            kind="slice",
-            speaks_for=speaks_for,
-            words=f"{label[:1].upper()}{label[1:]}: B {'loses' if lost else 'gains'} "
-            f"{metric_label(config.compared_by)}: {difference_words(one.found)}.",
-            slice=one.name,
-        )
+
+    def clearness(one: SliceLoss) -> float:
+        change = one.found.difference + margin * one.found.champion
+        return abs(change) / max(one.found.standard_error, 1e-12)
+
+    verb = "loses" if lost else "gains"
+    for one in sorted(shown, key=clearness, reverse=True)[:MAX_NAMED]:
+        label = slice_label(one.name)
+        words = f"{label[:1].upper()}{label[1:]}: B {verb} {metric_label(config.compared_by)}: "
+        words += f"{difference_words(one.found)}."
+        yield Reason(speaks_for, f"B {verb} in the slice {label}", words, one.name)
 
 
 def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -> Iterator[Reason]:
@@ -234,12 +215,8 @@ def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -
             if other.startswith(("coverage@", "gini@", "average_popularity@", "novelty@"))
             and other in after
         )
-        yield Reason(
-            kind="coverage",
-            speaks_for="first" if less else "second",
-            words=f"{'Popularity collapse' if less else 'Exposure'}: the lists of B show much "
-            f"{'less' if less else 'more'} of the catalogue than those of A ({others}).",
-        )
+        clause = f"B's lists show much {'less' if less else 'more'} of the catalogue"
+        yield Reason("first" if less else "second", clause, f"{clause} than those of A ({others}).")
         return
 
 
@@ -247,27 +224,29 @@ def _cost_reasons(measures: tuple[Measures, Measures]) -> Iterator[Reason]:
     """Return the costs that differ much; times only if both ran on one machine."""
     alike = measures[0].host is None or measures[0].host == measures[1].host
     for name, label in COSTS.items():
-        before, after = (one.cost(name) for one in measures)
+        before, after = (one.costs.get(name) for one in measures)
         if not before or not after or (name in ("seconds", "list_ms") and not alike):
             continue
-        ratio = after / before
-        if 1 / MUCH_DEARER < ratio < MUCH_DEARER:
+        ratio = max(after / before, before / after)
+        if ratio < MUCH_DEARER:
             continue
-        dearer = ratio > 1
-        yield Reason(
-            kind="cost",
-            speaks_for="first" if dearer else "second",
-            words=f"Cost: {label} is {ratio if dearer else 1 / ratio:.1f} times "
-            f"{'more' if dearer else 'less'} with B "
-            f"({cost_words(name, before)} to {cost_words(name, after)}).",
-        )
+        more = "more" if after > before else "less"
+        words = f"Cost: {label} is {ratio:.1f} times {more} with B "
+        words += f"({cost_words(name, before)} to {cost_words(name, after)})."
+        clause = f"B costs {more} and no difference in quality is shown"
+        yield Reason("first" if after > before else "second", clause, words)
 
 
 def recorded_answer(first: Run, second: Run) -> str:
     """Return what the gate decided on the second in place of the first; empty if it has not."""
-    found = _decision(second)
-    champion = (found.champion or "").partition("+")[0] if found else ""
-    if found is None or champion not in first.bundles:
+    try:
+        written = second.bundles and decision_on(second.bundles_folder, second.bundles[0], None)
+    except (OSError, ValueError):
+        return ""
+    if not written:
+        return ""
+    found = written.decision
+    if (found.champion or "").partition("+")[0] not in first.bundles:
         return ""
     # Those on all queries name the interval and the power; failed ones, the slice that lost.
     reasons = []
@@ -280,13 +259,3 @@ def recorded_answer(first: Run, second: Run) -> str:
         reasons.append(f"{one['name']}: {one.get('reason', '')}{margin}")
     why = "; ".join([*found.words[:1], *reasons])
     return f"The release gate decided on this pair: B was {found.outcome}" + (why and f": {why}")
-
-
-def _decision(run: Run) -> Decision | None:
-    if not run.bundles:
-        return None
-    try:
-        written = decision_on(run.bundles_folder, run.bundles[0], None)
-    except (OSError, ValueError):
-        return None
-    return None if written is None else written.decision

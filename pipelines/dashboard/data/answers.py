@@ -34,7 +34,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 SERVED = "served"
 """The only model of a bundle's answers."""
 DEPTH = 100
-"""Places of a list; what is ranked below is not found."""
+"""Places of a list; an item ranked below is not found."""
 Rows = NDArray[np.int64]
 Ranks = NDArray[np.uint8]
 
@@ -64,7 +64,7 @@ class Answers(NamedTuple):
         return (self.table, *manifest)
 
 
-def split_of(query: Query) -> Split:
+def read_split(query: Query) -> Split:
     """Read which held-out events a page is about."""
     return "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
 
@@ -205,7 +205,9 @@ def _coded(rank: pl.Expr) -> pl.Expr:
 
 def _joined_by_rows(sides: Sequence[Side], known: Sequence[Answers]) -> pl.DataFrame | None:
     """Put ranks next to each other if all tables list the same rows of the same data."""
-    digests = {("" if one.features is None else data_of(one.features), one.order) for one in known}
+    digests = {
+        ("" if one.features is None else data_digest(one.features), one.order) for one in known
+    }
     if len(digests) > 1 or "" in {digest for digest, _ in digests}:
         return None
     full: pl.DataFrame | None = None
@@ -248,7 +250,7 @@ def _places(found: Answers, split: Split) -> pl.DataFrame:
     return pl.DataFrame({"user_row": np.arange(sequences.num_user_rows), "place": before})
 
 
-def data_of(features: Path) -> str:
+def data_digest(features: Path) -> str:
     """Read the digest of the prepared data; "" if it cannot be read."""
     try:
         manifest = Manifest.read(features)

@@ -82,7 +82,7 @@ class Catalogue:
         return [Option(value=self.item_id(row), label=self.title(row)) for row in self.find(text)]
 
 
-def catalogue_of(context: Context, features: Path) -> Catalogue:
+def read_catalogue(context: Context, features: Path) -> Catalogue:
     """Read the items of prepared data; kept until they change."""
     files = [features / "items.parquet", features / "manifest.json"]
     return context.tables.get(("catalogue", str(features)), files, lambda: _read(features))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side, Split, answers
@@ -25,25 +25,15 @@ COSTS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measures:
-    """Measures of one side; what is not known is absent."""
+class Measures(NamedTuple):
+    """Measures of one side; unknown ones are absent."""
 
-    beyond_accuracy: Mapping[str, float] = field(default_factory=dict)
+    beyond_accuracy: Mapping[str, float] = {}
     """By measure, such as coverage@10."""
-    seconds: float | None = None
-    """Time of all stages together."""
-    peak_memory: int | None = None
-    bundle_bytes: int | None = None
-    list_ms: float | None = None
-    """Median time of making a list, as the release gate measured it."""
+    costs: Mapping[str, float | None] = {}
+    """By the names of `COSTS`: seconds and bytes of all stages, of the bundle, median of a list."""
     host: str | None = None
     """Machine on which it was trained."""
-
-    def cost(self, name: str) -> float | None:
-        """Return a cost by the name of its field."""
-        found: float | None = getattr(self, name)
-        return found
 
 
 def cost_words(name: str, value: float) -> str:
@@ -53,7 +43,7 @@ def cost_words(name: str, value: float) -> str:
     return f"{value:.1f} ms" if name == "list_ms" else size(value)
 
 
-def measures_of(context: Context, side: Side, split: Split) -> Measures:
+def read_measures(context: Context, side: Side, split: Split) -> Measures:
     """Read a side's measures; missing and broken files leave them out."""
     run = side.run
     bundle, measured = _bundle(context, run), _measured(context, side)
@@ -64,14 +54,11 @@ def measures_of(context: Context, side: Side, split: Split) -> Measures:
     def read() -> Measures:
         hosts = {read_or_empty(one).get("host") for one in run.path.glob("train_*/run.json")}
         hosts -= {None}
-        return Measures(
-            beyond_accuracy={} if measured is None else _beyond_accuracy(measured, split),
-            seconds=run.seconds,
-            peak_memory=run.peak_memory,
-            bundle_bytes=None if bundle is None else _size(bundle),
-            list_ms=None if bundle is None else _list_time(bundle),
-            host=str(hosts.pop()) if len(hosts) == 1 else None,
-        )
+        costs: dict[str, float | None] = {"seconds": run.seconds, "peak_memory": run.peak_memory}
+        if bundle is not None:
+            costs |= {"bundle_bytes": _size(bundle), "list_ms": _list_time(bundle)}
+        lists = {} if measured is None else _beyond_accuracy(measured, split)
+        return Measures(lists, costs, str(hosts.pop()) if len(hosts) == 1 else None)
 
     return context.cache.get(("measures", run.key, side.model, split), files, read)
 

@@ -63,7 +63,7 @@ class Pairs:
         ranks = [self.known.ranks[place][slicing.queries] for place in (first, second)]
         if self.one_each:
             gains = per_user_metric(Jagged.one_each(torch.arange(DEPTH + 1)), metric).numpy()
-            return moments_of(slicing.codes, gains[ranks[0]], gains[ranks[1]], len(slicing.names))
+            return sum_moments(slicing.codes, gains[ranks[0]], gains[ranks[1]], len(slicing.names))
         users = self.known.user_rows[slicing.queries]
         order = np.lexsort((slicing.codes, users))
         keys = np.stack([users[order], slicing.codes[order]])
@@ -74,10 +74,10 @@ class Pairs:
             for one in ranks
         )
         codes = slicing.codes[order][starts[: len(order)]]
-        return moments_of(codes, before.numpy(), after.numpy(), len(slicing.names))
+        return sum_moments(codes, before.numpy(), after.numpy(), len(slicing.names))
 
 
-def pairs_of(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
+def join_pairs(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
     """Join sides and return their pairs; kept until a file changes."""
     files = [path for one in sides for path in answers(one.run, split).files]
     key = ("pairs", split, tuple((one.run.key, one.model) for one in sides))
@@ -91,7 +91,7 @@ def pairs_of(context: Context, sides: Sequence[Side], split: Split) -> Pairs:
     return context.tables.get(key, files, make)
 
 
-def moments_of(codes: NDArray[np.integer], first: Floats, second: Floats, num: int) -> Moments:
+def sum_moments(codes: NDArray[np.integer], first: Floats, second: Floats, num: int) -> Moments:
     """Sum up each of some slices."""
 
     def total(values: Floats | None = None) -> Floats:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, has_ranks, side
-from pipelines.dashboard.data.slices import label_of_group
+from pipelines.dashboard.data.slices import group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Control, Link, Option, Origin, Parameters, select
@@ -28,7 +28,9 @@ NO_PAIR = (
 )
 
 
-def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOST) -> list[Side]:
+def choose_sides(
+    context: Context, query: Query, split: Split, *, at_most: int = MOST
+) -> list[Side]:
     """Read the sides of a page; a pair is chosen if the page names none.
 
     Two or more ``runs`` are compared by what they serve, or by ``model1``, ``model2``, ...; one run
@@ -54,7 +56,7 @@ def sides_of(context: Context, query: Query, split: Split, *, at_most: int = MOS
 
 
 def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Run]:
-    """Choose what is served and its challenger, else the two newest runs on the same data."""
+    """Choose the served bundle and its challenger, else the two newest runs on the same data."""
     measured = [one for one in context.stores.runs()[:LOOKED_AT] if has_ranks(one, split)]
     for pair in _pairs(measured):
         if not run or run in {key for one in pair for key in (one.key, one.made_by)}:
@@ -117,7 +119,7 @@ def pair_parameters(first: Side, second: Side) -> Parameters:
     return {"runs": (first.run.key, second.run.key), **models}
 
 
-def name_of(one: Side, sides: Sequence[Side]) -> str:
+def side_name(one: Side, sides: Sequence[Side]) -> str:
     """Label a side by its run, and by its model if the others differ by it."""
     alike = len({other.run.key for other in sides if other.run.name == one.run.name}) > 1
     run = f"{one.run.name} ({one.run.key[:4]})" if alike else one.run.name
@@ -176,7 +178,7 @@ def split_control(sides: Sequence[Side], split: Split) -> Control:
 
 def group_control(group: str, groups: Sequence[str]) -> list[Control]:
     """Offer other ways to cut the queries, if there are any."""
-    labels = {one: f"By {label_of_group(one)}" for one in groups}
+    labels = {one: f"By {group_label(one)}" for one in groups}
     return [select("group", "Slices", group, labels)] if labels else []
 
 

@@ -79,16 +79,16 @@ class Slicing(NamedTuple):
         return [f"{self.group}/{name}" for name in self.names]
 
 
-def label_of_group(group: str) -> str:
+def group_label(group: str) -> str:
     """Format a slicing, such as "category and user activity"."""
     return " and ".join(LABELS.get(one, one.replace("_", " ")) for one in group.split(CROSS))
 
 
-def label_of(key: str) -> str:
+def slice_label(key: str) -> str:
     """Format a slice's key, such as "category books, user activity new"."""
     group, _, name = key.partition("/")
     pairs = zip(group.split(CROSS), name.split(CROSS), strict=True)
-    return ", ".join(f"{label_of_group(one)} {part}" for one, part in pairs)
+    return ", ".join(f"{group_label(one)} {part}" for one, part in pairs)
 
 
 class Slicings:
@@ -127,7 +127,7 @@ class Slicings:
             try:
                 self._made[group] = self._make(group)
             except (OSError, ValueError, pl.exceptions.PolarsError) as error:
-                self.problems.append(f"Slices by {label_of_group(group)} are left out: {error}")
+                self.problems.append(f"Slices by {group_label(group)} are left out: {error}")
                 self._made[group] = None
         return self._made[group]
 

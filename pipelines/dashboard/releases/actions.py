@@ -7,7 +7,7 @@ from functools import partial
 
 from pipelines.dashboard.context import Act, Context
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.releases.folder import Folder, folder_of
+from pipelines.dashboard.releases.folder import Folder, choose_folder
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.operations.state import move_alias
 from pipelines.pages.document import Action
@@ -85,7 +85,7 @@ def actions_for(folder: Folder, version: str | None, served: str | None) -> list
 
 
 def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
-    """Check what was sent, move the alias, and return what was done in words."""
+    """Check the values, move the alias, and return the change in words."""
     if context.key is None:
         raise QueryError(NO_KEY)
     version, reason = values.get("version", ""), " ".join(values.get("reason", "").split())
@@ -97,7 +97,7 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
         raise QueryError("nothing was changed: give a reason, it is written into the decision")
     if len(reason) > MAX_REASON:
         raise QueryError(f"the reason has {len(reason)} characters; {MAX_REASON} are allowed")
-    folder = folder_of(context, Query.of(bundles=values.get("bundles", "-")))
+    folder = choose_folder(context, Query.of(bundles=values.get("bundles", "-")))
     assert folder is not None
     if action == "rollback" and goes_back_to(folder) != version:
         raise QueryError(

@@ -1,4 +1,4 @@
-"""A folder of bundles: what is served, every decision, changes of aliases and commands."""
+"""A folder of bundles: the served version, every decision, changes of aliases and commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.workspaces.files import key_of, names_in, time_of
+from pipelines.dashboard.workspaces.files import names_in, parse_time, place_key
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.history import HISTORY as COMMANDS
 from pipelines.engine.history import CommandRun, read_history
@@ -86,12 +86,12 @@ def folders(context: Context) -> list[Folder]:
         maker = maker or context.stores.maker(bundle)
         above = bundles.parent if (bundles.parent / "config.toml").is_file() else None
         workspace = above if maker is None else shop_workspace(maker.path)
-        key = key_of(str(bundles))
+        key = place_key(str(bundles))
         found.append(Folder(key=key, bundles=bundles, workspace=workspace, run=maker))
     return found
 
 
-def folder_of(context: Context, query: Query) -> Folder | None:
+def choose_folder(context: Context, query: Query) -> Folder | None:
     """Choose by the parameter ``bundles`` or ``run``, else the newest; None if there is none."""
     known = folders(context)
     if key := query.text("bundles"):
@@ -125,14 +125,14 @@ class Record:
     def since(self, version: str | None) -> datetime | None:
         """Return since when an alias names a version."""
         found = [one.time for one in self.changes if one.version == version]
-        return time_of(found[-1]) if found else None
+        return parse_time(found[-1]) if found else None
 
     def on(self, version: str) -> list[Written]:
         """List the decisions on a version, the newest first."""
         return [one for one in reversed(self.decisions) if one.decision.challenger == version]
 
 
-def record_of(context: Context, folder: Folder) -> Record:
+def read_record(context: Context, folder: Folder) -> Record:
     """Read everything; a part that cannot be read is named in the faults."""
     bundles = folder.bundles
     files = [bundles / LOG]

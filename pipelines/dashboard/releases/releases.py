@@ -1,4 +1,4 @@
-"""Page ``releases``: what is served and since when, every decision, what can be done."""
+"""Page ``releases``: the served version and since when, every decision, actions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipelines.dashboard.releases.folder import (
     SIGNATURES,
     Folder,
     Record,
-    folder_of,
+    choose_folder,
     folders,
-    record_of,
+    read_record,
     written_at,
 )
-from pipelines.dashboard.workspaces.files import time_of
+from pipelines.dashboard.workspaces.files import parse_time
 from pipelines.engine.formats import size
 from pipelines.operations.collect import Keep, reasons_to_keep
 from pipelines.operations.status import disk_bytes
@@ -64,11 +64,11 @@ NOTHING = (
 
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
-    folder = folder_of(context, query)
+    folder = choose_folder(context, query)
     if folder is None:
         words = Words(lines=[NOTHING], tone="note")
         return Page(title=TITLE, lead="What is served, and why.", blocks=[words])
-    record, there = record_of(context, folder), folder.versions()
+    record, there = read_record(context, folder), folder.versions()
     decided = [str(one.decision.challenger) for one in reversed(record.decisions)]
     version = query.text("version") or record.served or next(iter(decided), None)
     on = [] if version is None else record.on(version)
@@ -111,7 +111,7 @@ def build(context: Context, query: Query) -> Page:
 
 
 def lead(record: Record) -> str:
-    """Write what is served and what waits."""
+    """Describe the served version and its challenger."""
     if record.served is None:
         return "Nothing is served."
     since = record.since(record.served)
@@ -189,7 +189,7 @@ def trained_until(folder: Folder, version: str | None) -> str:
 def timeline(record: Record, folder: Folder) -> list[Chart]:
     """Draw which version an alias named when, with rollbacks and refusals; none without any."""
     events = list(_marks(record))
-    changes = [time for one in record.changes if (time := time_of(one.time))]
+    changes = [time for one in record.changes if (time := parse_time(one.time))]
     times = [*changes, *(time for _, _, time in events)]
     if not times:
         return []
@@ -236,7 +236,7 @@ def _spans(
     """List how long an alias named each version; a challenger until it is promoted or replaced."""
     version, begin = "", end
     for change in record.changes:
-        time = time_of(change.time)
+        time = parse_time(change.time)
         named = change.alias == alias
         # A version that becomes champion is no challenger any more.
         taken = alias == CHALLENGER and change.alias == CHAMPION and change.version == version
@@ -252,21 +252,21 @@ def _spans(
 def _marks(record: Record) -> Iterator[tuple[str, str, datetime]]:
     """List rollbacks and refusals: version, which of them, and time."""
     for change in record.changes:
-        if change.action == "rollback" and (time := time_of(change.time)):
+        if change.action == "rollback" and (time := parse_time(change.time)):
             yield change.version, ROLLED_BACK, time
     for one in record.decisions:
-        if one.decision.outcome == REFUSED and (time := time_of(one.decision.time)):
+        if one.decision.outcome == REFUSED and (time := parse_time(one.decision.time)):
             yield one.decision.challenger, REFUSED, time
 
 
-def verdicts_of(decision: Decision) -> list[Mapping[str, Any]]:
+def whole_verdicts(decision: Decision) -> list[Mapping[str, Any]]:
     """List the verdicts that are whole; a file written by hand may lack something."""
     return [one for one in decision.verdicts if isinstance(one, dict) and "name" in one]
 
 
 def why(decided: Written) -> str:
     """Return the reason of a decision in a line."""
-    verdicts = verdicts_of(decided.decision)
+    verdicts = whole_verdicts(decided.decision)
     if decided.state == ALTERED:
         return decided.fault
     if failed := [str(one["name"]) for one in verdicts if not one.get("passed")]:
@@ -280,7 +280,7 @@ def why(decided: Written) -> str:
 def by_whom(decided: Written) -> str:
     """Return who took the decision: the gate of a run, or a person."""
     outcome, forced = decided.decision.outcome, decided.decision.forced
-    by_hand = outcome == "kept as challenger" and not verdicts_of(decided.decision)
+    by_hand = outcome == "kept as challenger" and not whole_verdicts(decided.decision)
     if by_hand or outcome in ("promoted", "rolled back", "appended"):
         return "a person"
     if outcome in ("fetched", "taken from the registry"):
@@ -292,11 +292,11 @@ def decisions_table(record: Record, folder: Folder) -> list[Table]:
     """List every decision, the newest first."""
     rows: list[list[Cell | LinkedCell]] = []
     for one in reversed(record.decisions):
-        decision, verdicts = one.decision, verdicts_of(one.decision)
+        decision, verdicts = one.decision, whole_verdicts(one.decision)
         version = str(decision.challenger)
         rows.append(
             [
-                second(time_of(decision.time)),
+                second(parse_time(decision.time)),
                 LinkedCell(text=version, link=link_to(folder, version)),
                 f"{decision.outcome}{' (forced)' if decision.forced else ''}",
                 by_whom(one),
@@ -350,7 +350,7 @@ def decision_section(decided: Written, folder: Folder, earlier: Sequence[Written
         lines = [
             f"{time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
             for one in earlier
-            if (time := time_of(one.decision.time))
+            if (time := parse_time(one.decision.time))
         ]
         blocks.append(Words(lines=["Earlier decisions on this version:", *lines]))
     title = f"Decision on {decision.challenger}: {decision.outcome}"
@@ -360,12 +360,12 @@ def decision_section(decided: Written, folder: Folder, earlier: Sequence[Written
 def _gate(decided: Written, folder: Folder, earlier: Sequence[Written]) -> Iterator[Block]:
     """Show what the gate measured; for a promotion by hand, when it released the version."""
     of_gate = (
-        one for one in (decided, *earlier) if one.state != ALTERED and verdicts_of(one.decision)
+        one for one in (decided, *earlier) if one.state != ALTERED and whole_verdicts(one.decision)
     )
     one = next(of_gate, None)
     if one is None:
         return
-    decision, verdicts = one.decision, verdicts_of(one.decision)
+    decision, verdicts = one.decision, whole_verdicts(one.decision)
     if one is not decided:
         yield Words(lines=[f"The gate judged it at {decision.time}: {decision.outcome}."])
     power = decision.power if isinstance(decision.power, dict) else {}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.runs.record import StageRecord, raw_files_of, stages_of, versions_of
+from pipelines.dashboard.runs.record import StageRecord, collect_versions, raw_files, read_stages
 from pipelines.dashboard.runs.runs import link_to, nothing_there, suggested, time_text
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import numbers, texts
@@ -73,7 +73,7 @@ def data_changed(first: Run, second: Run, before: Stages, after: Stages) -> list
     if first.dataset != second.dataset:
         found.append(("data set", first.dataset, second.dataset))
     if before and after:
-        raw = changed(raw_files_of(before), raw_files_of(after))
+        raw = changed(raw_files(before), raw_files(after))
         found += [(f"raw file: {role}", one, other) for role, one, other in raw]
     if first.data_digest != second.data_digest:
         found.append(("features", first.data_digest, second.data_digest))
@@ -87,7 +87,7 @@ def code_changed(before: Stages, after: Stages) -> list[Difference] | None:
         return None
     known = [[one for one in stages if one.name in both] for stages in (before, after)]
     code = [{f"code of {one.name}": one.code for one in stages} for stages in known]
-    return [*changed(*map(versions_of, known)), *changed(*code)]
+    return [*changed(*map(collect_versions, known)), *changed(*code)]
 
 
 def default_pair(context: Context) -> tuple[Run, ...]:
@@ -137,7 +137,7 @@ def _no_pair() -> list[Block]:
 
 def _compared(context: Context, first: Run, second: Run, split: str) -> tuple[str, list[Block]]:
     """Return the lead and the blocks on two runs."""
-    stages = (stages_of(context, first), stages_of(context, second))
+    stages = (read_stages(context, first), read_stages(context, second))
     settings = settings_changed(first, second)
     places = [one for one in settings or () if one[0].startswith(PLACES)]
     shaping = None if settings is None else [one for one in settings if one not in places]

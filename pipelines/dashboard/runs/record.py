@@ -29,7 +29,7 @@ class StageRecord:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
-def stages_of(context: Context, run: Run) -> Sequence[StageRecord]:
+def read_stages(context: Context, run: Run) -> Sequence[StageRecord]:
     """Read the record of each stage, in the order they began; none if they are gone."""
     folder = run.path if run.kind == "workspace" else context.stores.kept_stages(run)
     names = [] if folder is None else [name for name in names_in(folder) if name[0] != "."]
@@ -71,12 +71,12 @@ def _texts(table: object) -> dict[str, str]:
     return {str(k): str(v) for k, v in table.items()} if isinstance(table, Mapping) else {}
 
 
-def raw_files_of(stages: Sequence[StageRecord]) -> Mapping[str, str]:
+def raw_files(stages: Sequence[StageRecord]) -> Mapping[str, str]:
     """Return the digest of each raw file by its role."""
     return next((one.inputs for one in stages if one.name == "build_features"), {})
 
 
-def versions_of(stages: Sequence[StageRecord]) -> dict[str, str]:
+def collect_versions(stages: Sequence[StageRecord]) -> dict[str, str]:
     """Collect the versions of libraries; several if stages were made with several."""
     found: dict[str, set[str]] = {}
     for stage in stages:
@@ -85,7 +85,7 @@ def versions_of(stages: Sequence[StageRecord]) -> dict[str, str]:
     return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
-def ledger_of(run: Run) -> list[dict[str, Any]]:
+def read_ledger(run: Run) -> list[dict[str, Any]]:
     """List the looks at a test split that the workspace has on record."""
     if run.kind != "workspace":
         return []

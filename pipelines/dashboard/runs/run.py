@@ -10,10 +10,10 @@ from pipelines.dashboard.data.sides import run_control
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.record import (
     StageRecord,
-    ledger_of,
-    raw_files_of,
-    stages_of,
-    versions_of,
+    collect_versions,
+    raw_files,
+    read_ledger,
+    read_stages,
 )
 from pipelines.dashboard.runs.runs import (
     link_to,
@@ -196,7 +196,7 @@ def _tiles(run: Run) -> list[Tile]:
     if run.peak_memory:
         value = size(run.peak_memory)
         tiles.append(Tile(label="peak memory", value=value, note="of the largest stage"))
-    if looks := len(ledger_of(run)):
+    if looks := len(read_ledger(run)):
         note = "evaluations that read it"
         tiles.append(Tile(label="looks at the test split", value=f"{looks:,}", note=note))
     return tiles
@@ -235,7 +235,7 @@ def _one_before(runs: Sequence[Run], run: Run) -> Run | None:
 
 
 def _record(context: Context, run: Run) -> list[Section]:
-    stages = stages_of(context, run)
+    stages = read_stages(context, run)
     made_from: list[Block] = [Words(lines=["Its settings are not on record here."])]
     if run.config:
         made_from = [
@@ -309,11 +309,11 @@ def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
 
 def _digests(run: Run, stages: Sequence[StageRecord]) -> Table:
     digests = {"configuration": run.config_digest, "features": run.data_digest}
-    digests |= {f"raw file: {role}": digest for role, digest in raw_files_of(stages).items()}
+    digests |= {f"raw file: {role}": digest for role, digest in raw_files(stages).items()}
     digests |= {f"code of {one.name}": one.code for one in stages}
     digests |= {f"output of {one.name}": one.output for one in stages}
     rows = [(what, "", digest) for what, digest in digests.items() if digest]
-    rows += [(name, version, "") for name, version in sorted(versions_of(stages).items())]
+    rows += [(name, version, "") for name, version in sorted(collect_versions(stages).items())]
     return Table(
         key="digests",
         title="Digests and versions",
@@ -326,7 +326,7 @@ def _digests(run: Run, stages: Sequence[StageRecord]) -> Table:
 
 
 def _ledger(run: Run) -> Block:
-    entries = ledger_of(run)
+    entries = read_ledger(run)
     if not entries:
         return Words(lines=["No look at a test split is on record."])
     rows = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from itertools import islice
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
@@ -107,13 +109,11 @@ def link_to(run: Run) -> Link:
     return Link(label=run.name, page="run", parameters={"run": run.key})
 
 
-@dataclass(frozen=True)
-class RunColumn:
-    """A column, and its cell for a run."""
+class RunColumn(NamedTuple):
+    """A column, its value for a run, by which it is ordered, and its cell if that is another."""
 
     column: Column
     value: Callable[[Run], Any]
-    """Value by which the column is ordered."""
     cell: Callable[[Run], Cell | LinkedCell] | None = None
 
     def shown(self, run: Run) -> Cell | LinkedCell:
@@ -122,7 +122,7 @@ class RunColumn:
         return found
 
 
-def columns_of(choice: Choice, query: Query, *, chooses: bool) -> Iterator[RunColumn]:
+def list_columns(choice: Choice, query: Query, *, chooses: bool) -> list[RunColumn]:
     """List the columns of the table of runs."""
 
     def chosen_link(run: Run) -> LinkedCell:
@@ -133,35 +133,47 @@ def columns_of(choice: Choice, query: Query, *, chooses: bool) -> Iterator[RunCo
         link = Link(label=label, page="runs", parameters={**query.values, "runs": runs})
         return LinkedCell(text="remove" if there else "add", link=link, sort=not there)
 
-    def metric_column(metric: str) -> RunColumn:
-        model = "the served list" if choice.model == SERVED else model_label(choice.model)
-        note = f"{metric_meaning(metric)}; of {model} on {choice.split}".lstrip("; ")
-        column = Column(label=metric_label(metric), note=note, numeric=True, format="metric")
-        return RunColumn(column, lambda run: choice.value(run, metric))
-
-    yield RunColumn(
-        Column(label="Run"),
-        lambda run: run.name,
-        lambda run: LinkedCell(text=run.name, link=link_to(run)),
+    model = "the served list" if choice.model == SERVED else model_label(choice.model)
+    metrics = [
+        RunColumn(
+            Column(
+                label=metric_label(metric),
+                note=f"{metric_meaning(metric)}; of {model} on {choice.split}".lstrip("; "),
+                numeric=True,
+                format="metric",
+            ),
+            partial(choice.value, metric=metric),
+        )
+        for metric in choice.metrics
+    ]
+    compare = RunColumn(
+        Column(label="Compare", note="choose two to five"),
+        lambda run: run.key not in choice.compared,
+        chosen_link,
     )
-    if chooses:
-        column = Column(label="Compare", note="choose two to five")
-        yield RunColumn(column, lambda run: run.key not in choice.compared, chosen_link)
-    yield RunColumn(
-        Column(label="When", note="when it ended (UTC)", format="time"),
-        lambda run: None if run.time is None else run.time.timestamp(),
-        time_text,
-    )
-    yield RunColumn(Column(label="Data", note="the data set"), lambda run: run.dataset or "")
-    yield from map(metric_column, choice.metrics)
-    column = Column(label="Time taken", note="all stages together", numeric=True, format="seconds")
-    yield RunColumn(column, lambda run: run.seconds)
-    column = Column(label="Memory", note="of the largest stage", numeric=True, format="bytes")
-    yield RunColumn(column, lambda run: run.peak_memory)
-    column = Column(label="Kind", note="a run's workspace, or a bundle")
-    yield RunColumn(column, lambda run: KINDS[run.kind])
-    yield RunColumn(Column(label="Status"), lambda run: run.status)
-    yield RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text)
+    when = Column(label="When", note="when it ended (UTC)", format="time")
+    costs = [
+        *numbers("Time taken", format="seconds", note="all stages together"),
+        *numbers("Memory", format="bytes", note="of the largest stage"),
+    ]
+    return [
+        RunColumn(
+            Column(label="Run"),
+            attrgetter("name"),
+            lambda run: LinkedCell(text=run.name, link=link_to(run)),
+        ),
+        *([compare] if chooses else []),
+        RunColumn(when, attrgetter("time"), time_text),
+        RunColumn(Column(label="Data", note="the data set"), lambda run: run.dataset or ""),
+        *metrics,
+        *map(RunColumn, costs, (attrgetter("seconds"), attrgetter("peak_memory"))),
+        RunColumn(
+            Column(label="Kind", note="a run's workspace, or a bundle"),
+            lambda run: KINDS[run.kind],
+        ),
+        RunColumn(Column(label="Status"), attrgetter("status")),
+        RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text),
+    ]
 
 
 def chosen(runs: Sequence[Run], query: Query) -> list[Run]:
@@ -329,7 +341,7 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
 
 
 def _table(context: Context, query: Query, choice: Choice, runs: Sequence[Run]) -> Table:
-    columns = list(columns_of(choice, query, chooses=not context.exported))
+    columns = list_columns(choice, query, chooses=not context.exported)
     rows = _cells(runs[:MAX_EXPORTED], columns) if context.exported else []
     return Table(
         key="runs",
@@ -345,11 +357,11 @@ def _cells(runs: Sequence[Run], columns: Sequence[RunColumn]) -> list[list[Cell 
     return [[column.shown(run) for column in columns] for run in runs]
 
 
-def rows_of(context: Context, query: Query, window: Window) -> Rows:
+def list_rows(context: Context, query: Query, window: Window) -> Rows:
     """Return the window of the table that is shown."""
     snapshot = context.stores.now()
     choice = Choice.of(query, snapshot.runs)
-    columns = list(columns_of(choice, query, chooses=True))
+    columns = list_columns(choice, query, chooses=True)
     order = window.order_by
 
     def matching() -> list[Run]:
@@ -380,6 +392,6 @@ ENTRY = PageEntry(
     name="runs",
     title="Runs",
     build=build,
-    rows={"runs": rows_of},
+    rows={"runs": list_rows},
     suggest={"runs": suggested},
 )

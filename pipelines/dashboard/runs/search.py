@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any
 
@@ -36,69 +35,36 @@ COLUMNS: dict[str, Callable[[Run], object]] = {
 """Columns that may be bounded besides settings, tags and metrics."""
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A bound on a value."""
-
-    names: tuple[str, ...]
-    operator: str
-    wanted: str
-
-    def holds(self, run: Run, values: Sequence[str]) -> bool:
-        """Return whether any value of a run is within the bound."""
-        return any(self._compares(value) for value in values)
-
-    def _compares(self, value: str) -> bool:
-        compare = OPERATORS[self.operator]
-        try:
-            return bool(compare(float(value), float(self.wanted)))
-        except ValueError:
-            if self.operator in ("=", "!="):
-                return bool(compare(value.lower(), self.wanted.lower()))
-            return False
+def _compares(operator: str, value: str, wanted: str) -> bool:
+    """Compare as numbers, else as texts, which can only be equal or not."""
+    compare = OPERATORS[operator]
+    try:
+        return bool(compare(float(value), float(wanted)))
+    except ValueError:
+        return operator in ("=", "!=") and bool(compare(value.lower(), wanted.lower()))
 
 
-def text_of(run: Run) -> str:
-    """Write what words are searched in."""
+def _searched_text(run: Run) -> str:
     tags = " ".join(f"{name}={value}" for name, value in run.tags.items())
     known = (run.name, run.dataset, KINDS[run.kind], run.status, tags, run.config_digest)
     return " ".join(filter(None, known)).lower()
 
 
-def values_of(run: Run, condition: Condition, split: str) -> list[str]:
-    """Look up what a condition is about: settings, tags, a metric of the served list, or a column.
-
-    No value is returned if a run has none of that name.
-    """
-    found = [run.config[name] for name in condition.names if name in run.config]
-    found += [run.tags[name] for name in condition.names if name in run.tags]
-    name = condition.names[0]
-    for metric in (name, f"{split}/{run.served}/{name}"):
+def _values(run: Run, names: Sequence[str], split: str) -> list[str]:
+    """List the values of a name: settings, tags, a metric of the served list, or a column."""
+    found = [run.config[name] for name in names if name in run.config]
+    found += [run.tags[name] for name in names if name in run.tags]
+    for metric in (names[0], f"{split}/{run.served}/{names[0]}"):
         if metric in run.metrics:
             found.append(str(run.metrics[metric]))
-    if name in COLUMNS and (value := COLUMNS[name](run)) is not None:
+    if names[0] in COLUMNS and (value := COLUMNS[names[0]](run)) is not None:
         found.append(str(value))
-    return found
-
-
-def conditions_in(words: Sequence[str], runs: Sequence[Run]) -> list[Condition]:
-    """Read the conditions among words; a setting may be named by its last part."""
-    found = []
-    for word in words:
-        if match := CONDITION.match(word):
-            name, operator, wanted = match.groups()
-            ending = f".{name}"
-            full = {
-                key for run in runs[:NUM_SEARCHED] for key in run.config if key.endswith(ending)
-            }
-            found.append(Condition((name, *sorted(full)), operator, wanted))
     return found
 
 
 def searched(context: Context, runs: Sequence[Run], search: str, split: str) -> list[Run]:
     """Keep the runs in which every word is found and every condition holds."""
     words = search.split()
-    conditions = conditions_in(words, runs)
     plain = [word.lower() for word in words if not CONDITION.match(word)]
     found = list(runs)
     if plain:
@@ -106,11 +72,20 @@ def searched(context: Context, runs: Sequence[Run], search: str, split: str) -> 
         texts = context.cache.get(
             ("texts of runs", snapshot.number),
             (),
-            lambda: {run.key: text_of(run) for run in snapshot.runs},
+            lambda: {run.key: _searched_text(run) for run in snapshot.runs},
         )
         found = [run for run in runs if all(word in texts.get(run.key, "") for word in plain)]
-    for condition in conditions:
-        found = [run for run in found if condition.holds(run, values_of(run, condition, split))]
+    for name, operator, wanted in (m.groups() for word in words if (m := CONDITION.match(word))):
+        # A setting may be named by its last part.
+        full = {
+            key for run in runs[:NUM_SEARCHED] for key in run.config if key.endswith(f".{name}")
+        }
+        names = (name, *sorted(full))
+        found = [
+            run
+            for run in found
+            if any(_compares(operator, value, wanted) for value in _values(run, names, split))
+        ]
     return found
 
 

@@ -58,28 +58,21 @@ class Sample:
 
     def total(self, name: str, **labels: str) -> float:
         """Add up the series of a metric that have these labels."""
-        wanted = set(labels.items())
-        return sum(
-            value for have, value in self.values.get(name, {}).items() if wanted <= set(have)
-        )
+        return sum(self.by(name, "", **labels).values())
 
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """Add up the series of a metric by the value of a label."""
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Add up the series of a metric that have these labels by the value of another."""
         found: dict[str, float] = {}
-        for labels, value in self.values.get(name, {}).items():
-            key = dict(labels).get(label, "")
-            found[key] = found.get(key, 0.0) + value
+        for have, value in self.values.get(name, {}).items():
+            if labels.items() <= set(have):
+                key = dict(have).get(label, "")
+                found[key] = found.get(key, 0.0) + value
         return found
 
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
-        """Read a histogram: how many observations are at most each bound."""
-        wanted = set(labels.items())
-        found: dict[float, float] = {}
-        for have, value in self.values.get(f"{name}_bucket", {}).items():
-            if wanted <= set(have):
-                bound = float(dict(have)["le"])
-                found[bound] = found.get(bound, 0.0) + value
-        return dict(sorted(found.items()))
+        """Return how many observations of a histogram are at most each bound."""
+        counts = self.by(f"{name}_bucket", "le", **labels)
+        return dict(sorted((float(bound), count) for bound, count in counts.items()))
 
 
 @dataclass
@@ -101,7 +94,7 @@ class Ring:
             self._looked = time.monotonic()
             try:
                 text = fetched(self.address)
-                self.samples.append(sample_of(text, now_ms()))
+                self.samples.append(parse_sample(text, now_ms()))
                 self.fault = ""
             except (OSError, ValueError) as error:
                 self.fault = _words(self.address, error)
@@ -124,7 +117,7 @@ def fetched(address: str) -> str:
     return data.decode()
 
 
-def sample_of(text: str, time_ms: int) -> Sample:
+def parse_sample(text: str, time_ms: int) -> Sample:
     """Parse metrics."""
     values: dict[str, dict[Labels, float]] = {}
     try:
@@ -138,7 +131,7 @@ def sample_of(text: str, time_ms: int) -> Sample:
     return Sample(time_ms, values)
 
 
-def quantile_of(buckets: Mapping[float, float], q: float) -> float | None:
+def histogram_quantile(buckets: Mapping[float, float], q: float) -> float | None:
     """Estimate a quantile of a histogram, linear within its bucket; None without observations."""
     total = max(buckets.values(), default=0.0)
     if total <= 0:
@@ -155,7 +148,7 @@ def quantile_of(buckets: Mapping[float, float], q: float) -> float | None:
 
 
 def live_section(context: Context) -> tuple[Section, list[str]]:
-    """Draw a live server; with what is wrong, in words."""
+    """Draw a live server; its faults come second."""
     title = "Live server"
     if context.server is None or context.exported:
         return Section(key="live", title=title, blocks=[Words(lines=[NO_SERVER])]), []
@@ -191,7 +184,7 @@ def _tiles(samples: Sequence[Sample]) -> Tiles:
     now = samples[-1]
     ready, wanted = now.total("recsys_workers_ready"), now.total("recsys_workers_wanted")
     refused = now.total("recsys_refused_total")
-    p95 = quantile_of(now.buckets("recsys_request_seconds", route="/v1/recommend"), 0.95)
+    p95 = histogram_quantile(now.buckets("recsys_request_seconds", route="/v1/recommend"), 0.95)
     rows = (
         (
             "Bundle",
@@ -253,7 +246,7 @@ def _charts(samples: Sequence[Sample]) -> list[Chart]:
             old = before.buckets("recsys_stage_seconds", stage=stage)
             new = now.buckets("recsys_stage_seconds", stage=stage)
             more = {bound: count - old.get(bound, 0.0) for bound, count in new.items()}
-            p95 = quantile_of(more, 0.95) if min(more.values(), default=0.0) >= 0 else None
+            p95 = histogram_quantile(more, 0.95) if min(more.values(), default=0.0) >= 0 else None
             if p95 is not None:
                 times.append((at, stage, round(1_000 * p95, 4)))
     return [

@@ -1,4 +1,4 @@
-"""The request log of an online store, counted by minute: read once, then only what is new.
+"""The request log of an online store, counted by minute: read once, then only new records.
 
 Lists are counted as they are read, so memory grows with the minutes of the log and not with its
 lists. Hours are read from the newest back, so that a page shows the last ones at once. Lists of the
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import orjson
 import polars as pl
 
-from pipelines.dashboard.context import Context, Stamp, stamp_of
+from pipelines.dashboard.context import Context, Stamp, file_stamp
 from pipelines.dashboard.workspaces.files import names_in
 from pipelines.experiments.collected import EVENTS as CLICKS
 from pipelines.experiments.collected import LISTS as ARMS
@@ -38,12 +38,12 @@ MAX_ROWS = 2_000_000
 MAX_PARTS = 50
 """Parts of an hour before they are added up."""
 PATIENCE_SECONDS = 0.2
-"""How long a page waits for what is not read yet."""
+"""Wait of a page for records that are not read yet."""
 LEAST_MS, RATIO = 0.001, 1.05
 """Bounds of the buckets of milliseconds: `LEAST_MS` times powers of `RATIO`."""
 _FILE = re.compile(r"requests-(\d{4}-\d\d-\d\d)\.db")
 FAILED = ("late_source", "failed_source", "late_stage", "failed_stage", "failed_store")
-"""Something was late or broke; every other code says what was not known, or not there."""
+"""Codes of late or broken parts; every other code names something unknown or missing."""
 CODES = (*DEGRADED_CODES, "other")
 COUNTS = ("lists", "timed", "late or failed part", "fallback", "no user", *CODES)
 _KEYS = {"minute_ms": pl.Int64(), "surface": pl.Categorical()}
@@ -221,7 +221,7 @@ class Logged:
     events: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLICKED))
     number: int = 0
     is_reading: bool = False
-    """Whether older lists are missing, because they are being read."""
+    """True while older lists are being read."""
     fault: str = ""
     """Why the rest cannot be read, in words."""
     as_of_ms: int = 0
@@ -250,7 +250,7 @@ class _Hour:
     """Last of the settled ones."""
 
     def is_empty(self) -> bool:
-        """Whether it has no list."""
+        """Return whether it has no list."""
         return not self.settled and self.latest.lists.is_empty()
 
 
@@ -279,7 +279,7 @@ class RequestLog:
         self._thread: threading.Thread | None = None
 
     def now(self, patience_seconds: float = PATIENCE_SECONDS) -> Logged:
-        """Return what is read, and read the rest in the background."""
+        """Return the counts read so far, and read the rest in the background."""
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 if not self._has_changed():
@@ -300,7 +300,7 @@ class RequestLog:
     def _stamp(self, name: str) -> Stamp:
         path = self._folder / name
         # A reader makes a log of SQLite, which is empty.
-        return tuple(one for one in stamp_of((path, Path(f"{path}-wal"))) if one[2])
+        return tuple(one for one in file_stamp((path, Path(f"{path}-wal"))) if one[2])
 
     def _has_changed(self) -> bool:
         known = {day: one.stamp for day, one in self._days.items()}

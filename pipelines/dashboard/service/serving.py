@@ -11,7 +11,13 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.live import live_section
 from pipelines.dashboard.service.request_log import Logged, request_log
-from pipelines.dashboard.service.traffic import View, blocks_of, clock, controls_of, view_of
+from pipelines.dashboard.service.traffic import (
+    View,
+    build_blocks,
+    build_controls,
+    choose_view,
+    clock,
+)
 from pipelines.dashboard.service.watched import (
     experiments_section,
     monitor_section,
@@ -42,8 +48,8 @@ MAX_OPTIONS = 200
 
 
 def _served(logged: Logged, query: Query, run: Run) -> tuple[list[Block], View]:
-    view = view_of(logged, query)
-    blocks = blocks_of(view)
+    view = choose_view(logged, query)
+    blocks = build_blocks(view)
     return [
         with_origins(one, [run.origin]) if isinstance(one, Section) else one for one in blocks
     ], view
@@ -53,7 +59,7 @@ def build(context: Context, query: Query) -> Page:
     """Build the part of the page that is chosen."""
     part = query.choice("part", PARTS, "log")
     title, lead = PARTS[part]
-    run = None if part == "server" else _run_of(context, query)
+    run = None if part == "server" else _choose_run(context, query)
     labels = {name: label for name, (label, _) in PARTS.items()}
     controls, blocks, notices = [select("part", "Part", part, labels)], list[Block](), list[str]()
     refresh = False
@@ -101,7 +107,7 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
-def _run_of(context: Context, query: Query) -> Run | None:
+def _choose_run(context: Context, query: Query) -> Run | None:
     """Choose a workspace: the one named, else the newest that has served lists, else the newest."""
     if key := query.text("run"):
         run = context.stores.run(key)
@@ -143,7 +149,7 @@ def _log(
         (),
         lambda: _served(logged, query, run),
     )
-    return blocks, controls_of(view), view.notices
+    return blocks, build_controls(view), view.notices
 
 
 def _without_lists(workspace: Path, logged: Logged) -> list[str]:

@@ -168,7 +168,7 @@ class View:
         return marks
 
 
-def view_of(logged: Logged, query: Query) -> View:
+def choose_view(logged: Logged, query: Query) -> View:
     """Choose by the parameters ``range``, ``step``, ``stage`` and ``surface``."""
     counted = logged.counted
     surfaces = sorted(counted.lists["surface"].cast(pl.String).unique().to_list())
@@ -212,7 +212,7 @@ def _step(query: Query, span_ms: int) -> tuple[str, list[str]]:
     return chosen, []
 
 
-def controls_of(view: View) -> Sequence[Control]:
+def build_controls(view: View) -> Sequence[Control]:
     """Offer ranges, steps, stages and surfaces."""
     return (
         select("range", "Time", view.range, {name: label for name, (label, _) in RANGES.items()}),
@@ -459,7 +459,7 @@ def _degraded(view: View) -> list[Block]:
     return [chart, table]
 
 
-def blocks_of(view: View) -> list[Block]:
+def build_blocks(view: View) -> list[Block]:
     """Build the tiles and the sections of served lists."""
     without_wait = "Without the wait for a worker, and without the network."
     refused = (

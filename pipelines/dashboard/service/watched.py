@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, get_args
@@ -36,24 +36,35 @@ OFF_POLICY = "off_policy"
 
 
 def monitor_section(context: Context, workspace: Path) -> tuple[Section, list[str]]:
-    """Show the latest day that was watched, with what cannot be read."""
-    title = "Drift and freshness"
-    path = workspace / MONITOR
+    """Show the latest day that was watched, and the faults of its files."""
+    path, days = workspace / MONITOR, workspace / DAYS
+
+    def draw(document: Mapping[str, Any]) -> list[Block]:
+        return context.cache.get(
+            ("monitor", str(path)), [path, days], lambda: _monitored(document, days)
+        )
+
+    none = f"No day was watched yet. Run: recsys monitor {workspace}"
+    return _section(path, "monitor", "Drift and freshness", none, draw)
+
+
+def parity_section(workspace: Path) -> tuple[Section, list[str]]:
+    """Show the latest check of served lists against what batch computes."""
+    none = f"Served lists were not computed once more yet. Run: recsys parity {workspace}"
+    return _section(workspace / PARITY, "parity", "Parity of serving", none, _parity)
+
+
+def _section(
+    path: Path, key: str, title: str, none: str, draw: Callable[[Mapping[str, Any]], list[Block]]
+) -> tuple[Section, list[str]]:
+    """Draw a command's document; ``key`` is the command."""
     try:
         document = read_table(path)
-        blocks = (
-            [_none("recsys monitor", workspace, "No day was watched yet.")]
-            if document is None
-            else context.cache.get(
-                ("monitor", str(path)),
-                [path, workspace / DAYS],
-                lambda: _monitored(document, workspace / DAYS),
-            )
-        )
+        blocks = [Words(lines=[none], tone="note")] if document is None else draw(document)
     except (UnreadableError, KeyError, TypeError, ValueError, OSError) as error:
-        fault = f"{path} cannot be read ({error}); run recsys monitor"
-        return Section(key="monitor", title=title, blocks=[]), [fault]
-    return Section(key="monitor", title=title, blocks=blocks), []
+        fault = f"{path} cannot be read ({error}); run recsys {key}"
+        return Section(key=key, title=title, blocks=[]), [fault]
+    return Section(key=key, title=title, blocks=blocks), []
 
 
 def _monitored(document: Mapping[str, Any], days: Path) -> list[Block]:
@@ -63,22 +74,6 @@ def _monitored(document: Mapping[str, Any], days: Path) -> list[Block]:
         Words(lines=lines, tone="bad" if document["alarm"] else "good"),
         *monitoring_blocks(document, rows),
     ]
-
-
-def parity_section(workspace: Path) -> tuple[Section, list[str]]:
-    """Show the latest check of what was served against what batch computes."""
-    path, title = workspace / PARITY, "Parity of serving"
-    try:
-        document = read_table(path)
-        blocks = (
-            [_none("recsys parity", workspace, "Served lists were not computed once more yet.")]
-            if document is None
-            else _parity(document)
-        )
-    except (UnreadableError, KeyError, TypeError, ValueError) as error:
-        fault = f"{path} cannot be read ({error}); run recsys parity"
-        return Section(key="parity", title=title, blocks=[]), [fault]
-    return Section(key="parity", title=title, blocks=blocks), []
 
 
 def _parity(document: Mapping[str, Any]) -> list[Block]:
@@ -135,13 +130,8 @@ def off_policy_section(workspace: Path) -> tuple[Section, list[str]]:
             faults.append(f"{folder / name} is no estimate of recsys ope ({error!r})")
     if not blocks:
         command = f"recsys ope --policy BUNDLE --log EXPORT/requests --json > {folder}/NAME.json"
-        blocks.append(_none(command, None, "No estimate was kept."))
+        blocks.append(Words(lines=[f"No estimate was kept. Run: {command}"], tone="note"))
     return Section(key="off-policy", title="Off-policy estimates", blocks=blocks), faults
-
-
-def _none(command: str, workspace: Path | None, words: str) -> Words:
-    where = "" if workspace is None else f" {workspace}"
-    return Words(lines=[f"{words} Run: {command}{where}"], tone="note")
 
 
 def experiments_section(

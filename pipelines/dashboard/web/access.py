@@ -1,4 +1,4 @@
-"""Who may read the dashboard, and who may have something done."""
+"""Access to the dashboard: reading, and actions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Access:
     public: bool = False
     """Everyone who reaches it may read."""
     names: Sequence[str] = ()
-    """Host names by which it is reached, beside the machine's own."""
+    """Host names by which it is reached, besides the machine's own."""
     _session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _wrong: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
@@ -59,7 +59,7 @@ class Access:
 
     @property
     def needs_key(self) -> bool:
-        """Whether a reader has to give the key first."""
+        """Return whether a reader has to give the key first."""
         return not is_loopback(self.host) and not self.public
 
     def check_host(self, request: Request) -> None:
@@ -88,7 +88,7 @@ class Access:
 
     @property
     def session(self) -> str:
-        """What the cookie of a reader who gave the key holds; another one after a restart."""
+        """Value of the cookie of a reader who gave the key; another one after a restart."""
         return self._session
 
     async def check_key(self, request: Request) -> None:

@@ -29,7 +29,7 @@ from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.web.access import COOKIE, Access, RefusedError
 from pipelines.dashboard.web.files import file_of_run, sent
 from pipelines.dashboard.web.shell import served_shell
-from pipelines.dashboard.web.windows import csv_lines, table_of, window_of
+from pipelines.dashboard.web.windows import csv_lines, find_table, read_window
 from pipelines.pages.assets import assets, version
 from pipelines.pages.document import Page
 from pipelines.pages.encoding import encoded
@@ -82,7 +82,7 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(encoded(value), status, media_type="application/json")
 
 
-def refusal_of(error: Exception) -> Response:
+def refuse(error: Exception) -> Response:
     """Answer an error in words; of an unexpected one, only its reference in the log."""
     if isinstance(error, RefusedError):
         return json_response({"error": str(error)}, error.status)
@@ -96,7 +96,7 @@ def refusal_of(error: Exception) -> Response:
     return json_response({"error": words}, 500)
 
 
-def query_of(request: Request) -> Query:
+def read_query(request: Request) -> Query:
     """Read the parameters of an address."""
     values: dict[str, tuple[str, ...]] = {}
     for name, value in request.query_params.multi_items():
@@ -127,23 +127,23 @@ def built(context: Context, entry: PageEntry, query: Query) -> Page:
 
 def page(site: Site, request: Request) -> Response:
     """Make a page."""
-    return json_response(built(site.context, site.page(request), query_of(request)))
+    return json_response(built(site.context, site.page(request), read_query(request)))
 
 
 def rows(site: Site, request: Request) -> Response:
     """Read a window of a long table."""
     find = _named(site.page(request).rows, request.path_params["source"], "table")
-    query = query_of(request)
-    return json_response(find(site.context, query, window_of(query)))
+    query = read_query(request)
+    return json_response(find(site.context, query, read_window(query)))
 
 
 def whole_table(site: Site, request: Request) -> Response:
     """Send all rows of a long table, in the order and with the search of the window."""
     entry, source = site.page(request), request.path_params["source"]
     find = _named(entry.rows, source, "table")
-    query = query_of(request)
-    table = table_of(entry.build(site.context, query), source)
-    lines = csv_lines(table, lambda window: find(site.context, query, window), window_of(query))
+    query = read_query(request)
+    table = find_table(entry.build(site.context, query), source)
+    lines = csv_lines(table, lambda window: find(site.context, query, window), read_window(query))
     headers = {"content-disposition": f'attachment; filename="{table.key}.csv"'}
     return StreamingResponse(lines, media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -151,7 +151,7 @@ def whole_table(site: Site, request: Request) -> Response:
 def suggest(site: Site, request: Request) -> Response:
     """Find options for what the reader typed."""
     find = _named(site.page(request).suggest, request.path_params["search"], "search")
-    query = query_of(request)
+    query = read_query(request)
     return json_response(find(site.context, query, query.text("w.text"))[:20])
 
 
@@ -183,7 +183,7 @@ def act(site: Site, request: Request, values: Mapping[str, str]) -> Response:
 
 
 def enter(site: Site, _: Request, __: Mapping[str, str]) -> Response:
-    """Give the cookie of a reader to a request with the key."""
+    """Set the cookie of a reader for a request with the key."""
     found = json_response({"done": "welcome"})
     session = site.access.session
     found.set_cookie(COOKIE, session, httponly=True, samesite="strict", path="/")
@@ -201,7 +201,7 @@ def _read(site: Site, answer: Answer, *, open_to_all: bool) -> Callable[[Request
                 site.access.check_reader(request)
             return answer(site, request)
         except Exception as error:
-            return refusal_of(error)
+            return refuse(error)
 
     return endpoint
 
@@ -216,7 +216,7 @@ def _change(site: Site, answer: Change) -> Callable[[Request], object]:
             await site.access.check_key(request)
             return await run_in_threadpool(answer, site, request, await _values(request))
         except Exception as error:
-            return refusal_of(error)
+            return refuse(error)
 
     return endpoint
 

@@ -17,7 +17,7 @@ from pipelines.pages.file import Document, html_of
 from recsys.data.durable import write_durably
 
 MAX_ROWS = 200
-"""Of a table that comes by windows where it is served."""
+"""Rows in a file of a table that the server sends by windows."""
 
 
 def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
@@ -40,23 +40,23 @@ def find_runs(stores: Stores, wanted: Sequence[str]) -> list[Run]:
     return found
 
 
-def queries_of(entry: PageEntry, context: Context, keys: Sequence[str]) -> Sequence[Query]:
-    """Name the queries of a page that a file about runs holds."""
+def list_queries(entry: PageEntry, context: Context, keys: Sequence[str]) -> Sequence[Query]:
+    """List the queries of a page that a file about runs holds."""
     together = Query.of(run=keys[0], runs=tuple(keys) if len(keys) > 1 else None)
     if entry.exports is not None:
         return entry.exports(context, together)
     return [together, *(Query.of(run=key) for key in keys if len(keys) > 1)]
 
 
-def pages_of(entry: PageEntry, context: Context, keys: Sequence[str]) -> list[Document]:
+def build_pages(entry: PageEntry, context: Context, keys: Sequence[str]) -> list[Document]:
     """Make a page for the runs of a file; of a page that takes two, the first with each other."""
     try:
-        return [document(entry, context, one) for one in queries_of(entry, context, keys)]
+        return [document(entry, context, one) for one in list_queries(entry, context, keys)]
     except QueryError:
         if len(keys) <= 2:
             raise
     pairs = [(keys[0], other) for other in keys[1:]]
-    return [one for pair in pairs for one in pages_of(entry, context, pair)]
+    return [one for pair in pairs for one in build_pages(entry, context, pair)]
 
 
 def document(entry: PageEntry, context: Context, query: Query) -> Document:
@@ -69,7 +69,7 @@ def document(entry: PageEntry, context: Context, query: Query) -> Document:
 
 
 def with_rows(entry: PageEntry, context: Context, query: Query, block: Block) -> Block:
-    """Give a table that comes by windows its first rows."""
+    """Fill a table that comes by windows with its first rows."""
     if isinstance(block, Section):
         blocks = [with_rows(entry, context, query, one) for one in block.blocks]
         return replace(block, blocks=blocks)
@@ -82,7 +82,7 @@ def with_rows(entry: PageEntry, context: Context, query: Query, block: Block) ->
     return replace(block, rows=rows.rows, source=None, note=block.note + said)
 
 
-def documents_of(
+def build_documents(
     context: Context, pages: Sequence[PageEntry], runs: Sequence[Run]
 ) -> tuple[list[Document], list[str]]:
     """Make all pages of runs; what cannot be shown of them is said in words instead."""
@@ -90,7 +90,7 @@ def documents_of(
     left_out = []
     for entry in pages:
         try:
-            documents += pages_of(entry, context, [run.key for run in runs])
+            documents += build_pages(entry, context, [run.key for run in runs])
         except (QueryError, NotFoundError) as error:
             left_out.append(f"{entry.title}: {error}")
     return documents, left_out
@@ -100,7 +100,7 @@ def write(
     context: Context, pages: Sequence[PageEntry], runs: Sequence[Run], path: Path
 ) -> Sequence[str]:
     """Write runs into one file; returns what it does not hold, in words."""
-    documents, left_out = documents_of(context, pages, runs)
+    documents, left_out = build_documents(context, pages, runs)
     if not documents:
         raise ValueError(f"nothing of these runs can be shown: {'; '.join(left_out)}")
     title = f"{', '.join(run.name for run in runs)} \u00b7 Recsys dashboard"

@@ -13,10 +13,10 @@ MAX_LENGTH = 1_000
 CSV_LENGTH = 20_000
 """Rows read at once for a whole table."""
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet would take a text for that begins so."""
+"""Beginnings of texts that a spreadsheet takes for formulas."""
 
 
-def window_of(query: Query) -> Window:
+def read_window(query: Query) -> Window:
     """Read a window; its parameters begin with ``w.``, so that no parameter of a page is meant."""
     order = query.text("w.order")
     return Window(
@@ -37,7 +37,7 @@ def tables_in(blocks: Sequence[Block]) -> Iterator[Table]:
             yield from tables_in(block.blocks)
 
 
-def table_of(page: Page, source: str) -> Table:
+def find_table(page: Page, source: str) -> Table:
     """Find a page's table by its source."""
     for table in tables_in(page.blocks):
         if table.source == source:

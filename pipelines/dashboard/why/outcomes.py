@@ -25,16 +25,16 @@ from pipelines.dashboard.data.answers import (
     Split,
     answers,
     has_ranks,
-    split_of,
+    read_split,
 )
-from pipelines.dashboard.data.paired import Pairs, pairs_of
+from pipelines.dashboard.data.paired import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     NO_PAIR,
-    name_of,
+    choose_sides,
     one_run,
     origins,
     pair_parameters,
-    sides_of,
+    side_name,
 )
 from pipelines.dashboard.data.slices import Slicing, Slicings
 from pipelines.dashboard.query import Query
@@ -95,22 +95,22 @@ class Contest:
         return {"split": self.split, "k": str(self.k), **pair_parameters(*self.sides)}
 
 
-def contest_of(context: Context, query: Query) -> Contest:
+def read_contest(context: Context, query: Query) -> Contest:
     """Read what the page is about."""
-    split = split_of(query)
+    split = read_split(query)
     if not any(query.text(name) for name in ("runs", "run")):
         # A workspace keeps every model's list, a bundle its own ranks alone.
         newest = one_run(context, query, lambda run: has_ranks(run, split, 2), NO_PAIR)
         query = Query({**query.values, "run": (newest.key,)})
-    sides = sides_of(context, query, split, at_most=2)
-    pairs = pairs_of(context, sides, split)
+    sides = choose_sides(context, query, split, at_most=2)
+    pairs = join_pairs(context, sides, split)
     k = query.number("k", 10, least=1, most=LISTED)
     first, second = ((ranks > 0) & (ranks <= k) for ranks in pairs.known.ranks[:2])
     outcomes = np.select([first & second, first, second], [0, 1, 2], default=3).astype(np.int8)
     return Contest(
         pairs=pairs,
         sides=sides,
-        names=(name_of(sides[0], sides), name_of(sides[1], sides)),
+        names=(side_name(sides[0], sides), side_name(sides[1], sides)),
         split=split,
         k=k,
         outcomes=outcomes,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.items import catalogue_of, users_like
+from pipelines.dashboard.data.items import read_catalogue, users_like
 from pipelines.dashboard.data.sides import (
     controls,
     group_control,
@@ -16,18 +16,23 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import Slicing, label_of_group
+from pipelines.dashboard.data.slices import Slicing, group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.why.outcomes import (
     LISTED,
     OUTCOMES,
     Contest,
-    contest_of,
     lost_where,
     patterns,
+    read_contest,
 )
-from pipelines.dashboard.why.queries import ALL, example_users, queries_table, window_of_queries
-from pipelines.dashboard.why.user import user_section
+from pipelines.dashboard.why.users import (
+    ALL,
+    example_users,
+    queries_table,
+    user_section,
+    window_of_queries,
+)
 from pipelines.pages.charts import color_of, counts, figure, numbers, share_chart, shares, texts
 from pipelines.pages.document import (
     Block,
@@ -50,7 +55,7 @@ LEVEL = 0.05
 
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
-    shown = contest_of(context, query)
+    shown = read_contest(context, query)
     first, second = shown.names
     own = controls(context, shown.sides, shown.split, at_most=2)
     if not len(shown.pairs.known):
@@ -125,7 +130,7 @@ def search_controls(context: Context, shown: Contest, query: Query) -> list[Cont
     for name, label in (("user", "User"), ("item", "Held-out item")):
         title = text = query.text(name)
         if name == "item" and text:
-            catalogue = catalogue_of(context, shown.features)
+            catalogue = read_catalogue(context, shown.features)
             title = catalogue.title(catalogue.row_of(text) or 0)
         found.append(search_control(name, label, text, title))
     return found
@@ -164,7 +169,7 @@ def slices_section(shown: Contest, slicing: Slicing) -> Section:
         found = np.bincount(inside, minlength=len(OUTCOMES)).tolist()
         if sum(found):
             parts[name] = dict(zip(labels, found, strict=True))
-    title = label_of_group(slicing.group)
+    title = group_label(slicing.group)
     chart = shares_chart(
         "outcomes",
         f"Who finds the item, by {title}",
@@ -181,7 +186,7 @@ def patterns_section(shown: Contest) -> Section:
     first, second = shown.names
     found = patterns(shown.outcomes, shown.pairs.slicings)
     lines = [
-        f"{second} gains {'most' if one.lift > 1 else 'least'} if {label_of_group(one.group)} "
+        f"{second} gains {'most' if one.lift > 1 else 'least'} if {group_label(one.group)} "
         f"is {one.name}: {one.won:,} won, {one.lost:,} lost, {one.lift:.2f} times as frequent "
         f"among wins as among losses ({one.low:.2f} to {one.high:.2f})."
         for one in found[:4]
@@ -206,7 +211,7 @@ def patterns_section(shown: Contest) -> Section:
         ],
         rows=[
             (
-                f"{label_of_group(one.group)}: {one.name}",
+                f"{group_label(one.group)}: {one.name}",
                 one.won,
                 one.lost,
                 f"{one.lift:.2f}",
@@ -245,21 +250,21 @@ def lost_sections(context: Context, shown: Contest) -> list[Section]:
 
 def suggest_users(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find users by a part of their id."""
-    features = contest_of(context, query).features
+    features = read_contest(context, query).features
     found = [] if features is None else users_like(features, text)
     return [Option(value=one, label=one) for one in found]
 
 
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
     """Find items by a part of their title, or by id."""
-    features = contest_of(context, query).features
-    return [] if features is None else catalogue_of(context, features).options(text)
+    features = read_contest(context, query).features
+    return [] if features is None else read_catalogue(context, features).options(text)
 
 
 def exports(context: Context, query: Query) -> Sequence[Query]:
     """Export the page, and one user who won and one who lost."""
     try:
-        names = example_users(contest_of(context, query))
+        names = example_users(read_contest(context, query))
     except (NotFoundError, QueryError):
         return [query]
     return [query, *(Query({**query.values, "user": (name,)}) for name in names)]

@@ -66,7 +66,7 @@ def number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def key_of(place: str) -> str:
+def place_key(place: str) -> str:
     """Hash a place to 12 hexadecimal digits."""
     return hashlib.sha256(place.encode()).hexdigest()[:12]
 
@@ -85,7 +85,7 @@ def named_values(splits: object) -> Iterator[tuple[str, object]]:
 
 
 def finite(values: Iterator[tuple[str, object]]) -> tuple[dict[str, float], list[str]]:
-    """Part numbers from what is none, and name the latter in a sentence."""
+    """Keep the finite numbers, and list the other values in a sentence."""
     found, none = {}, []
     for name, value in values:
         if isinstance(value, (int, float)) and math.isfinite(value):
@@ -105,7 +105,7 @@ def changed_at(path: Path) -> datetime | None:
         return None
 
 
-def time_of(text: object) -> datetime | None:
+def parse_time(text: object) -> datetime | None:
     """Read a time as our files write it."""
     try:
         found = datetime.fromisoformat(str(text))
@@ -196,7 +196,7 @@ def digest_of_text(text: str) -> str | None:
         return None
 
 
-def dataset_of(config: Mapping[str, str]) -> str | None:
+def dataset_name(config: Mapping[str, str]) -> str | None:
     """Return the name of a run's data: the data set, the report's title, or the file of events."""
     named = config.get("data.dataset") or config.get("report.title")
     if named:

@@ -18,18 +18,18 @@ from pipelines.dashboard.workspaces.files import (
     Settings,
     UnreadableError,
     changed_at,
-    dataset_of,
+    dataset_name,
     finite,
     flat,
-    key_of,
     named_values,
     names_in,
     number,
+    parse_time,
+    place_key,
     read_or_empty,
     read_settings,
     read_table,
     released_order,
-    time_of,
 )
 from pipelines.dashboard.workspaces.find import RELEASED, UPDATE
 from pipelines.dashboard.workspaces.run import Run, Status
@@ -46,13 +46,15 @@ from serving.bundle.manifest import CURRENT, MANIFEST, SCHEMA_VERSION, bundle_di
 WATCHED = ("", "evaluate/metrics.json", "lock")
 """Files whose times of change tell if a workspace must be read again: a stage that is made renames
 its folder in the workspace, and a run writes into the lock when it begins and when it has ended."""
+KEPT = ("config", "data_digest", "dataset", "seconds", "peak_memory")
+"""Fields of a bundle's run that are read from its stages."""
 PLAIN_NAMES = ("run", "runs", "workspace", "output")
 PREFIX = "bundle-"
 
 
 @dataclass
 class _Reading:
-    """Files of a workspace, and what is wrong with those that were read."""
+    """Files of a workspace, and the faults of those that were read."""
 
     path: Path
     problems: list[str] = field(default_factory=list)
@@ -100,7 +102,7 @@ def _costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sum up time and memory of stages, and find the latest end, from their ``run.json``."""
     seconds = [number(run.get("seconds")) or 0.0 for run in runs]
     memory = [int(number(run.get("peak_memory_bytes")) or 0) for run in runs]
-    began = [time_of(run.get("started")) for run in runs]
+    began = [parse_time(run.get("started")) for run in runs]
     ends = [one + timedelta(seconds=s) for one, s in zip(began, seconds, strict=True) if one]
     return {
         "seconds": sum(seconds) if seconds else None,
@@ -109,10 +111,10 @@ def _costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def name_of(path: Path) -> str:
+def workspace_name(path: Path) -> str:
     """Return a run's name: its folder, and the one above if the name says little."""
     if path.name == UPDATE:
-        return f"{name_of(path.parent)}/{UPDATE}"
+        return f"{workspace_name(path.parent)}/{UPDATE}"
     return f"{path.parent.name}/{path.name}" if path.name in PLAIN_NAMES else path.name
 
 
@@ -129,8 +131,8 @@ def read_workspace(path: Path) -> Run:
     release = reading.table("release/release.json")
     status = _status(reading, names, manifest is not None and bool(measured))
     return Run(
-        key=key_of(str(path.resolve())),
-        name=name_of(path),
+        key=place_key(str(path.resolve())),
+        name=workspace_name(path),
         kind="workspace",
         status=status,
         path=path,
@@ -138,7 +140,7 @@ def read_workspace(path: Path) -> Run:
         config=settings.flat,
         config_digest=_config_digest(path, release, manifest, settings) or settings.digest,
         data_digest=digest_of_json(features.files) if features else None,
-        dataset=dataset_of(settings.flat),
+        dataset=dataset_name(settings.flat),
         tags={"tie order": order} if order and len(measured) > 1 else {},
         served=_served(reading, order, metrics),
         bundles=_released(path, release),
@@ -186,10 +188,10 @@ def _served(reading: _Reading, order: str | None, metrics: Mapping[str, float]) 
         return None
     if RANKED in models and not reading.table(f"train_ranker/{order}/ranker.json").get("served"):
         models.discard(RANKED)
-    return _row_of(models)
+    return _served_among(models)
 
 
-def _row_of(models: set[str]) -> str | None:
+def _served_among(models: set[str]) -> str | None:
     found = served_row({model: {} for model in models})
     return found if found in models else None
 
@@ -217,7 +219,7 @@ def read_bundle(path: Path) -> Run:
     """Read a bundle by itself; `completed` adds what others know of it."""
     version = path.name.removeprefix(PREFIX)
     basic = Run(
-        key=key_of(str(path.parent.resolve() / path.name)),
+        key=place_key(str(path.parent.resolve() / path.name)),
         name=version,
         kind="bundle",
         status="complete",
@@ -250,19 +252,19 @@ def read_bundle(path: Path) -> Run:
         metrics=metrics,
         config_digest=manifest.get("config_digest") or None,
         tags={name: value for name, value in tags.items() if value},
-        served=_row_of(set(models)) if isinstance(models, Mapping) else None,
+        served=_served_among(set(models)) if isinstance(models, Mapping) else None,
         problems=tuple(problems),
     )
 
 
 def completed(bundles: Sequence[Run], folder: Path, workspaces: Sequence[Run]) -> list[Run]:
-    """Add to bundles of a folder what was decided on them, what is served, and who made them."""
+    """Add decisions, makers and the served one to the bundles of a folder."""
     decisions: dict[str, Mapping[str, Any]] = {}
     with suppress(OSError, ValueError):
         # A copy that was fetched says less than the decision on it.
         known = [one.decision for one in read_decisions(folder, None)[0]]
         decisions = {one.challenger: vars(one) for one in known if one.outcome != "fetched"}
-    kept: dict[str, Run] = {}
+    kept: dict[str, dict[str, Any]] = {}
     for run in workspaces:
         released = shop_workspace(run.path) / RELEASED
         kept |= {version: _kept(released / version) for version in names_in(released)}
@@ -271,53 +273,42 @@ def completed(bundles: Sequence[Run], folder: Path, workspaces: Sequence[Run]) -
     found = []
     for bundle in bundles:
         base = bundle.name.partition("+")[0]
-        decision, maker, below = decisions.get(bundle.name, {}), makers.get(base), kept.get(base)
-        if below is None and maker is not None and maker.config_digest == bundle.config_digest:
-            below = maker
+        decision, maker, below = (
+            decisions.get(bundle.name, {}),
+            makers.get(base),
+            kept.get(base, {}),
+        )
+        if not below and maker is not None and maker.config_digest == bundle.config_digest:
+            below = {name: getattr(maker, name) for name in KEPT}
         tags = dict(bundle.tags)
         if "outcome" in decision:
             tags["decision"] = str(decision["outcome"])
         if os.path.realpath(bundle.path) == served:
             tags["served"] = "yes"
-        dataset = (below and below.dataset) or next((run.dataset for run in workspaces), None)
+        dataset = below.get("dataset") or next((run.dataset for run in workspaces), None)
         found.append(
             replace(
                 bundle,
-                time=time_of(decision.get("time")) or bundle.time,
+                **{**below, "dataset": dataset},
+                time=parse_time(decision.get("time")) or bundle.time,
                 tags=tags,
                 made_by=maker.key if maker else None,
-                dataset=dataset,
-                config=below.config if below else {},
-                data_digest=below.data_digest if below else None,
-                seconds=below.seconds if below else None,
-                peak_memory=below.peak_memory if below else None,
             )
         )
     return found
 
 
-def _kept(folder: Path) -> Run:
+def _kept(folder: Path) -> dict[str, Any]:
     """Read settings, data and costs of a released bundle from the stages that are kept."""
     config: dict[str, str] = {}
     runs, data_digest = [], None
     for stage in names_in(folder):
-        manifest, run = (
-            read_or_empty(folder / stage / MANIFEST),
-            read_or_empty(folder / stage / RUN),
-        )
+        manifest = read_or_empty(folder / stage / MANIFEST)
         config |= flat(manifest.get("config", {}))
-        if run:
+        if run := read_or_empty(folder / stage / RUN):
             runs.append(run)
         if stage == "build_features":
             data_digest = digest_of_json(manifest.get("files", {}))
-    return Run(
-        key="",
-        name=folder.name,
-        kind="bundle",
-        status="complete",
-        path=folder,
-        config=config,
-        data_digest=data_digest,
-        dataset=dataset_of(config),
-        **_costs(runs),
-    )
+    costs = _costs(runs)
+    del costs["time"]
+    return {"config": config, "data_digest": data_digest, "dataset": dataset_name(config), **costs}

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.workspaces.files import changed_at, key_of
+from pipelines.dashboard.workspaces.files import changed_at, place_key
 from pipelines.dashboard.workspaces.find import RELEASED, Found, find_below
 from pipelines.dashboard.workspaces.read import (
     WATCHED,
@@ -26,11 +26,10 @@ from pipelines.tracking.decisions import LOG as DECISIONS
 from serving.bundle.manifest import CURRENT, MANIFEST
 
 SHOWN_AFTER = 0.3
-"""Seconds of reading before others see what is read so far; each time a half longer."""
+"""Seconds of reading before others see the runs read so far; each time a half longer."""
 REST = 10.0
 """Rest of a watching store between two looks, as a multiple of the time that a look takes."""
 EARLIEST = datetime.min.replace(tzinfo=UTC)
-Show = Callable[[list[Run], list[str]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class Snapshot:
         return cls(tuple(ordered), tuple(problems), number, by_key, reading)
 
 
-def times_of(folder: str, names: Sequence[str]) -> tuple[int, ...]:
+def _times(folder: str, names: Sequence[str]) -> tuple[int, ...]:
     """Return when files last changed, and their sizes; 0 for one that is not there."""
     found = []
     for name in names:
@@ -77,34 +76,101 @@ def times_of(folder: str, names: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-class Scan:
-    """Reads workspaces and bundles; keeps those whose files stay as they are."""
+def _read(path: Path) -> Run:
+    """Read a workspace; whatever is wrong with one must not hide the others."""
+    try:
+        return read_workspace(path)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        why = f"it cannot be read: {type(error).__name__}: {error}"[:300]
+        return Run(
+            key=place_key(str(path.resolve())),
+            name=path.name,
+            kind="workspace",
+            status="unreadable",
+            time=changed_at(path),
+            path=path,
+            problems=(why,),
+        )
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+
+class Stores:
+    """Runs, read as they are now; those whose files stay as they are are kept.
+
+    Args:
+        places: Folders to look in.
+        watch: Look for changes in the background, and reply at once with what is known, as a
+            server does. Otherwise each reply looks first, which takes long with many runs.
+        every: Seconds between two looks of a store that watches.
+    """
+
+    def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
+        self.places = places
         self._kept: dict[Path, tuple[object, Run]] = {}
         self._folders: dict[Path, tuple[object, list[Run]]] = {}
-        self.backtests: list[Path] = []
-        self.lock = threading.Lock()
-        """Held during a look: one looks at a time."""
+        self._backtests: list[Path] = []
+        self._snapshot = Snapshot()
+        self._shown: list[Run] = []
+        self._watch, self._every = watch, every
+        self._looking = threading.Lock()
+        self._started = threading.Lock()
+        self._queried = threading.Event()
+        self._looked = threading.Event()
+        self._thread: threading.Thread | None = None
 
-    def look(self, show: Show) -> tuple[list[Run], list[str]]:
-        """Look through all places once.
+    def now(self) -> Snapshot:
+        """Return the runs that are known."""
+        if not self._watch:
+            return self.refresh()
+        with self._started:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep_looking, daemon=True, name="runs")
+                self._thread.start()
+        self._queried.set()
+        # A few runs are read before the first page is drawn; of many, a page shows some.
+        if not self._looked.wait(0.5):
+            self._looked.set()
+        return self._snapshot
 
-        Returns:
-            The runs, in no order, and what is wrong with the places.
-        """
+    def refresh(self) -> Snapshot:
+        """Look through all places now."""
+        with self._looking:
+            self._show(*self._look())
+        self._looked.set()
+        return self._snapshot
+
+    def _keep_looking(self) -> None:
+        while self._queried.wait():
+            self._queried.clear()
+            began = time.monotonic()
+            try:
+                self.refresh()
+            except Exception as error:
+                # A later look may succeed; without this thread no run would ever change.
+                fault = f"runs cannot be read now: {type(error).__name__}: {error}"
+                self._show(self._shown, [fault])
+            time.sleep(max(self._every, REST * (time.monotonic() - began)))
+
+    def _show(self, runs: list[Run], problems: list[str], *, reading: bool = False) -> None:
+        before = self._snapshot
+        same = (reading, tuple(problems)) == (before.reading, before.problems)
+        if same and runs == self._shown:
+            return
+        self._shown = runs
+        self._snapshot = Snapshot.of(runs, problems, before.number + 1, reading=reading)
+
+    def _look(self) -> tuple[list[Run], list[str]]:
+        """Return the runs, in no order, and the faults of the places."""
         found, problems = self._find()
         before, self._kept = self._kept, {}
-        self.backtests = [one.path for one in found if one.kind == "backtest"]
-        places = [one.path for one in found if one.kind == "workspace"]
+        self._backtests = [one.path for one in found if one.kind == "backtest"]
+        workspaces = [one.path for one in found if one.kind == "workspace"]
         runs: list[Run] = []
         shown, rest = time.monotonic(), SHOWN_AFTER
-        for number, path in enumerate(places, 1):
+        for number, path in enumerate(workspaces, 1):
             runs.append(self._run(path, WATCHED, _read, before))
-            if time.monotonic() - shown > rest:
-                words = f"{number:,} of about {len(places):,} runs read; the rest follows"
-                show(runs, [words, *problems])
+            if self._snapshot.reading and time.monotonic() - shown > rest:
+                words = f"{number:,} of about {len(workspaces):,} runs read; the rest follows"
+                self._show(list(runs), [words, *problems], reading=True)
                 shown, rest = time.monotonic(), 1.5 * rest
         folders = dict.fromkeys(one.path for one in found if one.kind == "bundles")
         return [*runs, *self._bundles(folders, runs, before)], problems
@@ -116,7 +182,7 @@ class Scan:
         read: Callable[[Path], Run],
         before: Mapping[Path, tuple[object, Run]],
     ) -> Run:
-        times, kept = times_of(str(path), names), before.get(path)
+        times, kept = _times(str(path), names), before.get(path)
         run = kept[1] if kept is not None and kept[0] == times else read(path)
         self._kept[path] = (times, run)
         return run
@@ -124,12 +190,12 @@ class Scan:
     def _find(self) -> tuple[list[Found], list[str]]:
         found: dict[Path, Found] = {}
         problems = []
-        for root in self._places.roots:
+        for root in self.places.roots:
             try:
                 found |= {one.path: one for one in find_below(root)}
             except OSError as error:
                 problems.append(f"{root} cannot be read: {error.strerror or error}")
-        for folder in self._places.bundles:
+        for folder in self.places.bundles:
             if folder.is_dir():
                 found.setdefault(folder, Found(folder, "bundles"))
             else:
@@ -155,7 +221,7 @@ class Scan:
             bundles = [
                 self._run(one, (MANIFEST,), read_bundle, before) for one in bundles_in(folder)
             ]
-            times = times_of(str(folder), ("", CURRENT, DECISIONS))
+            times = _times(str(folder), ("", CURRENT, DECISIONS))
             served = os.path.realpath(folder / CURRENT)
             state = (times, served, [id(run) for run in (*own, *bundles)])
             kept = self._folders.get(place)
@@ -164,90 +230,12 @@ class Scan:
             found += kept[1]
         return found
 
-
-def _read(path: Path) -> Run:
-    """Read a workspace; whatever is wrong with one must not hide the others."""
-    try:
-        return read_workspace(path)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        why = f"it cannot be read: {type(error).__name__}: {error}"[:300]
-        return Run(
-            key=key_of(str(path.resolve())),
-            name=path.name,
-            kind="workspace",
-            status="unreadable",
-            time=changed_at(path),
-            path=path,
-            problems=(why,),
-        )
-
-
-class Stores:
-    """Runs, read as they are now."""
-
-    def __init__(self, places: Places, *, watch: bool = False, every: float = 2.0) -> None:
-        self.places = places
-        self._scan = Scan(places)
-        self._snapshot = Snapshot()
-        self._shown: list[Run] = []
-        self._watch, self._every = watch, every
-        self._started = threading.Lock()
-        self._queried = threading.Event()
-        self._looked = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def now(self) -> Snapshot:
-        """Return what is known."""
-        if not self._watch:
-            return self.refresh()
-        with self._started:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep_looking, daemon=True, name="runs")
-                self._thread.start()
-        self._queried.set()
-        # A few runs are read before the first page is drawn; of many, a page shows what is there.
-        if not self._looked.wait(0.5):
-            self._looked.set()
-        return self._snapshot
-
-    def refresh(self) -> Snapshot:
-        """Look through all places now."""
-        with self._scan.lock:
-            self._show(*self._scan.look(self._show_part))
-        self._looked.set()
-        return self._snapshot
-
-    def _show_part(self, runs: list[Run], problems: list[str]) -> None:
-        """Show what is read so far, if that is more than was known."""
-        if self._snapshot.reading:
-            self._show(list(runs), problems, reading=True)
-
-    def _show(self, runs: list[Run], problems: list[str], *, reading: bool = False) -> None:
-        before = self._snapshot
-        same = (reading, tuple(problems)) == (before.reading, before.problems)
-        if same and runs == self._shown:
-            return
-        self._shown = runs
-        self._snapshot = Snapshot.of(runs, problems, before.number + 1, reading=reading)
-
-    def _keep_looking(self) -> None:
-        while self._queried.wait():
-            self._queried.clear()
-            began = time.monotonic()
-            try:
-                self.refresh()
-            except Exception as error:
-                # A later look may succeed; without this thread no run would ever change.
-                fault = f"runs cannot be read now: {type(error).__name__}: {error}"
-                self._show(self._shown, [fault])
-            time.sleep(max(self._every, REST * (time.monotonic() - began)))
-
     def runs(self) -> Sequence[Run]:
         """Return all runs, the newest first."""
         return self.now().runs
 
     def run(self, key: str) -> Run:
-        """Return one run."""
+        """Return one run; NotFoundError if it is gone."""
         snapshot = self.now()
         if key in snapshot.by_key:
             return snapshot.by_key[key]
@@ -278,7 +266,7 @@ class Stores:
     def backtests(self) -> Sequence[Path]:
         """Return the folders of backtests, each once."""
         self.now()
-        return list({path.resolve(): path for path in self._scan.backtests}.values())
+        return list({path.resolve(): path for path in self._backtests}.values())
 
     def problems(self) -> Sequence[str]:
         """Return which places cannot be read now, in words; the page shows it above all."""

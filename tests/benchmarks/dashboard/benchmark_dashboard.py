@@ -24,7 +24,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelines.dashboard.workspaces.files import key_of
+from pipelines.dashboard.workspaces.files import place_key
 from tests.benchmarks.dashboard.data import write_large, write_many
 from tests.benchmarks.dashboard.interactions import FIRST, Reader
 from tests.benchmarks.harness import ROOT, Row, command_line, write_results
@@ -103,7 +103,7 @@ def addresses(folder: Path, only: Sequence[str]) -> dict[str, str]:
     """Name each page with what it is about: two runs of a million users where it takes runs."""
     from pipelines.dashboard.pages import PAGES
 
-    keys = [key_of(str((folder / f"large-{one}").resolve())) for one in "ab"]
+    keys = [place_key(str((folder / f"large-{one}").resolve())) for one in "ab"]
     both = f"runs={keys[0]}&runs={keys[1]}"
     pairs = dict.fromkeys(("summary", "compare", "differences"), both)
     about = {**pairs, **dict.fromkeys(("run", "why", "items"), f"run={keys[1]}")}

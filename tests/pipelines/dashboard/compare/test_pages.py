@@ -10,7 +10,7 @@ import torch
 from pipelines.dashboard.compare.compare import ENTRY
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Side
-from pipelines.dashboard.data.sides import name_of
+from pipelines.dashboard.data.sides import side_name
 from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.document import Page
@@ -221,7 +221,7 @@ def test_runs_of_one_name_are_told_apart(context: Context) -> None:
     other = replace(run, key="abcd12345678")
     sides = [Side(run=run, model="blend"), Side(run=other, model="blend")]
     sides.append(Side(run=other, model="ease"))
-    names = [name_of(one, sides) for one in sides]
+    names = [side_name(one, sides) for one in sides]
     assert len(set(names)) == 3
     assert names[1] == "plain (abcd), blend"
-    assert name_of(sides[0], sides[:1]) == "plain"
+    assert side_name(sides[0], sides[:1]) == "plain"

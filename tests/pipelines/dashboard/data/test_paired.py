@@ -17,7 +17,7 @@ from pipelines.dashboard.data.slices import (
     Slicing,
     crossed,
     everything,
-    label_of,
+    slice_label,
 )
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
@@ -121,7 +121,9 @@ def test_crossing_gives_each_combination_of_a_query() -> None:
 
 
 def test_keys_of_slices_are_said_in_words() -> None:
-    assert label_of("category x user_activity/books x new") == "category books, user activity new"
+    assert (
+        slice_label("category x user_activity/books x new") == "category books, user activity new"
+    )
 
 
 def test_slicings_are_those_of_the_log(tmp_path: Path) -> None:

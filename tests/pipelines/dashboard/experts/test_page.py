@@ -9,24 +9,14 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.experts import build
 from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import Query
-from pipelines.pages.document import Chart, Page, Section, Table, Tiles
+from pipelines.pages.document import Chart, Page, Table, Tiles
 from pipelines.pages.encoding import encoded
+from tests.pipelines.dashboard.documents import blocks_of, sections
 from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker, write_registered
 
 
-def section(page: Page, key: str) -> Section:
-    return next(one for one in page.blocks if isinstance(one, Section) and one.key == key)
-
-
 def block(page: Page, key: str) -> Any:
-    found = (
-        one
-        for part in page.blocks
-        if isinstance(part, Section)
-        for one in part.blocks
-        if getattr(one, "key", "") == key
-    )
-    return next(found)
+    return next(one for one in blocks_of(page.blocks, object) if getattr(one, "key", "") == key)
 
 
 def test_a_dead_expert_is_said_first(experts_context: Context) -> None:
@@ -34,7 +24,7 @@ def test_a_dead_expert_is_said_first(experts_context: Context) -> None:
     assert page.lead == (
         "3 of 4 experts are used; the busiest has 50.0% of the visits, 2.00 times the mean."
     )
-    tiles = section(page, "mixture-sparse").blocks[0]
+    tiles = sections(page)["mixture-sparse"].blocks[0]
     assert isinstance(tiles, Tiles)
     dead = next(tile for tile in tiles.tiles if tile.label == "dead experts")
     assert (dead.value, dead.tone) == ("1", "bad")
@@ -62,7 +52,7 @@ def test_experts_are_named_by_their_groups_and_items(experts_context: Context) -
 
 def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(experts_context: Context) -> None:
     page = build(experts_context, Query.of())
-    assert "Refused; the base answers the domain" in str(section(page, "adapter-books").blocks[0])
+    assert "Refused; the base answers the domain" in str(sections(page)["adapter-books"].blocks[0])
     chart: Chart = block(page, "changes-books")
     assert chart.title == "books: +0.0500 over the base; the gate refuses user activity new"
     assert list(chart.rows) == [
@@ -100,7 +90,7 @@ def test_half_written_outcomes_are_noticed(
     (experts_workspace / "adapt_domains" / "adapters.json").write_text(text)
     page = build(experts_context, Query.of())
     assert page.notices
-    assert section(page, "mixture-sparse")
+    assert sections(page)["mixture-sparse"]
 
 
 def test_a_dense_ranker_says_what_to_configure(
@@ -109,7 +99,7 @@ def test_a_dense_ranker_says_what_to_configure(
     write_ranker(experts_workspace / "train_ranker" / "given", None)
     page = build(experts_context, Query.of())
     assert page.lead == "The ranker has no experts."
-    assert 'trunk = "sparse"' in str(section(page, "ranker"))
+    assert 'trunk = "sparse"' in str(sections(page)["ranker"])
 
 
 def test_a_real_run_and_its_bundle_show_the_same_experts(context: Context) -> None:

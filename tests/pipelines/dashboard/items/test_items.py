@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.dashboard.data.answers import Answers
-from pipelines.dashboard.exposure import NAMES, by_vectors, by_weights, exposure_of
-from pipelines.dashboard.items import ENTRY, build, shown_of, wilson
+from pipelines.dashboard.exposure import NAMES, by_vectors, by_weights, count_exposure
+from pipelines.dashboard.items import ENTRY, build, read_shown, wilson
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.document import Lists, Section, Window
@@ -35,7 +35,7 @@ def exposure(tmp_path):
     context = dashboard()
     run = Run(key="k", name="r", kind="workspace", status="complete", time=None, path=tmp_path)
     found = Answers(tmp_path / "table.parquet", ("m",), None, "")
-    return lambda k: exposure_of(context, run, found, "m", k, EVENTS)
+    return lambda k: count_exposure(context, run, found, "m", k, EVENTS)
 
 
 def test_places_wishes_and_hits_are_counted_once(exposure):
@@ -66,14 +66,14 @@ def test_counts_of_a_large_catalogue_take_the_memory_of_the_lists(tmp_path):
     found = Answers(tmp_path / "table.parquet", ("m",), None, "")
     num_events = np.zeros(num_items, np.int64)
     tracemalloc.start()
-    counted = exposure_of(context, run, found, "m", 20, num_events)
+    counted = count_exposure(context, run, found, "m", 20, num_events)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # A few vectors of all items, and no table of 20 places by all items.
     assert peak < 8 * num_events.nbytes
     assert np.flatnonzero(counted.shown).tolist() == [3, 4, *range(5, 24), num_items - 1]
     assert np.flatnonzero(counted.hits).tolist() == [3, num_items - 1]
-    assert exposure_of(context, run, found, "m", 19, num_events).hits.sum() == 1
+    assert count_exposure(context, run, found, "m", 19, num_events).hits.sum() == 1
 
 
 def test_gini_agrees_with_its_definition(exposure):
@@ -109,7 +109,7 @@ def test_nearest_items_leave_out_the_item_and_padding(tmp_path):
 
 
 def test_the_page_shows_an_item_with_its_neighbours(context):
-    shown = shown_of(context, Query())
+    shown = read_shown(context, Query())
     row = shown.catalogue.find(HOSTILE_TITLES[2])[0]
     page = build(context, Query.of(item=shown.catalogue.item_id(row)))
     section = page.blocks[0]

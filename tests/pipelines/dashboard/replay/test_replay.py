@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.replay import backtests, build, exports, read
-from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.pages.backtest_numbers import ALL, ageing_of, falling, mean_of
 from pipelines.pages.document import Chart, Table, Words
 from recsys.replay.folder import ReplayFolder, save_arrays, save_lists, write_json
 from recsys.replay.steps import Step
-from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of
+from tests.pipelines.dashboard.documents import block_of, control_of, dashboard, words
 
 WEEK = 7 * 86_400
 BEGIN = 20_000 * 86_400
@@ -134,10 +132,6 @@ def put(folder: Path, document: dict[str, Any] | None, *, digest: str = "d1") ->
     return folder
 
 
-def dashboard(*roots: Path) -> Context:
-    return Context(stores=Stores(Places(roots=roots)))
-
-
 def put_lists(folder: Path, step: int, name: str, targets: list[int]) -> None:
     """Four queries for items 1 to 4; each list holds its target in place ``targets``, 0 nowhere."""
     replay = ReplayFolder(folder)
@@ -164,7 +158,7 @@ def test_stale_models_lose_a_hundredth_a_day(tmp_path: Path) -> None:
     assert ageing.days_to_lose(0.1) == pytest.approx(10.0)
     assert ageing.days_to_lose(0.5) is None
     page = build(context, Query.of())
-    said = " ".join(line for words in blocks_of(page.blocks, Words) for line in words.lines)
+    said = words(page)
     assert "a day 1.0%, a week 7.0%" in said
     assert "the loss reaches 10% after 10 days" in said
 
@@ -213,7 +207,7 @@ def test_peers_are_paired_by_step(tmp_path: Path) -> None:
     assert peer[0] == HOSTILE
     assert peer[2] == pytest.approx(0.2 - 0.106)
     assert 0.09 <= float(str(peer[3])) <= 0.094 <= float(str(peer[4])) <= 0.1
-    said = " ".join(line for words in blocks_of(page.blocks, Words) for line in words.lines)
+    said = words(page)
     assert "als failed on step 1: out of memory" in said
     assert "on 1 of 5 steps a source was above it" in said
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.runs.runs import build, rows_of, suggested
+from pipelines.dashboard.runs.runs import build, list_rows, suggested
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
 from pipelines.pages.document import Chart, LinkedCell, Table, Tiles, Window, Words
@@ -31,7 +31,7 @@ def three(tmp_path: Path) -> Context:
 
 def shown(context: Context, search: str = "", order: int | None = None, **query: str) -> list[str]:
     window = Window(search=search, order_by=order, descending=order is not None)
-    return [str(texts(row)[0]) for row in rows_of(context, Query.of(**query), window).rows]
+    return [str(texts(row)[0]) for row in list_rows(context, Query.of(**query), window).rows]
 
 
 def test_the_table_has_every_run_newest_first(three: Context) -> None:
@@ -39,7 +39,7 @@ def test_the_table_has_every_run_newest_first(three: Context) -> None:
     table = block_of(page, Table, "runs")
     labels = [column.label for column in table.columns]
     assert labels[:7] == ["Run", "Compare", "When", "Data", "NDCG@10", "Recall@10", "NDCG@5"]
-    rows = rows_of(three, Query(), Window())
+    rows = list_rows(three, Query(), Window())
     assert (rows.total, rows.found) == (4, 4)
     assert [texts(row)[0] for row in rows.rows] == ["run-2", "run-1", "run-0", "v1"]
     assert texts(rows.rows[1])[2:6] == ["2026-11-02T12:00:30Z", "ml", 0.11, 0.2]
@@ -93,7 +93,7 @@ def test_two_chosen_runs_lead_to_their_comparison_and_differences(three: Context
     words = block_of(page, Words)
     assert [link.page for link in words.links] == ["compare", "differences"]
     assert words.links[0].parameters == {"runs": (first, second)}
-    row = rows_of(three, Query.of(runs=(first,), data="ml"), Window()).rows[0]
+    row = list_rows(three, Query.of(runs=(first,), data="ml"), Window()).rows[0]
     cell = row[1]
     assert isinstance(cell, LinkedCell)
     assert cell.text == "add"
@@ -148,6 +148,6 @@ def test_a_hundred_thousand_runs_are_ordered_and_searched() -> None:
     assert page.lead.startswith("100,000 runs")
     assert len(block_of(page, Chart).rows) == 250
     window = Window(start=10, length=5, order_by=4, search="embedding_dim=3")
-    rows = rows_of(context, Query(), window)
+    rows = list_rows(context, Query(), window)
     assert (rows.total, rows.found) == (100_000, 14_286)
     assert [texts(row)[0] for row in rows.rows] == [f"run-{3 + 7 * n}" for n in range(10, 15)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.semantic_id_versions import Source, read_ids, read_items, source_of
+from pipelines.dashboard.semantic_id_versions import Source, find_source, read_ids, read_items
 from pipelines.semantic_ids.items import Items, main_categories_of
 from pipelines.semantic_ids.measure import collisions_of, drift_of, measure
 from pipelines.semantic_ids.table import IdTable, children_of, path_to
@@ -13,7 +13,7 @@ from recsys.semantic_ids.purity import main_categories
 
 @pytest.fixture
 def source(ids_context: Context) -> Source:
-    return source_of(ids_context, ids_context.stores.runs()[0])
+    return find_source(ids_context, ids_context.stores.runs()[0])
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The page of semantic IDs as a document."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,14 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.semantic_ids import build, members, suggest_items
-from pipelines.pages.document import LinkedCell, Page, Section, Table, Tree, Window
+from pipelines.pages.document import LinkedCell, Page, Table, Tree, Window
 from pipelines.pages.encoding import encoded
+from tests.pipelines.dashboard.documents import blocks_of, sections
 from tests.pipelines.dashboard.semantic_ids.conftest import TITLES
 
 
-def blocks_of(page: Page) -> Iterator[Any]:
-    for block in page.blocks:
-        yield from block.blocks if isinstance(block, Section) else (block,)
-
-
 def by_key(page: Page, key: str) -> Any:
-    return next(block for block in blocks_of(page) if getattr(block, "key", "") == key)
-
-
-def section(page: Page, key: str) -> Section:
-    return next(one for one in page.blocks if isinstance(one, Section) and one.key == key)
+    return next(one for one in blocks_of(page.blocks, object) if getattr(one, "key", "") == key)
 
 
 def test_the_tree_opens_at_the_whole_catalogue(ids_context: Context) -> None:
@@ -58,7 +49,7 @@ def test_an_item_is_found_by_title_and_opens_its_path(ids_context: Context) -> N
     (option,) = suggest_items(ids_context, Query.of(), "SIX")
     assert (option.value, option.label) == ("i6", "six (0-3)")
     page = build(ids_context, Query.of(item="i6"))
-    assert section(page, "item").title == "six"
+    assert sections(page)["item"].title == "six"
     node = by_key(page, "tree").nodes[0].children[0]
     assert (node.label, node.children[0].label) == ("0", "0-3")
 
@@ -75,7 +66,7 @@ def test_drift_compares_with_the_version_before(ids_context: Context) -> None:
     assert isinstance(first[0], LinkedCell)
     assert (first[0].text, first[1]) == ("2", 0.0)
     assert by_key(page, "moves").rows[0][:3] == ("0", "1", 1)
-    assert "66.7% kept it whole" in str(section(page, "versions"))
+    assert "66.7% kept it whole" in str(sections(page)["versions"])
 
 
 def test_an_earlier_version_is_shown_with_the_same_items(ids_context: Context) -> None:
@@ -111,6 +102,6 @@ def test_a_real_run_and_its_bundle_show_the_same_ids(context: Context) -> None:
     own, bundled = (by_key(page, "levels").rows for page in pages)
     assert own == bundled
     for page in pages:
-        keys = {getattr(block, "key", "") for block in blocks_of(page)}
+        keys = {getattr(block, "key", "") for block in blocks_of(page.blocks, object)}
         assert {"neighbours", "reconstruction", "collisions", "usage", "tier-codes"} <= keys
         assert len(encoded(page)) < 250_000

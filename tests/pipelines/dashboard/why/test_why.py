@@ -4,10 +4,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.dashboard.data.items import catalogue_of
+from pipelines.dashboard.data.items import read_catalogue
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.why.outcomes import contest_of, lost_where, patterns
-from pipelines.dashboard.why.user import why_lines
+from pipelines.dashboard.why.outcomes import lost_where, patterns, read_contest
+from pipelines.dashboard.why.users import why_lines
 from pipelines.dashboard.why.why import ENTRY, build
 from pipelines.pages.document import ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
@@ -34,7 +34,7 @@ def pair(planted):
 
 def test_outcomes_count_every_query_once(planted, pair):
     page = build(planted, pair)
-    shown = contest_of(planted, pair)
+    shown = read_contest(planted, pair)
     first, second = ((one > 0) & (one <= 10) for one in shown.pairs.known.ranks)
     expected = [(first & second), (first & ~second), (~first & second), ~(first | second)]
     tiles = page.blocks[0].tiles
@@ -43,7 +43,7 @@ def test_outcomes_count_every_query_once(planted, pair):
 
 
 def test_the_planted_slice_is_named(planted, pair):
-    shown = contest_of(planted, pair)
+    shown = read_contest(planted, pair)
     clearest = patterns(shown.outcomes, shown.pairs.slicings)[0]
     assert (clearest.group, clearest.name) in {
         ("user_activity", "heavy"),
@@ -58,7 +58,7 @@ def test_the_planted_slice_is_named(planted, pair):
 
 
 def test_equal_models_have_no_pattern(planted):
-    shown = contest_of(
+    shown = read_contest(
         planted, Query.of(run=planted.stores.runs()[0].key, first="sequence", second="ease")
     )
     chance = np.random.default_rng(0).integers(0, 4, len(shown.outcomes)).astype(np.int8)
@@ -85,17 +85,17 @@ def test_items_are_lost_on_the_step_that_lost_them(planted, tmp_path):
         ranks = [by_hand[row][place] if row < len(by_hand) else 1 for row in range(frame.height)]
         frame = frame.with_columns(pl.Series(f"rank_{name}", ranks, dtype=pl.Int64))
     frame.write_parquet(table)
-    side = contest_of(context, Query.of(first="sequence", second="ranked")).sides[1]
+    side = read_contest(context, Query.of(first="sequence", second="ranked")).sides[1]
     assert [step.queries for step in lost_where(context, side, "test", 10)] == [1, 1, 2, 1]
     assert (
-        lost_where(context, contest_of(context, Query.of(first="sequence")).sides[0], "test", 10)
+        lost_where(context, read_contest(context, Query.of(first="sequence")).sides[0], "test", 10)
         == []
     )
 
 
 def test_the_table_is_ordered_filtered_and_searched(planted, pair):
     rows = ENTRY.rows["queries"]
-    shown = contest_of(planted, pair)
+    shown = read_contest(planted, pair)
     worst = rows(planted, pair, Window(length=5, order_by=5))
     gains = [row[5] for row in worst.rows]
     assert gains == sorted(gains)
@@ -113,7 +113,7 @@ def test_the_table_is_ordered_filtered_and_searched(planted, pair):
 
 
 def test_a_user_is_shown_with_history_lists_and_reasons(context):
-    shown = contest_of(context, Query())
+    shown = read_contest(context, Query())
     features = shown.features
     user = ENTRY.suggest["users"](context, Query(), "")[0].value
     page = build(context, Query.of(user=user))
@@ -131,7 +131,7 @@ def test_a_user_is_shown_with_history_lists_and_reasons(context):
     )
     ranks = next(one for one in section.blocks if isinstance(one, Table))
     assert {"EASE", "popularity"} <= {row[0] for row in ranks.rows}
-    catalogue = catalogue_of(context, features)
+    catalogue = read_catalogue(context, features)
     assert {*HOSTILE_TITLES} <= {*catalogue.titles}
 
 

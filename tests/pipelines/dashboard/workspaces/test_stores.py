@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -195,14 +194,14 @@ def test_a_look_that_fails_is_said_and_the_next_one_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stores = Stores(Places(roots=[tmp_path]), watch=True, every=0.0)
-    look, looks = stores._scan.look, iter(range(10**9))
+    look, looks = stores._look, iter(range(10**9))
 
-    def broken(show: Callable[[list[Run], list[str]], None]) -> tuple[list[Run], list[str]]:
+    def broken() -> tuple[list[Run], list[str]]:
         if next(looks) == 0:
             raise KeyError("a fault")
-        return look(show)
+        return look()
 
-    monkeypatch.setattr(stores._scan, "look", broken)
+    monkeypatch.setattr(stores, "_look", broken)
     stores.now()
     write_run(tmp_path / "shop", width=32)
     deadline = time.monotonic() + 30

@@ -1,25 +1,159 @@
-"""One user: history, both lists, the rank of the held-out item by each model, and why."""
+"""Users on the page why: the table of queries, and one user's history, lists and ranks.
+
+Axes: M queries.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
-from pipelines.dashboard.data.items import Catalogue, catalogue_of, history, user_row
-from pipelines.dashboard.query import NotFoundError
-from pipelines.dashboard.why.outcomes import COMBINED, Contest
-from pipelines.pages.charts import counts, texts
-from pipelines.pages.document import Block, Entry, ItemList, Link, Lists, Section, Table, Words
+from pipelines.dashboard.data.items import (
+    Catalogue,
+    history,
+    read_catalogue,
+    user_ids,
+    user_row,
+    users_matching,
+)
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.why.outcomes import COMBINED, OUTCOMES, Contest, gain, read_contest
+from pipelines.pages.charts import counts, numbers, texts
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Entry,
+    ItemList,
+    Link,
+    LinkedCell,
+    Lists,
+    Rows,
+    Section,
+    Table,
+    Window,
+    Words,
+)
 from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label
 from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
 from recsys.models.names import SLOW_MODELS
+
+ALL = "all"
+NOWHERE = 255
+"""Sorts a rank that is not there after all others."""
+EXPORTED = 25
+
+
+def queries_table(context: Context, shown: Contest, query: Query, title: str) -> Table:
+    """List the queries, the second side's greatest gains first."""
+    first, second = shown.names
+    file = context.exported
+    return Table(
+        key="queries",
+        title=title,
+        note=f"Rank of the held-out item by {first} and {second} (of the first 100; empty if it is "
+        "not there). A user leads to the history and both lists.",
+        columns=[
+            *texts("user", "held-out item"),
+            *counts("events before"),
+            *counts(first, second, note="rank of the item"),
+            *numbers("gain", format="signed", note="of the second side, by NDCG@100's discount"),
+            *texts("outcome"),
+        ],
+        source=None if file else "queries",
+        rows=list_rows(context, shown, query, Window(length=EXPORTED)).rows if file else (),
+        origins=shown.origins,
+    )
+
+
+def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
+    """Return a window of the table of queries."""
+    return list_rows(context, read_contest(context, query), query, window)
+
+
+def list_rows(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
+    """Return a window of the queries."""
+    kept = _kept(context, shown, query, window.search)
+    part = _ordered(shown, kept, window)[window.start : window.start + window.length]
+    return Rows(total=len(shown.pairs.known), found=len(kept), rows=_cells(context, shown, part))
+
+
+def example_users(shown: Contest) -> list[str]:
+    """Return the users who gain and who lose most."""
+    known = shown.pairs.known
+    if shown.features is None or not len(known):
+        return []
+    gains = gain(known)
+    rows = {int(known.user_rows[place]) for place in (gains.argmax(), gains.argmin())}
+    return sorted(user_ids(shown.features, sorted(rows)).values())
+
+
+def _kept(context: Context, shown: Contest, query: Query, text: str) -> NDArray[np.int64]:
+    """Find the queries that the filters and the search leave."""
+    known, features = shown.pairs.known, shown.features
+    keep = np.ones(len(known), np.bool_)
+    outcome = query.choice("outcome", (ALL, *OUTCOMES), ALL)
+    if outcome != ALL:
+        keep &= shown.outcomes == OUTCOMES.index(outcome)
+    if features is not None and (item := query.text("item")):
+        keep &= known.item_rows == (read_catalogue(context, features).row_of(item) or -1)
+    if features is not None and text:
+        titles = read_catalogue(context, features).matching(text)
+        rows = known.item_rows
+        inside = (rows > 0) & (rows < len(titles))
+        found = np.isin(known.user_rows, users_matching(features, text).to_numpy())
+        found[inside] |= titles[rows[inside]]
+        keep &= found
+    return np.flatnonzero(keep)
+
+
+def _ordered(shown: Contest, kept: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
+    """Order queries by a column; without one, the greatest gains first."""
+    known = shown.pairs.known
+    first, second = (np.where(one == 0, NOWHERE, one)[kept] for one in known.ranks[:2])
+    gains = gain(known)[kept]
+    keys = (known.user_rows[kept], known.item_rows[kept], known.places[kept], first, second)
+    columns = [*keys, gains, shown.outcomes[kept]]
+    is_column = window.order_by is not None and window.order_by < len(columns)
+    key = columns[window.order_by or 0] if is_column else gains
+    descending = window.descending or not is_column
+    signed = -key.astype(np.float64) if descending else key
+    return kept[np.argsort(signed, kind="stable")]
+
+
+def _cells(
+    context: Context, shown: Contest, places: NDArray[np.int64]
+) -> list[list[Cell | LinkedCell]]:
+    known, features = shown.pairs.known, shown.features
+    rows = known.user_rows[places].tolist()
+    names = {} if features is None else user_ids(features, rows)
+    catalogue = None if features is None else read_catalogue(context, features)
+    gains, labels = gain(known)[places], [*shown.labels.values()]
+    found: list[list[Cell | LinkedCell]] = []
+    for number, place in enumerate(places.tolist()):
+        user = names.get(rows[number])
+        link = Link(label="", page="why", parameters={**shown.parameters, "user": user or ""})
+        title = "not known" if catalogue is None else catalogue.title(int(known.item_rows[place]))
+        found.append(
+            [
+                "not known" if user is None else LinkedCell(text=user, link=link),
+                title,
+                int(known.places[place]),
+                *(int(one[place]) or None for one in known.ranks[:2]),
+                float(gains[number]),
+                labels[shown.outcomes[place]],
+            ]
+        )
+    return found
+
 
 HISTORY = 15
 TOP = "top_k_"
@@ -39,15 +173,15 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     """Show a user."""
     if shown.features is None:
         raise NotFoundError("users are shown if a workspace keeps their histories and lists")
-    catalogue = catalogue_of(context, shown.features)
+    catalogue = read_catalogue(context, shown.features)
     row = user_row(shown.features, user_id)
     sequences = Sequences.load(shown.features / "sequences" / shown.pairs.known.order)
     ends = sequences.validation_end if shown.split == "test" else sequences.train_end
     past = history(sequences, row, int(ends[row] - sequences.offsets[row]))
-    found = [answer_of(side, shown.split, user_id) for side in shown.sides]
+    found = [read_answer(side, shown.split, user_id) for side in shown.sides]
     held_out = next((one.item_rows for one in found if one is not None), [])
     entries = [
-        entry_of(
+        build_entry(
             shown,
             catalogue,
             one.item_row,
@@ -71,7 +205,7 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
         seen = {one.item_row for one in past}
         rank = answer.ranks.get(side.model)
         entries = [
-            entry_of(
+            build_entry(
                 shown,
                 catalogue,
                 item,
@@ -92,7 +226,7 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     return Section(key="user", title=f"User {user_id}", blocks=blocks)
 
 
-def entry_of(shown: Contest, catalogue: Catalogue, row: int, note: str, mark: str = "") -> Entry:
+def build_entry(shown: Contest, catalogue: Catalogue, row: int, note: str, mark: str = "") -> Entry:
     """Show an item of a list, with a link to its page."""
     parameters = {"run": shown.sides[0].run.key, "item": catalogue.item_id(row)}
     return Entry(
@@ -104,7 +238,7 @@ def entry_of(shown: Contest, catalogue: Catalogue, row: int, note: str, mark: st
     )
 
 
-def answer_of(side: Side, split: Split, user_id: str) -> Answer | None:
+def read_answer(side: Side, split: Split, user_id: str) -> Answer | None:
     """Read the answer of a run's models; None if it keeps no lists, or none of this user."""
     found = answers(side.run, split)
     if found.features is None:
