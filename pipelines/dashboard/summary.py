@@ -184,8 +184,8 @@ def reason_blocks(judged: Judgement) -> list[Block]:
         words = Words(
             lines=[
                 f"Gains and losses divide: {slice_label(gained[0])} gains and "
-                f"{slice_label(lost[0])} loses. Find out what B changed there before B is released to "
-                "all; until then B can be tried on the others alone, in an experiment."
+                f"{slice_label(lost[0])} loses. Find out what B changed there before B is released "
+                "to all; until then B can be tried on the others alone, in an experiment."
             ],
             tone="note",
         )
