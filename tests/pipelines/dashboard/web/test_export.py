@@ -141,7 +141,7 @@ def test_a_page_that_takes_two_runs_is_of_the_first_with_each_other(tmp_path):
     entry = PageEntry(name="pair", title="Pair", build=pair)
     context = Context(stores=OneRun(tmp_path), exported=True)
     runs = [replace(RUN, key=key) for key in ("a", "b", "c")]
-    documents, left_out = export.documents_of(context, [entry], runs)
+    documents, left_out = export.build_documents(context, [entry], runs)
     assert left_out == []
     pairs = [one.parameters["runs"] for one in documents if "runs" in one.parameters]
     assert pairs == [("a", "b"), ("a", "c")]
