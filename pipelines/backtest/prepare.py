@@ -1,4 +1,4 @@
-"""Read the arrays and settings that models are replayed and tuned on.
+"""Prepare the arrays and settings that models are replayed and tuned on.
 
 The stages up to the content run in a workspace of their own, so a second call finds them done.
 """
@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import polars as pl
 
-from features.schema import TieOrder
-from pipelines.config.run import RunConfig
+from features.schema import SplitConfig, TieOrder
+from pipelines.config.run import OWN_DATA, RunConfig
+from pipelines.engine.forgotten import list_path
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs, retrieval_settings
-from pipelines.presets.resolve import with_dataset
+from pipelines.presets.resolve import with_dataset, with_online_events
 from pipelines.stages.list import STAGES
-from pipelines.training.fitters import settings_of
+from pipelines.training.fitters import is_on, settings_of
 from recsys.data.durable import digest_of_file
-from recsys.models.names import BY_NAME
+from recsys.models.names import BY_NAME, CONTENT
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
-from recsys.replay.experiment import PreparedData, Recipe
+from recsys.replay.experiment import REPLAYED, PreparedData, Recipe
 from recsys.training.passes import TrainingConfig
 from serving.surfaces import HOME
 
+WORKSPACE = "workspace"
 PREPARING = ("build_features", "enrich_items", "embed_items")
 DIGITS = 16
 ORDER: TieOrder = "given"
@@ -48,7 +50,7 @@ def files_digest(paths: Sequence[Path]) -> str:
     return hashlib.sha256(digests.encode()).hexdigest()[:DIGITS]
 
 
-def recipe_of(config: RunConfig, models: Sequence[str]) -> Recipe:
+def build_recipe(config: RunConfig, models: Sequence[str]) -> Recipe:
     """Return the settings of some models in a run's configuration."""
     settings, trainings = {}, {}
     for one in map(BY_NAME.__getitem__, models):
@@ -82,8 +84,52 @@ def prepare(name: str, config: RunConfig, *, show_progress: bool) -> PreparedDat
     return PreparedData(
         name=name,
         data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
-        recipe=recipe_of(config, config.backtest.models),
+        recipe=build_recipe(config, config.backtest.models),
         inputs=read_inputs(
             config.workspace / "build_features", config.workspace / "embed_items", ORDER
         ),
     )
+
+
+def replayed_models(config: RunConfig) -> tuple[str, ...]:
+    """List the models of profile ``fast`` that a run fits."""
+    if wrong := set(config.backtest.models) - set(REPLAYED):
+        raise ValueError(
+            f"backtest.models has {', '.join(sorted(wrong))}, which cannot be replayed; it may "
+            f"name {', '.join(REPLAYED)}"
+        )
+    if config.backtest.models:
+        return config.backtest.models
+    return tuple(name for name in REPLAYED if is_on(BY_NAME[name], config))
+
+
+def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
+    """Take what a replay needs of a run's configuration, in a workspace of its own."""
+    if config.sequence.trained_apart and "incremental" in config.backtest.policies:
+        raise ValueError(
+            "backtest.policies has incremental, and members of the sequence model that are "
+            "trained apart cannot be continued; set sequence.trained_apart = false, or "
+            'backtest.policies = ["full", "never"]'
+        )
+    return replace(
+        config,
+        workspace=folder / WORKSPACE,
+        data=replace(config.data, forgotten=list_path(config)),
+        auto=replace(config.auto, enabled=False),
+        splits=SplitConfig(tie_orders=(ORDER,)),
+        semantic_ids=replace(config.semantic_ids, method="none"),
+        generative_training=replace(config.generative_training, enabled=False),
+        backtest=replace(config.backtest, models=replayed_models(config)),
+    )
+
+
+def prepare_replay(config: RunConfig, folder: Path, *, show_progress: bool) -> PreparedData:
+    """Prepare the arrays of a replay."""
+    config = with_online_events(replayed_config(config, folder))
+    prepared = prepare(config.data.dataset or OWN_DATA, config, show_progress=show_progress)
+    # Without texts there is no content to compare.
+    has_content = bool((prepared.inputs.catalogue.content[1:] != 0).any())
+    models = config.backtest.models
+    if not has_content:
+        models = tuple(name for name in models if name != CONTENT.name)
+    return replace(prepared, recipe=build_recipe(config, models))

@@ -1,4 +1,4 @@
-"""Replay a run's past, and write what was measured as a document and a page.
+"""Replay a run's past, and write the measurements as a document and a page.
 
 <workspace>/backtest/
   workspace/       the stages that prepare the arrays
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.backtest.arrays import arrays_of
+from pipelines.backtest.prepare import prepare_replay
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.ray_cluster import ray_cluster
@@ -49,7 +49,7 @@ def backtest(
         folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK):
-        prepared = arrays_of(config, folder, show_progress=show_progress)
+        prepared = prepare_replay(config, folder, show_progress=show_progress)
         replay = replay_of(
             prepared,
             replace(config.backtest, models=tuple(prepared.recipe.models)),
@@ -69,13 +69,13 @@ def backtest(
 
 def write(replay: Replay) -> Backtest:
     """Measure a finished replay and write its document and page."""
-    from pipelines.pages.backtest import backtest_page, words_of
+    from pipelines.pages.backtest import backtest_page, state_results
     from pipelines.pages.file import write_page
 
     folder = replay.folder.path
     document = document_of(replay)
     page = backtest_page(document)
-    document["words"] = words_of(page)
+    document["words"] = state_results(page)
     write_durably(folder / DOCUMENT, to_json(document))
     write_page(page, folder / PAGE)
     return Backtest(folder, document, folder / PAGE)

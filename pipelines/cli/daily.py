@@ -57,13 +57,13 @@ def monitor(
     """
     from pipelines.engine.errors import AlarmError
     from pipelines.engine.history import recorded
-    from pipelines.monitoring.run import moment_of
     from pipelines.monitoring.run import monitor as watch
+    from pipelines.monitoring.run import parse_moment
     from pipelines.presets.resolve import with_online_events
 
     config = run_config(run, preset, assignments)
     with recorded(config.workspace, "monitor") as recording:
-        found = watch(with_online_events(config), None if as_of is None else moment_of(as_of))
+        found = watch(with_online_events(config), None if as_of is None else parse_moment(as_of))
         document = found.document
         recording.details |= {
             name: document[name] for name in ("day", "alarms", "retrain", "measured_days")

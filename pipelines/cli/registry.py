@@ -42,11 +42,11 @@ def send_runs(
     [bold]Example[/] recsys registry send runs/shop --seconds 3600
     """
     from pipelines.engine.history import recorded
-    from pipelines.operations.state import tracking_of
+    from pipelines.operations.state import read_tracking
     from pipelines.tracking.tracking import outbox_of, sync_outbox
 
     workspace = find_workspace(run)
-    config = tracking_of(workspace)
+    config = read_tracking(workspace)
     if seconds is not None:
         config = replace(config, sync_seconds=seconds)
     with recorded(workspace, "registry send") as recording:
@@ -135,11 +135,11 @@ def read_registry(
     run: Path, uri: str | None, model: str | None
 ) -> tuple[Path, TrackingConfig, Outbox]:
     """Return a run's bundles, its tracking configuration and its outbox."""
-    from pipelines.operations.state import tracking_of
+    from pipelines.operations.state import read_tracking
     from pipelines.tracking.tracking import outbox_of
 
     bundles, workspace = find_bundles(run)
-    config = tracking_of(workspace)
+    config = read_tracking(workspace)
     config = replace(config, uri=uri or config.uri, model=model or config.model)
     return bundles, config, outbox_of(workspace)
 
@@ -159,12 +159,12 @@ def entering_registry(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
 
     A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """
-    from pipelines.operations.state import tracking_of
+    from pipelines.operations.state import read_tracking
     from pipelines.publishing.promotion import record_champion
     from pipelines.tracking.tracking import outbox_of
 
     workspace = bundles.absolute().parent
-    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    config, outbox = read_tracking(workspace), outbox_of(workspace)
     is_entered = config.enabled and (workspace / "config.toml").exists()
 
     def published(bundles: Path, version: str) -> None:

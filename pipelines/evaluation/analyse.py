@@ -2,7 +2,7 @@
 
 Popularity, activity and the histories that lists are held against are those of training, the same
 for both splits. Scores of these models are no probabilities, so there is no curve of calibration
-of scores to draw: what is measured is whether a list has its user's mix of categories.
+of scores to draw; the measure is whether a list has its user's mix of categories.
 
 Axes: U users, M targets, N item rows, C category rows.
 """
@@ -146,7 +146,7 @@ def cut(
 def beyond_accuracy(
     result: RankingResult, known: Background, config: EvaluationConfig
 ) -> dict[str, float]:
-    """Measure a model's lists; what is undefined is absent.
+    """Measure a model's lists; undefined measures are absent.
 
     The catalogue is every item row, cold ones included.
     """

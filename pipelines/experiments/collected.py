@@ -50,24 +50,23 @@ def from_export(folder: Path, event_type: str) -> Collected:
         raise ValueError(
             f"{folder} holds no served lists; name a folder that recsys data export wrote"
         )
-    served, happened = list_parts(folder / REQUESTS), list_parts(folder)
-    lists, events = pl.DataFrame(schema=LISTS), pl.DataFrame(schema=EVENTS)
-    until = []
-    if served:
-        rows = scan_parts(served)
-        rows = rows.with_columns(pl.col(RECEIVED_TIME).dt.epoch("ms").alias("served_ms"))
-        until.append(rows.select(pl.col("served_ms").max()).collect().item())
-        of_arms = rows.filter(pl.col("experiment").is_not_null() & pl.col("slot").eq(0))
-        lists = of_arms.select(list(LISTS)).collect()
-    if happened:
-        rows = scan_parts(happened)
-        rows = rows.with_columns(pl.col(RECEIVED_TIME).dt.epoch("ms").alias("received_ms"))
-        until.append(rows.select(pl.col("received_ms").max()).collect().item())
-        of_type = rows.filter(
-            pl.col("request_id").is_not_null() & pl.col("event_type").eq(event_type)
-        )
-        events = of_type.select(list(EVENTS)).collect()
-    return Collected(lists, events, max((moment for moment in until if moment), default=0))
+    in_arms = pl.col("experiment").is_not_null() & pl.col("slot").eq(0)
+    named = pl.col("request_id").is_not_null() & pl.col("event_type").eq(event_type)
+    lists, served_ms = _exported(folder / REQUESTS, "served_ms", in_arms, LISTS)
+    events, received_ms = _exported(folder, "received_ms", named, EVENTS)
+    return Collected(lists, events, max(served_ms, received_ms))
+
+
+def _exported(
+    folder: Path, time: str, kept: pl.Expr, schema: pl.Schema
+) -> tuple[pl.DataFrame, int]:
+    """Read some rows of an export, and the time of its newest row; 0 without any."""
+    parts = list_parts(folder)
+    if not parts:
+        return pl.DataFrame(schema=schema), 0
+    rows = scan_parts(parts).with_columns(pl.col(RECEIVED_TIME).dt.epoch("ms").alias(time))
+    newest = rows.select(pl.col(time).max()).collect().item()
+    return rows.filter(kept).select(list(schema)).collect(), newest or 0
 
 
 def _lists(store: OnlineStore, before_ms: int) -> pl.DataFrame:

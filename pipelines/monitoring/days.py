@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -38,13 +38,6 @@ def read_table(path: Path) -> pl.DataFrame:
     """Read a file."""
     with naming(path):
         return pl.read_parquet(path, hive_partitioning=False)
-
-
-def days(workspace: Path) -> Iterator[tuple[date, pl.DataFrame]]:
-    """Iterate over the days' events, in order."""
-    found = event_days(workspace)
-    for day in found.digests:
-        yield day, found.read(day)
 
 
 def event_days(workspace: Path) -> EventDays:

@@ -115,7 +115,7 @@ def judged(
     limit = config.monitoring.max_age_days.get(name, learned)
     alarm = limit is not None and age > limit
     if limit is None:
-        words = "too few arrivals to learn what is usual"
+        words = "too few arrivals to learn the usual interval"
     elif alarm:
         words = f"late: {age:.1f} days old, usual is up to {limit:.1f}"
     else:

@@ -73,8 +73,7 @@ class SignalRecord:
                 rows = pl.read_parquet(path)
         except ValueError as error:
             raise ValueError(
-                f"{error}; or delete {path.parent}: the next recsys monitor measures all days "
-                "afresh"
+                f"{error}; or delete {path.parent}: the next recsys monitor measures all days again"
             ) from error
         if rows.is_empty():
             return cls()

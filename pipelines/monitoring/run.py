@@ -77,7 +77,7 @@ class State:
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{path} cannot be read ({error}); delete {path.parent}: the next recsys monitor "
-                "measures all days afresh"
+                "measures all days again"
             ) from error
 
 
@@ -296,7 +296,7 @@ def export_folder(config: RunConfig) -> Path | None:
     return None
 
 
-def moment_of(text: str) -> datetime:
+def parse_moment(text: str) -> datetime:
     """Read a day or time, in UTC if it has no zone; ValueError if it is neither."""
     try:
         found = datetime.fromisoformat(text)

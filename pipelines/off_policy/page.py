@@ -21,7 +21,7 @@ from pipelines.pages.document import Block, Chart, Page, Section, Table, Words
 Document = Mapping[str, Any]
 """See `pipelines.off_policy.evaluation.evaluate`."""
 ESTIMATORS = {
-    "logging": ("logging policy", "what was earned: the mean of the log"),
+    "logging": ("logging policy", "the mean reward of the log"),
     "dr": ("doubly robust", "a reward model, corrected by its weighted errors on the log"),
     "snips": ("self-normalised IPS", "weighted rewards over the sum of weights"),
     "ips": ("IPS", "weighted rewards"),
@@ -166,7 +166,7 @@ def _overlap_blocks(document: Document) -> list[Block]:
     table = Table(
         key="weights-table",
         title="Weights",
-        note="A weight is how much likelier the evaluated policy shows what was logged.",
+        note="A weight is how much likelier the evaluated policy shows the logged items.",
         columns=[
             *texts("weights"),
             *counts("effective"),
@@ -190,7 +190,7 @@ def _overlap_blocks(document: Document) -> list[Block]:
         share_chart,
         "weights",
         f"Weights of the log's {unit}s{where}",
-        "At 0 the evaluated policy never shows what was logged; if few weights are large, few "
+        "At 0 the evaluated policy never shows the logged items; if few weights are large, few "
         "lists decide.",
         [*texts("weights", "size"), *shares("share")],
         [

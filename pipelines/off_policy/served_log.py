@@ -143,7 +143,7 @@ def read_served_log(
         raise ValueError(
             f"{requests} has no list with propensities: nothing in its {left_out.total():,} lists "
             "was drawn, so nothing says what other lists would have earned. Let a surface explore "
-            '(exploration = {method = "epsilon", epsilon = 0.1} in serving.toml) and log anew'
+            '(exploration = {method = "epsilon", epsilon = 0.1} in serving.toml) and log again'
         )
     _check_propensities(rows, requests)
     happened = _events(folder)

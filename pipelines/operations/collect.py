@@ -80,7 +80,7 @@ def reasons_to_keep(bundles: Path, keep: Keep) -> dict[str, str]:
         note(version, reason)
     for child, parent in parents(bundles, versions).items():
         if child in why:
-            note(parent, f"{child} stands on it")
+            note(parent, f"{child} extends it")
     return {version: why[version] for version in versions if version in why}
 
 
@@ -183,9 +183,9 @@ class Collector:
         # Deltas first: their release must not go before them.
         for version in sorted(going, key=lambda one: "+" not in one):
             path = bundle_directory(self.bundles, version)
-            stands = [one for one in versions if one.startswith(f"{version}+")]
-            if any(one in self.found.refused for one in stands):
-                self.found.refused[version] = "a delta that a server uses stands on it"
+            deltas = [one for one in versions if one.startswith(f"{version}+")]
+            if any(one in self.found.refused for one in deltas):
+                self.found.refused[version] = "a delta that a server uses extends it"
             elif self._remove("bundle", path, "not served since the days that are kept"):
                 answers = answers_file(self.bundles, version)
                 if answers.exists():
@@ -239,7 +239,7 @@ class Collector:
             if made is not None and made.making.startswith(key):
                 self._remove("training state", path, f"{stage} is finished")
             elif written_at(path, ".") < self.keep.since:
-                self._remove("training state", path, "nobody went on with it")
+                self._remove("training state", path, "not continued")
 
     def _released(self) -> None:
         """Remove what removed bundles were made from."""

@@ -190,7 +190,7 @@ def plan_stage(
         return StagePlan(stage.name, "no", ("unchanged",))
     runs: Runs = "yes" if why else "if changed"
     if remade:
-        why.append(f"it reads {listed(remade)}, made anew")
+        why.append(f"it reads {listed(remade)}, made again")
     return StagePlan(stage.name, runs, tuple(why), seconds, memory)
 
 

@@ -37,7 +37,7 @@ class Moved(NamedTuple):
     outbox: Outbox
 
 
-def tracking_of(workspace: Path) -> TrackingConfig:
+def read_tracking(workspace: Path) -> TrackingConfig:
     """Read the tracking configuration of a workspace's last run; the defaults before one."""
     path = workspace / "config.toml"
     table = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -59,7 +59,7 @@ def move_alias(
         workspace: By default the folder above the bundles.
     """
     workspace = workspace or bundles.absolute().parent
-    config, outbox = tracking_of(workspace), outbox_of(workspace)
+    config, outbox = read_tracking(workspace), outbox_of(workspace)
     # A folder that no run made, as on a machine that only serves, has no history of commands.
     made = workspace if (workspace / "config.toml").exists() else None
     with recorded(made, command) as recording:

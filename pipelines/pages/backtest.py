@@ -13,10 +13,10 @@ from pipelines.pages.backtest_numbers import (
     Backtest,
     Choice,
     Earned,
-    ageing_of,
+    average,
     earned,
     failures,
-    mean_of,
+    measure_ageing,
     peer_gaps,
 )
 from pipelines.pages.charts import (
@@ -73,7 +73,7 @@ def backtest_page(document: Mapping[str, Any]) -> Page:
     return Page(title=f"Backtest: {name}", lead=lead, blocks=sections)
 
 
-def words_of(page: Page) -> list[str]:
+def state_results(page: Page) -> list[str]:
     """Return the sentences on a page of a backtest that state its results."""
     sections = [one for one in page.blocks if isinstance(one, Section) and one.key in STATED]
     blocks = [one for section in sections for one in section.blocks if isinstance(one, Words)]
@@ -191,7 +191,8 @@ def _over_time(choice: Choice) -> list[Block]:
 def _freshness(choice: Choice) -> list[Block]:
     """Draw the quality of stale models by their age, relative to fresh ones."""
     found = {
-        one.name: ageing_of(one, choice.metric, choice.row, choice.slice) for one in choice.shown
+        one.name: measure_ageing(one, choice.metric, choice.row, choice.slice)
+        for one in choice.shown
     }
     ageings = {name: ageing for name, ageing in found.items() if ageing is not None}
     if not ageings:
@@ -329,7 +330,7 @@ def _slices(choice: Choice) -> list[Block]:
     rows: list[Sequence[Cell]] = []
     for name in first.slices:
         values = [
-            mean_of(first.line(policy, row, metric, name), by_queries=True)
+            average(first.line(policy, row, metric, name), by_queries=True)
             for policy in first.policies
         ]
         if any(value is not None for value in values):
@@ -465,7 +466,7 @@ def _steps(first: Backtest) -> Table:
     return Table(
         key="steps",
         title="Steps",
-        note="What was known before each step, and what was evaluated in it.",
+        note="Events known before each step, and events evaluated in it.",
         columns=[*numbers("step"), *texts("start (UTC)"), *counts(*STEP_COLUMNS.values())],
         rows=[
             (one["number"], one["begin"], *(one.get(key) for key in STEP_COLUMNS))

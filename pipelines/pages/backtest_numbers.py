@@ -196,7 +196,7 @@ class Choice:
         return backtest.line(policy, self.row, self.metric, self.slice)
 
 
-def mean_of(line: Sequence[At], *, by_queries: bool = False) -> float | None:
+def average(line: Sequence[At], *, by_queries: bool = False) -> float | None:
     """Average steps, each of the same weight, or by their queries as slices are; None of none."""
     if not line:
         return None
@@ -269,7 +269,7 @@ def falling(values: Sequence[float], weights: Sequence[float]) -> NDArray[np.flo
     return np.asarray(fit.x, np.float64)
 
 
-def ageing_of(
+def measure_ageing(
     backtest: Backtest, metric: str, row: str = SERVED, slice_: str = ALL
 ) -> Ageing | None:
     """Compare models that were never retrained with fresh ones; None if either is missing."""
@@ -339,7 +339,7 @@ def earned(choice: Choice) -> list[Earned]:
         if not lines:
             continue
         means = {
-            name: mean_of(line, by_queries=choice.is_sliced) or 0.0 for name, line in lines.items()
+            name: average(line, by_queries=choice.is_sliced) or 0.0 for name, line in lines.items()
         }
         seconds = {policy: fit_seconds(backtest.document, policy) for policy in lines}
         spreads = _over_steps({name: _values(line) for name, line in lines.items()})

@@ -152,7 +152,7 @@ def _values(row: Any) -> dict[str, Any]:
     return row if isinstance(row, dict) else vars(row)
 
 
-def spec_of(layers: Sequence[Spec], encoding: Spec, rows: Sequence[Any], height: Any) -> Spec:
+def build_spec(layers: Sequence[Spec], encoding: Spec, rows: Sequence[Any], height: Any) -> Spec:
     """Build a chart as wide as its container from layers over the same rows."""
     return {
         "data": {"values": [_values(row) for row in rows]},
@@ -253,7 +253,7 @@ def interval_chart(
     if rule_at is not None:
         layers[0]["encoding"] |= {"y": None, "yOffset": None, "color": None, "tooltip": None}
     step = {"step": LOW_ROW, "for": "offset"} if several else {"step": 2 * LOW_ROW}
-    return spec_of(layers, encoding, rows, step)
+    return build_spec(layers, encoding, rows, step)
 
 
 def line_chart(
@@ -305,7 +305,7 @@ def line_chart(
         ring = _dots({"y": y, "color": {"value": INK}}, 200, filled=False, strokeWidth=2)
         layers.append({**ring, "transform": [{"filter": "datum.ring"}]})
     layers += _marks_over(marks)
-    return spec_of(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
+    return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
 
 
 def tradeoff_chart(
@@ -324,7 +324,7 @@ def tradeoff_chart(
         *(_layer("text", text, when=f"datum.x {sign} {middle}", **at) for sign, at in sides),
     ]
     x = _field("x", title=x_title, axis=axis, scale=scale)
-    return spec_of(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
+    return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
 
 
 def gap_chart(
@@ -341,7 +341,7 @@ def gap_chart(
         _layer("rule", ends, strokeWidth=3, color=LINE),
         _dots({"x": x, "color": _series(colors)}, 110),
     ]
-    return spec_of(layers, {"y": _labels(_names(rows, labels))}, rows, {"step": 34})
+    return build_spec(layers, {"y": _labels(_names(rows, labels))}, rows, {"step": 34})
 
 
 def share_chart(
@@ -361,7 +361,7 @@ def share_chart(
     }
     order = {series: place for place, series in enumerate(colors)}
     parts = [{**one, "order": order[one["series"]]} for one in map(_values, rows)]
-    return spec_of([_layer("bar", height={"band": 0.72})], encoding, parts, {"step": ROW})
+    return build_spec([_layer("bar", height={"band": 0.72})], encoding, parts, {"step": ROW})
 
 
 def cost_chart(
@@ -374,7 +374,7 @@ def cost_chart(
         "tooltip": _field("note", "nominal"),
     }
     bar = _layer("bar", color=color_of(0), height={"band": 0.72})
-    return spec_of([bar], encoding, rows, {"step": 24})
+    return build_spec([bar], encoding, rows, {"step": 24})
 
 
 def time_bars(
@@ -395,7 +395,7 @@ def time_bars(
     }
     # A rectangle: Vega-Lite takes a bar with two ends in time for a horizontal one.
     bars = _layer("rect", {"tooltip": _field("note", "nominal")})
-    return spec_of([bars, *_marks_over(marks)], encoding, rows, LINES_HEIGHT)
+    return build_spec([bars, *_marks_over(marks)], encoding, rows, LINES_HEIGHT)
 
 
 def spans_chart(
@@ -413,7 +413,7 @@ def spans_chart(
     if marks:
         cross = _dots({}, 110, shape="cross", angle=45)
         layers.append({**cross, "data": {"values": [_values(mark) for mark in marks]}})
-    return spec_of(layers, encoding, rows, {"step": 24})
+    return build_spec(layers, encoding, rows, {"step": 24})
 
 
 def heat_chart(rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str) -> Spec:
@@ -433,4 +433,4 @@ def heat_chart(rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str) 
         _layer("rect", {"opacity": _field("value", scale=scale, legend=None)}, color=color),
         _layer("text", {"text": _field("text", "nominal")}, color=INK, fontSize=11),
     ]
-    return spec_of(layers, encoding, rows, {"step": 2 * LOW_ROW})
+    return build_spec(layers, encoding, rows, {"step": 2 * LOW_ROW})

@@ -22,7 +22,7 @@ def encoded(value: object) -> bytes:
 
 
 def for_script(value: object) -> str:
-    """Encode as JSON that can stand in a script element."""
+    """Encode as JSON for a script element."""
     return encoded(value).decode().replace("<", "\\u003c")
 
 

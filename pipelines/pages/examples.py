@@ -70,7 +70,7 @@ def chosen_users(
     return chosen
 
 
-def titles_of(items: Path, rows: Iterable[int]) -> Mapping[int, str]:
+def read_titles(items: Path, rows: Iterable[int]) -> Mapping[int, str]:
     """Read the display texts of some item rows, each cut at `MAX_TITLE`."""
     frame = pl.scan_parquet(items).filter(pl.col("item_row").is_in(sorted(set(rows))))
     title = pl.col("display_text").str.slice(0, MAX_TITLE)
@@ -103,7 +103,7 @@ def read_examples(
         for model in models
     }
     shown = {*frame["item_row"].to_list(), *(row for rows in listed.values() for row in rows)}
-    titles = titles_of(items, shown.union(*(past.tolist() for past in pasts.values())))
+    titles = read_titles(items, shown.union(*(past.tolist() for past in pasts.values())))
     examples = []
     for outcome, user in chosen:
         part = parts[user]

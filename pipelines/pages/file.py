@@ -16,7 +16,6 @@ from string import Template
 from pipelines.pages.assets import CLIENT, STYLES, assets
 from pipelines.pages.document import Block, Page, Section, Words
 from pipelines.pages.encoding import encoded, for_script
-from pipelines.pages.modules import one_script
 from recsys.data.durable import write_durably
 
 SHELL = CLIENT / "shell.html"
@@ -25,6 +24,10 @@ LATER = {"vega.js", "datatables.js"}
 """Modules loaded only for a page with a chart or a table."""
 MAX_BYTES = 5_000_000
 TABLE_EXPORTS = re.compile(r"export\{[^}]*?([\w$]+) as default[^}]*\};?")
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
+DYNAMIC = re.compile(r'import\("\./(\w+)\.js"\)')
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+LEFT = re.compile(r"^\s*(?:import\b(?!\()|export\b)", re.MULTILINE)
 Navigated = Mapping[str, object]
 
 
@@ -61,7 +64,7 @@ def _without(block: Block, dropped: set[int]) -> Block:
 
 
 def fitted(documents: Sequence[Document], most: int) -> list[Document]:
-    """Leave the largest blocks out until documents take at most so many bytes."""
+    """Leave out the largest blocks until documents take at most ``most`` bytes."""
     excess = len(for_script(documents)) - most
     dropped: set[int] = set()
     leaves = [
@@ -80,6 +83,50 @@ def fitted(documents: Sequence[Document], most: int) -> list[Document]:
         )
         for one in documents
     ]
+
+
+# A page from file:// cannot import, so a module becomes a function that returns its exports. The
+# few forms of import and export that our modules use are read, any other is refused.
+
+
+def imported(source: str) -> list[str]:
+    """Name the modules that a module imports."""
+    return [name for _, name in IMPORT.findall(source)]
+
+
+def in_order(modules: Mapping[str, str], first: str) -> list[str]:
+    """Order modules so that each comes after those that it imports."""
+    found: list[str] = []
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        assert name not in above, f"modules import in a circle: {(*above, name)}"
+        for other in imported(modules[name]):
+            visit(other, (*above, name))
+        if name not in found:
+            found.append(name)
+
+    visit(first, ())
+    return found
+
+
+def scope_name(module: str) -> str:
+    """Name the constant that holds what a module exports."""
+    return f"module_{module.removesuffix('.js')}"
+
+
+def scoped(name: str, source: str) -> str:
+    """Wrap a module in a scope of its own."""
+    exports = EXPORT.findall(source)
+    body = IMPORT.sub(lambda found: f"const {{{found[1]}}} = {scope_name(found[2])};\n", source)
+    body = DYNAMIC.sub(r"Promise.resolve(globalThis.recsys_\1)", EXPORT.sub("", body))
+    assert not LEFT.search(body), f"{name}: a form of import or export that is not known"
+    returned = ", ".join(exports)
+    return f"const {scope_name(name)} = (() => {{\n{body}return {{ {returned} }};\n}})();\n"
+
+
+def one_script(modules: Mapping[str, str], first: str) -> str:
+    """Write modules as one script."""
+    return "".join(scoped(name, modules[name]) for name in in_order(modules, first))
 
 
 def _inlined(source: str) -> str:

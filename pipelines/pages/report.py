@@ -1,4 +1,4 @@
-"""The page of a run: what is served, and every measurement of its models.
+"""The page of a run: the served list, and every measurement of its models.
 
 The stage ``report`` writes all of it to a file. The dashboard's page of a run shows the sections of
 `measured_sections`.
@@ -84,7 +84,7 @@ def report_page(data: ReportData) -> Page:
 
 
 def headline_tiles(data: ReportData) -> Tiles:
-    """Show what is read at a glance: the served list, its lead over popularity, whom it fails."""
+    """Show the served list, its lead over popularity, and the users it serves worst."""
     found, name = headline(data), metric_label(data.primary)
     interval = f"{served_label(data, found.model)}, 95% interval {ranged(found.interval)}"
     tiles = [Tile(label=f"{name} on test", value=f"{found.interval.mean:.4f}", note=interval)]
@@ -288,7 +288,7 @@ def _beyond(data: ReportData) -> list[Block]:
     return [table] if names else []
 
 
-def heading_of(example: Example, models: Sequence[str]) -> str:
+def title_example(example: Example, models: Sequence[str]) -> str:
     """Title an example by the models that found its held-out item."""
     several = len(models) > 1
     if len(example.found_by) == len(models):
@@ -318,7 +318,7 @@ def _examples(data: ReportData) -> list[Block]:
             ]
             note = "not ranked" if rank is None else f"rank {rank:,}"
             lists.append(ItemList(title=model_label(model), note=note, entries=entries))
-        title = heading_of(example, data.models)
+        title = title_example(example, data.models)
         shown = Lists(key=f"lists-{place}", lists=lists)
         blocks.append(Section(key=f"example-{place}", title=title, blocks=[shown]))
     return blocks

@@ -18,7 +18,7 @@ from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import tie_orders
 from pipelines.pages.examples import Example, read_examples
-from pipelines.pages.wins import Wins, models_of, read_ranks, targets_of, wins_of
+from pipelines.pages.wins import Wins, count_wins, models_of, read_ranks, read_targets
 from pipelines.pages.wording import in_order
 from recsys.data.dataset import Sequences
 from recsys.evaluation.beyond_accuracy import item_popularity
@@ -211,7 +211,7 @@ def routings_of(ranker: Document | None) -> list[Document]:
 
 def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
     """Slice a test split by length of history and popularity of the item."""
-    users, targets = targets_of(table)
+    users, targets = read_targets(table)
     lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
     popularity = item_popularity(sequences.histories(sequences.train_end), num_item_rows)
     return [
@@ -282,7 +282,7 @@ def read_report_data(
         split_kind=split_kind,
         excludes_history=excludes_history,
         features=read_json(features / "report.json"),
-        wins=wins_of(read_ranks(table, models, depth), models, depth, slices),
+        wins=count_wins(read_ranks(table, models, depth), models, depth, slices),
         examples=read_examples(table, items, sequences, measured.models, "test"),
         provenance=provenance,
     )

@@ -217,7 +217,7 @@ def write_semantic_id_report(
         Path of the JSON.
     """
     if html.suffix != ".html":
-        raise ValueError(f"{html} must end in .html; the numbers are written beside it")
+        raise ValueError(f"{html} must end in .html; the numbers are written next to it")
     values = html.with_suffix(".json")
     write_page(semantic_ids_page(report, drift, examples, items.counted), html)
     parts = {

@@ -54,7 +54,7 @@ def best_model(data: ReportData) -> str:
 
 
 def served_label(data: ReportData, model: str) -> str:
-    """Name what is released, not the row of the table that measures it."""
+    """Name the released list, not the row of the table that measures it."""
     blend = data.blends.get(PROFILE)
     if model == "ranked":
         return "the ranked blend"
@@ -78,7 +78,7 @@ def method_label(method: str) -> str:
 
 
 def answer(data: ReportData) -> str:
-    """Say in a paragraph what is served, how often it is right, and what its tests show."""
+    """Summarise in a paragraph: the served list, its hit rate, and its tests."""
     found = headline(data)
     name = served_label(data, found.model)
     if len(data.models) == 1:
@@ -148,7 +148,7 @@ def listed(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def verdict_of(data: ReportData, model: str) -> str:
+def summarize_tests(data: ReportData, model: str) -> str:
     """Summarise a model's paired tests."""
     groups: dict[str, list[str]] = {"worse": [], "level": [], "better": []}
     for one in comparisons(data):
@@ -175,7 +175,7 @@ def headline(data: ReportData) -> Headline:
     return Headline(
         model=model,
         is_served=served is not None,
-        verdict=verdict_of(data, model),
+        verdict=summarize_tests(data, model),
         interval=interval,
         found=data.metrics[data.order]["test"][model].get(f"hit_rate@{k}"),
         k=int(k or 0),
@@ -183,7 +183,7 @@ def headline(data: ReportData) -> Headline:
     )
 
 
-def day_of(text: str | None) -> str | None:
+def format_day(text: str | None) -> str | None:
     """Format the day of an ISO time."""
     if text is None:
         return None
@@ -193,7 +193,7 @@ def day_of(text: str | None) -> str | None:
 
 def time_span(data: ReportData) -> str:
     """Give the first and last day of the events, if they have times."""
-    first, last = day_of(data.features["first_time"]), day_of(data.features["last_time"])
+    first, last = format_day(data.features["first_time"]), format_day(data.features["last_time"])
     if first is None or last is None:
         return "no timestamps, only an order"
     return first if first == last else f"{first} to {last}"
@@ -202,8 +202,8 @@ def time_span(data: ReportData) -> str:
 def protocol(data: ReportData) -> list[str]:
     """Describe the evaluation protocol."""
     if data.split_kind == "global_time":
-        cut = day_of(data.features["validation_from"]) or "the first cut"
-        test = day_of(data.features["test_from"]) or "the second"
+        cut = format_day(data.features["validation_from"]) or "the first cut"
+        test = format_day(data.features["test_from"]) or "the second"
         hidden = (
             f"Events from {test} on are held out for test, those from {cut} until then for "
             "validation, which chooses models."

@@ -42,7 +42,7 @@ def models_of(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.removeprefix(RANK) for name in columns if name.startswith(RANK))
 
 
-def targets_of(table: Path) -> tuple[np.ndarray, Jagged]:
+def read_targets(table: Path) -> tuple[np.ndarray, Jagged]:
     """Read the users of a per-user table, [U], and the held-out items of each."""
     frame = pl.read_parquet(table, columns=["user_row", "item_row"])
     users, counts = np.unique(frame["user_row"].to_numpy(), return_counts=True)
@@ -81,7 +81,7 @@ def _winners(
     }
 
 
-def wins_of(ranks: Ranks, models: Sequence[str], depth: int, slices: Sequence[Slice]) -> Wins:
+def count_wins(ranks: Ranks, models: Sequence[str], depth: int, slices: Sequence[Slice]) -> Wins:
     """Count wins over all held-out items and in each slice.
 
     Args:

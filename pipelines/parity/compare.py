@@ -91,7 +91,7 @@ class DifferenceCounts:
         return sorted(self._kinds.values(), key=lambda one: (-one.first, -one.count, one.what))
 
 
-def differences_of(
+def compare_records(
     logged: Document,
     online: Document,
     *,

@@ -25,7 +25,7 @@ from pipelines.parity.compare import (
     DifferenceCounts,
     ListDifference,
     candidate_differences,
-    differences_of,
+    compare_records,
     models_read,
 )
 from pipelines.parity.log import Document, History, Log, PastStore
@@ -258,7 +258,7 @@ class _Run:
         batch = {id(one.made): found for one, found in zip(with_history, by_batch, strict=True)}
         for document, made, online, history in lists:
             found = list(
-                differences_of(
+                compare_records(
                     document,
                     online,
                     history=history,

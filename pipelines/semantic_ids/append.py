@@ -24,7 +24,7 @@ from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, with_codes
 
 
 class OpenStore(NamedTuple):
-    """The store beside a bundle, and its current version."""
+    """The store next to a bundle, and its current version."""
 
     store: SemanticIdStore
     published: SemanticIdVersion
@@ -33,7 +33,7 @@ class OpenStore(NamedTuple):
 def published_ids(
     bundle: Bundle, bundles: Path, item_ids: Sequence[str], content: NDArray[np.float32]
 ) -> NewIds:
-    """Give IDs to new items of a bundle and publish them in the store beside it, where it is.
+    """Give IDs to new items of a bundle and publish them in the store next to it, if any.
 
     Args:
         content: Content embeddings of the new items, [M, F].
@@ -47,7 +47,7 @@ def published_ids(
 
 
 def matching_store(bundles: Path, bundle: Bundle) -> OpenStore | None:
-    """Open the store of published IDs beside the bundles, if it fits the bundle's IDs.
+    """Open the store of published IDs next to the bundles, if it fits the bundle's IDs.
 
     It may be ahead of the bundle (a challenger, a rollback), but quantiser and id rows must be the
     same; otherwise a note is printed and new IDs are not published.

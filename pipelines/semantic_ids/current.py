@@ -19,8 +19,8 @@ from pipelines.semantic_ids.measure import (
     Drift,
     PrefixExample,
     SemanticIdReport,
+    choose_examples,
     drift_of,
-    examples_of,
     measure,
     read_quality,
 )
@@ -78,7 +78,7 @@ def measure_current(
         facts = {"method": version.origin.get("settings", {}).get("method", "unknown")}
         made = {**facts, "how": "published", "num_without_content": int(without.sum())}
     known = {"origin": dict(version.origin), "quantizer": version.ids.quantizer_digest}
-    return measurement_of(
+    return measure_version(
         version,
         _inside(id_rows, version.ids.num_item_rows),
         content.vectors,
@@ -96,7 +96,7 @@ def _inside(id_rows: np.ndarray, num_rows: int) -> np.ndarray:
     return np.where(id_rows < num_rows, id_rows, 0)
 
 
-def measurement_of(
+def measure_version(
     version: SemanticIdVersion,
     id_rows: np.ndarray,
     vectors: torch.Tensor,
@@ -127,7 +127,7 @@ def measurement_of(
             num_retired=num_retired,
         ),
         drift=None if before is None else drift_of(before, table, items),
-        examples=examples_of(table, items, vectors),
+        examples=choose_examples(table, items, vectors),
         items=items,
     )
 

@@ -72,7 +72,7 @@ def _items(
     )
 
 
-def main_categories_of(values: Rows, offsets: Rows, names: Sequence[str]) -> tuple[Rows, list[str]]:
+def choose_categories(values: Rows, offsets: Rows, names: Sequence[str]) -> tuple[Rows, list[str]]:
     """Choose the commonest category of each item, as recsys.semantic_ids.purity does.
 
     Args:
@@ -126,7 +126,7 @@ def workspace_items(features: Path) -> Items:
     return _items(
         pl.concat([padding, table["item_id"]]),
         pl.concat([padding, table["display_text"]]),
-        main_categories_of(values, offsets, names),
+        choose_categories(values, offsets, names),
         counts,
         "events of the log",
     )
@@ -150,7 +150,7 @@ def bundle_items(bundle: Path) -> Items:
     return _items(
         list(catalogue.item_ids),
         list(catalogue.display_texts),
-        main_categories_of(np.asarray(values), np.asarray(offsets), names),
+        choose_categories(np.asarray(values), np.asarray(offsets), names),
         popularity,
         "events up to the release, old ones counted less",
     )

@@ -441,7 +441,7 @@ class PrefixExample:
     """Title, ID and shared codes of the nearest by content."""
 
 
-def examples_of(table: IdTable, items: Items, vectors: Tensor) -> list[PrefixExample]:
+def choose_examples(table: IdTable, items: Items, vectors: Tensor) -> list[PrefixExample]:
     """Choose popular items and some of the tail, each with another first code.
 
     If nothing is popular, rows are evenly spread.

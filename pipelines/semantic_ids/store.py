@@ -1,8 +1,8 @@
-"""Published semantic IDs beside the bundles, by id row: a numbering of items that never changes.
+"""Published semantic IDs of a folder of bundles, by id row: item numbers that never change.
 
 <bundles>/semantic_ids/
     item_ids.json         the items that ever had an ID; place + 1 is the id row, 0 is none
-    versions/, current    recsys.semantic_ids.version_store; codes stand by id row
+    versions/, current    recsys.semantic_ids.version_store; codes are by id row
 
 Item rows may change from one run to the next, because each run builds its vocabulary. A published
 ID must not, so versions are stored by id row, and item_ids.json only grows: it is replaced before a
@@ -154,7 +154,7 @@ class SemanticIdStore:
             self.versions.publish(ids, quantizer, origin)
 
     def _check_follows(self, ids: SemanticIds, item_ids: Sequence[str], before: str | None) -> None:
-        """Refuse a version that does not know what has been published."""
+        """Refuse a version that lacks published IDs."""
         self.item_ids = read_item_ids(self.directory / ITEM_IDS)
         known, current = len(self.item_ids), self.current()
         is_child = current is None or current in (ids.version, before)

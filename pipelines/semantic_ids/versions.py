@@ -155,7 +155,7 @@ def refit_ids(
     previous, origin = store.previous(), content.origin(settings)
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
     if config.source == BEHAVIOUR:
-        behaviour = _by_id_row(behaviour_of(content), wanted, rows, len(item_ids) + 1)
+        behaviour = _by_id_row(require_behaviour(content), wanted, rows, len(item_ids) + 1)
         start = None if cold or previous is None else previous.ids
         ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=start)
     else:
@@ -175,7 +175,7 @@ def refit_ids(
     return made if previous is None else _aligned(made, previous)
 
 
-def behaviour_of(content: Content) -> Tensor:
+def require_behaviour(content: Content) -> Tensor:
     """Return the vectors that IDs of behaviour are made from."""
     if content.behaviour is None:
         raise ValueError(

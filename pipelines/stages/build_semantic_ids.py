@@ -33,7 +33,12 @@ from pipelines.semantic_ids.artefact import (
     read_version,
 )
 from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SemanticIdStore, read_item_ids
-from pipelines.semantic_ids.versions import NextVersion, behaviour_of, fit_behaviour, next_version
+from pipelines.semantic_ids.versions import (
+    NextVersion,
+    fit_behaviour,
+    next_version,
+    require_behaviour,
+)
 from recsys.models.names import SEQUENCE
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE
@@ -117,7 +122,7 @@ def write_measured_order(context: StageContext, content: Content, order: str) ->
     places = (inputs["build_features"], inputs["embed_items"], inputs["train_sequence"])
     own = replace(content, behaviour=read_behaviour(*places, order))
     vectors = torch.where(content.is_known()[:, None], content.vectors, 0)
-    made = fit_behaviour(behaviour_of(own), vectors, config.semantic_ids, seed=config.seed)
+    made = fit_behaviour(require_behaviour(own), vectors, config.semantic_ids, seed=config.seed)
     made.ids.save(context.output / ORDERS / order)
 
 

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from features.parallel import Runner
-from pipelines.backtest.arrays import WORKSPACE, arrays_of
-from pipelines.backtest.prepare import recipe_of
+from pipelines.backtest.prepare import WORKSPACE, build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import merge, plain, to_toml, validate
 from pipelines.config.upgrade import refuse_old_keys
@@ -82,7 +81,7 @@ def prepared_for(config: RunConfig, folder: Path, *, show_progress: bool) -> Pre
     """Prepare the arrays that all trials are fitted on."""
     # Nothing is replayed, so whatever a replay could not continue is no obstacle.
     plainly = replace(config, backtest=replace(config.backtest, policies=("full",), models=()))
-    return arrays_of(plainly, folder, show_progress=show_progress)
+    return prepare_replay(plainly, folder, show_progress=show_progress)
 
 
 class Study:
@@ -124,7 +123,7 @@ class Study:
 
     def recipe(self, values: dict[str, Any]) -> Recipe:
         """Resolve the settings of a trial."""
-        return recipe_of(self._config(values), self.sources)
+        return build_recipe(self._config(values), self.sources)
 
     def _config(self, values: dict[str, Any]) -> RunConfig:
         refuse_old_keys(as_table(values), "--over")

@@ -144,7 +144,7 @@ def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: s
     import torch
 
     from pipelines.evaluation.analysis import Analysis
-    from pipelines.pages.wins import RANK, models_of, targets_of
+    from pipelines.pages.wins import RANK, models_of, read_targets
     from recsys.data.batch import Jagged
     from recsys.evaluation.significance import EvaluatedRun
 
@@ -154,7 +154,7 @@ def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: s
     known = models_of(list(pl.read_parquet_schema(path)))
     if model not in known:
         raise ValueError(f"{folder} has no model {model!r}; it has {', '.join(known)}")
-    users, targets = targets_of(path)
+    users, targets = read_targets(path)
     ranks = pl.read_parquet(path, columns=[f"{RANK}{model}"]).to_series().fill_null(0).to_numpy()
     return EvaluatedRun.from_ranks(
         torch.from_numpy(users.copy()),

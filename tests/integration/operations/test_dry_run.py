@@ -74,7 +74,7 @@ def test_a_changed_setting_is_named_with_both_values(
     assert release["seconds"] > 0
     assert release["memory_bytes"] > 0
     assert found["stages"]["adapt_domains"]["runs"] == "if changed"
-    assert found["stages"]["adapt_domains"]["why"] == ["it reads release, made anew"]
+    assert found["stages"]["adapt_domains"]["why"] == ["it reads release, made again"]
     may = {name for name, one in found["stages"].items() if one["runs"] != "no"}
     assert run(recsys, *copied, *option) <= may
 

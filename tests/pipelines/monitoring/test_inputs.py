@@ -142,7 +142,7 @@ def test_damaged_files_are_made_anew_or_refused_by_name(shop: RunConfig) -> None
     assert after["measured_days"] == 1
     assert {one["name"] for one in before} <= {one["name"] for one in after["signals"]}
     (folder / "days.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match=r"days\.parquet.* measures all days afresh"):
+    with pytest.raises(ValueError, match=r"days\.parquet.* measures all days again"):
         monitor(shop, as_of + DAY)
     (clean,) = (shop.workspace / "partitions" / "days").glob(f"{last}~1/*.parquet")
     clean.write_bytes(b"PAR1")
@@ -153,7 +153,7 @@ def test_damaged_files_are_made_anew_or_refused_by_name(shop: RunConfig) -> None
 def test_a_damaged_state_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_text('{"sources": ')
-    with pytest.raises(ValueError, match="the next recsys monitor measures all days afresh"):
+    with pytest.raises(ValueError, match="the next recsys monitor measures all days again"):
         State.load(path)
 
 

@@ -16,8 +16,8 @@ from pipelines.config.daily import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
-from pipelines.monitoring.days import days, event_days
-from pipelines.monitoring.run import moment_of, monitor
+from pipelines.monitoring.days import event_days
+from pipelines.monitoring.run import monitor, parse_moment
 from pipelines.presets.resolve import ONLINE_EVENTS
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
@@ -196,7 +196,8 @@ def test_a_workspace_without_days_is_refused_with_what_to_do(tmp_path):
 
 def test_days_are_given_with_their_ids_in_order(quiet):
     config, _ = quiet
-    found = list(days(config.workspace))
+    known = event_days(config.workspace)
+    found = [(day, known.read(day)) for day in known.digests]
     assert [day for day, _ in found] == list(event_days(config.workspace).digests)
     world = list(World(WORLD).days())
     assert found[3][1].height == world[3].events.height
@@ -204,9 +205,9 @@ def test_days_are_given_with_their_ids_in_order(quiet):
 
 
 def test_moments_without_a_zone_are_in_utc():
-    assert moment_of("2026-11-22") == datetime(2026, 11, 22, tzinfo=UTC)
+    assert parse_moment("2026-11-22") == datetime(2026, 11, 22, tzinfo=UTC)
     with pytest.raises(ValueError, match="must be a day or time"):
-        moment_of("soon")
+        parse_moment("soon")
 
 
 def test_served_lists_are_watched_as_a_store_exports_them(tmp_path):

@@ -108,7 +108,7 @@ def test_what_a_served_delta_stands_on_stays(shop: Path, aged: Aged) -> None:
     aged(delta, 100)
     found = gc(shop)
     assert present(shop) == {"v1", "v1+1", "v4", "v5"}
-    assert found.kept["v1"] == "v1+1 stands on it"
+    assert found.kept["v1"] == "v1+1 extends it"
     load_bundle(bundles / "current")
 
 

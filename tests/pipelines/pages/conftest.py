@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipelines.pages.report_data import Provenance, ReportData, read_report_data
-from pipelines.semantic_ids.current import Measurement, measurement_of
+from pipelines.semantic_ids.current import Measurement, measure_version
 from pipelines.semantic_ids.items import Items
 from pipelines.semantic_ids.store import SemanticIdVersion
 from pipelines.semantic_ids.table import IdTable
@@ -128,6 +128,6 @@ def planted_ids() -> Callable[..., Measurement]:
         version = SemanticIdVersion(ids=ids, quantizer=parts.pop("quantizer"), origin={})
         rows = torch.from_numpy(parts["id_rows"])
         table = None if before is None else IdTable.of(before.by_item_row(rows), before)
-        return measurement_of(version, before=table, **parts)
+        return measure_version(version, before=table, **parts)
 
     return made

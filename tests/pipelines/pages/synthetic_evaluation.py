@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pipelines.engine.artifacts import to_json
 from pipelines.evaluation.analysis import Analysis
 from pipelines.pages.report_data import TRAININGS, slices_for_wins
-from pipelines.pages.wins import RANK, targets_of
+from pipelines.pages.wins import RANK, read_targets
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
@@ -166,7 +166,7 @@ def slices_of(
 def analysed(folder: Path, made: SyntheticEvaluation, order: str, split: Split) -> dict[str, Any]:
     """Measure one split as the evaluate stage does, with fewer resamples."""
     table = folder / f"per_user_{order}_{split}.parquet"
-    users, targets = targets_of(table)
+    users, targets = read_targets(table)
     sequences = Sequences.load(folder.parent / "build_features" / "sequences" / order)
     slices = slices_of(table, made, sequences, targets)
     config = BootstrapConfig(num_resamples=made.num_resamples)

@@ -11,8 +11,8 @@ from pipelines.pages.summary import (
     headline,
     notices,
     protocol,
+    summarize_tests,
     time_span,
-    verdict_of,
 )
 from pipelines.pages.wording import MODELS
 from pipelines.publishing.comparison import served_row
@@ -90,7 +90,7 @@ def test_verdict_tells_what_the_tests_show(reported):
     )
     splits = data.analysis.orders["given"]
     splits["test"] = replace(splits["test"], comparisons=told)
-    assert verdict_of(data, "two_tower") == (
+    assert summarize_tests(data, "two_tower") == (
         "It is significantly better than popularity. There is no significant difference from "
         "blend. On test, item-to-item did significantly better."
     )

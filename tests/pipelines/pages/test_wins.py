@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 import torch
 
-from pipelines.pages.wins import models_of, read_ranks, wins_of
+from pipelines.pages.wins import count_wins, models_of, read_ranks
 from recsys.evaluation.slices import Slice
 
 RANKS = np.array(
@@ -24,7 +24,7 @@ def slices(*members: list[bool]) -> list[Slice]:
 
 
 def test_wins_of_a_hand_made_table_are_counted():
-    wins = wins_of(RANKS, ["a", "b", "c"], 5, slices([True, True, False, False, False]))
+    wins = count_wins(RANKS, ["a", "b", "c"], 5, slices([True, True, False, False, False]))
     everyone, part = wins.slices
     assert everyone["alone"] == {"a": 0.2, "b": 0.2, "c": 0.2}
     assert (everyone["shared"], everyone["missed"]) == (0.2, 0.2)
@@ -39,14 +39,14 @@ def test_shares_of_every_slice_sum_to_one():
     rng = np.random.default_rng(0)
     ranks = np.minimum(rng.integers(1, 40, (500, 4)), 21)
     parts = slices(*(rng.random((3, 500)) < 0.3).tolist())
-    wins = wins_of(ranks, list("abcd"), 20, parts)
+    wins = count_wins(ranks, list("abcd"), 20, parts)
     for part in wins.slices:
         shares = (*part["alone"].values(), part["shared"], part["missed"])
         assert sum(shares) == pytest.approx(1)
 
 
 def test_empty_slice_has_no_shares():
-    empty = wins_of(RANKS, ["a", "b", "c"], 5, slices([False] * 5)).slices[1]
+    empty = count_wins(RANKS, ["a", "b", "c"], 5, slices([False] * 5)).slices[1]
     assert (empty["num_targets"], empty["alone"]) == (0, {})
 
 

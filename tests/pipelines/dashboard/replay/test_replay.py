@@ -11,7 +11,7 @@ import torch
 
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.replay import backtests, build, exports, read
-from pipelines.pages.backtest_numbers import ALL, ageing_of, falling, mean_of
+from pipelines.pages.backtest_numbers import ALL, average, falling, measure_ageing
 from pipelines.pages.document import Chart, Table, Words
 from recsys.replay.folder import ReplayFolder, save_arrays, save_lists, write_json
 from recsys.replay.steps import Step
@@ -148,7 +148,7 @@ def test_stale_models_lose_a_hundredth_a_day(tmp_path: Path) -> None:
     put(tmp_path / "one", handmade())
     context = dashboard(tmp_path)
     backtest = read(context, backtests(context)[0])
-    ageing = ageing_of(backtest, "ndcg@10")
+    ageing = measure_ageing(backtest, "ndcg@10")
     assert ageing is not None
     assert {name: round(share, 6) for name, _, share in ageing.losses()} == {
         "a day": 0.01,
@@ -257,7 +257,7 @@ def test_an_unfinished_backtest_shows_the_steps_that_there_are(tmp_path: Path) -
     put_lists(folder, 3, "full.ease", [1, 1, 1, 1])
     assert "3 of 5 steps" in build(context, Query.of()).notices[0]
     backtest = read(context, backtests(context)[0])
-    assert mean_of(backtest.line("full", "ease", "ndcg@10", ALL)) == pytest.approx(0.75)
+    assert average(backtest.line("full", "ease", "ndcg@10", ALL)) == pytest.approx(0.75)
 
 
 def test_what_has_no_steps_or_cannot_be_read_is_said(tmp_path: Path) -> None:

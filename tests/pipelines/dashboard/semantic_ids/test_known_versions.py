@@ -5,7 +5,7 @@ import pytest
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.semantic_id_versions import Source, find_source, read_ids, read_items
-from pipelines.semantic_ids.items import Items, main_categories_of
+from pipelines.semantic_ids.items import Items, choose_categories
 from pipelines.semantic_ids.measure import collisions_of, drift_of, measure
 from pipelines.semantic_ids.table import IdTable, children_of, path_to
 from recsys.semantic_ids.purity import main_categories
@@ -142,7 +142,7 @@ def test_main_categories_are_those_of_the_report() -> None:
     ]
     values = np.array([names.index(name) for own in lists for name in own])
     offsets = np.cumsum([0, *(len(own) for own in lists)])
-    numbers, used = main_categories_of(values, offsets, names)
+    numbers, used = choose_categories(values, offsets, names)
     wanted, known = main_categories([[name for name in own if name] for own in lists])
     assert used == known
     assert numbers.tolist() == wanted.tolist()

@@ -14,8 +14,7 @@ from pipelines.pages import file
 from pipelines.pages.assets import assets
 from pipelines.pages.document import Page, Section, Table, Words
 from pipelines.pages.encoding import for_script
-from pipelines.pages.file import FIRST, LATER
-from pipelines.pages.modules import in_order, one_script
+from pipelines.pages.file import FIRST, LATER, in_order, one_script
 from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
 from tests.pipelines.dashboard.web.test_server import OneRun

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from pipelines.backtest import run as command
 from pipelines.cli.main import app
-from pipelines.pages.backtest import backtest_page, words_of
+from pipelines.pages.backtest import backtest_page, state_results
 from pipelines.pages.backtest_numbers import fit_seconds
 from pipelines.pages.document import Chart, Table
 from pipelines.pages.file import write_page
@@ -19,7 +19,7 @@ HOSTILE = '<img src=x onerror="window.broken=1"></script><script>window.broken=1
 
 
 def test_words_compare_policies_ages_sources_and_peers():
-    lead, *words = words_of(backtest_page(document()))
+    lead, *words = state_results(backtest_page(document()))
     assert "0.2000 retrained before every step, 0.1600 (-20.0%) never retrained" in lead
     said = "\n".join(words)
     # 5% are lost at 10 days and 25% at 20.
@@ -66,7 +66,7 @@ def test_tables_hold_what_the_document_holds():
 def test_the_command_prints_a_table_and_writes_a_page(tmp_path, monkeypatch):
     made = document(peer=HOSTILE, error=HOSTILE)
     page = backtest_page(made)
-    made["words"] = words_of(page)
+    made["words"] = state_results(page)
     write_page(page, tmp_path / "backtest.html")
     found = command.Backtest(tmp_path, made, tmp_path / "backtest.html")
     monkeypatch.setattr(command, "backtest", lambda *_, **__: found)
