@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,6 @@ class Watcher:
         self.record = SignalRecord.load(folder / DAYS)
         self.served = served_days(export_folder(config))
         self._sketches: dict[date, Sketch] = {}
-        self._tables: KnownTables | None = None
-        self._vectors: list[ServedVectors | None] = []
 
     def run(self) -> Monitored:
         """Bring everything up to the last whole day."""
@@ -205,7 +204,7 @@ class Watcher:
         self, day: date, known: Sequence[date]
     ) -> dict[str, tuple[Measurement, str | None]]:
         """Measure a day against the days with events in its reference window."""
-        config, vectors = self.config.monitoring, self.vectors()
+        config, vectors = self.config.monitoring, self.vectors
         reach = timedelta(days=config.reference_days)
         reference = [self.sketch(one) for one in known if day - reach <= one < day]
         sketch = self.sketch(day) if day in self.days.digests else self.empty_sketch()
@@ -239,7 +238,7 @@ class Watcher:
         """Count a day as its files are now."""
         config = self.config.monitoring
         sketch = build_sketch(
-            self.days.read(day), self.tables(), config.max_examples, self.config.seed
+            self.days.read(day), self.tables, config.max_examples, self.config.seed
         )
         sketch.save(self.folder / SKETCHES, day)
         return self.held(day, sketch)
@@ -249,18 +248,17 @@ class Watcher:
         some = self.sketch(next(iter(self.days.digests)))
         return Sketch(some.counts.clear(), some.sample.clear())
 
+    @cached_property
     def tables(self) -> KnownTables:
         """Build the tables of items and users, in the bins that the state keeps."""
-        if self._tables is None:
-            items, users = known_tables(self.config.workspace)
-            self._tables, self.state.edges = build_tables(items, users, self.state.edges)
-        return self._tables
+        items, users = known_tables(self.config.workspace)
+        tables, self.state.edges = build_tables(items, users, self.state.edges)
+        return tables
 
+    @cached_property
     def vectors(self) -> ServedVectors | None:
-        """Read the served bundle, once."""
-        if not self._vectors:
-            self._vectors.append(vectors_of_bundle(bundles_dir(self.config) / CURRENT))
-        return self._vectors[0]
+        """Read the served bundle."""
+        return vectors_of_bundle(bundles_dir(self.config) / CURRENT)
 
     def write(self, document: dict[str, Any]) -> Monitored:
         """Keep everything, what others read last."""

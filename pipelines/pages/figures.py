@@ -31,7 +31,6 @@ from pipelines.pages.wording import (
     model_label,
     parted,
 )
-from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.slices import SliceMetrics
 
 MAX_ROWS = 10
@@ -71,10 +70,6 @@ def _intervals(
     )
 
 
-def _ends(interval: Interval) -> tuple[float, float, float]:
-    return interval.mean, interval.low, interval.high
-
-
 def overview(data: ReportData) -> Chart:
     """Draw the primary metric of every model on both splits."""
     return _intervals(
@@ -82,7 +77,7 @@ def overview(data: ReportData) -> Chart:
         "overview",
         (f"{metric_label(data.primary)} by model", "Lines are 95% intervals.", "split"),
         [
-            (model_label(model), split, *_ends(data.interval(model, split)))
+            (model_label(model), split, *data.interval(model, split)[:3])
             for model in data.models
             for split in SPLITS
         ],
@@ -106,7 +101,7 @@ def tie_figure(data: ReportData) -> Chart | None:
             (
                 model_label(model),
                 TIE_ORDERS.get(order, order),
-                *_ends(data.interval(model, "test", order)),
+                *data.interval(model, "test", order)[:3],
             )
             for model in data.models
             for order in data.orders
@@ -216,7 +211,7 @@ def slice_figures(data: ReportData) -> list[Chart]:
         largest = sorted(filled, key=lambda place: -first[place].num_users)[:MAX_ROWS]
         shown = [labels[place] for place in filled if len(filled) <= MAX_ROWS or place in largest]
         rows = [
-            (labels[place], model_label(model), *_ends(own[model][place].metrics[data.primary]))
+            (labels[place], model_label(model), *own[model][place].metrics[data.primary][:3])
             for place in filled
             for model in data.models
         ]

@@ -8,7 +8,7 @@ user of its own whose last row is the request. Nothing of how serving computes t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -201,18 +201,3 @@ def _laid_out(
         items, times = by_request.get(request, ([], []))
         found.append(ByBatch(moment, values, items, times if has_times else None))
     return found
-
-
-class RecommenderKey(NamedTuple):
-    """Key of lists that the same recommender computes."""
-
-    bundle: str
-    digest: str
-    profile: str
-    configuration: str
-    exclude_history: bool | None
-
-
-def _recommender_key(document: Document) -> RecommenderKey:
-    names = ("bundle", "digest", "profile", "configuration", "exclude_history")
-    return RecommenderKey(*(cast(Any, document.get(name)) for name in names))

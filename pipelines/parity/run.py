@@ -19,7 +19,7 @@ import orjson
 import torch
 
 from pipelines.engine.results import PARITY, write_result
-from pipelines.parity.batch import RecommenderKey, _recommender_key, batch_features
+from pipelines.parity.batch import batch_features
 from pipelines.parity.compare import (
     Difference,
     DifferenceCounts,
@@ -86,6 +86,16 @@ class ParityReport:
         return write_result(workspace, PARITY, asdict(self))
 
 
+class RecommenderKey(NamedTuple):
+    """Key of lists that the same recommender computes; fields of their records."""
+
+    bundle: Any
+    digest: Any
+    profile: Any
+    configuration: Any
+    exclude_history: Any
+
+
 class _Recomputed(NamedTuple):
     """A list, made once more."""
 
@@ -110,7 +120,8 @@ def check_parity(
     run = _Run(log, _Bundles(bundles), {one.version: one for one in known})
     groups: dict[RecommenderKey, list[Document]] = {}
     for document in log.documents:
-        groups.setdefault(_recommender_key(document), []).append(document)
+        key = RecommenderKey(*map(document.get, RecommenderKey._fields))
+        groups.setdefault(key, []).append(document)
     for key, documents in sorted(groups.items(), key=lambda pair: str(pair[0])):
         run.of_group(key, documents)
         say(f"{key.bundle}, profile {key.profile}: {len(documents):,} lists")
@@ -157,7 +168,7 @@ class _Bundles:
         if path is None:
             return None
         options = ServingOptions(
-            profile=cast(Any, key.profile),
+            profile=key.profile,
             exclude_history=key.exclude_history,
             log_features_share=1.0,
         )

@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from recsys.models.names import POPULARITY
 from recsys.models.popularity import Popularity
-from recsys.semantic_ids.purity import MOST_ITEMS, NO_CATEGORY
+from recsys.semantic_ids.purity import NO_CATEGORY
 
 Rows = NDArray[np.int64]
+MOST_ITEMS = 0.5
+"""A category of more items than this share separates nothing."""
 MAX_TITLE = 160
 """Characters of a title that are shown."""
 
@@ -73,7 +75,9 @@ def _items(
 
 
 def choose_categories(values: Rows, offsets: Rows, names: Sequence[str]) -> tuple[Rows, list[str]]:
-    """Choose the commonest category of each item, as recsys.semantic_ids.purity does.
+    """Choose one category for each item: the commonest of its own.
+
+    One that more than half of the items have counts only if an item has no other.
 
     Args:
         values: Category rows, [M]; 0 is none.

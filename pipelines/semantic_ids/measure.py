@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from pipelines.config.content import BEHAVIOUR
@@ -163,17 +164,10 @@ def _depths(codes: Tensor, level_sizes: tuple[int, ...]) -> list[Depth]:
 
 
 def read_quality(made: Mapping[str, Any]) -> QualityReport | None:
-    """Read the quality that a run wrote down; None if it is not there or of another form."""
+    """Read the quality that a run wrote down; None if it is missing or of another form."""
     try:
-        known = dict(made["quality"])
-        known |= {name: tuple(known[name]) for name in ("moved", "errors_by_level")}
-        known["groups_before"] = tuple((size, count) for size, count in known["groups_before"])
-        for name in ("levels", "published"):
-            known[name] = tuple(LevelQuality(**level) for level in known[name])
-        # Reports of earlier versions have a field for it.
-        known.pop("drift", None)
-        return QualityReport(**known)
-    except (KeyError, TypeError, ValueError):
+        return TypeAdapter(QualityReport).validate_python(made.get("quality"))
+    except ValidationError:
         return None
 
 

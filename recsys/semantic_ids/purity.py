@@ -6,35 +6,11 @@ beside the purity of the same prefixes with the categories dealt out at random.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 NO_CATEGORY = -1
 NUM_SHUFFLES = 5
-MOST_ITEMS = 0.5
-"""A category of more items than this share separates nothing."""
-
-
-def main_categories(categories: Sequence[Sequence[str]]) -> tuple[Tensor, list[str]]:
-    """Choose one category for each item: the commonest of its own.
-
-    One that more than half of the items have counts only where an item has no other.
-
-    Args:
-        categories: Of each item, [N] lists; ties are broken by name.
-
-    Returns:
-        The category's number per item, [N] int64, -1 without one, and the names by number.
-    """
-    counts = Counter(name for names in categories for name in set(names))
-    most = MOST_ITEMS * sum(bool(names) for names in categories)
-    names = sorted(counts, key=lambda name: (counts[name] > most, -counts[name], name))
-    place = {name: number for number, name in enumerate(names)}
-    found = [min((place[name] for name in own), default=NO_CATEGORY) for own in categories]
-    return torch.tensor(found, dtype=torch.int64), names
 
 
 def purity(prefix_keys: Tensor, categories: Tensor) -> float:

@@ -182,8 +182,7 @@ def quality_report(
 
     Args:
         vectors: One per item row, [num_item_rows, D], row 0 the padding.
-        categories: A category's number per item row, [num_item_rows], -1 for none, as
-            `main_categories` gives it.
+        categories: A category's number per item row, [num_item_rows], -1 for none.
         item_rows: Measure these rows alone, [M]; None means all that have an ID. Rows of items
             that are no longer sold keep their ID and have no vector.
     """

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recsys.semantic_ids.purity import main_categories, purity, purity_by_chance
+from recsys.semantic_ids.purity import purity, purity_by_chance
 
 
 def test_purity_counts_the_commonest_category_of_each_prefix() -> None:
@@ -25,21 +25,3 @@ def test_chance_is_high_where_prefixes_are_small_and_low_where_they_are_large() 
     # Prefixes that are the categories are pure, and dealt out at random they are not.
     assert purity(categories, categories) == 1.0
     assert purity_by_chance(categories, categories) == pytest.approx(0.26, abs=0.02)
-
-
-def test_main_category_is_the_commonest_that_still_tells_items_apart() -> None:
-    lists = [
-        ["shop", "hair", "combs"],
-        ["shop", "hair"],
-        ["skin", "shop"],
-        ["shop", "skin", "creams"],
-        ["shop"],
-        [],
-    ]
-    numbers, names = main_categories(lists)
-    found = [names[number] if number >= 0 else None for number in numbers.tolist()]
-    assert found == ["hair", "hair", "skin", "skin", "shop", None]
-    assert names[-1] == "shop"
-    numbers, names = main_categories([["x"], ["x"], ["y"]])
-    assert [names[number] for number in numbers.tolist()] == ["x", "x", "y"]
-    assert main_categories([[], []])[0].tolist() == [-1, -1]

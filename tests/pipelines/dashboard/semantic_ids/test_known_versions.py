@@ -8,7 +8,6 @@ from pipelines.dashboard.semantic_id_versions import Source, find_source, read_i
 from pipelines.semantic_ids.items import Items, choose_categories
 from pipelines.semantic_ids.measure import collisions_of, drift_of, measure
 from pipelines.semantic_ids.table import IdTable, children_of, path_to
-from recsys.semantic_ids.purity import main_categories
 
 
 @pytest.fixture
@@ -130,19 +129,15 @@ def test_groups_of_equal_codes_are_found_largest_first() -> None:
     assert (found.num_groups, found.num_items) == (2, 5)
 
 
-def test_main_categories_are_those_of_the_report() -> None:
-    rng = np.random.default_rng(1)
-    names = ["", "b", "a", "common", "rare"]
-    lists = [[]] + [
-        [
-            names[row]
-            for row in rng.choice(5, size=rng.integers(0, 4), p=[0.1, 0.2, 0.2, 0.45, 0.05])
-        ]
-        for _ in range(300)
-    ]
-    values = np.array([names.index(name) for own in lists for name in own])
-    offsets = np.cumsum([0, *(len(own) for own in lists)])
-    numbers, used = choose_categories(values, offsets, names)
-    wanted, known = main_categories([[name for name in own if name] for own in lists])
-    assert used == known
-    assert numbers.tolist() == wanted.tolist()
+def test_main_category_is_the_commonest_that_still_tells_items_apart() -> None:
+    names = ["", "shop", "hair", "combs", "skin", "creams"]
+    lists = [[], [1, 2, 3], [1, 2], [4, 1, 0], [1, 4, 5], [1], [0]]
+    offsets = np.cumsum([0, *map(len, lists)])
+    numbers, used = choose_categories(np.concatenate(lists).astype(np.int64), offsets, names)
+    found = [used[number] if number >= 0 else None for number in numbers.tolist()]
+    assert found == [None, "hair", "hair", "skin", "skin", "shop", None]
+    assert used[-1] == "shop"
+    numbers, used = choose_categories(np.array([2, 2, 4]), np.arange(4), names)
+    assert [used[number] for number in numbers.tolist()] == ["hair", "hair", "skin"]
+    nothing = np.zeros(0, np.int64)
+    assert choose_categories(nothing, np.zeros(3, np.int64), names)[0].tolist() == [-1, -1]
