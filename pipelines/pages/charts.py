@@ -7,7 +7,6 @@ its values, which is also its tooltip; screen readers get the table instead of t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from pipelines.pages.document import Cell, Chart, Column, Format, LinkedCell, Origin
@@ -49,11 +48,9 @@ SHARES: dict[str, Any] = {
 }
 """Axis of shares; a phone has room for five ticks."""
 Spec = dict[str, Any]
+Mark = Mapping[str, Any]
+"""A mark of a chart by the fields that it draws."""
 Row = Sequence[Cell]
-
-
-class Mark(SimpleNamespace):
-    """A mark of a chart; its fields are those that the chart draws."""
 
 
 def color_of(place: int) -> str:
@@ -148,14 +145,10 @@ def figure(
     )
 
 
-def _values(row: Any) -> dict[str, Any]:
-    return row if isinstance(row, dict) else vars(row)
-
-
-def build_spec(layers: Sequence[Spec], encoding: Spec, rows: Sequence[Any], height: Any) -> Spec:
+def build_spec(layers: Sequence[Spec], encoding: Spec, rows: Sequence[Mark], height: Any) -> Spec:
     """Build a chart as wide as its container from layers over the same rows."""
     return {
-        "data": {"values": [_values(row) for row in rows]},
+        "data": {"values": list(rows)},
         "encoding": encoding,
         "layer": list(layers),
         "width": "container",
@@ -188,10 +181,8 @@ def _labels(labels: Sequence[str], **scale: Any) -> Spec:
     return _field("label", "nominal", title=None, scale={"domain": list(labels), **scale})
 
 
-def _names(rows: Sequence[Any], labels: Sequence[str] | None) -> list[str]:
-    if labels is not None:
-        return list(labels)
-    return list(dict.fromkeys(_values(row)["label"] for row in rows))
+def _names(rows: Sequence[Mark], labels: Sequence[str] | None = None) -> list[str]:
+    return list(dict.fromkeys(row["label"] for row in rows) if labels is None else labels)
 
 
 def _amount(name: str, title: str | None, *, zero: bool, format: str = "") -> Spec:
@@ -209,11 +200,11 @@ def _rule(at: float, axis: str) -> Spec:
     return {**layer, "data": {"values": [{}]}}
 
 
-def _marks_over(marks: Sequence[Any]) -> list[Spec]:
+def _marks_over(marks: Sequence[Mark]) -> list[Spec]:
     """Dashed lines at moments, each with a triangle that holds its tooltip."""
     if not marks:
         return []
-    data = {"values": [_values(mark) for mark in marks]}
+    data = {"values": list(marks)}
     x, none = _time("at"), {"y": None, "y2": None, "x2": None, "color": None, "detail": None}
     rule = _layer("rule", {**none, "x": x}, color=QUIET, strokeDash=[4, 3])
     place = {**none, "x": x, "y": {"value": 4}}
@@ -222,7 +213,7 @@ def _marks_over(marks: Sequence[Any]) -> list[Spec]:
 
 
 def interval_chart(
-    rows: Sequence[Any],
+    rows: Sequence[Mark],
     colors: Mapping[str, str],
     *,
     x_title: str,
@@ -257,13 +248,13 @@ def interval_chart(
 
 
 def line_chart(
-    rows: Sequence[Any],
+    rows: Sequence[Mark],
     colors: Mapping[str, str],
     *,
     x_title: str = "time (UTC)",
     y_title: str,
     time: bool = False,
-    marks: Sequence[Any] = (),
+    marks: Sequence[Mark] = (),
     x_values: Sequence[float] | None = None,
     y_format: str = "",
     from_zero: bool = False,
@@ -284,7 +275,7 @@ def line_chart(
         joined: Whether points are joined.
         line: Field that the line goes through; intervals are bars if it is not ``y``.
     """
-    fields = {name for row in rows for name in _values(row)}
+    fields = {name for row in rows for name in row}
     scale = {"type": "log" if x_values else "linear", "nice": False, "zero": False}
     axis = {"grid": False, **({"values": list(x_values)} if x_values else {})}
     x = _time("x", x_title) if time else _field("x", title=x_title, scale=scale, axis=axis)
@@ -309,7 +300,7 @@ def line_chart(
 
 
 def tradeoff_chart(
-    rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str, y_title: str
+    rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str, y_title: str
 ) -> Spec:
     """Draw a labelled dot at ``x`` and ``y`` with its interval ``low`` to ``high``."""
     axis, scale = {"grid": False}, {"zero": True, "nice": True}
@@ -327,13 +318,7 @@ def tradeoff_chart(
     return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
 
 
-def gap_chart(
-    rows: Sequence[Any],
-    colors: Mapping[str, str],
-    *,
-    x_title: str,
-    labels: Sequence[str] | None = None,
-) -> Spec:
+def gap_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str) -> Spec:
     """Draw the shares ``mean`` of a ``label`` on one line, joined, so that the gap shows."""
     x = _field("mean", title=x_title, **SHARES)
     ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "mean", "aggregate": "max"}}
@@ -341,11 +326,11 @@ def gap_chart(
         _layer("rule", ends, strokeWidth=3, color=LINE),
         _dots({"x": x, "color": _series(colors)}, 110),
     ]
-    return build_spec(layers, {"y": _labels(_names(rows, labels))}, rows, {"step": 34})
+    return build_spec(layers, {"y": _labels(_names(rows))}, rows, {"step": 34})
 
 
 def share_chart(
-    rows: Sequence[Any],
+    rows: Sequence[Mark],
     colors: Mapping[str, str],
     *,
     x_title: str,
@@ -360,16 +345,16 @@ def share_chart(
         "tooltip": _field("note", "nominal"),
     }
     order = {series: place for place, series in enumerate(colors)}
-    parts = [{**one, "order": order[one["series"]]} for one in map(_values, rows)]
+    parts = [{**one, "order": order[one["series"]]} for one in rows]
     return build_spec([_layer("bar", height={"band": 0.72})], encoding, parts, {"step": ROW})
 
 
 def cost_chart(
-    rows: Sequence[Any], colors: Mapping[str, str] | None = None, *, x_title: str
+    rows: Sequence[Mark], colors: Mapping[str, str] | None = None, *, x_title: str
 ) -> Spec:
     """Draw a bar as long as ``amount`` for each ``label``, in their order from top to bottom."""
     encoding = {
-        "y": _labels(_names(rows, None)),
+        "y": _labels(_names(rows)),
         "x": _field("amount", title=x_title, scale={"zero": True, "nice": True}),
         "tooltip": _field("note", "nominal"),
     }
@@ -378,12 +363,12 @@ def cost_chart(
 
 
 def time_bars(
-    rows: Sequence[Any],
+    rows: Sequence[Mark],
     colors: Mapping[str, str],
     *,
     y_title: str,
     y_format: str = "",
-    marks: Sequence[Any] = (),
+    marks: Sequence[Mark] = (),
 ) -> Spec:
     """Draw parts ``low`` to ``high`` of the bars of stretches of time ``at`` to ``until``."""
     encoding = {
@@ -399,11 +384,11 @@ def time_bars(
 
 
 def spans_chart(
-    rows: Sequence[Any],
+    rows: Sequence[Mark],
     colors: Mapping[str, str],
     *,
     labels: Sequence[str],
-    marks: Sequence[Any] = (),
+    marks: Sequence[Mark] = (),
 ) -> Spec:
     """Draw spans ``at`` to ``until`` on the rows of their labels, and marks on theirs."""
     encoding = {"x": _time("at"), "y": _labels(labels), "color": _series(colors)}
@@ -412,11 +397,11 @@ def spans_chart(
     layers = [_layer("rule", ends, strokeWidth=9, strokeCap="round")]
     if marks:
         cross = _dots({}, 110, shape="cross", angle=45)
-        layers.append({**cross, "data": {"values": [_values(mark) for mark in marks]}})
+        layers.append({**cross, "data": {"values": list(marks)}})
     return build_spec(layers, encoding, rows, {"step": 24})
 
 
-def heat_chart(rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str) -> Spec:
+def heat_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str) -> Spec:
     """Draw cells of ``label`` and ``column``; the largest ``value`` has the full colour."""
     (color,) = colors.values()
     most = max((row["value"] for row in rows), default=1.0) or 1.0
@@ -426,7 +411,7 @@ def heat_chart(rows: Sequence[Any], colors: Mapping[str, str], *, x_title: str) 
     scale = {"domain": [0, most], "range": [0.04, 0.8]}
     encoding = {
         "x": _field("column", "nominal", title=x_title, scale={"domain": columns}, axis=axis),
-        "y": _labels(_names(rows, None)),
+        "y": _labels(_names(rows)),
         "tooltip": _field("note", "nominal"),
     }
     layers = [

@@ -147,7 +147,7 @@ class View:
         return found
 
     @cached_property
-    def swaps(self) -> list[Mark]:
+    def swaps(self) -> Sequence[Mark]:
         """Find when another bundle took over: when most lists of a step began to be its own."""
         counted = (
             self.lists.group_by("step_ms", "bundle")
@@ -163,7 +163,7 @@ class View:
                 own = counted.filter((pl.col("bundle") == bundle) & steps)
                 first = min(own["first_ms"].to_list())
                 words = f"{bundle} took over from {before[1]} at {clock(first)}"
-                marks.append(Mark(at=iso(first), note=words, label=bundle))
+                marks.append({"at": iso(first), "note": words, "label": bundle})
             before = (step_ms, bundle)
         return marks
 
@@ -275,7 +275,7 @@ def _traffic(view: View) -> list[Block]:
             title="Swaps",
             note="When another bundle began to make most lists.",
             columns=[Column(label="time (UTC)", format="time"), *texts("version", "what")],
-            rows=[(mark.at, mark.label, mark.note) for mark in view.swaps],
+            rows=[(mark["at"], mark["label"], mark["note"]) for mark in view.swaps],
         )
         blocks.append(table)
     if len(view.surfaces) > 1:
