@@ -43,7 +43,7 @@ from pipelines.pages.summary import (
     BASELINE,
     answer,
     comparisons,
-    headline,
+    headline_model,
     lost_rows,
     method_label,
     notices,
@@ -85,19 +85,16 @@ def report_page(data: ReportData) -> Page:
 
 def headline_tiles(data: ReportData) -> Tiles:
     """Show the served list, its lead over popularity, and the users it serves worst."""
-    found, name = headline(data), metric_label(data.primary)
-    interval = f"{served_label(data, found.model)}, 95% interval {ranged(found.interval)}"
-    tiles = [Tile(label=f"{name} on test", value=f"{found.interval.mean:.4f}", note=interval)]
-    if found.times_baseline:
-        popular = f"{data.interval(BASELINE, 'test').mean:.4f}"
-        tiles.append(
-            Tile(
-                label="Over popularity",
-                value=f"{found.times_baseline:.1f} times",
-                note=f"its {name}, which is {popular}",
-            )
-        )
-    if worst := worst_slice(data, found.model):
+    model, name = headline_model(data), metric_label(data.primary)
+    interval = data.interval(model, "test")
+    note = f"{served_label(data, model)}, 95% interval {ranged(interval)}"
+    tiles = [Tile(label=f"{name} on test", value=f"{interval.mean:.4f}", note=note)]
+    popular = data.interval(BASELINE, "test").mean if BASELINE in data.models else 0.0
+    if popular and model != BASELINE:
+        times = f"{interval.mean / popular:.1f} times"
+        note = f"its {name}, which is {popular:.4f}"
+        tiles.append(Tile(label="Over popularity", value=times, note=note))
+    if worst := worst_slice(data, model):
         tiles.append(
             Tile(
                 label="Served worst",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -24,23 +23,6 @@ PROFILE = "fast"
 BASELINE = POPULARITY.name
 MODEL_OF_SOURCE = {one.source: one.name for one in MODELS}
 METHODS = {"learned": "learned weights", "reciprocal_rank_fusion": "reciprocal rank fusion"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Headline:
-    """The result in one paragraph."""
-
-    model: str
-    """The served one; if it was not measured, the best on validation: not chosen on test."""
-    is_served: bool
-    verdict: str
-    """Its paired tests against the others, on test."""
-    interval: Interval
-    """The primary metric on test, with its interval."""
-    found: float | None
-    """Share of users with a held-out item in their list, on test."""
-    k: int
-    times_baseline: float | None
 
 
 def ranged(interval: Interval) -> str:
@@ -77,22 +59,29 @@ def method_label(method: str) -> str:
     return METHODS.get(method) or f"{source_label(method)} alone"
 
 
+def headline_model(data: ReportData) -> str:
+    """Name the served model; if it was not measured, the best on validation."""
+    return served_model(data) or best_model(data)
+
+
 def answer(data: ReportData) -> str:
     """Summarise in a paragraph: the served list, its hit rate, and its tests."""
-    found = headline(data)
-    name = served_label(data, found.model)
+    model = headline_model(data)
+    name, verdict = served_label(data, model), summarize_tests(data, model)
+    _, k = parted(data.primary)
     if len(data.models) == 1:
         who = f"The model {name}"
-    elif found.is_served:
+    elif served_model(data):
         who = f"Served is {name}. It"
     else:
         who = f"The best of {len(data.models)} models is {name}. It"
-    if found.found is None:
-        return f"{who.removesuffix(' It')} {found.verdict}".strip()
+    found = data.metrics[data.order]["test"][model].get(f"hit_rate@{k}")
+    if found is None:
+        return f"{who.removesuffix(' It')} {verdict}".strip()
     catalogue = f", out of {data.num_items:,} items" if data.num_items else ""
     return (
-        f"{who} ranks a held-out item among its first {found.k} for {100 * found.found:.0f} of 100 "
-        f"users{catalogue}. {found.verdict}"
+        f"{who} ranks a held-out item among its first {k} for {100 * found:.0f} of 100 "
+        f"users{catalogue}. {verdict}"
     ).strip()
 
 
@@ -163,24 +152,6 @@ def summarize_tests(data: ReportData, model: str) -> str:
         "better": "On test, {} did significantly better.",
     }
     return " ".join(text.format(words[name]) for name, text in sentences.items() if name in words)
-
-
-def headline(data: ReportData) -> Headline:
-    """Summarise the evaluation."""
-    served = served_model(data)
-    model = served or best_model(data)
-    interval = data.interval(model, "test")
-    _, k = parted(data.primary)
-    baseline = data.interval(BASELINE, "test").mean if BASELINE in data.models else 0.0
-    return Headline(
-        model=model,
-        is_served=served is not None,
-        verdict=summarize_tests(data, model),
-        interval=interval,
-        found=data.metrics[data.order]["test"][model].get(f"hit_rate@{k}"),
-        k=int(k or 0),
-        times_baseline=interval.mean / baseline if baseline and model != BASELINE else None,
-    )
 
 
 def format_day(text: str | None) -> str | None:
