@@ -54,7 +54,7 @@ class Analysis:
     data_digest: str
     """Digest of the features artefact."""
     protocol: str
-    """How events were held out and what lists leave out."""
+    """Held-out events, and items that lists leave out."""
     primary_metric: str
 
     def as_json(self) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _padded(rows: list[list[int]], k: int) -> Tensor:
 
 
 def _first_seen(sequences: Sequences, num_item_rows: int) -> Tensor | None:
-    """When each item had its first training event, as a share of the time, [N]."""
+    """Return each item's first training event as a share of the time, [N]."""
     if sequences.times is None:
         return None
     place = np.arange(sequences.num_events)

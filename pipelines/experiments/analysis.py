@@ -53,18 +53,18 @@ class ArmResult:
 
     name: str
     share: float | None
-    """Of the users it is to have; None where that is not known."""
+    """Configured share of the users; None if it is not known."""
     users: int
-    """Who saw a list."""
+    """Users who saw a list."""
     settled: int
-    """Of them those whose window is over: they count."""
+    """Users whose window is over; only these count."""
     lists: int
     outcome: float | None
     """Mean over settled users; None where there is none."""
     difference: float | None = None
     """From the first arm; None for that itself."""
     low: float | None = None
-    """Of the confidence sequence; None where there is no claim yet."""
+    """Lower bound of the confidence sequence; None without a claim."""
     high: float | None = None
 
 
@@ -75,9 +75,9 @@ class ExperimentResult:
     name: str
     arms: tuple[ArmResult, ...]
     ratio_p_value: float | None
-    """Of the shares of arms; None where one arm's share is not known."""
+    """P-value of the shares of arms; None if one arm's share is not known."""
     moved_users: int
-    """Who saw lists of several arms: their first one counts."""
+    """Users who saw lists of several arms; their first one counts."""
     days: tuple[date, ...]
     """Looks: the ends of days, in UTC."""
     sequences: Mapping[str, ArmDifferences]

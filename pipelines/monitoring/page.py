@@ -13,7 +13,7 @@ from pipelines.pages.document import Block, Cell, Chart, Page, Section, Table, W
 
 SHOWN_DAYS = 180
 BAND_ROOM = 0.6
-"""How far a band is drawn beyond the values, in their range."""
+"""Reach of a drawn band beyond the values, in their range."""
 GROUPS = {
     "volume": "Volume",
     "events": "Events and users",

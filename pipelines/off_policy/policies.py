@@ -46,7 +46,7 @@ class EvaluatedPolicy(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Label of the policy."""
 
     @property
     def newest_ms(self) -> int | None:

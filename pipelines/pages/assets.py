@@ -1,4 +1,4 @@
-"""What a browser loads: our modules and styles, the chart library and the table component.
+"""Files that a browser loads: our modules and styles, the chart library and the table component.
 
 All of it comes from installed packages; there is no build step. Addresses hold a digest of
 everything, so a browser keeps files for good and still sees a new version at once.
@@ -64,7 +64,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def version() -> str:
-    """Name the content of all assets in 16 hexadecimal digits."""
+    """Digest the content of all assets to 16 hexadecimal digits."""
     digest = hashlib.sha256()
     for name, asset in sorted(assets().items()):
         digest.update(f"{name}\0{len(asset.body)}\0".encode())

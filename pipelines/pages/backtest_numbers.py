@@ -62,7 +62,7 @@ class Backtest:
     run: str = ""
     """Key of the run whose workspace it is in; "" for another place."""
     time: datetime | None = None
-    """When its files last changed."""
+    """Time of the last change of its files."""
     finished: bool = True
     judged: tuple[str, int, int] | None = None
     """Digest of its data, begin of the first and end of the last judged step (Unix seconds); None
@@ -70,15 +70,15 @@ class Backtest:
     document: Mapping[str, Any] = field(default_factory=dict)
     """``backtest.json``; of an unfinished one, of the steps that there are."""
     problem: str = ""
-    """Why it cannot be shown, in words."""
+    """Reason why it cannot be shown; empty for none."""
 
     def is_comparable(self, other: Backtest) -> bool:
-        """Whether both judge the same time of the same data."""
+        """Return True if both judge the same time of the same data."""
         return self.judged is not None and self.judged == other.judged
 
     @property
     def has_numbers(self) -> bool:
-        """Whether any step was answered."""
+        """True if any step was answered."""
         return not self.problem and bool(self.metrics)
 
     @property
@@ -102,7 +102,7 @@ class Backtest:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Those that were replayed, in the order of their cost."""
+        """Replayed policies, in the order of their cost."""
         return tuple(name for name in POLICIES if name in self.document["policies"])
 
     def rows(self, policy: str) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Backtest:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Those that were measured."""
+        """Measured metrics."""
         measured = (one for one in self.document["rows"] if "error" not in one)
         return tuple(next((one["metrics"] for one in measured), ()))
 
@@ -151,14 +151,14 @@ class Backtest:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a page shows of backtests."""
+    """Backtests, metric, policy, list and slice that a page shows."""
 
     shown: tuple[Backtest, ...]
     """Comparable ones; the first decides what can be chosen."""
     left_out: tuple[Backtest, ...] = ()
     """Chosen ones that are of other data or another time, or cannot be read."""
     problems: tuple[str, ...] = ()
-    """Why some cannot be read."""
+    """Reasons why some cannot be read."""
     metric: str
     policy: str
     row: str = SERVED

@@ -29,7 +29,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the numbers of a block were computed from."""
+    """Run and digests that the numbers of a block were computed from."""
 
     run: str
     """Key of the run; "" for none, such as of a backtest alone."""
@@ -45,7 +45,7 @@ class LinkedCell:
     text: str
     link: Link
     sort: Cell = None
-    """What the cell is sorted by; its text by default."""
+    """Sort value; the text by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Chart:
     """Unique on its page."""
     title: str
     note: str
-    """How to read it, in a sentence or two."""
+    """Reading help, in a sentence or two."""
     spec: Mapping[str, Any]
     """Vega-Lite (`pipelines.pages.charts`); axes name their units."""
     columns: Sequence[str | Column]
@@ -104,11 +104,11 @@ class Column:
 
     label: str
     note: str = ""
-    """What it says; shown where the label is pointed at or focused."""
+    """Tooltip of the label."""
     numeric: bool = False
     """Right-aligned, sorted by number."""
     format: Format = ""
-    """How a number is written: ``metric`` .1234, ``signed`` +.0123, ``seconds`` 1 h 2 min."""
+    """Format of numbers: ``metric`` .1234, ``signed`` +.0123, ``seconds`` 1 h 2 min."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +200,10 @@ class Action:
     title: str
     note: str
     name: str
-    """Of the page's action function."""
+    """Action function of the page."""
     values: Mapping[str, str]
     fields: Sequence[tuple[str, str]] = ()
-    """Name and label of texts that the reader adds, such as a reason."""
+    """Names and labels of texts that the reader adds, such as a reason."""
     kind: Literal["action"] = "action"
 
 
@@ -246,19 +246,18 @@ class Control:
     """Something that changes a parameter of the page, and with it what the page shows."""
 
     name: str
-    """Of the parameter."""
     label: str
     kind: Literal["select", "several", "search", "number", "toggle"]
     value: str | tuple[str, ...] = ""
-    """Of a ``toggle``: 1 or 0."""
+    """Value; 1 or 0 for a ``toggle``."""
     options: Sequence[Option] = ()
-    """Of ``select`` and ``several``."""
+    """Choices of ``select`` and ``several``."""
     suggest: str | None = None
-    """Name of the page's suggest function, which finds options as the reader types."""
+    """Suggest function of the page, which finds options as the reader types."""
     least: float | None = None
     most: float | None = None
     at_most: int | None = None
-    """Of ``several``: how many may be chosen."""
+    """Largest number of choices of ``several``."""
     clears: Sequence[str] = ()
     """Parameters that another value of this one makes meaningless, such as ``model`` of a run."""
 
@@ -277,11 +276,11 @@ class Page:
 
     title: str
     lead: str
-    """What the page is for, or its answer, in a sentence."""
+    """Purpose or answer of the page, in a sentence."""
     blocks: Sequence[Block]
     controls: Sequence[Control] = ()
     notices: Sequence[str] = ()
-    """What the reader should know first: a store that is gone, a run half written."""
+    """Warnings, such as a missing store or a half-written run."""
     refresh_seconds: float | None = None
     """Time after which the open page is rebuilt; None for never."""
 

@@ -90,7 +90,7 @@ def fitted(documents: Sequence[Document], most: int) -> list[Document]:
 
 
 def imported(source: str) -> list[str]:
-    """Name the modules that a module imports."""
+    """List the modules that a module imports."""
     return [name for _, name in IMPORT.findall(source)]
 
 
@@ -110,7 +110,7 @@ def in_order(modules: Mapping[str, str], first: str) -> list[str]:
 
 
 def scope_name(module: str) -> str:
-    """Name the constant that holds what a module exports."""
+    """Return the constant that holds a module's exports."""
     return f"module_{module.removesuffix('.js')}"
 
 

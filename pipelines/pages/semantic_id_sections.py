@@ -59,14 +59,14 @@ UNMEASURED = (
 
 
 def prefix_name(num_codes: int, num_levels: int) -> str:
-    """Name a prefix by its length."""
+    """Label a prefix by its length."""
     if num_codes == num_levels:
         return "whole ID"
     return "first code" if num_codes == 1 else f"first {num_codes} codes"
 
 
 def level_name(level: int) -> str:
-    """Name a level, counted from 1 for a reader."""
+    """Label a level, counted from 1."""
     return f"level {level + 1}"
 
 

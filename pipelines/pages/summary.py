@@ -31,12 +31,12 @@ def ranged(interval: Interval) -> str:
 
 
 def best_model(data: ReportData) -> str:
-    """Name the model with the best primary metric on validation; the first of equal ones."""
+    """Return the model with the best primary metric on validation; the first of equal ones."""
     return data.ranked_models[0]
 
 
 def served_label(data: ReportData, model: str) -> str:
-    """Name the released list, not the row of the table that measures it."""
+    """Label the released list, not the row of the table that measures it."""
     blend = data.blends.get(PROFILE)
     if model == "ranked":
         return "the ranked blend"
@@ -60,7 +60,7 @@ def method_label(method: str) -> str:
 
 
 def headline_model(data: ReportData) -> str:
-    """Name the served model; if it was not measured, the best on validation."""
+    """Return the served model; if it was not measured, the best on validation."""
     return served_model(data) or best_model(data)
 
 
@@ -98,7 +98,7 @@ def worst_slice(data: ReportData, model: str) -> SliceMetrics | None:
 
 
 def served_model(data: ReportData) -> str | None:
-    """Name the model that is served by default; None if it was not measured."""
+    """Return the model that is served by default; None if it was not measured."""
     is_ranked = data.ranker is not None and data.ranker["served"]
     order = SERVED if is_ranked else SERVED[1:]
     return next((model for model in order if model in data.models), None)

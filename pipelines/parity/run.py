@@ -63,7 +63,7 @@ class ParityReport:
 
     time: str
     bundle: str
-    """That most of the lists are of."""
+    """Bundle of most of the lists."""
     logged: int
     """Lists in the log."""
     requests: int

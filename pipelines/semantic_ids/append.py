@@ -70,7 +70,7 @@ def matching_store(bundles: Path, bundle: Bundle) -> OpenStore | None:
 
 
 def _same_rows(store: SemanticIdStore, bundle: Bundle) -> bool:
-    """Whether the id rows of the store are those of the bundle."""
+    """Return True if the store has the id rows of the bundle."""
     own, known = bundle.semantic_ids, store.item_ids
     assert own is not None
     if own.ids.num_item_rows > len(known) + 1:

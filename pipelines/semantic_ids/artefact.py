@@ -1,4 +1,4 @@
-"""What build_semantic_ids writes, read back."""
+"""Read the artefact of build_semantic_ids."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
 
 @dataclass(frozen=True, kw_only=True)
 class Content:
-    """What semantic IDs are made from."""
+    """Content and behaviour that semantic IDs are made from."""
 
     item_ids: Sequence[str]
-    """Of item rows 1 .. N - 1."""
+    """Ids of item rows 1 .. N - 1."""
     vectors: Tensor
     """[N, D]; a zero row has no content."""
     encoder: str
@@ -84,7 +84,7 @@ class Content:
         return made
 
     def extends(self, origin: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-        """Whether published IDs of this origin are appended to.
+        """Return True if published IDs of this origin are appended to.
 
         Behaviour does not count: its vectors change with every training.
         """

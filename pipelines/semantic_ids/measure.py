@@ -87,7 +87,7 @@ class SemanticIdReport:
     parent: str | None
     level_sizes: tuple[int, ...]
     made: Mapping[str, Any] = field(default_factory=dict)
-    """What the run that made it wrote down; empty if it is not known."""
+    """Report of the run that made it; empty if it is not known."""
     num_items: int
     num_with_id: int
     num_without_content: int
@@ -121,7 +121,7 @@ class SemanticIdReport:
 
     @property
     def is_of_behaviour(self) -> bool:
-        """Whether the codes come from behaviour, so that content alone gives others."""
+        """True if the codes come from behaviour, so that content alone gives others."""
         return bool(self.settings.get("source") == BEHAVIOUR)
 
     @property
@@ -318,7 +318,7 @@ class Drift:
     id_rows: tuple[int, int] = (0, 0)
     """Ever given out, before and after."""
     vocabularies: Sequence[tuple[int, ...]] = ()
-    """Of each level: codes, used before, used after, newly used, no longer used."""
+    """Codes of each level: all, used before, used after, newly used, no longer used."""
     codes: Sequence[ChangedCode] = ()
     """First codes, the most changed first."""
     moves: Sequence[tuple[int, int, int, tuple[str, ...]]] = ()

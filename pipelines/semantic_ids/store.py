@@ -75,12 +75,12 @@ class SemanticIdStore:
         return np.array([known.get(item_id, 0) for item_id in item_ids], np.int64)
 
     def current(self) -> str | None:
-        """Name the current version; None where nothing was published."""
+        """Return the current version; None if nothing was published."""
         history = self.versions.history()
         return history[-1] if history else None
 
     def has(self, version: str) -> bool:
-        """Whether a version was ever published."""
+        """Return True if a version was ever published."""
         return version in self.versions.versions()
 
     def named(self, beginning: str) -> str:
@@ -103,7 +103,7 @@ class SemanticIdStore:
             return self.versions.rollback(version)
 
     def leads_from(self, version: str) -> bool:
-        """Whether the current version is this one, or this one with items appended."""
+        """Return True if the current version is this one, or this one with items appended."""
         reached, made_by = self.current(), None
         while reached is not None and self.has(reached):
             described = read_description(self.versions.path_of(reached), FILE_NAME)

@@ -203,7 +203,7 @@ def fit_behaviour(
 
 
 def _by_id_row(values: Tensor, wanted: Tensor, rows: Tensor, size: int) -> Tensor:
-    """Lay the values of wanted item rows out by id row, [size, D]; zeros elsewhere."""
+    """Scatter the values of wanted item rows by id row, [size, D]; zeros elsewhere."""
     table = torch.zeros(size, values.shape[1])
     table[rows[wanted]] = values[wanted].float()
     return table
