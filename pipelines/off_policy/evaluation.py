@@ -188,7 +188,6 @@ def compute_estimates(
     """Make every estimate: the weights it uses and the estimate, by name; the best first."""
     log = material.log
     earned = log.earned
-    single = log.rewards.shape[1] == 1
     weights = {name: clipped(of(log), config.clip) for name, of in WEIGHTS.items()}
     slot_weights = weights["independent"]
     robust = cascade_doubly_robust(
@@ -198,29 +197,29 @@ def compute_estimates(
         # Below the end of the list, the model's own future counts once.
         material.expected + material.below,
     )
-    found: dict[str, tuple[str, Estimate]] = {}
-    found["dr"] = ("cascade", robust)
-    found["snips"] = ("cascade", snips(earned, weights["cascade"], log.present))
-    found["ips"] = ("cascade", ips(earned, weights["cascade"]))
-    if single:
-        parts = (earned, weights["cascade"], material.predicted, material.expected)
-        found["sndr"] = ("cascade", doubly_robust(*parts, self_normalized=True))
-        found["switch_dr"] = ("cascade", doubly_robust(*parts, switch_at=config.switch_at))
+    cascade, whole = weights["cascade"], weights["whole_list"]
+    model = material.predicted, material.expected
+    found = {
+        "dr": ("cascade", robust),
+        "snips": ("cascade", snips(earned, cascade, log.present)),
+        "ips": ("cascade", ips(earned, cascade)),
+    }
+    if log.rewards.shape[1] == 1:
+        switched = doubly_robust(earned, cascade, *model, switch_at=config.switch_at)
+        found |= {
+            "sndr": ("cascade", doubly_robust(earned, cascade, *model, self_normalized=True)),
+            "switch_dr": ("cascade", switched),
+        }
     else:
-        found["whole_list_snips"] = (
-            "whole_list",
-            snips(earned, weights["whole_list"], log.present),
-        )
-        found["whole_list_ips"] = ("whole_list", ips(earned, weights["whole_list"]))
-        parts = (earned, slot_weights, material.predicted, material.expected)
-        found["independent_ips"] = ("independent", ips(earned, slot_weights))
-        found["independent_snips"] = ("independent", snips(earned, slot_weights, log.present))
-        found["independent_switch_dr"] = (
-            "independent",
-            doubly_robust(*parts, switch_at=config.switch_at),
-        )
-    found["dm"] = ("none", direct_method(material.direct))
-    return found
+        switched = doubly_robust(earned, slot_weights, *model, switch_at=config.switch_at)
+        found |= {
+            "whole_list_snips": ("whole_list", snips(earned, whole, log.present)),
+            "whole_list_ips": ("whole_list", ips(earned, whole)),
+            "independent_ips": ("independent", ips(earned, slot_weights)),
+            "independent_snips": ("independent", snips(earned, slot_weights, log.present)),
+            "independent_switch_dr": ("independent", switched),
+        }
+    return {**found, "dm": ("none", direct_method(material.direct))}
 
 
 def build_document(
