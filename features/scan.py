@@ -13,13 +13,11 @@ from pathlib import Path
 
 import polars as pl
 
-from features.schema import TEXT_COLUMNS, SourceConfig
+from features.schema import JSON_LINES, SEPARATED, TEXT_COLUMNS, SourceConfig
 
 BATCH_ROWS = 1_000_000
 INFERRED_ROWS = 10_000
 """Lines of a JSON file that the types of its columns are inferred from."""
-SEPARATED = (".csv", ".tsv", ".txt", ".inter")
-JSON_LINES = (".jsonl", ".ndjson")
 
 
 class NoColumnError(ValueError):

@@ -17,6 +17,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from features.forget_list import NOBODY, ForgetList
 from features.point_in_time import FEATURES
 
+SEPARATED = (".csv", ".tsv", ".txt", ".inter")
+JSON_LINES = (".jsonl", ".ndjson")
+"""Endings of files of text."""
 USER_ID = "user_id"
 ITEM_ID = "item_id"
 EVENT_TIME = "event_time"

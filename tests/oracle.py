@@ -164,7 +164,8 @@ def command_line() -> dict[str, Any]:
 
 def configurations() -> dict[str, Any]:
     """Resolve every preset and example."""
-    from pipelines.config.toml import plain, without_none
+    from pipelines.config.toml import without_none
+    from pipelines.engine.artifacts import plain
     from pipelines.presets import PRESETS
     from pipelines.presets.resolve import resolve
 

@@ -16,8 +16,8 @@ from typing import IO
 import polars as pl
 
 from features.events import as_text
-from features.scan import JSON_LINES, batches, naming, renamed, scan_file
-from features.schema import USER_ID, SourceConfig
+from features.scan import batches, naming, renamed, scan_file
+from features.schema import JSON_LINES, USER_ID, SourceConfig
 
 PARQUET = ".parquet"
 LONGEST_FIELD = 1 << 27

@@ -113,7 +113,7 @@ def train(
 
     [bold]Example[/] recsys ids train shop.toml
     """
-    from pipelines.config.toml import plain
+    from pipelines.engine.artifacts import plain
     from pipelines.semantic_ids.versions import refit_ids
 
     config, begin = run_config(run, assignments=assignments), time.perf_counter()

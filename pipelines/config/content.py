@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from recsys.content.endpoint import EndpointConfig
-from recsys.content.endpoint_encoder import EmbeddingEndpointConfig
-from recsys.content.enrichment import EnrichmentConfig
+from recsys.content.config import EmbeddingEndpointConfig, EndpointConfig, EnrichmentConfig
 
 MIN_ITEMS_PER_CODE = 8
 """Items per code that the number of codes is chosen for."""

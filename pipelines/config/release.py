@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from recsys.evaluation.judges import RUBRICS
-from recsys.evaluation.paired import PairedConfig
+from recsys.evaluation.config import RUBRIC_NAMES, PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 
 
@@ -71,8 +70,10 @@ class GateConfig:
     """Share of logged requests whose recomputed list differs from the served one."""
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.judges if name not in RUBRICS]:
-            raise ValueError(f"gate.judges names {unknown[0]!r}; it may name {', '.join(RUBRICS)}")
+        if unknown := [name for name in self.judges if name not in RUBRIC_NAMES]:
+            raise ValueError(
+                f"gate.judges names {unknown[0]!r}; it may name {', '.join(RUBRIC_NAMES)}"
+            )
         for name, value in vars(self).items():
             unbounded = name.endswith(("_ms", "_ratio", "_gain"))
             if name.startswith(("min_", "max_")) and not 0 <= value <= (1e9 if unbounded else 1):

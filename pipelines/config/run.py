@@ -16,8 +16,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from features.scan import JSON_LINES, SEPARATED
-from features.schema import FeatureChoice, FileFormat, FilterConfig, SplitConfig
+from features.schema import (
+    JSON_LINES,
+    SEPARATED,
+    FeatureChoice,
+    FileFormat,
+    FilterConfig,
+    SplitConfig,
+)
 from pipelines.config.auto import AutoConfig
 from pipelines.config.content import BEHAVIOUR, ContentConfig, EnrichItemsConfig, SemanticIdsConfig
 from pipelines.config.daily import MonitoringConfig, UpdatesConfig
@@ -43,7 +49,7 @@ from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
-from recsys.retrieval.faiss_build import FaissIndexConfig
+from recsys.retrieval.vector_index import FaissIndexConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
 

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_jsonable_python
 
 from pipelines.config.removed import REMOVED_KEYS, removal
 
@@ -222,11 +221,6 @@ def type_adapter(kind: type) -> TypeAdapter[Any]:
     if kind not in ADAPTERS:
         ADAPTERS[kind] = TypeAdapter(kind)
     return ADAPTERS[kind]
-
-
-def plain(value: Any) -> Any:
-    """Turn a configuration into tables of strings, numbers, lists: what TOML and JSON hold."""
-    return to_jsonable_python(value)
 
 
 def to_toml(table: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import polars as pl
 
-from features.scan import SEPARATED, naming, scan_file
-from features.schema import SourceConfig
+from features.scan import naming, scan_file
+from features.schema import SEPARATED, SourceConfig
 from pipelines.datasets.column_names import EVENT_NAMES, ITEM_NAMES, kind_of_file, name_score
 from pipelines.datasets.times import TimeGuess, guess_time
 

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from recsys.data.durable import PARTIAL, digest_of_file, fsync, fsync_tree, write_durably
 
 FORMAT = 2
@@ -95,6 +97,11 @@ class Manifest:
 
     def to_json(self) -> str:
         return to_json(asdict(self))
+
+
+def plain(value: Any) -> Any:
+    """Turn a configuration into tables of strings, numbers, lists: what TOML and JSON hold."""
+    return to_jsonable_python(value)
 
 
 def to_json(value: Any) -> str:

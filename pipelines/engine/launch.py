@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain
+from pipelines.engine.artifacts import plain
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.ray_ranks import LOG, start_on_ray
 from pipelines.engine.run_log import RunLog

@@ -17,9 +17,9 @@ from typing import Protocol
 
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain, to_toml, without_keys
+from pipelines.config.toml import to_toml, without_keys
 from pipelines.engine import launch
-from pipelines.engine.artifacts import Manifest, begin, commit
+from pipelines.engine.artifacts import Manifest, begin, commit, plain
 from pipelines.engine.memory import returning_memory
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import Stage, StageContext

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain
+from pipelines.engine.artifacts import plain
 from pipelines.engine.code import INSTALLED
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.workspace import Workspace

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain
 from pipelines.engine.artifacts import (
     MANIFEST,
     Manifest,
     check_files,
     digest_of_json,
+    plain,
     sweep,
 )
 from pipelines.engine.errors import WorkspaceBusyError

@@ -32,8 +32,9 @@ from recsys.evaluation.beyond_accuracy import (
     novelty,
     popularity_lift,
 )
-from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
+from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.calibration import list_miscalibration
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import RankingResult, per_user_metric
 from recsys.evaluation.significance import (
     ComparisonConfig,

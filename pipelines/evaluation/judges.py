@@ -21,7 +21,7 @@ from pipelines.engine.results import JUDGES, write_result
 from pipelines.evaluation.analysis import SERVED
 from pipelines.inputs.tensors import CONTENT_FILE, read_inputs, released_order
 from recsys.data.dataset import Sequences
-from recsys.evaluation.bootstrap import BootstrapConfig
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.judges import (
     Judge,
     Known,

@@ -17,12 +17,9 @@ from recsys.data.held_out import ragged as ragged
 from recsys.fitting.inputs import GIVEN, ModelInputs
 from recsys.fitting.queries import RetrievalSettings
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
-from serving.surfaces import HOME
 
 Rows = NDArray[np.int64]
 CONTENT_FILE = "content.npy"
-MAX_SCORES = 1 << 24
-"""Scores in memory at a time: queries of a batch times items."""
 
 
 def read_inputs(features: Path, content: Path | None, tie_order: str) -> ModelInputs:
@@ -61,13 +58,7 @@ def split_kind(features: Path) -> str:
 
 def retrieval_settings(config: RunConfig) -> RetrievalSettings:
     """Request lists as the surface ``home`` does, so that measured lists are the served ones."""
-    return RetrievalSettings(
-        num_candidates=HOME.num_candidates,
-        max_history=HOME.max_history,
-        beam_width=HOME.beam_width,
-        exclude_history=config.evaluation.exclude_history,
-        max_scores=MAX_SCORES,
-    )
+    return RetrievalSettings(exclude_history=config.evaluation.exclude_history)
 
 
 def tie_orders(features: Path) -> list[str]:

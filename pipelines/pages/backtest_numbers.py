@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pipelines.pages.charts import colors_of
 from pipelines.pages.document import Origin
 from pipelines.pages.wording import model_label
-from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
+from recsys.evaluation.bootstrap import Interval, bootstrap_intervals
+from recsys.evaluation.config import BootstrapConfig
 from recsys.replay.folder import PEER, SERVED
 from recsys.replay.steps import POLICIES
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from features.scan import JSON_LINES, SEPARATED
+from features.schema import JSON_LINES, SEPARATED
 
 ENDINGS = (".parquet", *SEPARATED, *JSON_LINES)
 _DATE = re.compile(

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table, merge, plain, read_toml, validate, without_keys
+from pipelines.config.toml import Table, merge, read_toml, validate, without_keys
+from pipelines.engine.artifacts import plain
 
 FOLDER = Path(__file__).parent
 

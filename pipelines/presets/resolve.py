@@ -15,7 +15,6 @@ from pipelines.config.toml import (
     Table,
     merge,
     parse_assignment,
-    plain,
     read_toml,
     set_value,
     validate,
@@ -24,6 +23,7 @@ from pipelines.config.toml import (
 from pipelines.config.upgrade import refuse_old_keys, upgraded
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
+from pipelines.engine.artifacts import plain
 from pipelines.engine.workspace import check_writable
 from pipelines.inputs.forgotten import with_forgotten
 from pipelines.inputs.opened_store import export_store

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain
-from pipelines.engine.artifacts import read_json, to_json
+from pipelines.engine.artifacts import plain, read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import CONTENT_FILE, load_catalogue, released_order, tie_orders
 from pipelines.semantic_ids.artefact import (

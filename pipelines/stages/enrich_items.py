@@ -95,7 +95,7 @@ def enrich_items(context: StageContext) -> StageRows:
         "model": model.name,
         "prompt_version": extraction_of(config.attributes).version,
         "num_left_out": result.num_left_out,
-        "cost": config.cost(result.spent),
+        "cost": config.cost(*result.spent),
         "budget_reached": result.budget_reached,
         **result.spent._asdict(),
     }

@@ -27,8 +27,7 @@ from torch import Tensor
 from pipelines.candidates.blends import evaluation_queries, load_blends, row_names
 from pipelines.candidates.load import load_sources
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import plain
-from pipelines.engine.artifacts import Manifest, digest_of_json, to_json
+from pipelines.engine.artifacts import Manifest, digest_of_json, plain, to_json
 from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.evaluation.analyse import Background, analyse_split, best_single

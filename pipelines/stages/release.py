@@ -18,8 +18,7 @@ import numpy as np
 import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
-from pipelines.config.toml import plain
-from pipelines.engine.artifacts import read_json, to_json
+from pipelines.engine.artifacts import plain, read_json, to_json
 from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError

@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from pipelines.config.run import OWN_DATA, RunConfig
-from pipelines.config.toml import plain, to_toml
-from pipelines.engine.artifacts import Manifest, read_json, to_json
+from pipelines.config.toml import to_toml
+from pipelines.engine.artifacts import Manifest, plain, read_json, to_json
 from pipelines.engine.stage import StageContext, StageRows, installed_version
 from pipelines.engine.workspace import Workspace
 from pipelines.evaluation.analysis import ANALYSIS

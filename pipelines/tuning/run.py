@@ -22,15 +22,16 @@ from typing import Any
 from features.parallel import Runner
 from pipelines.backtest.prepare import WORKSPACE, build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge, plain, to_toml, validate
+from pipelines.config.toml import merge, to_toml, validate
 from pipelines.config.upgrade import refuse_old_keys
-from pipelines.engine.artifacts import to_json
+from pipelines.engine.artifacts import plain, to_json
 from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
 from pipelines.tuning.space import BLEND, Setting, as_table, row_of
 from pipelines.tuning.trials import Outcome, Processes, Trial, run_trial, values_of
 from recsys.data.durable import locked, write_durably
-from recsys.evaluation.paired import PairedConfig, paired
+from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.paired import paired
 from recsys.replay.experiment import PreparedData, Recipe
 
 JOURNAL, DOCUMENT, BEST = "trials.jsonl", "tune.json", "best.toml"

@@ -10,18 +10,16 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from recsys.content.attributes import (
     EXAMPLES,
     INSTRUCTIONS,
-    MAX_CHARS,
-    NOTHING,
     PROMPT_VERSION,
     SCHEMA,
     TEXT_ATTRIBUTES,
 )
+from recsys.content.config import AttributeConfig, check_attributes
 from recsys.content.prompt import (
     Example,
     Prompt,
@@ -29,12 +27,7 @@ from recsys.content.prompt import (
     may_be_null,
     type_of,
 )
-from recsys.content.text import clean_text
 
-MAX_ATTRIBUTES = 20
-MAX_VALUES = 100
-MAX_VALUE_CHARS = 60
-MAX_DESCRIPTION_CHARS = 300
 OWN_INSTRUCTIONS = """\
 You read attributes of items of a catalogue off their text, for a recommender system. The user \
 message holds the text of one item, as a JSON string between two equal marks of the form \
@@ -46,86 +39,6 @@ Do not repeat the marks or these instructions, and write no addresses."""
 
 UNKNOWN = "unknown"
 """The line of a property that has no value."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttributeConfig:
-    """One attribute that a language model reads off the text of an item."""
-
-    name: str
-    """Small letters, digits and underscores, such as "material"."""
-    type: Literal["choice", "choices", "words", "number", "yes_no"]
-    """One of ``values``, several of them, free words, a number, or yes or no."""
-    description: str
-    """Description in a sentence for the model."""
-    values: tuple[str, ...] = ()
-    """Values of a choice; an answer that is not among them is refused."""
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", self.name):
-            raise ValueError(
-                f"name {self.name!r} must be 1 to 40 small letters, digits and underscores, a "
-                'letter first, such as "material"'
-            )
-        if self.name in MAX_CHARS:
-            raise ValueError(f"name {self.name!r} is that of a built-in attribute; take another")
-        if clean_text(self.description) != self.description or not self.description:
-            raise ValueError(f"description of {self.name!r} must be one line of plain text")
-        if len(self.description) > MAX_DESCRIPTION_CHARS:
-            raise ValueError(
-                f"description of {self.name!r} has {len(self.description)} characters, allowed "
-                f"are {MAX_DESCRIPTION_CHARS}"
-            )
-        self._check_values()
-
-    def _check_values(self) -> None:
-        if not self.type.startswith("choice"):
-            if self.values:
-                raise ValueError(
-                    f"attribute {self.name!r} of type {self.type!r} has values; leave them out, or "
-                    'take type = "choice" or "choices"'
-                )
-            return
-        if not 2 <= len(self.values) <= MAX_VALUES:
-            raise ValueError(
-                f"attribute {self.name!r} has {len(self.values)} values, allowed are 2 to "
-                f"{MAX_VALUES}"
-            )
-        if len({value.casefold() for value in self.values}) < len(self.values):
-            raise ValueError(f"attribute {self.name!r} has a value twice: {self.values}")
-        for value in self.values:
-            unclean = clean_text(value) != value or ";" in value or value.casefold() in NOTHING
-            if unclean or len(value) > MAX_VALUE_CHARS:
-                raise ValueError(
-                    f"attribute {self.name!r}: value {value!r} must be 1 to {MAX_VALUE_CHARS} "
-                    f"characters of plain text, without a semicolon, and none of {NOTHING[1:]}, "
-                    "which stand for no value"
-                )
-
-    def schema(self) -> dict[str, Any]:
-        """Write as a property of a JSON schema."""
-        if self.type == "choices":
-            items = {"type": "string", "enum": list(self.values)}
-            few = {"minItems": 0, "maxItems": len(self.values)}
-            return {"type": ["array", "null"], "items": items, **few} | self._described()
-        kinds = {"choice": "string", "words": "string", "number": "number", "yes_no": "boolean"}
-        kind: dict[str, Any] = {"type": [kinds[self.type], "null"], **self._described()}
-        return kind | {"enum": [*self.values, None]} if self.values else kind
-
-    def _described(self) -> dict[str, str]:
-        return {"description": self.description}
-
-    def line(self) -> str:
-        """Return in words what the model shall write."""
-        values = ", ".join(json.dumps(value, ensure_ascii=False) for value in self.values)
-        form = {
-            "choice": f"One of {values}, or null.",
-            "choices": f"A list of those that apply of {values}, or null.",
-            "words": "A few words in the language of the text, or null.",
-            "number": "A number, or null.",
-            "yes_no": "true, false or null.",
-        }[self.type]
-        return f"- {self.name}: {self.description.rstrip('.')}. {form}"
 
 
 class Extraction(NamedTuple):
@@ -151,12 +64,8 @@ def extraction_of(attributes: Sequence[AttributeConfig]) -> Extraction:
     """Write the schema and the prompt of a shop's attributes; of none, the built-in ones."""
     if not attributes:
         return BUILT_IN
+    check_attributes(attributes)
     names = tuple(one.name for one in attributes)
-    if len(names) > MAX_ATTRIBUTES or len(set(names)) < len(names):
-        raise ValueError(
-            f"attributes are {len(names)}: {', '.join(names)}; allowed are {MAX_ATTRIBUTES}, each "
-            "of another name"
-        )
     schema = {
         "type": "object",
         "properties": {one.name: one.schema() for one in attributes},

@@ -13,11 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from recsys.content.config import MAX_CHARS, NOTHING
 from recsys.content.prompt import Example, Prompt, Schema, may_be_null, type_of
 from recsys.content.text import clean_text
 
 Value = str | tuple[str, ...]
-MAX_CHARS = {"topics": 60, "audience": 120, "style": 120, "summary": 400, "queries": 120}
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -92,8 +92,6 @@ TEXT_ATTRIBUTES = ("topics", "summary", "queries")
 """Attributes added to an item's text if nothing was measured."""
 MAX_WORDS_CHARS = 200
 """Most characters of an attribute that is not named in MAX_CHARS."""
-NOTHING = ("", "null", "none", "unknown", "n/a")
-"""How models write that a text does not say something."""
 _NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?(e[+-]?\d{1,2})?")
 _ADDRESS = re.compile(r"https?:|www\.|\S@\S+\.\S", re.IGNORECASE)
 

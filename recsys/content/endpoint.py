@@ -14,10 +14,10 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
+from recsys.content.config import EndpointConfig
 from recsys.content.prompt import (
     TEMPLATE_TOKENS,
     Completion,
@@ -34,52 +34,6 @@ MAX_WAIT_SECONDS = 60.0
 SCHEMA_FOLLOWS = "\nThe answer is JSON alone, of this JSON schema: "
 _NO_SCHEMAS = re.compile(r"response_format|json_schema|structured", re.IGNORECASE)
 """In the refusal of a server that cannot hold a model to a schema."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndpointConfig:
-    """An OpenAI-compatible server: the address ends before ``/chat/completions``."""
-
-    base_url: str
-    """Such as "http://127.0.0.1:8080/v1"."""
-    model: str
-    """Name by which the endpoint knows the model."""
-    api_key_variable: str = ""
-    """Name of the environment variable that holds the key; empty where no key is needed. The key
-    itself never stands in a configuration, a log or an artefact."""
-    timeout_seconds: float = 60.0
-    """How long one request may take."""
-    max_retries: int = 4
-    """More attempts after a timeout, a lost connection, status 408, 409, 429 or 5xx, or a reply
-    that is no JSON."""
-    first_wait_seconds: float = 1.0
-    """Before the first retry; doubles each time, unless the server says how long (at most 60 s)."""
-    concurrency: int = 4
-    """Requests in flight at once."""
-    temperature: float | None = None
-    """None leaves it to the server; some models take no other."""
-    token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How the server calls the longest answer."""
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError('base_url must look like "http://127.0.0.1:8080/v1"')
-        if parts.username or parts.password:
-            raise ValueError("base_url holds a password; name a variable in api_key_variable")
-        if not self.model:
-            raise ValueError("model is empty; name the model as the server does")
-        # Never echoed: a key pasted here by mistake would end in a log.
-        if self.api_key_variable and not re.fullmatch(r"[A-Za-z_]\w{0,63}", self.api_key_variable):
-            raise ValueError(
-                "api_key_variable must be the name of an environment variable, not the key itself"
-            )
-        for name in ("timeout_seconds", "concurrency"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
-        for name in ("max_retries", "first_wait_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
 
 
 class Endpoint:

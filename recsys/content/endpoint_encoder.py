@@ -6,32 +6,14 @@ Axes: n texts, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from recsys.content.config import EmbeddingEndpointConfig
 from recsys.content.encoder import Vectors, normalized
-from recsys.content.endpoint import Endpoint, EndpointConfig
+from recsys.content.endpoint import Endpoint
 from recsys.content.prompt import EndpointError
-
-
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingEndpointConfig(EndpointConfig):
-    """An endpoint that gives embeddings."""
-
-    dim: int
-    """Width of its vectors; a reply of another width is an error, not a surprise."""
-    batch_size: int = 64
-    """Texts a request, which is also what a killed run has to pay for again."""
-    max_text_chars: int = 8_000
-    """Characters of a text that are sent, since servers refuse texts that are too long."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("dim", "batch_size", "max_text_chars"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
 
 
 class EndpointEncoder:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from recsys.content.agreement import agreed
-from recsys.content.attribute_schema import AttributeConfig, Extraction, extraction_of
+from recsys.content.attribute_schema import Extraction, extraction_of
 from recsys.content.attributes import Attribute, parse_reply
+from recsys.content.config import EnrichmentConfig
 from recsys.content.enrichment_ledger import (
     BudgetSpentError,
     Draw,
@@ -37,86 +37,16 @@ from recsys.content.prompt import (
 from recsys.content.text import clean_text
 
 logger = logging.getLogger(__name__)
-MAX_TEMPERATURE = 2.0
 MAX_FAULT_CHARS = 400
 """Most characters of a fault that the next request quotes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnrichmentConfig:
-    """Attributes that are read off texts, the budget, and the requests."""
-
-    attributes: tuple[AttributeConfig, ...] = ()
-    """Attributes to read off a text; empty reads topics, audience, style, summary and queries."""
-    token_budget: int = 0
-    """Tokens, read and written, over all items and runs; 0 sends nothing."""
-    cost_budget: float | None = None
-    """The same in money, by the two prices below; 0 sends nothing, None sets no limit."""
-    prompt_price: float = 0.0
-    """Money for a million tokens read."""
-    completion_price: float = 0.0
-    """Money for a million tokens written."""
-    max_reply_tokens: int = 400
-    """Longest answer for one item."""
-    max_attempts: int = 2
-    """Requests for one text, over all runs, until an answer fits the schema; those after the
-    first say what was wrong."""
-    max_text_chars: int = 2000
-    """Most characters of an item's text that are sent."""
-    samples: int = 1
-    """Answers to one text, each a request of its own, so n times the tokens; of ``attributes``
-    alone. What they do not agree on is left out."""
-    sample_temperature: float = 0.7
-    """Temperature of several answers: at 0 they would be alike."""
-    agreement: float = 0.6
-    """Share of the answers that must give a value."""
-    max_unreachable: int = 5
-    """Stop when this many requests in a row get no answer after all their retries."""
-
-    def __post_init__(self) -> None:
-        extraction_of(self.attributes)
-        for name in ("token_budget", "prompt_price", "completion_price"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if self.cost_budget is not None and self.cost_budget < 0:
-            raise ValueError(f"cost_budget must be >= 0, got {self.cost_budget}")
-        if self.cost_budget and not (self.prompt_price or self.completion_price):
-            raise ValueError(
-                "cost_budget has no effect without prices; set prompt_price and completion_price "
-                "(money for a million tokens)"
-            )
-        whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
-        for name in (*whole, "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
-
-        self._check_samples()
-
-    def _check_samples(self) -> None:
-        if self.samples > 1 and not self.attributes:
-            raise ValueError(
-                f"samples = {self.samples} needs [[enrichment.attributes]] of your own: summaries "
-                "and queries in free words never agree"
-            )
-        if not 0 < self.sample_temperature <= MAX_TEMPERATURE:
-            raise ValueError(
-                f"sample_temperature must be > 0 and <= {MAX_TEMPERATURE:g}, got "
-                f"{self.sample_temperature}"
-            )
-        if not 0.5 < self.agreement <= 1:
-            raise ValueError(f"agreement must be > 0.5 and <= 1, got {self.agreement}")
-
-    def draws(self, key: str, line: str) -> dict[str, Draw]:
-        """List the requests for a text, by their keys in the ledger."""
-        if self.samples == 1:
-            return {key: Draw(line)}
-        heat = self.sample_temperature
-        return {f"{key}-{heat:g}-{at}": Draw(line, at, heat) for at in range(self.samples)}
-
-    def cost(self, spent: Tokens) -> float:
-        """Price tokens."""
-        read = spent.prompt_tokens * self.prompt_price
-        return (read + spent.completion_tokens * self.completion_price) / 1e6
+def list_draws(config: EnrichmentConfig, key: str, line: str) -> dict[str, Draw]:
+    """List the requests for a text, by their keys in the ledger."""
+    if config.samples == 1:
+        return {key: Draw(line)}
+    heat = config.sample_temperature
+    return {f"{key}-{heat:g}-{at}": Draw(line, at, heat) for at in range(config.samples)}
 
 
 def enrich(
@@ -131,7 +61,9 @@ def enrich(
     keys = [text_key(line) for line in lines]
     extraction = extraction_of(config.attributes)
     with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
-        draws = [config.draws(*one) if one[1] else {} for one in zip(keys, lines, strict=True)]
+        draws = [
+            list_draws(config, *one) if one[1] else {} for one in zip(keys, lines, strict=True)
+        ]
         # All draws of a text before the next one's: a short budget ends with whole texts.
         wanted = {key: draw for one in draws for key, draw in one.items()}
         session = Session(ledger, model, config, wanted, progress)
@@ -223,7 +155,7 @@ class Session:
             after = self.spent.plus(bound)
             limit = self._config.cost_budget
             # A budget of nothing sends no free requests either.
-            too_dear = limit is not None and (limit == 0 or self._config.cost(after) > limit)
+            too_dear = limit is not None and (limit == 0 or self._config.cost(*after) > limit)
             if after.total > self._config.token_budget or too_dear:
                 self.budget_reached = True
                 raise BudgetSpentError(f"the next request may take {bound.total} tokens")

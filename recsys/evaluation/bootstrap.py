@@ -19,7 +19,6 @@ Axes: U users, M metrics, G distinct rows of values, R resamples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -27,29 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recsys.evaluation.config import BootstrapConfig
+
 Floats = NDArray[np.float64]
 
 _MAX_CELLS = 1 << 22
 """Draws held at once (32 MiB), which bounds memory for any U and R."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BootstrapConfig:
-    """How an interval is drawn; equal configs and values give equal intervals."""
-
-    confidence: float = 0.95
-    """Share of worlds in which the interval is to hold the true mean."""
-    num_resamples: int = 2000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence must lie between 0 and 1, got {self.confidence}")
-        if self.num_resamples < 100:
-            raise ValueError(
-                f"num_resamples must be at least 100, got {self.num_resamples}: the ends of an "
-                "interval are read from the outermost resamples"
-            )
 
 
 class Interval(NamedTuple):

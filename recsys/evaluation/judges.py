@@ -20,8 +20,9 @@ from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged
 from recsys.evaluation.beyond_accuracy import category_diversity, item_popularity
-from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
+from recsys.evaluation.bootstrap import Interval, bootstrap_intervals
 from recsys.evaluation.calibration import area_under_curve
+from recsys.evaluation.config import RUBRIC_NAMES, BootstrapConfig
 
 MAX_HISTORY = 50
 """Latest events of a history that a list is held against."""
@@ -144,13 +145,9 @@ def freshness(lists: Tensor, users: Tensor, known: Known) -> Tensor:
     return (first * there).sum(1) / there.sum(1).clamp_min(1)
 
 
-RUBRICS: Mapping[str, Rubric] = {
-    "relevance": relevance,
-    "distinct": distinct,
-    "diversity": diversity,
-    "personal": personal,
-    "freshness": freshness,
-}
+RUBRICS: Mapping[str, Rubric] = dict(
+    zip(RUBRIC_NAMES, (relevance, distinct, diversity, personal, freshness), strict=True)
+)
 
 
 def rubrics_of(known: Known) -> dict[str, Rubric]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
@@ -24,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.evaluation.bootstrap import BootstrapConfig, Floats, bootstrap_intervals
+from recsys.evaluation.bootstrap import Floats, bootstrap_intervals
+from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.significance import holm
 
 Decision = Literal["better", "worse", "not enough evidence"]
@@ -34,41 +34,6 @@ MIN_BLOCKS = 5
 """Blocks of time below which their spread says too little for an interval."""
 MIN_USERS = 2
 """Users without which there is no spread."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairedConfig:
-    """How a pair is judged; equal configs and values give equal verdicts."""
-
-    confidence: float = 0.975
-    """Confidence of both intervals; one minus this of equal pairs is called better or worse."""
-    margin: float = 0.02
-    """Relative loss that is tolerated: a challenger is not worse if its interval excludes more."""
-    slice_margin: float = 0.1
-    """The same of a protected slice, which has fewer users."""
-    slice_error: float = 0.01
-    """Chance of refusing any slice that lost no more than the margin."""
-    power: float = 0.8
-    """Chance of being found for which the smallest difference is given."""
-    num_resamples: int = 2000
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("confidence", "slice_error", "power"):
-            value = getattr(self, name)
-            if not 0 < value < 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {value}")
-        for name in ("margin", "slice_margin"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {value}")
-        self.bootstrap()
-
-    def bootstrap(self) -> BootstrapConfig:
-        """Return how the interval over users is drawn."""
-        return BootstrapConfig(
-            confidence=self.confidence, num_resamples=self.num_resamples, seed=self.seed
-        )
 
 
 class Paired(NamedTuple):

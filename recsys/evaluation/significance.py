@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.evaluation.bootstrap import BootstrapConfig, Floats, as_table, bootstrap_intervals
+from recsys.evaluation.bootstrap import Floats, as_table, bootstrap_intervals
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
 
 Correction = Literal["holm", "benjamini_hochberg"]

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, offsets_of
-from recsys.evaluation.bootstrap import BootstrapConfig, Interval, bootstrap_intervals
+from recsys.evaluation.bootstrap import Interval, bootstrap_intervals
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
 
 HEAD_SHARE = 0.5

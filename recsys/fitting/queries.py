@@ -45,7 +45,7 @@ class RetrievalSettings:
     """Items of each source's list."""
     max_history: int = 200
     """Latest events that a source may read."""
-    beam_width: int = 100
+    beam_width: int = 50
     """Beams of generative retrieval."""
     exclude_history: bool = True
     """Whether lists leave out what the user already interacted with."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
+from recsys.evaluation.bootstrap import bootstrap_intervals
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay

@@ -1,4 +1,4 @@
-"""How a faiss index is built: its settings, and the bare index of each kind.
+"""How a faiss index is built: the bare index of each kind.
 
 All kinds maximise the inner product. HNSW: Malkov and Yashunin, arXiv:1603.09320. IVF-SQ8 finds
 candidates by 8-bit codes and re-scores them with half-precision copies, since 8 bits alone lose
@@ -9,59 +9,14 @@ Axes: N item rows (row 0 included), D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isqrt
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.faiss_library import Kind, faiss_threads, load_faiss
-
-
-@dataclass(frozen=True, kw_only=True)
-class FaissIndexConfig:
-    """How an index is built.
-
-    The defaults were measured by tests/benchmarks/retrieval/benchmark_faiss_index.py.
-    """
-
-    kind: Kind | Literal["auto"] = "auto"
-    """Kind of the index; ``auto`` chooses by the number of items."""
-    flat_max_rows: int = 50_000
-    """Up to this many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
-    IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
-    masks, so it is taken only where it is requested."""
-    hnsw_neighbors: int = 32
-    """Links of a node of HNSW."""
-    hnsw_build_effort: int = 100
-    """Candidates kept while a node is linked (efConstruction)."""
-    ivf_lists_per_sqrt_row: int = 4
-    """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means wants."""
-    effort: int | None = None
-    """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
-    masked_exact_max_rows: int | None = None
-    """Search exactly over the allowed rows where a mask leaves at most this many; None is the
-    kind's default."""
-    build_threads: int = 1
-    """With 1, equal inputs give equal bytes on any number of cores."""
-    seed: int = 0
-    """Seed of the index while it is built."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("auto", *get_args(Kind)):
-            raise ValueError(f"kind must be auto, {', '.join(get_args(Kind))}, got {self.kind!r}")
-        positive = ("hnsw_neighbors", "hnsw_build_effort", "ivf_lists_per_sqrt_row", "effort")
-        for name in (*positive, "build_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be >= 1, got {value}")
-
-    def kind_for(self, num_item_rows: int) -> Kind:
-        """Choose the kind for a catalogue of this size."""
-        if self.kind != "auto":
-            return self.kind
-        return "flat" if num_item_rows <= self.flat_max_rows else "ivf_sq8"
+from recsys.retrieval.faiss_library import faiss_threads, load_faiss
+from recsys.retrieval.vector_index import FaissIndexConfig, Kind
 
 
 def build_bare_index(vectors: NDArray[np.float32], kind: Kind, config: FaissIndexConfig) -> Any:

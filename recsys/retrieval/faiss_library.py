@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-Kind = Literal["flat", "hnsw", "ivf_sq8"]
 RESCORED_PER_RESULT = 1.5
 """IVF-SQ8 re-scores this many candidates for each item it returns."""
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, TopK
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.vector_index import FaissIndexConfig
 
 MIN_RECALL = 0.99
 FIRST_EFFORT = 4

@@ -12,7 +12,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 
-from recsys.content.endpoint import Endpoint, EndpointConfig
+from recsys.content.config import EndpointConfig
+from recsys.content.endpoint import Endpoint
 from recsys.content.prompt import Completion, LanguageModel, Prompt, Schema
 from serving.log import log
 

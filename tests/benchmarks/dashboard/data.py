@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from pipelines.config.toml import plain, to_toml
+from pipelines.config.toml import to_toml
+from pipelines.engine.artifacts import plain
 from pipelines.presets import PRESETS
 from tests.pipelines.dashboard.planted import Model, World, world, write_workspace
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run

@@ -23,9 +23,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from recsys.content.attributes import enriched_text
+from recsys.content.config import EnrichmentConfig
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import Encoder, HashEncoder, normalized
-from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.enrichment import enrich
 from recsys.content.language_model import LocalLanguageModel, packaged_smollm2
 from recsys.content.minilm import MiniLMEncoder
 from recsys.content.text import item_text

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge, plain, read_toml, validate
+from pipelines.config.toml import merge, read_toml, validate
+from pipelines.engine.artifacts import plain
 from pipelines.presets import PRESETS
 from recsys.models.names import BY_NAME
 from tests.benchmarks.recipes.recipe import ROWS

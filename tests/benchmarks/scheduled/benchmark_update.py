@@ -23,9 +23,10 @@ import polars as pl
 
 from features.build import FeaturesConfig, SourceConfig, build_features
 from pipelines.config.run import DataConfig, RunConfig
-from pipelines.config.toml import plain, to_toml
+from pipelines.config.toml import to_toml
 from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
+from pipelines.engine.artifacts import plain
 from pipelines.engine.history import read_history
 from pipelines.partitions.ingest import ingest
 from pipelines.presets import PRESETS

@@ -9,15 +9,8 @@ import pytest
 
 from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import (
-    list_keys,
-    merge,
-    parse_assignment,
-    plain,
-    read_toml,
-    to_toml,
-    validate,
-)
+from pipelines.config.toml import list_keys, merge, parse_assignment, read_toml, to_toml, validate
+from pipelines.engine.artifacts import plain
 from pipelines.presets.resolve import resolve
 
 

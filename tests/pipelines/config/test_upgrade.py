@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 from pipelines.cli.main import app
 from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS
 from pipelines.config.run import TRAININGS, RunConfig
-from pipelines.config.toml import dataclasses_in, merge, nested, plain, set_value, to_toml
+from pipelines.config.toml import dataclasses_in, merge, nested, set_value, to_toml
 from pipelines.config.upgrade import upgrade_text
+from pipelines.engine.artifacts import plain
 from pipelines.engine.runner import run_stages
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import PLAN, resolve

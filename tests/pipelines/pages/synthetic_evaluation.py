@@ -25,7 +25,8 @@ from pipelines.pages.report_data import TRAININGS, slices_for_wins
 from pipelines.pages.wins import RANK, read_targets
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
+from recsys.evaluation.bootstrap import bootstrap_intervals
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
 from recsys.evaluation.significance import ComparisonConfig, EvaluatedRun, compare_runs
 from recsys.evaluation.slices import Slice, category_slices, slice_metrics

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from pipelines.config.run import DataConfig, RunConfig, TrainingConfig
-from pipelines.config.toml import Table, plain, to_toml, validate
+from pipelines.config.toml import Table, to_toml, validate
 from pipelines.datasets.registry import DATASETS
+from pipelines.engine.artifacts import plain
 from pipelines.presets import PRESETS
 from pipelines.presets.resolve import resolve, with_dataset
 

@@ -18,8 +18,9 @@ from pipelines.semantic_ids.append import (
     published_ids,
 )
 from pipelines.semantic_ids.store import SemanticIdStore
-from recsys.content.attribute_schema import AttributeConfig, extraction_of
+from recsys.content.attribute_schema import extraction_of
 from recsys.content.attributes import PROMPT_VERSION
+from recsys.content.config import AttributeConfig
 from recsys.content.encoder import HashEncoder
 from recsys.semantic_ids import lifecycle
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig

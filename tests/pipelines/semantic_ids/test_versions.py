@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelines.config.content import SemanticIdsConfig
-from pipelines.config.toml import plain
+from pipelines.engine.artifacts import plain
 from pipelines.semantic_ids.artefact import Content
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.semantic_ids.versions import NextVersion, next_version, refit_ids

@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import binom
 
 from recsys.content.agreement import agreed
-from recsys.content.attribute_schema import AttributeConfig
 from recsys.content.attributes import Attribute, Provenance, Value
-from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.config import AttributeConfig, EnrichmentConfig
+from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import Prompt, Tokens
 from tests.recsys.content.test_enrichment import Script

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from recsys.content.attribute_schema import BUILT_IN, AttributeConfig, extraction_of
+from recsys.content.attribute_schema import BUILT_IN, extraction_of
 from recsys.content.attributes import checked, enriched_text, parse_reply
-from recsys.content.endpoint import Endpoint, EndpointConfig
-from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.config import AttributeConfig, EndpointConfig, EnrichmentConfig
+from recsys.content.endpoint import Endpoint
+from recsys.content.enrichment import enrich
 from recsys.content.prompt import Tokens
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
 from tests.recsys.content.test_enrichment import Script, values_of

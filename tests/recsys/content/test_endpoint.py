@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from recsys.content.attributes import SCHEMA, prompt_for
-from recsys.content.endpoint import Endpoint, EndpointConfig
+from recsys.content.config import EndpointConfig
+from recsys.content.endpoint import Endpoint
 from recsys.content.prompt import (
     Completion,
     EndpointError,

@@ -3,10 +3,11 @@ import math
 import numpy as np
 import pytest
 
+from recsys.content.config import EmbeddingEndpointConfig
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.encoder import HashEncoder
 from recsys.content.endpoint import Endpoint
-from recsys.content.endpoint_encoder import EmbeddingEndpointConfig, EndpointEncoder
+from recsys.content.endpoint_encoder import EndpointEncoder
 from recsys.content.minilm import MiniLMEncoder
 from recsys.content.prompt import EndpointError
 from tests.recsys.content.openai_server import Reply, Request, embeddings_reply, openai_server

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from recsys.content.attributes import PROMPT_VERSION, SCHEMA, enriched_text
-from recsys.content.endpoint import Endpoint, EndpointConfig
-from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.config import EndpointConfig, EnrichmentConfig
+from recsys.content.endpoint import Endpoint
+from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import Completion, CompletionLog, EndpointError, Prompt, Schema, Tokens
 from tests.recsys.content.openai_server import Reply, Request, chat_reply, openai_server
@@ -186,7 +187,7 @@ def test_the_cost_budget_prices_what_is_read_and_written(tmp_path):
     result = enrich([f"item {i}" for i in range(50)], script, tmp_path, config)
     # A request may cost 60 x 2 + 40 x 4 = 280 millionths and does cost 40.
     assert len(script.requested) == 6
-    assert config.cost(result.spent) == pytest.approx(0.00024)
+    assert config.cost(*result.spent) == pytest.approx(0.00024)
 
 
 def test_a_server_that_does_not_say_what_it_took_is_charged_the_bound(tmp_path):
@@ -366,8 +367,8 @@ def test_a_killed_run_resumes_without_paying_twice(tmp_path):
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from recsys.content.endpoint import Endpoint, EndpointConfig
-from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.endpoint import Endpoint
+from recsys.content.enrichment import enrich
 class Named:
     name = "tiny@test"
     def __init__(self, model):

@@ -3,8 +3,9 @@
 import pytest
 
 from recsys.content.attributes import EXAMPLES, checked
-from recsys.content.endpoint import Endpoint, EndpointConfig
-from recsys.content.enrichment import EnrichmentConfig, enrich
+from recsys.content.config import EndpointConfig, EnrichmentConfig
+from recsys.content.endpoint import Endpoint
+from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.language_model import LocalLanguageModel
 from tests.recsys.content.openai_server import answered_by, openai_server

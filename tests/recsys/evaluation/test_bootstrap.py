@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from recsys.evaluation import bootstrap
-from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals, resampled_means
+from recsys.evaluation.bootstrap import bootstrap_intervals, resampled_means
+from recsys.evaluation.config import BootstrapConfig
 
 GAINS = np.r_[0, 1 / np.log2(np.arange(2, 12))]
 HITS_AT = np.r_[0.9, np.full(10, 0.01)]

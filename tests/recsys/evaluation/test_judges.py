@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.evaluation.bootstrap import BootstrapConfig
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.judges import (
     RUBRICS,
     Known,

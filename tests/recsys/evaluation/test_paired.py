@@ -3,14 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from recsys.evaluation.paired import (
-    PairedConfig,
-    detectable,
-    group_values,
-    paired,
-    slice_losses,
-    time_blocks,
-)
+from recsys.evaluation.config import PairedConfig
+from recsys.evaluation.paired import detectable, group_values, paired, slice_losses, time_blocks
 
 
 def pair(num_users: int, gain: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from recsys.data.durable import digest_of_file
-from recsys.retrieval.faiss_build import FaissIndexConfig
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.index_file import (
     IndexFileMeta,
@@ -20,6 +19,7 @@ from recsys.retrieval.index_file import (
     read_verified_meta,
     write_meta,
 )
+from recsys.retrieval.vector_index import FaissIndexConfig
 
 KINDS = ("flat", "hnsw", "ivf_sq8")
 

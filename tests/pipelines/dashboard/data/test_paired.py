@@ -20,7 +20,8 @@ from pipelines.dashboard.data.slices import (
     slice_label,
 )
 from recsys.data.batch import Jagged
-from recsys.evaluation.bootstrap import BootstrapConfig, bootstrap_intervals
+from recsys.evaluation.bootstrap import bootstrap_intervals
+from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
 from recsys.evaluation.significance import sign_flip_p_values
 from tests.pipelines.dashboard.planted import world, write_features

@@ -1,0 +1,245 @@
+"""Settings of endpoints, and of attributes that a language model reads off texts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from recsys.content.text import clean_text
+
+MAX_ATTRIBUTES = 20
+MAX_VALUES = 100
+MAX_VALUE_CHARS = 60
+MAX_DESCRIPTION_CHARS = 300
+MAX_TEMPERATURE = 2.0
+MAX_CHARS = {"topics": 60, "audience": 120, "style": 120, "summary": 400, "queries": 120}
+"""Most characters of each built-in attribute."""
+NOTHING = ("", "null", "none", "unknown", "n/a")
+"""How models write that a text does not say something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig:
+    """An OpenAI-compatible server: the address ends before ``/chat/completions``."""
+
+    base_url: str
+    """Such as "http://127.0.0.1:8080/v1"."""
+    model: str
+    """Name by which the endpoint knows the model."""
+    api_key_variable: str = ""
+    """Name of the environment variable that holds the key; empty where no key is needed. The key
+    itself never stands in a configuration, a log or an artefact."""
+    timeout_seconds: float = 60.0
+    """How long one request may take."""
+    max_retries: int = 4
+    """More attempts after a timeout, a lost connection, status 408, 409, 429 or 5xx, or a reply
+    that is no JSON."""
+    first_wait_seconds: float = 1.0
+    """Before the first retry; doubles each time, unless the server says how long (at most 60 s)."""
+    concurrency: int = 4
+    """Requests in flight at once."""
+    temperature: float | None = None
+    """None leaves it to the server; some models take no other."""
+    token_limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How the server calls the longest answer."""
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError('base_url must look like "http://127.0.0.1:8080/v1"')
+        if parts.username or parts.password:
+            raise ValueError("base_url holds a password; name a variable in api_key_variable")
+        if not self.model:
+            raise ValueError("model is empty; name the model as the server does")
+        # Never echoed: a key pasted here by mistake would end in a log.
+        if self.api_key_variable and not re.fullmatch(r"[A-Za-z_]\w{0,63}", self.api_key_variable):
+            raise ValueError(
+                "api_key_variable must be the name of an environment variable, not the key itself"
+            )
+        for name in ("timeout_seconds", "concurrency"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be > 0, got {getattr(self, name)}")
+        for name in ("max_retries", "first_wait_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingEndpointConfig(EndpointConfig):
+    """An endpoint that gives embeddings."""
+
+    dim: int
+    """Width of its vectors; a reply of another width is an error, not a surprise."""
+    batch_size: int = 64
+    """Texts a request, which is also what a killed run has to pay for again."""
+    max_text_chars: int = 8_000
+    """Characters of a text that are sent, since servers refuse texts that are too long."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("dim", "batch_size", "max_text_chars"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeConfig:
+    """One attribute that a language model reads off the text of an item."""
+
+    name: str
+    """Small letters, digits and underscores, such as "material"."""
+    type: Literal["choice", "choices", "words", "number", "yes_no"]
+    """One of ``values``, several of them, free words, a number, or yes or no."""
+    description: str
+    """Description in a sentence for the model."""
+    values: tuple[str, ...] = ()
+    """Values of a choice; an answer that is not among them is refused."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", self.name):
+            raise ValueError(
+                f"name {self.name!r} must be 1 to 40 small letters, digits and underscores, a "
+                'letter first, such as "material"'
+            )
+        if self.name in MAX_CHARS:
+            raise ValueError(f"name {self.name!r} is that of a built-in attribute; take another")
+        if clean_text(self.description) != self.description or not self.description:
+            raise ValueError(f"description of {self.name!r} must be one line of plain text")
+        if len(self.description) > MAX_DESCRIPTION_CHARS:
+            raise ValueError(
+                f"description of {self.name!r} has {len(self.description)} characters, allowed "
+                f"are {MAX_DESCRIPTION_CHARS}"
+            )
+        self._check_values()
+
+    def _check_values(self) -> None:
+        if not self.type.startswith("choice"):
+            if self.values:
+                raise ValueError(
+                    f"attribute {self.name!r} of type {self.type!r} has values; leave them out, or "
+                    'take type = "choice" or "choices"'
+                )
+            return
+        if not 2 <= len(self.values) <= MAX_VALUES:
+            raise ValueError(
+                f"attribute {self.name!r} has {len(self.values)} values, allowed are 2 to "
+                f"{MAX_VALUES}"
+            )
+        if len({value.casefold() for value in self.values}) < len(self.values):
+            raise ValueError(f"attribute {self.name!r} has a value twice: {self.values}")
+        for value in self.values:
+            unclean = clean_text(value) != value or ";" in value or value.casefold() in NOTHING
+            if unclean or len(value) > MAX_VALUE_CHARS:
+                raise ValueError(
+                    f"attribute {self.name!r}: value {value!r} must be 1 to {MAX_VALUE_CHARS} "
+                    f"characters of plain text, without a semicolon, and none of {NOTHING[1:]}, "
+                    "which stand for no value"
+                )
+
+    def schema(self) -> dict[str, Any]:
+        """Write as a property of a JSON schema."""
+        if self.type == "choices":
+            items = {"type": "string", "enum": list(self.values)}
+            few = {"minItems": 0, "maxItems": len(self.values)}
+            return {"type": ["array", "null"], "items": items, **few} | self._described()
+        kinds = {"choice": "string", "words": "string", "number": "number", "yes_no": "boolean"}
+        kind: dict[str, Any] = {"type": [kinds[self.type], "null"], **self._described()}
+        return kind | {"enum": [*self.values, None]} if self.values else kind
+
+    def _described(self) -> dict[str, str]:
+        return {"description": self.description}
+
+    def line(self) -> str:
+        """Return in words what the model shall write."""
+        values = ", ".join(json.dumps(value, ensure_ascii=False) for value in self.values)
+        form = {
+            "choice": f"One of {values}, or null.",
+            "choices": f"A list of those that apply of {values}, or null.",
+            "words": "A few words in the language of the text, or null.",
+            "number": "A number, or null.",
+            "yes_no": "true, false or null.",
+        }[self.type]
+        return f"- {self.name}: {self.description.rstrip('.')}. {form}"
+
+
+def check_attributes(attributes: Sequence[AttributeConfig]) -> None:
+    """Refuse too many attributes, and two of one name."""
+    names = [one.name for one in attributes]
+    if len(names) > MAX_ATTRIBUTES or len(set(names)) < len(names):
+        raise ValueError(
+            f"attributes are {len(names)}: {', '.join(names)}; allowed are {MAX_ATTRIBUTES}, each "
+            "of another name"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnrichmentConfig:
+    """Attributes that are read off texts, the budget, and the requests."""
+
+    attributes: tuple[AttributeConfig, ...] = ()
+    """Attributes to read off a text; empty reads topics, audience, style, summary and queries."""
+    token_budget: int = 0
+    """Tokens, read and written, over all items and runs; 0 sends nothing."""
+    cost_budget: float | None = None
+    """The same in money, by the two prices below; 0 sends nothing, None sets no limit."""
+    prompt_price: float = 0.0
+    """Money for a million tokens read."""
+    completion_price: float = 0.0
+    """Money for a million tokens written."""
+    max_reply_tokens: int = 400
+    """Longest answer for one item."""
+    max_attempts: int = 2
+    """Requests for one text, over all runs, until an answer fits the schema; those after the
+    first say what was wrong."""
+    max_text_chars: int = 2000
+    """Most characters of an item's text that are sent."""
+    samples: int = 1
+    """Answers to one text, each a request of its own, so n times the tokens; of ``attributes``
+    alone. What they do not agree on is left out."""
+    sample_temperature: float = 0.7
+    """Temperature of several answers: at 0 they would be alike."""
+    agreement: float = 0.6
+    """Share of the answers that must give a value."""
+    max_unreachable: int = 5
+    """Stop when this many requests in a row get no answer after all their retries."""
+
+    def __post_init__(self) -> None:
+        check_attributes(self.attributes)
+        for name in ("token_budget", "prompt_price", "completion_price"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.cost_budget is not None and self.cost_budget < 0:
+            raise ValueError(f"cost_budget must be >= 0, got {self.cost_budget}")
+        if self.cost_budget and not (self.prompt_price or self.completion_price):
+            raise ValueError(
+                "cost_budget has no effect without prices; set prompt_price and completion_price "
+                "(money for a million tokens)"
+            )
+        whole = ("max_reply_tokens", "max_attempts", "max_text_chars", "max_unreachable")
+        for name in (*whole, "samples"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        self._check_samples()
+
+    def _check_samples(self) -> None:
+        if self.samples > 1 and not self.attributes:
+            raise ValueError(
+                f"samples = {self.samples} needs [[enrichment.attributes]] of your own: summaries "
+                "and queries in free words never agree"
+            )
+        if not 0 < self.sample_temperature <= MAX_TEMPERATURE:
+            raise ValueError(
+                f"sample_temperature must be > 0 and <= {MAX_TEMPERATURE:g}, got "
+                f"{self.sample_temperature}"
+            )
+        if not 0.5 < self.agreement <= 1:
+            raise ValueError(f"agreement must be > 0.5 and <= 1, got {self.agreement}")
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Price tokens."""
+        read = prompt_tokens * self.prompt_price
+        return (read + completion_tokens * self.completion_price) / 1e6
