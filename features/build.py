@@ -3,7 +3,7 @@
     partitions of files -> validated rows | quarantine -> integer records, ids
         -> one order of ids -> ranges of users -> histories, duplicates out -> k-core
         -> dense rows -> sequences in every tie order, splits, features of the moment
-        -> events by day, what was shown, catalogue, users, vocabularies
+        -> events by day, impressions, catalogue, users, vocabularies
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
 memory all at once; what is per user or per item is. What is done for each partition of the files,
@@ -126,7 +126,7 @@ class Ingested:
 
 @dataclass
 class DenseRows:
-    """Dense row of each rank, 0 for what was dropped, and the ids by row."""
+    """Dense row of each rank, 0 if it was dropped, and the ids by row."""
 
     of_rank: NDArray[np.uint32]
     """Also of ids without events that an earlier vocabulary had."""
@@ -134,7 +134,7 @@ class DenseRows:
 
     @classmethod
     def of(cls, ids: Ids, kept: NDArray[np.bool_]) -> DenseRows:
-        """Number what is kept from 1; an earlier vocabulary's ids keep their rows regardless."""
+        """Number kept ids from 1; an earlier vocabulary's ids keep their rows regardless."""
         stays = kept.copy()
         stays[: ids.num_previous] = True
         rows = np.cumsum(stays).astype(np.uint32)
@@ -193,7 +193,7 @@ class _Build:
         self.first_day = 0
 
     def read(self) -> Ingested:
-        """Read the event files, then what was collected online."""
+        """Read the event files, then the online events."""
         parts = self._prepare()
         report = self.report
         report.rows_in = sum(part.rows_in for part in parts)
@@ -429,7 +429,7 @@ class _Build:
         write_days(ordered, events.rows, counts, self.first_day, texts, target, directory, self.run)
 
     def write_shown(self, events: KeptEvents, ingested: Ingested) -> None:
-        """Write what was shown to the users that are left, of the items that are left."""
+        """Write impressions of the remaining users and items."""
         types = self.config.filters.shown_types
         num_shown = sum(part.num_shown for part in ingested.parts)
         if not num_shown:

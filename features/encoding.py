@@ -30,7 +30,7 @@ _ID_REASONS = (
 
 
 def _id_reason() -> pl.Expr:
-    """Return what is wrong with an id: a place in _ID_REASONS from 1, or 0 for nothing, uint8.
+    """Return the fault of an id: a place in _ID_REASONS from 1, or 0 for none, uint8.
 
     An id is an opaque text, but for what programs write for a missing one: blanks, nan, NaN.
     """
@@ -74,7 +74,7 @@ class Dictionary:
         return pl.Series("id", wanted).cat.to(self.dtype).cast(pl.String)
 
     def reason_codes(self, codes: Codes) -> NDArray[np.uint8]:
-        """Return what is wrong with the id of each code, 0 for nothing; checked once an id."""
+        """Return the fault of each code's id, 0 for none; checked once an id."""
         known = len(self._reasons)
         if self.size > known:
             fresh = self.texts(np.arange(known, self.size, dtype=np.uint32)).to_frame()

@@ -1,7 +1,7 @@
 """Event files to a flat file of integer records, in one pass and one batch at a time.
 
 Bad rows go to the quarantine; events that the configuration does not count are dropped and
-counted; impressions go to a file of their own. The records stand in the order of the input.
+counted; impressions go to a file of their own. The records are in the order of the input.
 """
 
 from __future__ import annotations

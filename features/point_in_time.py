@@ -1,4 +1,4 @@
-"""Point-in-time features: what is known strictly before an event, in batch and for one request.
+"""Point-in-time features, known strictly before an event, in batch and for one request.
 
 Each feature has two definitions that a test holds equal: a Polars expression for whole tables, and
 a function of a running state for one request.

@@ -73,7 +73,7 @@ class RecordFile:
         self.length += len(records)
 
     def write(self, start: int, records: Records) -> None:
-        """Put records at [start, start + E), over what is there."""
+        """Overwrite records at [start, start + E)."""
         data = np.ascontiguousarray(records).view(np.uint8).data
         offset = start * self.dtype.itemsize
         while data:

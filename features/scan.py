@@ -26,7 +26,7 @@ class NoColumnError(ValueError):
 
 @contextmanager
 def naming(path: Path, next_row: int | None = None) -> Iterator[None]:
-    """Turn whatever Polars raises while it reads ``path`` into a ValueError that names it."""
+    """Turn any error of Polars while it reads ``path`` into a ValueError that names it."""
     place = "" if next_row is None else f" at or after row {next_row}"
     try:
         yield

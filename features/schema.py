@@ -47,7 +47,7 @@ EVENT_COLUMNS = (
     PROPENSITY,
 )
 HISTORY_TYPES = ("view", "click", "cart", "purchase", "like")
-"""Types of visitors' actions in the API; an impression only says what was shown."""
+"""Types of visitors' actions in the API; an impression only records the shown item."""
 TEXT_COLUMNS = (USER_ID, ITEM_ID, EVENT_TYPE, DOMAIN, SESSION_ID, REQUEST_ID)
 
 TimeUnit = Literal["s", "ms", "us"]
@@ -121,7 +121,7 @@ class FilterConfig:
     min_user_events: int = 0
     """Events that a user must have, below which all of theirs are left out."""
     min_item_events: int = 0
-    """Iterative k-core: both hold for what is left. 0 and 1 switch it off."""
+    """k-core: repeated until every remaining user and item has both minima; 0 or 1 disables it."""
     max_user_events: int | None = 10_000
     """Most events of a user, the latest ones; a crawler has more."""
     max_bad_share: float = 0.01
@@ -148,7 +148,7 @@ class SplitConfig:
     """How labels are divided into train, validation and test."""
 
     kind: SplitKind = "leave_one_out"
-    """What is held out: each user's last two events, or the latest events of all. ``auto`` takes
+    """Held-out events: each user's last two events, or the latest events of all. ``auto`` takes
     the latter where events have times and enough users have some on both sides of its cuts; in a
     run with ``auto.enabled = false`` the former."""
     validation_share: float = 0.1

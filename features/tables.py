@@ -1,4 +1,4 @@
-"""The catalogue and the users: one row per dense row, whatever their files hold.
+"""The catalogue and the users: one row per dense row.
 
 These fit into memory; events need not.
 """
@@ -267,7 +267,7 @@ def kind_of_column(column: pl.Series) -> ColumnKind:
 
 
 def kind_of_texts(column: pl.Series) -> ColumnKind:
-    """Find out what texts stand for, as those of a CSV file."""
+    """Infer the type of texts, as those of a CSV file."""
     texts = column.str.strip_chars()
     texts = texts.filter(texts != "").drop_nulls()
     if len(texts) and texts.cast(pl.Float64, strict=False).null_count() == 0:

@@ -107,7 +107,7 @@ def read_texts(path: Path) -> pl.Series:
 SMALL_BYTES = 32 << 20
 """Files of fewer bytes in all are one partition."""
 MEMORY_PER_FILE_BYTE = 4
-"""Of a partition's ids: a compressed event takes 7 bytes, one in four has an id that is new, and
+"""Bytes of a partition's ids: a compressed event takes 7 bytes, one in four has an id that is new, and
 that takes 100 bytes of memory."""
 
 

@@ -208,13 +208,13 @@ def order_events(
 
 @dataclass(frozen=True, kw_only=True)
 class RowFiles:
-    """Files of the dense row of each rank, 0 for what is dropped."""
+    """Files of the dense row of each rank, 0 if it is dropped."""
 
     users: Path
     items: Path
 
     def dense(self, records: Records) -> Records:
-        """Leave out what is dropped and put rows for ranks."""
+        """Leave out dropped events and put rows for ranks."""
         users = np.load(self.users, mmap_mode="r")[records["user"]]
         items = np.load(self.items, mmap_mode="r")[records["item"]]
         kept = (users > 0) & (items > 0)

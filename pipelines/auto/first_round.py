@@ -46,7 +46,7 @@ MEMORY_SHARE = 0.5
 
 
 def plan_first(planner: Planner) -> None:
-    """Plan what is served within a minute: models that count, or solve in closed form."""
+    """Plan the first round, served within a minute: models that count or solve in closed form."""
     users = users_measured(planner)
     choices = first_choices(planner, users)
     parts = [

@@ -111,7 +111,7 @@ def planned_for(
 
 
 def _without_places(table: Table) -> Table:
-    """Leave out where things lie, which changes nothing that is trained."""
+    """Leave out places of files, which change no training."""
     return {name: value for name, value in table.items() if name not in ("workspace", "data")}
 
 
@@ -176,7 +176,7 @@ class Automatic:
         return outcomes
 
     def _has_time(self, one: Round, needed: float) -> bool:
-        """Return True if enough seconds are left; print what is left out if not."""
+        """Return True if enough seconds are left; if not, print the part that is left out."""
         left = max(0.0, self.seconds_left())
         if left >= needed:
             return True
@@ -187,7 +187,7 @@ class Automatic:
         return False
 
     def _shortened(self, one: Round, prepared: Sequence[StageOutcome]) -> Round | None:
-        """Bound the sequence model's training by what is left before what must come last.
+        """Bound the sequence model's training by the time left before the last parts.
 
         None where that leaves too little of it.
         """

@@ -27,7 +27,7 @@ RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
 
 
 def plan_table(planned: Planned) -> Table:
-    """Tabulate what each round does, why, and what is left out."""
+    """Tabulate what each round does, why, and the parts left out."""
     plan = planned.plan
     groups = [(one.name, one.parts) for one in plan.rounds] + [("left out", plan.left_out)]
     rows = [

@@ -85,7 +85,7 @@ def status(
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Print what ran, what is served, what is late, and disk and memory.
+    """Print past commands, the served bundle, late inputs, and disk and memory.
 
     Exits with 5 if something is late, failing or alarming, and with 0 if all is well.
 
@@ -167,7 +167,7 @@ def gc(
     """Remove bundles, adapters, semantic IDs, training states and sent records not in use.
 
     Champion, challenger, the champion before and the bases of deltas are kept, and what a link
-    points at or a running server or command has loaded, whatever its age.
+    points at or a running server or command has loaded, at any age.
 
     [bold]Examples[/]
 
@@ -199,7 +199,7 @@ def gc(
 
 
 def describe_collected(found: CollectResult, *, dry: bool) -> list[str]:
-    """Describe what was removed, what was kept and why; many of one kind are counted."""
+    """Describe removed and kept files with the reason; many of one kind are counted."""
     verb = "would be removed" if dry else "removed"
     lines = [f"{len(found.removed)} {verb}, {size(found.num_bytes)}"]
     lines += [f"bundle {name} was left: {why}" for name, why in found.refused.items()]

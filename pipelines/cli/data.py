@@ -131,7 +131,7 @@ def export_events(
     """Write new events and served lists of an online store into Parquet files by day.
 
     OUT/date=*/ has the events, OUT/requests/date=*/ the served lists with a row an item. Each
-    export adds what is new; users who were forgotten since are taken out of earlier files. A run
+    export adds new rows; users who were forgotten since are taken out of earlier files. A run
     reads them by one line: online_events = "OUT" in [data], or the address of the store, which is
     then exported by the run itself.
 
@@ -190,7 +190,7 @@ def forget(
 
 
 def describe_forgotten(report: ForgetReport, num_users: int) -> Iterator[str]:
-    """Describe what was removed, and what still holds the users."""
+    """Describe removed rows, and the places that still hold the users."""
     people = "1 user" if num_users == 1 else f"{num_users:,} users"
     yield f"{people} forgotten; {report.list_path} keeps them out of every later run"
     if report.store is None:

@@ -141,7 +141,7 @@ def next_steps(workspace: Path, bundle: Path, seconds: float) -> Panel:
 
 
 def print_results(config: RunConfig, seconds: float) -> None:
-    """Print metrics of both splits, what is served and why, lists, and what to do next."""
+    """Print metrics of both splits, the served order and its reason, lists, and next steps."""
     order = released_order(config.workspace / "build_features")
     evaluated = config.workspace / "evaluate"
     metrics: dict[str, Any] = read_json(evaluated / "metrics.json")[order]

@@ -71,7 +71,7 @@ def ingest(
 
 
 def note_ingest(recording: Recording, report: IngestReport) -> None:
-    """Note in the history what has arrived, and what is unusual."""
+    """Note new partitions and unusual findings in the history."""
     recording.reasons += report.notes()
     recording.details["partitions"] = {
         name: value for name, value in asdict(report).items() if value

@@ -46,7 +46,7 @@ FOLDER = "recsys/folder"
 
 
 class LogFile(RunLog):
-    """Writes what is logged to a file, which the launching process reads."""
+    """Writes the log to a file, which the launching process reads."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

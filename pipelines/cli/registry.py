@@ -155,7 +155,7 @@ def send(outbox: Outbox, config: TrackingConfig) -> None:
 
 @contextmanager
 def entering_registry(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
-    """Enter what is appended inside into the registry of a run's workspace.
+    """Register bundles that are appended inside in the registry of a run's workspace.
 
     A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """

@@ -67,7 +67,7 @@ def move_champion(command: str, run: Path, move: Callable[..., AliasChange]) -> 
 
 
 def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
-    """Read a run's decisions and what is wrong with them."""
+    """Read a run's decisions and their faults."""
     from pipelines.engine.signing import KEY, signing_key
     from pipelines.tracking.decisions import EARLIER, LOG, read_decisions
 
@@ -92,7 +92,7 @@ def report_faults(faults: list[str]) -> None:
 
 @app.command()
 def history(run: Run) -> None:
-    """List every decision: what was released, refused, promoted, rolled back.
+    """List every decision: releases, refusals, promotions, rollbacks.
 
     Decisions are verified; one that was altered or taken away ends the command with code 3.
 

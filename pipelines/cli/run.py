@@ -104,7 +104,7 @@ def check_before(settings: RunConfig) -> None:
 def run_recorded(
     recording: Recording, sources: ConfigSources, stages: StageNames, *, show_progress: bool
 ) -> None:
-    """Run stages and note in the history what was run."""
+    """Run stages and note them in the history."""
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
     from pipelines.presets import resolve as presets
@@ -168,7 +168,7 @@ def update(
     until: Until = None,
     quiet: Quiet = False,
 ) -> None:
-    """Bring what is served up to date with the events that have arrived since.
+    """Update the served bundle with the events that have arrived since.
 
     Partitions are ingested first. By the policy of [updates] the served models are continued on
     new events, judged on users held out of them, and released if the checks pass; or every stage

@@ -180,7 +180,7 @@ def progress(*, show: bool) -> Iterator[Any]:
 
 
 def describe_lists(folder: str, found: Mapping[str, Any]) -> str:
-    """Describe in one line: lists, rows, failures, what was degraded, rate, folder."""
+    """Describe in one line: lists, rows, failures, degraded lists, rate, folder."""
     made, seconds = found["lists_made"], found["seconds"]
     rate = f", {made / seconds:,.0f}/s" if made and seconds else ""
     kept = found["parts"] - found["parts_made"]

@@ -121,7 +121,7 @@ def check(
         Path | None, typer.Option("--bundle", "-b", help="Check names against this bundle too.")
     ] = None,
 ) -> None:
-    """Describe what a server's configuration does and what is wrong with it.
+    """Describe what a server's configuration does, and list its faults.
 
     [bold]Examples[/]
 

@@ -27,7 +27,7 @@ class AutoConfig:
     """Planning by the data, the machine and a budget (preset ``auto``)."""
 
     enabled: bool = False
-    """Let ``recsys run`` plan; keys that the configuration sets are kept."""
+    """True if ``recsys run`` plans; keys that the configuration sets are kept."""
     budget: str = DEFAULT_BUDGET
     """Time from the start of the command to the last bundle, such as 90s, 10m, 1h30m."""
 

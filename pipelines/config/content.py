@@ -18,7 +18,7 @@ LANGUAGE_MODELS = ("none", "smollm2", "endpoint")
 
 
 def check_model_name(key: str, value: str, names: tuple[str, ...]) -> None:
-    """Take a name, or what is written like a path."""
+    """Accept a known name or a path."""
     if value not in names and "/" not in value:
         raise ValueError(
             f"{key} = {value!r} is neither a name ({', '.join(names)}) nor a path to a model; "

@@ -58,7 +58,7 @@ class GateConfig:
     max_duplicates: float = 0.3
     """Share of the rows read that repeat another row."""
     max_copied_events: float = 0.05
-    """Share of events that stand on another day too: same user, item and time of day."""
+    """Share of events that are repeated on another day: same user, item and time of day."""
     max_moved_times: float = 0.1
     """Share of the events that the champion knows too whose times changed."""
     judges: tuple[str, ...] = ()
@@ -91,8 +91,8 @@ class ReleaseConfig:
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
     metric: str = "ndcg@10"
     """Number of the served list on the test split that is held against popularity and against the
-    champion's own past; the comparison on the same queries is by ``compared_by``, and what is shown
-    to lose more than ``max_loss`` by this one is refused too."""
+    champion's own past; the comparison on the same queries is by ``compared_by``; a challenger
+    that is shown to lose more than ``max_loss`` by this one is refused too."""
     min_gain_over_popularity: float = 0.0
     """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1
@@ -111,7 +111,7 @@ class ReleaseConfig:
     """Relative loss of a protected slice (activity of users, popularity of items) beyond which a
     challenger is refused, if the slice shows it."""
     min_compared: int = 200
-    """Users that both must have answered; fewer are not enough evidence, whatever they say."""
+    """Users that both must have answered; fewer are not enough evidence."""
     max_compared: int = 20_000
     """Queries that both answer at most, drawn by the seed; they find a difference of 3%."""
     max_queried: int = 10_000

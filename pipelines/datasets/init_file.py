@@ -197,7 +197,7 @@ def user_lines(plan: Plan) -> list[str]:
 
 
 def written(plan: Plan, target: Path) -> str:
-    """Write the TOML: what was guessed, why, and what else it could be."""
+    """Write the TOML: each guess, its reason, and the alternatives."""
     lines = [
         "# Written by recsys data init; every line may be changed.",
         'preset = "auto"   # the data, the machine and a budget decide what is trained',

@@ -270,8 +270,8 @@ def amazon_five_core(directory: Path) -> Tables:
     """Parse interactions.parquet and items.parquet.
 
     ``position`` is the literature's order. Times, where there are any, have the resolution of a
-    day, so within a day the order is the files', not the buyers'. Attribute ids stand in for names
-    where no item has its names.
+    day, so within a day the order is the files', not the buyers'. Attribute ids replace names
+    if no item has its names.
     """
     interactions = pl.read_parquet(directory / "interactions.parquet")
     times = [unix_seconds("timestamp")] if "timestamp" in interactions.columns else []

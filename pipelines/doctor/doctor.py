@@ -83,7 +83,7 @@ def run_checks(seconds: float) -> list[CheckResult]:
 
 
 def render(results: Sequence[CheckResult]) -> Group:
-    """Tabulate the results, then list the commands that fix what is wrong."""
+    """Tabulate the results, then list the commands that fix faults."""
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "check", "found", "wanted"):
         table.add_column(column, no_wrap=column in ("", "check"))

@@ -30,7 +30,7 @@ def check_python(_environment: Environment) -> CheckResult:
 
 
 def grade(num_bytes: float, enough: int, least: int) -> Status:
-    """Grade a size by what is enough and by the least that works, GiB."""
+    """Grade a size by the recommended and the minimum number of GiB."""
     return "ok" if num_bytes >= enough * GIB else "warn" if num_bytes >= least * GIB else "fail"
 
 

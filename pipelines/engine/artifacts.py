@@ -4,7 +4,7 @@ A stage writes into ``.partial-<stage>``. When it is done, every file is fsynced
 may differ between two equal runs: seconds, host, time, memory) and then ``manifest.json`` (what may
 not: inputs' digests, resolved configuration, versions, row counts, digest of each file) are
 written, and the directory is renamed into place. So a directory with a manifest is complete, and
-whatever else a killed run leaves behind is swept by the next one.
+all other files of a killed run are swept by the next one.
 """
 
 from __future__ import annotations

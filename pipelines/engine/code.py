@@ -221,7 +221,7 @@ class SourceTree:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def _keep(self) -> None:
-        """Write what was read; without a place to write to, the next process reads again."""
+        """Keep the parsed files; without a place to write to, the next process reads again."""
         if self._is_new and self._kept is not None:
             text = json.dumps({"reader": digest_of_file(HERE), "files": self._known})
             with suppress(OSError):

@@ -16,7 +16,7 @@ class RefusedError(RuntimeError):
 
 
 class AlarmError(RuntimeError):
-    """A check of the data or of what is served raised an alarm; the command exits with code 5."""
+    """A check of the data or of the served lists raised an alarm; the command exits with code 5."""
 
 
 class ClusterError(RuntimeError):
@@ -24,4 +24,4 @@ class ClusterError(RuntimeError):
 
 
 class RankLostError(RuntimeError):
-    """A process of a training on several ended or fell behind; the command exits with code 72."""
+    """A process of a training on several ended or was too slow; the command exits with code 72."""

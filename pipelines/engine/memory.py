@@ -25,7 +25,7 @@ def read_number(path: str) -> int | None:
 
 @contextmanager
 def returning_memory(every_seconds: float = RETURN_SECONDS) -> Iterator[None]:
-    """Return what is freed inside to the system now and then, and once more at the end.
+    """Return freed memory to the system now and then, and once more at the end.
 
     The C library keeps freed blocks below 32 MiB, and those of changing sizes fit none of them: a
     training held 2.1 GB after two minutes of which it used 0.2. Without ``malloc_trim`` they stay.

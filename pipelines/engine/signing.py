@@ -22,7 +22,7 @@ SIGNATURE = "signature"
 
 
 class TamperedError(ValueError):
-    """A signed document is not what was signed."""
+    """A signed document was altered."""
 
 
 def signing_key() -> bytes | None:
@@ -40,7 +40,7 @@ def signed(document: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
 
 
 def check_signature(document: Mapping[str, Any], key: bytes | None, where: Path | str) -> str:
-    """Verify a document, and say what was verified."""
+    """Verify a document; return ``unsigned``, ``not verified`` or ``signed``."""
     found = document.get(SIGNATURE)
     if found is None:
         return "unsigned"

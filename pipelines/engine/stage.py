@@ -116,7 +116,7 @@ class Stage:
 
 
 def installed_version(distribution: str) -> str:
-    """Return a distribution's version, "absent" where another one stands in for it."""
+    """Return a distribution's version, "absent" if another one replaces it."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -213,7 +213,7 @@ def bundles_dir(config: RunConfig) -> Path:
 
 
 def digest_of_config(config: RunConfig) -> str:
-    """Hash what shapes the bundle: everything but where files lie and runs are tracked."""
+    """Hash what shapes the bundle: everything but the places of files and of tracked runs."""
     table: dict[str, Any] = plain(config)
     table.pop("workspace")
     table.pop("tracking")

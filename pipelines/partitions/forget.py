@@ -121,7 +121,7 @@ def _quarantined(folder: Path) -> list[Path]:
 
 
 def _marked_aside(path: Path, users: ForgottenUsers, theirs: str) -> NDArray[np.bool_]:
-    """Mark quarantined rows of forgotten users, whatever their times are, [E]."""
+    """Mark quarantined rows of forgotten users, at any time, [E]."""
     raw = pl.read_parquet(path, columns=["raw"])["raw"].to_list()
     ids = [str(json.loads(row).get(theirs)) for row in raw]
     gone: NDArray[np.bool_] = users.moments(pl.Series(ids, dtype=pl.String)) != NEVER

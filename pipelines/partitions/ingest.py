@@ -68,7 +68,7 @@ class IngestReport:
         return bool(self.new or self.corrected or self.forgotten)
 
     def notes(self) -> list[str]:
-        """Describe what is not as usual."""
+        """Describe unusual findings."""
         lines = [f"{key} came late" for key in self.late]
         lines += [f"{key} was corrected" for key in self.corrected]
         lines += [f"{key} is older than the watermark; counted" for key in self.behind_watermark]
@@ -97,7 +97,7 @@ def ingest(
     accepted: Collection[str] = (),
     until: str | None = None,
 ) -> IngestReport:
-    """Read what has changed since the last call; ``dry`` only lists it.
+    """Read the changes since the last call; ``dry`` only lists them.
 
     Columns of the partitions in ``accepted`` may differ from those before. Days later than
     ``until``, such as 2026-11-22, are left as they are.

@@ -1,4 +1,4 @@
-"""Which partitions a workspace holds, with their digests: the state of what has arrived.
+"""Which partitions a workspace holds, with their digests: the state of ingestion.
 
 <workspace>/partitions/
   partitions.json                         what counts; replaced last

@@ -1,4 +1,4 @@
-"""Read raw files in a process of their own: whatever bytes do to the reader, the next file is read.
+"""Read raw files in a process of their own: if bytes crash the reader, the next file is still read.
 
 Polars answers most corrupt files with an error, and ends its process on a few: a panic while it
 unwinds, or a size out of a damaged header that no memory holds. The process is started once for

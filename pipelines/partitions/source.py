@@ -116,7 +116,7 @@ def _copy(source: Any, to: Path, digest: Any) -> None:
 
 
 def _is_data(relative: str) -> bool:
-    """Leave out hidden files and markers such as _SUCCESS, and what is being written."""
+    """Leave out hidden files and markers such as _SUCCESS, and unfinished files."""
     parts = [part for part in relative.split("/") if part]
     if any(part[0] in "._" for part in parts):
         return False

@@ -200,7 +200,7 @@ def print_ledger(workspace: Path, *, as_json: bool) -> None:
 
 
 def describe_look(look: Mapping[str, Any]) -> str:
-    """Describe what a look showed: each model's metric, or what was compared."""
+    """Describe a look: each model's metric, or the compared models."""
     if "torn" in look:
         return f"a line cut off by a kill: {look['torn']}"
     if "compared" in look:

@@ -109,7 +109,7 @@ def read_log(url: str, export: Path | None, sample: int, since: str | None) -> L
 
 
 def summarise_parity(report: ParityReport) -> str:
-    """Summarise what was found in one sentence."""
+    """Summarise a parity report in one sentence."""
     if not report.recomputed:
         return f"none of {report.requests:,} lists could be recomputed"
     # Rounded down: 100% is said of all alone.

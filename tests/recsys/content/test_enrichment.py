@@ -367,6 +367,7 @@ def test_a_killed_run_resumes_without_paying_twice(tmp_path):
     code = f"""
 import os, signal, sys
 from pathlib import Path
+from recsys.content.config import EndpointConfig, EnrichmentConfig
 from recsys.content.endpoint import Endpoint
 from recsys.content.enrichment import enrich
 class Named:
