@@ -107,8 +107,8 @@ def read_texts(path: Path) -> pl.Series:
 SMALL_BYTES = 32 << 20
 """Files of fewer bytes in all are one partition."""
 MEMORY_PER_FILE_BYTE = 4
-"""Bytes of a partition's ids: a compressed event takes 7 bytes, one in four has an id that is new, and
-that takes 100 bytes of memory."""
+"""Bytes of a partition's ids: a compressed event takes 7 bytes, one in four has a new id, and that
+takes 100 bytes of memory."""
 
 
 def number_of_partitions(source: SourceConfig, workers: int, memory: int) -> int:

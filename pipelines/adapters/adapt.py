@@ -11,8 +11,7 @@ from pipelines.adapters.ranker import RankerAdaptation
 from pipelines.adapters.retriever import RetrieverAdaptation
 from pipelines.adapters.task import Task, load_inputs, require_run
 from pipelines.config.run import RunConfig
-from pipelines.engine.bundles_lock import publishing
-from pipelines.engine.workspace import Workspace, bundles_dir
+from pipelines.engine.workspace import Workspace, bundles_dir, publishing
 from serving.bundle.adapters import BASES, BaseName, publish_adapter, write_adapter
 from serving.bundle.manifest import CURRENT
 from serving.bundle.published import Link, chain_of

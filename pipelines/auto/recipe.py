@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipelines.config.run import SequenceTrainingConfig
+from pipelines.config.trainings import SequenceTrainingConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.training.optim import ScheduleConfig
 

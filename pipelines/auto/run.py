@@ -17,7 +17,7 @@ from pipelines.auto.make_plan import make_plan
 from pipelines.auto.plan import ENDS, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
 from pipelines.auto.trained_rounds import LIMIT
-from pipelines.config.auto import budget_seconds
+from pipelines.config.operation import budget_seconds
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import Table, merge, set_value
 from pipelines.engine.artifacts import digest_of_json, to_json

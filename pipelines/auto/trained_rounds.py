@@ -19,8 +19,8 @@ from pipelines.auto.plan import (
 from pipelines.auto.recipe import SequenceRecipe, sequence_recipe
 from pipelines.auto.shape import DataShape
 from pipelines.config.content import BEHAVIOUR
-from pipelines.config.run import SequenceTrainingConfig, TwoTowerTrainingConfig
 from pipelines.config.toml import Table, merge, set_value
+from pipelines.config.trainings import SequenceTrainingConfig, TwoTowerTrainingConfig
 from pipelines.engine.artifacts import plain
 from recsys.models import names
 from recsys.models.configs import TwoTowerConfig

@@ -17,10 +17,10 @@ from pipelines.cli.options import (
     OptionalRun,
     Preset,
     Run,
+    find_workspace,
     run_config,
 )
 from pipelines.cli.output import open_page, print_json, print_lines, print_table
-from pipelines.cli.runs import find_workspace
 from pipelines.engine.formats import size
 
 if TYPE_CHECKING:

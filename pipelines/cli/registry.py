@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import Run
+from pipelines.cli.options import Run, find_bundles, find_workspace
 from pipelines.cli.output import print_lines
-from pipelines.cli.runs import find_bundles, find_workspace
 
 if TYPE_CHECKING:
+    from pipelines.config.operation import TrackingConfig
     from pipelines.config.run import RunConfig
-    from pipelines.config.tracking import TrackingConfig
     from pipelines.tracking.outbox import Outbox
     from pipelines.tracking.recorder import Recorder
 

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import Assignments, BundleRun, Quiet, Run, run_config
+from pipelines.cli.options import (
+    Assignments,
+    BundleRun,
+    Quiet,
+    Run,
+    find_bundle,
+    find_bundles,
+    run_config,
+)
 from pipelines.cli.output import print_lines, print_table
 from pipelines.cli.registry import entering_registry, send
-from pipelines.cli.runs import find_bundle, find_bundles
 
 if TYPE_CHECKING:
     from pipelines.tracking.decisions import AliasChange, Written
@@ -243,8 +250,7 @@ def adapt(
     """
     settings = run_config(run, assignments=assignments)
     if withdraw:
-        from pipelines.engine.bundles_lock import publishing
-        from pipelines.engine.workspace import bundles_dir
+        from pipelines.engine.workspace import bundles_dir, publishing
         from serving.bundle.adapters import withdraw_adapter
 
         with publishing(bundles_dir(settings)):

@@ -21,9 +21,9 @@ from pipelines.cli.options import (
     ServingConfig,
     Where,
     Workers,
+    find_bundle,
 )
 from pipelines.cli.output import print_json, print_lines
-from pipelines.cli.runs import find_bundle
 from pipelines.engine.console import log
 
 FILES = (".csv", ".tsv", ".txt", ".parquet", ".jsonl", ".ndjson", ".gz")

@@ -22,9 +22,10 @@ from pipelines.cli.options import (
     Store,
     Where,
     Workers,
+    find_bundle,
+    find_served,
 )
 from pipelines.cli.output import print_json, print_lines, print_table
-from pipelines.cli.runs import find_bundle, find_served
 
 if TYPE_CHECKING:
     from serving.schemas import Request

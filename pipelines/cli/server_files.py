@@ -8,8 +8,8 @@ from typing import Annotated
 import tomli_w
 import typer
 
+from pipelines.cli.options import find_bundle
 from pipelines.cli.output import print_lines, print_table
-from pipelines.cli.runs import find_bundle
 
 keys_app = typer.Typer(no_args_is_help=True)
 config_app = typer.Typer(no_args_is_help=True)

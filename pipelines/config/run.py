@@ -24,13 +24,24 @@ from features.schema import (
     FilterConfig,
     SplitConfig,
 )
-from pipelines.config.auto import AutoConfig
 from pipelines.config.content import BEHAVIOUR, ContentConfig, EnrichItemsConfig, SemanticIdsConfig
-from pipelines.config.daily import MonitoringConfig, UpdatesConfig
-from pipelines.config.engine import Engine, RayConfig, TorchrunConfig
+from pipelines.config.operation import (
+    AutoConfig,
+    Engine,
+    MonitoringConfig,
+    RayConfig,
+    TorchrunConfig,
+    TrackingConfig,
+    UpdatesConfig,
+)
 from pipelines.config.release import ReleaseConfig as ReleaseConfig
-from pipelines.config.tracking import TrackingConfig
-from pipelines.config.trainings import AdapterConfig, RankerTrainingConfig
+from pipelines.config.trainings import (
+    AdapterConfig,
+    GenerativeTrainingConfig,
+    RankerTrainingConfig,
+    SequenceTrainingConfig,
+    TwoTowerTrainingConfig,
+)
 from recsys.evaluation.ranking import RankingConfig, check_metric_name
 from recsys.models.configs import (
     ContentSimilarityConfig,
@@ -43,58 +54,14 @@ from recsys.models.configs import (
     TextTowerConfig,
     TwoTowerConfig,
 )
-from recsys.models.generative.config import GenerativeConfig, TeachingConfig
+from recsys.models.generative.config import GenerativeConfig
 from recsys.models.names import check_outside
 from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.vector_index import FaissIndexConfig
-from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoTowerTrainingConfig(TrainingConfig):
-    """Training of the two-tower; its examples are single labels."""
-
-    enabled: bool = True
-    """Train, measure, index and serve it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SequenceTrainingConfig(TrainingConfig):
-    """Training of the sequence model; its examples are windows of a user's events.
-
-    The defaults were chosen on validation of Amazon Beauty.
-    """
-
-    enabled: bool = False
-    """Train, measure and serve it."""
-    batch_size: int = 256
-    """Windows of a step; every event of a window but its first is a label."""
-    max_epochs: float = 14.0
-    epochs_per_evaluation: float = 2.0
-    patience: int = 10
-    warmup_share: float = 0.05
-    schedule: ScheduleConfig = field(
-        default_factory=lambda: ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerativeTrainingConfig(TrainingConfig):
-    """Training of the generative model; its examples are windows as well."""
-
-    enabled: bool = False
-    """Train, measure and serve it in profile ``full``."""
-    batch_size: int = 256
-    max_epochs: float = 14.0
-    validation_users: int = 1_000
-    """Users that a beam search is made for at each validation."""
-    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
-    teaching: TeachingConfig = field(default_factory=TeachingConfig)
-    """Teaching by the sequence model, in addition to the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)

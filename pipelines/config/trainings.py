@@ -1,4 +1,4 @@
-"""The sections ``[ranker_training]`` and ``[adapter]``."""
+"""The sections of trainings: ``[*_training]`` and ``[adapter]``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,53 @@ from typing import Literal
 
 from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
+from recsys.models.generative.config import TeachingConfig
 from recsys.training.optim import ScheduleConfig
 from recsys.training.passes import TrainingConfig
 from recsys.training.ranker_config import RankerFitConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerTrainingConfig(TrainingConfig):
+    """Training of the two-tower; its examples are single labels."""
+
+    enabled: bool = True
+    """Train, measure, index and serve it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTrainingConfig(TrainingConfig):
+    """Training of the sequence model; its examples are windows of a user's events.
+
+    The defaults were chosen on validation of Amazon Beauty.
+    """
+
+    enabled: bool = False
+    """Train, measure and serve it."""
+    batch_size: int = 256
+    """Windows of a step; every event of a window but its first is a label."""
+    max_epochs: float = 14.0
+    epochs_per_evaluation: float = 2.0
+    patience: int = 10
+    warmup_share: float = 0.05
+    schedule: ScheduleConfig = field(
+        default_factory=lambda: ScheduleConfig(learning_rate=2e-3, decay="linear", final_share=0.02)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerativeTrainingConfig(TrainingConfig):
+    """Training of the generative model; its examples are windows as well."""
+
+    enabled: bool = False
+    """Train, measure and serve it in profile ``full``."""
+    batch_size: int = 256
+    max_epochs: float = 14.0
+    validation_users: int = 1_000
+    """Users that a beam search is made for at each validation."""
+    schedule: ScheduleConfig = field(default_factory=lambda: ScheduleConfig(learning_rate=2e-3))
+    teaching: TeachingConfig = field(default_factory=TeachingConfig)
+    """Teaching by the sequence model, in addition to the labels."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from features.parallel import THREADS
-from pipelines.config.engine import RayConfig
+from pipelines.config.operation import RayConfig
 from pipelines.engine.console import log
 from pipelines.engine.errors import ClusterError
 

@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.daily import MIN_PAST
+from pipelines.config.operation import MIN_PAST
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.engine.workspace import bundles_dir

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from features.scan import naming
-from pipelines.config.daily import MIN_PAST, PAST_DAYS, MonitoringConfig
+from pipelines.config.operation import MIN_PAST, PAST_DAYS, MonitoringConfig
 from pipelines.monitoring.signals import Measurement, find_signal
 from recsys.data.durable import replace_file
 from recsys.evaluation.drift import Past, band_of

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.daily import HISTORY_DAYS
+from pipelines.config.operation import HISTORY_DAYS
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import WorkspaceBusyError

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from pipelines.config.daily import MonitoringConfig
+from pipelines.config.operation import MonitoringConfig
 from pipelines.monitoring.days import ServedDay
 from pipelines.monitoring.sketch import MAX_USERS, UNKNOWN, Sketch
 from pipelines.monitoring.vectors import Numbers, Rows, ServedVectors

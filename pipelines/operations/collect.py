@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.engine.artifacts import Manifest
-from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.workspace import Workspace
+from pipelines.engine.workspace import Workspace, publishing
 from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
 from pipelines.publishing.released import RELEASED, UPDATE, Released

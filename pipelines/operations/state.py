@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from pipelines.config.operation import TrackingConfig
 from pipelines.config.removed import removal
 from pipelines.config.toml import validate
-from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.history import recorded
 from pipelines.tracking.decisions import CHAMPION, AliasChange, history
 from pipelines.tracking.outbox import Outbox

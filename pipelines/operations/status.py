@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.engine.artifacts import RUN, read_json
-from pipelines.engine.history import RUNNING, CommandRun, read_history
+from pipelines.engine.history import MONITOR, RUNNING, CommandRun, read_history, read_result
 from pipelines.engine.memory import GIB, free_memory
-from pipelines.engine.results import MONITOR, read_result
 from pipelines.operations.collect import ADAPTER, linked, written_at
 from pipelines.operations.state import bundles_of
 from pipelines.partitions.manifest import PartitionsManifest

@@ -16,8 +16,8 @@ from features.scan import read_whole, scan_file
 from features.schema import SourceConfig
 from pipelines.config.content import ContentConfig, EnrichItemsConfig
 from pipelines.config.toml import validate, without_keys
-from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
+from pipelines.engine.workspace import publishing
 from pipelines.inputs.content_models import (
     cache_dir,
     describe_item,

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.bundles_lock import publishing
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.formats import size
 from pipelines.engine.signing import TamperedError, signing_key
+from pipelines.engine.workspace import publishing
 from pipelines.publishing.promotion import check_approved, note_champion, served_version
 from pipelines.tracking.decisions import (
     CHALLENGER,

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.tracking import TrackingConfig
-from pipelines.engine.bundles_lock import PATIENCE_SECONDS, publishing
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import KEY, TamperedError, signing_key
+from pipelines.engine.workspace import PATIENCE_SECONDS, publishing
 from pipelines.tracking.decisions import (
     ACTIONS,
     CHALLENGER,

@@ -27,7 +27,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from features.parallel import end_with_the_parent
-from pipelines.config.engine import RayConfig
+from pipelines.config.operation import RayConfig
 from pipelines.engine.artifacts import MANIFEST, read_json
 from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import ray_cluster

@@ -19,12 +19,11 @@ import polars as pl
 
 from pipelines.candidates.blends import TEXT_SEARCH, served_blends
 from pipelines.engine.artifacts import plain, read_json, to_json
-from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import signing_key
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.engine.workspace import bundles_dir, digest_of_config
+from pipelines.engine.workspace import bundles_dir, digest_of_config, publishing
 from pipelines.inputs.tensors import read_inputs, released_order
 from pipelines.publishing.comparison import (
     Compared,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.tracking.entries import BUNDLES, POINTER, decision_file
 from pipelines.tracking.outbox import Outbox, read_lines, store_name
 from recsys.data.durable import locked

@@ -12,7 +12,7 @@ from pipelines.config.removed import REMOVED_KEYS
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import without_keys
 from pipelines.engine.artifacts import Manifest, digest_of_json
-from pipelines.engine.results import MONITOR, read_result
+from pipelines.engine.history import MONITOR, read_result
 from pipelines.engine.workspace import bundles_dir
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import RELEASED, Released, read_settings, released_folder

@@ -18,7 +18,7 @@ MODULES = ["pipelines.tracking.store"]
 def warm() -> None:
     """Import what the modules will, by opening a store."""
     child = importlib.import_module("pipelines.tracking.store")
-    settings = importlib.import_module("pipelines.config.tracking")
+    settings = importlib.import_module("pipelines.config.operation")
     with tempfile.TemporaryDirectory() as folder:
         store = child.mlflow_client(f"sqlite:///{folder}/mlflow.db", settings.TrackingConfig())
         store.search_experiments()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import Result
 
-from pipelines.config.run import GenerativeTrainingConfig, SequenceTrainingConfig
+from pipelines.config.trainings import GenerativeTrainingConfig, SequenceTrainingConfig
 from pipelines.inputs.tensors import load_catalogue
 from pipelines.presets import PRESETS
 from pipelines.semantic_ids.artefact import read_item_codes

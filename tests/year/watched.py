@@ -10,7 +10,7 @@ from itertools import islice
 
 import numpy as np
 
-from pipelines.config.daily import MonitoringConfig
+from pipelines.config.operation import MonitoringConfig
 from pipelines.monitoring.days import days_of_lists
 from pipelines.monitoring.judged import SignalRecord
 from pipelines.monitoring.signals import measure, measure_agreement

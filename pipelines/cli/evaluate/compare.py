@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from pipelines.cli.options import AsJson
+from pipelines.cli.options import AsJson, find_workspace
 from pipelines.cli.output import print_json, print_lines, print_table
-from pipelines.cli.runs import find_workspace
 from pipelines.engine.errors import RefusedError
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipelines.cli.options import DEMO, Host, Open, Out, Port, Run
+from pipelines.cli.options import DEMO, Host, Open, Out, Port, Run, find_workspace
 from pipelines.cli.output import open_page, print_lines
-from pipelines.cli.runs import find_workspace
 
 if TYPE_CHECKING:
     from pipelines.dashboard.context import Context

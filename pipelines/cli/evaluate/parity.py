@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.cli.options import AsJson, Out, Run, Store
+from pipelines.cli.options import AsJson, Out, Run, Store, find_bundles
 from pipelines.cli.output import print_lines
-from pipelines.cli.runs import find_bundles
 
 if TYPE_CHECKING:
     from pipelines.parity.log import Log

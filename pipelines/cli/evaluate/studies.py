@@ -17,10 +17,10 @@ from pipelines.cli.options import (
     Preset,
     Quiet,
     Run,
+    find_workspace,
     run_config,
 )
 from pipelines.cli.output import open_page, print_json, print_lines, print_table
-from pipelines.cli.runs import find_workspace
 from pipelines.engine.console import log
 
 NUM_SHOWN = 5
@@ -130,7 +130,7 @@ def tune(
 
       recsys tune shop.toml --over sequence.dropout=0.0..0.5 --set engine=ray
     """
-    from pipelines.config.auto import budget_seconds
+    from pipelines.config.operation import budget_seconds
     from pipelines.tuning.run import BEST, Tuning
     from pipelines.tuning.run import tune as run_trials
     from pipelines.tuning.space import parse_space

@@ -13,7 +13,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.service.request_log import Logged
 from pipelines.dashboard.workspaces.files import UnreadableError, names_in, read_table
-from pipelines.engine.results import MONITOR, PARITY
+from pipelines.engine.history import MONITOR, PARITY
 from pipelines.experiments.analysis import METRICS, AnalysisConfig, ExperimentResult, analyse
 from pipelines.experiments.collected import EVENTS, Collected
 from pipelines.experiments.page import experiment_blocks, outcome_name

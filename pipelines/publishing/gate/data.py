@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipelines.candidates.blends import BLEND_FAST
-from pipelines.engine.results import MONITOR, PARITY, read_result
+from pipelines.engine.history import MONITOR, PARITY, read_result
 from pipelines.publishing.gate.models import common_rows
 from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
 from pipelines.ranking.artefact import RANKED

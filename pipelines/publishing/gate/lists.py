@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pipelines.config.release import GateConfig
-from pipelines.engine.results import JUDGES, read_result
+from pipelines.engine.history import JUDGES, read_result
 from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
 from pipelines.publishing.write_release import TIMED
 from recsys.data.batch import Jagged

@@ -17,7 +17,7 @@ from pathlib import Path
 from features.build import FeaturesConfig, build_features
 from features.parallel import num_cores
 from features.schema import FilterConfig
-from pipelines.config.engine import RayConfig
+from pipelines.config.operation import RayConfig
 from pipelines.engine.memory import free_memory
 from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.presets.resolve import resolve

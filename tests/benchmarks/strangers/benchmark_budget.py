@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.auto import budget_seconds
+from pipelines.config.operation import budget_seconds
 from tests.benchmarks.harness import Row
 from tests.benchmarks.strangers.benchmark_strangers import run_package
 from tests.benchmarks.strangers.kept_runs import run_logs

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.auto.shape import is_repeat, judged_by, repeat_share
-from pipelines.config.auto import AutoConfig
+from pipelines.config.operation import AutoConfig
 from pipelines.presets import PRESETS
 from pipelines.stages.build_features import features_config
 from recsys.data.dataset import Sequences

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cli.runs import find_served
+from pipelines.cli.options import find_served
 from serving.bundle.manifest import publish
 from serving.settings import Settings
 from tests.serving.application import create_app

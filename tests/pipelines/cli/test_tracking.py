@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.cli.registry import entering_registry
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.promotion import champions, note_champion
 from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.tracking import outbox_of, store_uri

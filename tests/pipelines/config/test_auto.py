@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.config.auto import AutoConfig, budget_seconds
+from pipelines.config.operation import AutoConfig, budget_seconds
 
 
 @pytest.mark.parametrize(

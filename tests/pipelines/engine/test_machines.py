@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config.engine import TorchrunConfig
+from pipelines.config.operation import TorchrunConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RankLostError

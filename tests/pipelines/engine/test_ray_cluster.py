@@ -12,7 +12,7 @@ import pytest
 
 from features.build import build_features
 from pipelines.backtest.run import backtest
-from pipelines.config.engine import RayConfig
+from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import RayRunner, check_versions, ray_cluster
 from pipelines.inputs.content_models import make_encoder

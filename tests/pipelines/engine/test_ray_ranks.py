@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.config.engine import Engine, RayConfig
+from pipelines.config.operation import Engine, RayConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json
 from pipelines.engine.ray_ranks import LOG, PROCESS, Place, set_variables, size_bundle

@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.console import find_exit_code
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.history import read_history, recorded
 from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.engine.stage import Stage, StageContext, StageRows
-from pipelines.engine.workspace import Workspace
+from pipelines.engine.workspace import Workspace, publishing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,7 +303,7 @@ def test_a_second_publisher_ends_with_75_and_names_the_first(tmp_path: Path) -> 
         script = f"""
 from pathlib import Path
 from pipelines.engine.console import find_exit_code
-from pipelines.engine.bundles_lock import publishing
+from pipelines.engine.workspace import publishing
 try:
     with publishing(Path({str(tmp_path)!r}), patience_seconds=0.1):
         pass
@@ -324,7 +323,7 @@ def test_a_publisher_waits_for_one_that_ends_soon(tmp_path: Path) -> None:
     script = f"""
 import time
 from pathlib import Path
-from pipelines.engine.bundles_lock import publishing
+from pipelines.engine.workspace import publishing
 with publishing(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(0.5)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from features.schema import FilterConfig
-from pipelines.config.engine import Engine, TorchrunConfig
-from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig, TwoTowerTrainingConfig
+from pipelines.config.operation import Engine, TorchrunConfig
+from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig
+from pipelines.config.trainings import TwoTowerTrainingConfig
 from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import STEP
 from pipelines.engine.runner import run_stages

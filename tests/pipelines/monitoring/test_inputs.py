@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.daily import MonitoringConfig
+from pipelines.config.operation import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.monitoring.days import event_days, full_run_until

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.daily import MonitoringConfig
+from pipelines.config.operation import MonitoringConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store

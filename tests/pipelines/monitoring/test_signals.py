@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipelines.config.daily import MonitoringConfig
+from pipelines.config.operation import MonitoringConfig
 from pipelines.monitoring.days import days_of_lists, served_days
 from pipelines.monitoring.signals import SIGNALS, find_signal, measure, measure_agreement
 from pipelines.monitoring.sketch import Sketch, build_sketch, build_tables

@@ -14,11 +14,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.artifacts import Manifest
-from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import read_history
-from pipelines.engine.workspace import Workspace
+from pipelines.engine.workspace import Workspace, publishing
 from pipelines.operations.collect import CollectResult, collect
 from pipelines.publishing.promotion import note_release, promote
 from serving.bundle.delta import NewItem, write_delta

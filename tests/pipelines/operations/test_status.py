@@ -13,7 +13,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.history import recorded
 from pipelines.operations.status import Status, read_status
 from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside

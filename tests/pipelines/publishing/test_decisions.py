@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import TamperedError, key_name, signing_key
 from pipelines.publishing.promotion import champions, keep_refused, promote, rollback

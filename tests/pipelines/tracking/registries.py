@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.promotion import record_champion
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.tracking import (

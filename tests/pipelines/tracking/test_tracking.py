@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pipelines.cli.registry import make_recorder
+from pipelines.config.operation import TrackingConfig
 from pipelines.config.run import RunConfig
-from pipelines.config.tracking import TrackingConfig
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
 from pipelines.tracking.outbox import (
@@ -319,7 +319,7 @@ for name in ("connect", "connect_ex", "sendto"):
 socket.getaddrinfo = socket.create_connection = refuse
 from pathlib import Path
 from dataclasses import asdict
-from pipelines.config.tracking import TrackingConfig
+from pipelines.config.operation import TrackingConfig
 from pipelines.tracking.store import reply_to
 folder, config = sys.argv[1], asdict(TrackingConfig())
 uri = f"sqlite:///{folder}/mlflow.db"

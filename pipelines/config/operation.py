@@ -1,0 +1,223 @@
+"""Sections on how runs operate: automatic plan, engine, tracking, daily work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from recsys.training.distributed.sharded import ShardingConfig
+
+DEFAULT_BUDGET = "15m"
+SECONDS = (3600.0, 60.0, 1.0)
+"""Seconds of an hour, a minute and a second."""
+BUDGET_PATTERN = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+
+
+def budget_seconds(text: str) -> float:
+    """Read a duration: ``10m``, ``90s``, ``1h30m`` or a plain number of seconds."""
+    found = BUDGET_PATTERN.fullmatch(text.strip().lower())
+    if found is None or not any(found.groups()):
+        raise ValueError(
+            f"budget = {text!r} is no duration; write it like 10m, 90s, 1h30m or 600 (seconds)"
+        )
+    parts = zip(found.groups(), SECONDS, strict=True)
+    return sum(float(part) * size for part, size in parts if part is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoConfig:
+    """Planning by the data, the machine and a budget (preset ``auto``)."""
+
+    enabled: bool = False
+    """True if ``recsys run`` plans; keys that the configuration sets are kept."""
+    budget: str = DEFAULT_BUDGET
+    """Time from the start of the command to the last bundle, such as 90s, 10m, 1h30m."""
+
+    def __post_init__(self) -> None:
+        if budget_seconds(self.budget) <= 0:
+            raise ValueError(
+                f"budget must be > 0, got {self.budget!r}; 10s serves what is popular, 10m trains "
+                "what pays for its time"
+            )
+
+
+Engine = Literal["local", "torchrun", "ray"]
+MIN_WAIT_SECONDS = 5.0
+MAX_PORT = 65_536
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunConfig(ShardingConfig):
+    """How the training stages run on several processes (ranks), one a GPU."""
+
+    processes: int = 0
+    """Ranks on this machine; 0 takes one a GPU, or two on a CPU."""
+    machines: int = 1
+    """Machines with that number of ranks each; on all but the one of the command torchrun runs."""
+    address: str | None = None
+    """Address of this machine for the others, such as ``10.0.0.1:29500``; for several machines."""
+    wait_seconds: float = 600.0
+    """How long a rank waits for the others in a step, and this machine for the others to join,
+    before the training ends with an error."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.processes < 0:
+            raise ValueError(f"processes must be >= 1, or 0 for one a GPU, got {self.processes}")
+        if self.machines < 1:
+            raise ValueError(f"machines must be >= 1, got {self.machines}")
+        port = (self.address or "").rpartition(":")[2]
+        if self.machines > 1 and not (port.isdecimal() and 0 < int(port) < MAX_PORT):
+            raise ValueError(
+                f"torchrun.machines = {self.machines} needs torchrun.address = "
+                f'"<this machine>:<port>", which the others can reach, got {self.address!r}'
+            )
+        if not self.wait_seconds >= MIN_WAIT_SECONDS:
+            raise ValueError(
+                f"wait_seconds must be at least {MIN_WAIT_SECONDS:g}, got {self.wait_seconds}: "
+                "starting a rank alone takes some seconds"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Which Ray cluster works, and how many tasks at a time."""
+
+    address: str | None = None
+    """Running cluster (``host:6379``); None takes RAY_ADDRESS, else starts one here."""
+    tasks_at_once: int = 0
+    """Tasks that run at a time; 0 takes one a processor of the cluster."""
+    retries: int = 3
+    """How often a task is run again whose worker or node was lost."""
+    ranks: int = 1
+    """Ranks of a training that the cluster places, one a GPU where it has any; 1 trains where the
+    command runs. Their other settings are those of ``torchrun``."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks must be >= 1, got {self.ranks}")
+        if self.tasks_at_once < 0 or self.retries < 0:
+            raise ValueError(
+                f"tasks_at_once and retries must be >= 0, got {self.tasks_at_once} and "
+                f"{self.retries}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Recording of runs in MLflow."""
+
+    enabled: bool = True
+    """Record runs."""
+    uri: str | None = None
+    """An MLflow server (http://host:5000) or database (sqlite:////path/mlflow.db); None is the one
+    of MLFLOW_TRACKING_URI, else SQLite in the workspace. User and password come from
+    MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."""
+    experiment: str = "recsys"
+    """Experiment under which MLflow lists the runs."""
+    model: str = "recsys"
+    """Model under which the registry lists the bundles."""
+    bundles: str | None = None
+    """Folder or URL (s3://shop/bundles) that released bundles are copied to, so that other machines
+    can fetch them; None points at where they were made."""
+    sync_seconds: float = 60.0
+    """How long a command may wait at its end for the store; the rest is sent later."""
+    request_seconds: int = 5
+    """How long one request to the server may take."""
+    max_retries: int = 1
+    """More attempts of a request that failed."""
+
+    def __post_init__(self) -> None:
+        for name, instead in (
+            ("uri", "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
+            ("bundles", "what the driver of the store reads, such as AWS_SECRET_ACCESS_KEY"),
+        ):
+            if urlsplit(getattr(self, name) or "").password:
+                raise ValueError(
+                    f"tracking.{name} holds a password, which would be written into every run's "
+                    f"configuration; take it out and set {instead}"
+                )
+        for name in ("sync_seconds", "request_seconds"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"tracking.{name} must be > 0, got {getattr(self, name)}")
+
+
+UpdatePolicy = Literal["incremental", "full", "never"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatesConfig:
+    """Policy of ``recsys update`` on new events; ``recsys backtest`` measures each.
+
+    Passes, rate and replayed share of an increment are set in ``[backtest]`` (new_passes, new_rate,
+    replay_share), so that the measured update is the one that runs.
+    """
+
+    policy: UpdatePolicy = "incremental"
+    """incremental continues the served models, full runs every stage, never leaves them."""
+    full_every_days: int | None = 7
+    """Age of the last full run at which an update is a full one; None leaves that to recsys run."""
+    counts_only: bool = False
+    """Only recount and index in increments, and leave trained weights as they are."""
+    held_out_share: float = 0.1
+    """Share of the users with new events whose new events judge the increment; the next one
+    trains on them."""
+    min_held_out: int = 200
+    """Users held out if that many have new events, at most half of them."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(UpdatePolicy):
+            raise ValueError(
+                f"updates.policy must be one of {get_args(UpdatePolicy)}, got {self.policy!r}"
+            )
+        if self.full_every_days is not None and self.full_every_days < 1:
+            raise ValueError(
+                f"updates.full_every_days must be >= 1 or left out, got {self.full_every_days}"
+            )
+        if not 0 < self.held_out_share < 1:
+            raise ValueError(f"updates.held_out_share must be in (0, 1), got {self.held_out_share}")
+
+
+PAST_DAYS = 120
+"""Days that thresholds are learned from."""
+HISTORY_DAYS = 400
+"""Days before that the first call measures, at most."""
+MIN_PAST = 21
+"""A signal with fewer past deviations raises no alarm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringConfig:
+    """Settings of ``recsys monitor``."""
+
+    reference_days: int = 28
+    """Days before it that a day is compared with."""
+    false_alarms_a_month: float = 0.5
+    """How many are tolerated, all signals together; holidays come on top."""
+    min_events: int = 50
+    """A day with fewer is not compared."""
+    max_examples: int = 1_000
+    """Events of a day that the two-sample test reads."""
+    max_age_days: Mapping[str, float] = field(default_factory=dict)
+    """Oldest permitted input by name (events, catalogue, content, bundle, served), instead of what
+    past gaps teach."""
+    served: Path | None = None
+    """Folder that recsys data export wrote; without it <workspace>/online_events, or that of
+    data.online_events."""
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("reference_days", 7),
+            ("min_events", 1),
+            ("max_examples", 50),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if not 0 < self.false_alarms_a_month <= 10:
+            raise ValueError(
+                f"false_alarms_a_month must be in (0, 10], got {self.false_alarms_a_month}"
+            )
