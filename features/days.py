@@ -62,7 +62,7 @@ def as_table(records: Records, texts: TextColumns) -> pl.DataFrame:
     return raw.select(columns)
 
 
-class Share(NamedTuple):
+class DayShare(NamedTuple):
     """A range of users, its kept events of each day and where they go, [D] each."""
 
     range: UserRange
@@ -70,7 +70,7 @@ class Share(NamedTuple):
     starts: Rows
 
 
-def place_days(share: Share, rows: RowFiles, first_day: int, path: Path) -> None:
+def place_days(share: DayShare, rows: RowFiles, first_day: int, path: Path) -> None:
     """Write a range's kept events, with dense rows, to their days."""
     target = RecordFile(path, record_dtype(share.range.fields))
     partition(
@@ -116,7 +116,7 @@ def write_days(
     bounds = np.concatenate([[0], np.cumsum(totals)])
     shares, cursor = [], bounds[:-1]
     for one, counts in zip(ranges, padded, strict=True):
-        shares.append(Share(one, counts, cursor))
+        shares.append(DayShare(one, counts, cursor))
         cursor = cursor + counts
     for _ in run(partial(place_days, rows=rows, first_day=first_day, path=scratch), shares):
         pass

@@ -109,7 +109,7 @@ def extended(ids: pl.Series, previous: pl.Series | None = None) -> pl.Series:
     return pl.concat([previous.alias("id"), new])
 
 
-def rows_of(ids: pl.Series, vocabulary: pl.Series) -> NDArray[np.int64]:
+def find_rows(ids: pl.Series, vocabulary: pl.Series) -> NDArray[np.int64]:
     """Look up each id's row, 0 where the vocabulary does not have it."""
     table = pl.DataFrame({"id": vocabulary}).with_row_index("row", offset=1)
     found = ids.to_frame("id").join(table, on="id", how="left", maintain_order="left")

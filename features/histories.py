@@ -107,7 +107,7 @@ def shuffled_order(records: Records, seed: int) -> Rows:
     return order
 
 
-class Part(NamedTuple):
+class HistoryPart(NamedTuple):
     """A part of the sequences of every tie order, ready to be written."""
 
     item_rows: dict[TieOrder, Rows]
@@ -118,7 +118,7 @@ class Part(NamedTuple):
 
 def sequence_part(
     records: Records, tie_orders: tuple[TieOrder, ...], features: tuple[Feature, ...], seed: int
-) -> Part:
+) -> HistoryPart:
     """Build sequences of whole users' events.
 
     Times and features of the moment do not depend on the order of ties, so they are made once.
@@ -136,4 +136,4 @@ def sequence_part(
     frame = pl.DataFrame({"user_row": records["user"].astype(np.int64), "event_time": moments})
     context = frame.lazy().select(f.expression.alias(f.name) for f in features).collect()
     values = {name: context[name].to_numpy() for name in context.columns}
-    return Part(item_rows, seconds, values, len(records))
+    return HistoryPart(item_rows, seconds, values, len(records))

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import Dictionary, extended, read_vocabulary, rows_of, write_vocabulary
+from features.encoding import Dictionary, extended, find_rows, read_vocabulary, write_vocabulary
 from features.events import as_micros, as_number, as_text
 from features.people.forgotten import ForgottenUsers
 from features.quarantine import Quarantine
@@ -151,7 +151,7 @@ def write_categories(items: pl.DataFrame, out: Path, previous: pl.Series | None)
     lengths = lists.list.len().cast(pl.Int64).to_numpy()
     directory = out / "item_categories"
     directory.mkdir(parents=True)
-    np.save(directory / "values.npy", rows_of(flat, vocabulary))
+    np.save(directory / "values.npy", find_rows(flat, vocabulary))
     # Row 0 (padding) has no categories either.
     offsets = np.concatenate([[0, 0], np.cumsum(lengths)])
     np.save(directory / "offsets.npy", offsets.astype(np.int64))
@@ -228,7 +228,7 @@ def write_user_features(
         write_vocabulary(vocabulary, out / "vocabularies" / file)
         path = out / "user_features" / f"{name}.npy"
         path.parent.mkdir(exist_ok=True)
-        np.save(path, np.concatenate([[0], rows_of(values, vocabulary)]))
+        np.save(path, np.concatenate([[0], find_rows(values, vocabulary)]))
         cardinality[name] = len(vocabulary) + 1
     return cardinality, warnings
 

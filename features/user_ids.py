@@ -39,7 +39,7 @@ class UserActivity:
     """Unix seconds of the newest, [U]; of no meaning without events. None without times."""
 
 
-class Assigned(NamedTuple):
+class AssignedRows(NamedTuple):
     """Rows of every user."""
 
     features: dict[str, Rows]
@@ -53,7 +53,7 @@ class Assigned(NamedTuple):
 
 def assigned(
     settings: UserIdRows, users: UserActivity, previous: Rows | None = None
-) -> Assigned | None:
+) -> AssignedRows | None:
     """Assign rows to users; None if they have none of their own."""
     if settings.rows == 0:
         return None
@@ -81,7 +81,7 @@ def assigned(
     rows = np.zeros(len(counts), np.int64)
     places = np.flatnonzero(owners)
     rows[owners[places]] = places
-    return Assigned(
+    return AssignedRows(
         {FEATURE: rows},
         {FEATURE: size},
         owners,

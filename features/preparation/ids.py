@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from features.encoding import MISSING, extended, rows_of
+from features.encoding import MISSING, extended, find_rows
 from features.preparation.prepare import OPTIONAL_TEXTS, Prepared, read_texts, write_texts
 from features.records import Records, Rows
 
@@ -51,7 +51,7 @@ def read_ranks(part: Prepared, field: str) -> Ranks:
 def rank_partition(part: Prepared, ids: dict[str, Path]) -> None:
     """Write the rank of each code of a partition; ``ids`` are files by field."""
     for field, path in ids.items():
-        ranks = rows_of(read_texts(part.texts(field)), read_texts(path)) - 1
+        ranks = find_rows(read_texts(part.texts(field)), read_texts(path)) - 1
         np.save(part.folder / f"{field}_ranks.npy", ranks.astype(np.uint32))
 
 

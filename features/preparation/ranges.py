@@ -38,7 +38,7 @@ def ranges_of_users(user_counts: Rows, range_events: int) -> Rows:
     return np.unique(np.concatenate([[0], cuts, [len(user_counts)]]))
 
 
-class Share(NamedTuple):
+class RangeShare(NamedTuple):
     """A partition, the codes of its texts, its records of each range and their places, [K] each."""
 
     part: Prepared
@@ -47,7 +47,7 @@ class Share(NamedTuple):
     starts: Rows
 
 
-def place_partition(share: Share, cuts: Rows, path: Path) -> None:
+def place_partition(share: RangeShare, cuts: Rows, path: Path) -> None:
     """Write a partition's records, with ranks for codes, into the ranges of users."""
     users, items = read_ranks(share.part, "user"), read_ranks(share.part, "item")
     numbers = np.arange(len(share.sizes), dtype=np.uint32)
@@ -111,7 +111,7 @@ def ranges(
     shares, cursor = [], bounds[:-1]
     for part, codes_of_part, own in zip(parts, codes, of_parts, strict=True):
         sizes = np.add.reduceat(own, cuts[:-1])
-        shares.append(Share(part, codes_of_part, sizes, cursor))
+        shares.append(RangeShare(part, codes_of_part, sizes, cursor))
         cursor = cursor + sizes
     for _ in run(partial(place_partition, cuts=cuts, path=path), shares):
         pass

@@ -9,8 +9,8 @@ from pipelines.auto.plan import (
     EVALUATED_USERS,
     FIRST,
     SEARCH,
-    Part,
     Planner,
+    PlanPart,
     Round,
     bundle_part,
     without_time,
@@ -50,7 +50,7 @@ def plan_first(planner: Planner) -> None:
     users = users_measured(planner)
     choices = first_choices(planner, users)
     parts = [
-        Part(
+        PlanPart(
             name="popularity, item-to-item",
             what="what is popular, and what occurs together",
             why=f"{planner.shape.num_events:,} events",
@@ -124,12 +124,12 @@ def first_choices(planner: Planner, users: int) -> Table:
     }
 
 
-def knn_part(planner: Planner) -> tuple[Part, Table]:
+def knn_part(planner: Planner) -> tuple[PlanPart, Table]:
     """Describe the models that count what occurs together."""
     chosen: Table = {"enabled": True}
     if planner.shape.num_items > FEW_ITEMS:
         chosen |= {"length_weight": [0.7], "half_life_days": [0.0]}
-    part = Part(
+    part = PlanPart(
         name="item k-nearest neighbours",
         what="what occurs together, popular items less",
         why="short lists of other models are filled",
@@ -138,9 +138,9 @@ def knn_part(planner: Planner) -> tuple[Part, Table]:
     return part, {ITEM_KNN.section: chosen}
 
 
-def search_part(planner: Planner) -> tuple[Part, Table]:
+def search_part(planner: Planner) -> tuple[PlanPart, Table]:
     """Describe what searches by a text, where items have any."""
-    part = Part(
+    part = PlanPart(
         name=SEARCH,
         what="by a text: words, spelling, the user's own list",
         why="items have texts",
@@ -149,10 +149,10 @@ def search_part(planner: Planner) -> tuple[Part, Table]:
     return part, {"search": {"enabled": True}} if planner.shape.has_text else {}
 
 
-def repeats_part(planner: Planner) -> tuple[Part, Table]:
+def repeats_part(planner: Planner) -> tuple[PlanPart, Table]:
     """Describe the models of repeated items, if items repeat."""
     shape = planner.shape
-    part = Part(
+    part = PlanPart(
         name="repeats, next basket",
         what="what a user takes again",
         why=f"{shape.repeat_share:.0%} of the held-out events do",
@@ -166,7 +166,7 @@ def repeats_part(planner: Planner) -> tuple[Part, Table]:
     }
 
 
-def ease_part(planner: Planner) -> tuple[Part, Table]:
+def ease_part(planner: Planner) -> tuple[PlanPart, Table]:
     """Size EASE: on the most frequent items, as many as memory and time allow."""
     costs, shape = planner.costs, planner.shape
     room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
@@ -176,7 +176,7 @@ def ease_part(planner: Planner) -> tuple[Part, Table]:
     while number > least and costs.ease(number) > seconds:
         number = max(least, int(number * 0.8))
     of = "" if number == shape.num_known else f" of {shape.num_known:,}"
-    part = Part(
+    part = PlanPart(
         name="EASE",
         what=f"on {number:,} items{of}",
         why="the strongest model without training",

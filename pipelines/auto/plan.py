@@ -22,7 +22,7 @@ SEQUENCE, SEARCH, ENDS = "sequence model", "search", "blend, evaluation, bundle"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PlanPart:
     """One thing that is done, or left out."""
 
     name: str
@@ -40,7 +40,7 @@ class Round:
     name: str
     choices: Table
     """Over the preset and below what the user set."""
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
     deferred: tuple[str, ...] = ()
     """Keys that the configuration sets and that this round leaves to a later one, for the time."""
 
@@ -54,7 +54,7 @@ class Plan:
     """Rounds in order, and what none of them does."""
 
     rounds: tuple[Round, ...]
-    left_out: tuple[Part, ...]
+    left_out: tuple[PlanPart, ...]
     notes: tuple[str, ...] = ()
     """Decisions that are no part of their own, such as whether lists repeat the history."""
 
@@ -71,21 +71,21 @@ class Plan:
         return cls(rounds=rounds, left_out=_parts(table["left_out"]), notes=tuple(table["notes"]))
 
 
-def _parts(tables: Iterable[dict[str, Any]]) -> tuple[Part, ...]:
-    return tuple(Part(**one) for one in tables)
+def _parts(tables: Iterable[dict[str, Any]]) -> tuple[PlanPart, ...]:
+    return tuple(PlanPart(**one) for one in tables)
 
 
-def following(before: Round, name: str, choices: Table, *parts: Part) -> Round:
+def following(before: Round, name: str, choices: Table, *parts: PlanPart) -> Round:
     """Add to what a round does."""
     return Round(name=name, choices=merge(before.choices, choices), parts=parts)
 
 
-def bundle_part(seconds: float) -> Part:
+def bundle_part(seconds: float) -> PlanPart:
     """Describe what ends every round."""
-    return Part(name=ENDS, what="", why="to be served", seconds=seconds)
+    return PlanPart(name=ENDS, what="", why="to be served", seconds=seconds)
 
 
-def without_time(part: Part, left: float) -> Part:
+def without_time(part: PlanPart, left: float) -> PlanPart:
     """Return a part with the reason that it takes too long."""
     return replace(part, why=f"{part.seconds:,.0f} s are needed, {max(0.0, left):,.0f} s are left")
 
@@ -112,11 +112,11 @@ class Planner:
     encoder: TimedEncoder | None = None
     """The encoder that is set, or else planned, where it was timed."""
     rounds: list[Round] = field(default_factory=list)
-    postponed: list[tuple[Part, Table]] = field(default_factory=list)
+    postponed: list[tuple[PlanPart, Table]] = field(default_factory=list)
     """Parts that the first round leaves to the next, each with what it sets."""
     refit_seconds: float = 0.0
     """Seconds of the models without training, which each round fits to all events again."""
-    left_out: list[Part] = field(default_factory=list)
+    left_out: list[PlanPart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -127,7 +127,7 @@ class Planner:
         self.rounds.append(one)
         self.left -= one.seconds
 
-    def is_off(self, part: Part, key: str) -> bool:
+    def is_off(self, part: PlanPart, key: str) -> bool:
         """Return True if the configuration switches a part off; list it as left out."""
         if set_value(self.user, key) is not False:
             return False

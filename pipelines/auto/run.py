@@ -133,7 +133,7 @@ class Automatic:
     def seconds_spent(self) -> float:
         return time.perf_counter() - self.begin
 
-    def config_of(self, one: Round) -> RunConfig:
+    def round_config(self, one: Round) -> RunConfig:
         """Build a round's configuration."""
         return replace(self.sources.config(one.choices, one.deferred), data=self.base.data)
 
@@ -153,7 +153,7 @@ class Automatic:
             self.say(f"round {number + 1} of {len(planned.plan.rounds)}: {one.name}")
             planned.save(self.base, number)
             try:
-                prepared = prepare(self.config_of(one))
+                prepared = prepare(self.round_config(one))
                 outcomes += prepared
                 shorter = self._shortened(one, prepared) if is_new else one
                 if shorter is None:
@@ -162,7 +162,7 @@ class Automatic:
                 one = shorter
                 planned.replace_round(number, one)
                 planned.save(self.base, number)
-                outcomes += finish(self.config_of(one))
+                outcomes += finish(self.round_config(one))
             except RefusedError as error:
                 if number == 0:
                     raise

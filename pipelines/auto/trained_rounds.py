@@ -9,8 +9,8 @@ from pipelines.auto.plan import (
     EVALUATED_USERS,
     PLANNED_ENCODER,
     SEQUENCE,
-    Part,
     Planner,
+    PlanPart,
     Round,
     bundle_part,
     following,
@@ -54,7 +54,7 @@ def plan_sequence(planner: Planner) -> None:
     shape, costs = planner.shape, planner.costs
     texts, content = content_part(planner)
     measuring = costs.measuring(6, EVALUATED_USERS, BLEND_USERS) + planner.refit_seconds
-    refitted = Part(
+    refitted = PlanPart(
         name="models without training",
         what="fitted again",
         why="content similarity is one of them",
@@ -66,7 +66,7 @@ def plan_sequence(planner: Planner) -> None:
     whole = [one for one in trained if one.share == 1.0]
     # A first further member is worth 3 to 5%, less than a whole training.
     best = whole[-1] if whole else trained[0]
-    part = Part(
+    part = PlanPart(
         name=SEQUENCE,
         what=best.words(),
         why="histories are long" if shape.has_long_histories else "order tells",
@@ -83,7 +83,7 @@ def plan_sequence(planner: Planner) -> None:
     planner.add(replace(one, deferred=(ENCODER,) if is_hashed(content) else ()))
 
 
-def later_round(planner: Planner, name: str, choices: Table, *parts: Part) -> Round:
+def later_round(planner: Planner, name: str, choices: Table, *parts: PlanPart) -> Round:
     """Add to what the round before does, with what that one left to the next."""
     for _, chosen in planner.postponed:
         choices = choices | chosen
@@ -184,7 +184,7 @@ def trained_in(planner: Planner, num_members: int, room: float) -> TrainedIn:
     )
 
 
-def content_part(planner: Planner) -> tuple[Part | None, Table]:
+def content_part(planner: Planner) -> tuple[PlanPart | None, Table]:
     """Choose the encoder of texts: the one that is set, else the usual one, else words alone.
 
     An encoder without the time for it is left out, and said to be.
@@ -196,7 +196,7 @@ def content_part(planner: Planner) -> tuple[Part | None, Table]:
     seconds = planner.costs.encoding() if timed is None else timed.seconds
     number = round(shape.text_share * shape.num_items)
     name = str(own or PLANNED_ENCODER) + (f" ({timed.name}, width {timed.dim})" if timed else "")
-    part = Part(
+    part = PlanPart(
         name="content",
         what=f"{number:,} texts of {shape.text_characters:.0f} characters, {name}",
         why=f"{ENCODER} is set" if own else "items have texts",
@@ -239,7 +239,7 @@ def plan_two_tower(planner: Planner) -> None:
         schedule=ScheduleConfig(learning_rate=3e-3 if long else 2e-3),
     )
     seconds = planner.costs.two_tower(settings, training)
-    part = Part(
+    part = PlanPart(
         name="two-tower",
         what=f"width {settings.embedding_dim}, {training.max_epochs:.0f} passes, an index",
         why="a further view, and vectors for FAISS",
@@ -270,7 +270,7 @@ def plan_late(planner: Planner) -> None:
     for name, key in (("generation", "generative_training"), ("ranker", "ranker_training")):
         if set_value(planner.user, f"{key}.enabled") is None:
             planner.left_out.append(
-                Part(
+                PlanPart(
                     name=name,
                     what="",
                     why=f"improves lists little for its time; {key}.enabled = true trains it",

@@ -80,7 +80,7 @@ def run_automatically(
         if len(chosen) < len(STAGES):
             planned.save(config, len(planned.plan.rounds) - 1)
             rest = [stage for stage in chosen if stage.name != FEATURES]
-            return outcomes + run_stages(rest, automatic.config_of(planned.plan.rounds[-1]))
+            return outcomes + run_stages(rest, automatic.round_config(planned.plan.rounds[-1]))
         training = [stage.name for stage in STAGES].index(TRAIN_SEQUENCE)
         outcomes += automatic.run(
             planned,

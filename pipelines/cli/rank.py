@@ -32,7 +32,7 @@ from pipelines.engine.launch import (
     RAISED,
     ROWS,
     STEP,
-    Job,
+    RankJob,
 )
 from pipelines.engine.ray_ranks import LOG
 from pipelines.engine.run_log import RunLog
@@ -73,7 +73,7 @@ def write_to(path: Path) -> None:
     os.close(file)
 
 
-def build_context(job: Job, folder: Path, rank: int) -> StageContext:
+def build_context(job: RankJob, folder: Path, rank: int) -> StageContext:
     """Build the stage's context; further ranks write to folders that are discarded."""
     config = validate(RunConfig, job.config, JOB)
     output = Path(job.output)
@@ -112,7 +112,7 @@ def describe_error(error: BaseException, rank: int) -> dict[str, object]:
 
 def work(folder: Path, rank: int, size: int) -> None:
     """Run the job's stage as one rank."""
-    job = Job(**json.loads((folder / JOB).read_text()))
+    job = RankJob(**json.loads((folder / JOB).read_text()))
     context = build_context(job, folder, rank)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))

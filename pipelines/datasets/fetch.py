@@ -20,7 +20,7 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.datasets.registry import Archive, Dataset, Layout
+from pipelines.datasets.registry import Archive, Dataset, FileLayout
 from pipelines.engine.artifacts import Manifest, begin, check_files, commit
 from recsys.data.durable import digest_of_file
 
@@ -60,12 +60,12 @@ def check_digest(path: Path, expected: str, what: str) -> None:
         )
 
 
-def converted(dataset: Dataset, layout: Layout) -> Path:
+def converted(dataset: Dataset, layout: FileLayout) -> Path:
     """Return where the tables made from one layout are kept."""
     return cache_dir() / dataset.name / layout.name
 
 
-def is_cached(dataset: Dataset, layout: Layout) -> bool:
+def is_cached(dataset: Dataset, layout: FileLayout) -> bool:
     """Return True if the cache has this layout's tables, whole and by the same parser."""
     directory = converted(dataset, layout)
     try:
@@ -79,7 +79,7 @@ def is_cached(dataset: Dataset, layout: Layout) -> bool:
 
 
 def convert(
-    dataset: Dataset, layout: Layout, raw: Path, inputs: dict[str, str], source: str
+    dataset: Dataset, layout: FileLayout, raw: Path, inputs: dict[str, str], source: str
 ) -> Fetched:
     """Parse raw files into the cache's Parquet tables, whole or not at all."""
     final = converted(dataset, layout)

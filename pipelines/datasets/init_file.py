@@ -32,7 +32,7 @@ IN_TEXT = ("item_id", "title", "description", "categories")
 
 
 @dataclass(kw_only=True)
-class Plan:
+class FilePlan:
     """The table that each file was recognised as."""
 
     events: Guess
@@ -46,12 +46,12 @@ class Plan:
         return {name: guess for name, guess in found.items() if guess is not None}
 
 
-def infer_plan(paths: list[Path]) -> Plan:
+def infer_plan(paths: list[Path]) -> FilePlan:
     """Recognise which file is which table."""
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError("the same file is named twice; name each once")
     events, rest = events_first([read_sample(path) for path in paths])
-    plan = Plan(events=events, notes=list(events.unsure))
+    plan = FilePlan(events=events, notes=list(events.unsure))
     for table in rest:
         _place(table, plan)
     separators = {g.table.separator for g in plan.guesses().values() if g.table.path.suffix in CSV}
@@ -65,7 +65,7 @@ def infer_plan(paths: list[Path]) -> Plan:
     return plan
 
 
-def _place(table: RawTable, plan: Plan) -> None:
+def _place(table: RawTable, plan: FilePlan) -> None:
     """Take a further file as items or users, whichever has more of the events' ids."""
     sides = {}
     for name, key in (("items", "item_id"), ("users", "user_id")):
@@ -92,7 +92,7 @@ def _place(table: RawTable, plan: Plan) -> None:
         setattr(plan, name, guess)
 
 
-def decimal_comma(plan: Plan) -> bool:
+def decimal_comma(plan: FilePlan) -> bool:
     """Return True if a text column of numbers has decimal commas."""
     for guess in plan.guesses().values():
         for ours in ("value", "price"):
@@ -105,7 +105,7 @@ def decimal_comma(plan: Plan) -> bool:
     return False
 
 
-def list_separator(plan: Plan) -> str | None:
+def list_separator(plan: FilePlan) -> str | None:
     """Find the separator of an item's categories, if it is not the default."""
     name = plan.items.columns.get("categories") if plan.items else None
     if plan.items is None or not name or plan.items.table.sample[name].dtype != pl.String:
@@ -169,7 +169,7 @@ def column_lines(guess: Guess) -> list[str]:
     return lines
 
 
-def content_lines(plan: Plan) -> list[str]:
+def content_lines(plan: FilePlan) -> list[str]:
     """Write which columns of the items models could read with the text."""
     if plan.items is None:
         return []
@@ -184,7 +184,7 @@ def content_lines(plan: Plan) -> list[str]:
     return ["", "[content]", f"# columns = {toml_value(found)}   # read with items' texts"]
 
 
-def user_lines(plan: Plan) -> list[str]:
+def user_lines(plan: FilePlan) -> list[str]:
     """Write which columns of the users the two-tower could read."""
     if plan.users is None:
         return []
@@ -196,7 +196,7 @@ def user_lines(plan: Plan) -> list[str]:
     return ["", "[features]", f"# user_columns = {toml_value(found)}   # read by the two-tower"]
 
 
-def written(plan: Plan, target: Path) -> str:
+def written(plan: FilePlan, target: Path) -> str:
     """Write the TOML: each guess, its reason, and the alternatives."""
     lines = [
         "# Written by recsys data init; every line may be changed.",
@@ -224,7 +224,7 @@ def written(plan: Plan, target: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_config(paths: list[Path], target: Path, *, force: bool) -> Plan:
+def write_config(paths: list[Path], target: Path, *, force: bool) -> FilePlan:
     """Look at the files and write the TOML."""
     if target.exists() and not force:
         raise ValueError(f"{target} is there already; write elsewhere with --out, or add --force")

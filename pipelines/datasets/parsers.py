@@ -15,7 +15,7 @@ import polars as pl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class RawTables:
     """A data set as it goes into build_features.
 
     ``events`` has user_id, item_id, event_type and event_time or sequence_index; ``items`` has
@@ -160,7 +160,7 @@ def with_domain(items: pl.DataFrame) -> pl.DataFrame:
     return items.with_columns(domain.alias("domain"))
 
 
-def movielens_100k_official(directory: Path) -> Tables:
+def movielens_100k_official(directory: Path) -> RawTables:
     """Parse u.data, u.item and u.user of ml-100k.zip."""
     columns = ["user_id", "item_id", "rating", "timestamp"]
     events = read_delimited(directory / "u.data", columns, separator="\t", encoding="utf-8")
@@ -179,7 +179,7 @@ def movielens_100k_official(directory: Path) -> Tables:
     )
     columns = ["user_id", "age", "gender", "occupation", "zip_code"]
     users = read_delimited(directory / "u.user", columns, separator="|", encoding="utf-8")
-    return Tables(events=ratings(events), items=with_domain(items), users=demographics(users))
+    return RawTables(events=ratings(events), items=with_domain(items), users=demographics(users))
 
 
 def demographics(users: pl.DataFrame) -> pl.DataFrame:
@@ -187,7 +187,7 @@ def demographics(users: pl.DataFrame) -> pl.DataFrame:
     return users.select("user_id", pl.col("age").cast(pl.Int64), "gender", "occupation")
 
 
-def movielens_100k_recbole(directory: Path) -> Tables:
+def movielens_100k_recbole(directory: Path) -> RawTables:
     """Parse the atomic files of the recbole wheel: tab separated, "name:type" headers."""
 
     def read(suffix: str) -> pl.DataFrame:
@@ -207,7 +207,7 @@ def movielens_100k_recbole(directory: Path) -> Tables:
         year.alias("release_year"),
     )
     users = demographics(read("user"))
-    return Tables(events=ratings(read("inter")), items=with_domain(items), users=users)
+    return RawTables(events=ratings(read("inter")), items=with_domain(items), users=users)
 
 
 def movies_dat(path: Path) -> pl.DataFrame:
@@ -232,18 +232,18 @@ def users_dat(path: Path) -> pl.DataFrame:
     )
 
 
-def movielens_1m_official(directory: Path) -> Tables:
+def movielens_1m_official(directory: Path) -> RawTables:
     """Parse ratings.dat, movies.dat and users.dat of ml-1m.zip."""
     columns = ["user_id", "item_id", "rating", "timestamp"]
     path = directory / "ratings.dat"
-    return Tables(
+    return RawTables(
         events=ratings(read_delimited(path, columns, separator="::", encoding="latin-1")),
         items=movies_dat(directory / "movies.dat"),
         users=users_dat(directory / "users.dat"),
     )
 
 
-def movielens_1m_sequences(directory: Path) -> Tables:
+def movielens_1m_sequences(directory: Path) -> RawTables:
     """Parse "user item item ..." lines, oldest first: an order without times or ratings."""
     path = directory / "sequences_by_time.txt.gz"
     users: list[str] = []
@@ -259,14 +259,14 @@ def movielens_1m_sequences(directory: Path) -> Tables:
         {"user_id": users, "item_id": items, "sequence_index": places},
         schema_overrides={"sequence_index": pl.Int64},
     )
-    return Tables(
+    return RawTables(
         events=events.with_columns(pl.lit("rating").alias("event_type")),
         items=movies_dat(directory / "movies.dat"),
         users=users_dat(directory / "users.dat"),
     )
 
 
-def amazon_five_core(directory: Path) -> Tables:
+def amazon_five_core(directory: Path) -> RawTables:
     """Parse interactions.parquet and items.parquet.
 
     ``position`` is the literature's order. Times, where there are any, have the resolution of a
@@ -290,4 +290,4 @@ def amazon_five_core(directory: Path) -> Tables:
         pl.col("tags").alias("title"),
         (pl.col("attributes") if named else numbered).alias("categories"),
     )
-    return Tables(events=events, items=items)
+    return RawTables(events=events, items=items)

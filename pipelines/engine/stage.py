@@ -86,13 +86,13 @@ class Stage:
     outputs_exist: Callable[[StageContext], bool] = always
     """True if the stage's outputs outside its artefact still exist."""
 
-    def inputs_of(self, config: RunConfig) -> list[str]:
+    def input_stages(self, config: RunConfig) -> list[str]:
         """List the stages whose artefacts shape this one's."""
         return [
             name for name in self.reads if name not in self.reads_if or self.reads_if[name](config)
         ]
 
-    def config_of(self, config: RunConfig) -> dict[str, Any]:
+    def config_tables(self, config: RunConfig) -> dict[str, Any]:
         """Return the stage's sections as tables; raw files count by content, not by path."""
         sections: dict[str, Any] = {
             name: plain(reduce(getattr, name.split("."), config)) for name in self.sections

@@ -17,7 +17,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST, digest_of_json
 from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
-from pipelines.partitions.manifest import PartitionsManifest, folder_of
+from pipelines.partitions.manifest import PartitionsManifest, partition_folder
 from pipelines.publishing.released import RELEASED, UPDATE, Released, released_folder
 from serving.bundle.manifest import CURRENT
 
@@ -67,7 +67,7 @@ def days_of_partitions(workspace: Path) -> EventDays:
     def read(day: date) -> pl.DataFrame:
         assert manifest is not None
         folders = [
-            folder_of(workspace, key, manifest.partitions[key].revision) for key in keys[day]
+            partition_folder(workspace, key, manifest.partitions[key].revision) for key in keys[day]
         ]
         paths = [path for folder in folders for path in sorted(folder.glob(CLEAN))]
         if not paths:

@@ -20,11 +20,11 @@ from pipelines.config.run import RunConfig
 from pipelines.datasets.fetch import from_cache
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import RUN, Manifest, read_json, to_json
-from pipelines.engine.runner import context_of
+from pipelines.engine.runner import build_context
 from pipelines.engine.stage import Stage
 from pipelines.engine.workspace import Workspace
 from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.source import Source
+from pipelines.partitions.source import PartitionSource
 from pipelines.presets.resolve import ONLINE_EVENTS, with_dataset, with_partitions
 from recsys.data.durable import digest_of_file
 from serving.online.opening import is_store
@@ -133,7 +133,7 @@ def with_known_partitions(config: RunConfig, arriving: Arriving) -> RunConfig:
     manifest = PartitionsManifest.read(config.workspace)
     known = {} if manifest is None else manifest.partitions
     aside = {} if manifest is None else manifest.set_aside
-    listed_there = Source(str(config.data.partitions)).partitions()
+    listed_there = PartitionSource(str(config.data.partitions)).partitions()
     unread = {
         key: files
         for key, files in listed_there.items()
@@ -164,7 +164,7 @@ def plan_stage(
             inputs[name] = digest_of_file(path)
         else:
             missing.append(f"{name}: there is no file {path.absolute()}")
-    for name in stage.inputs_of(config):
+    for name in stage.input_stages(config):
         made = before.get(name)
         found = workspace.manifest(name)
         if made is not None and made.runs == "fails":
@@ -180,7 +180,7 @@ def plan_stage(
     planned = Manifest(
         stage=stage.name,
         inputs=inputs,
-        config=stage.config_of(config),
+        config=stage.config_tables(config),
         versions=stage.versions(),
         rows={},
         files={},
@@ -212,7 +212,7 @@ def reasons(
     ]
     if found or remade:
         return found
-    context = context_of(stage, config, workspace, planned)
+    context = build_context(stage, config, workspace, planned)
     return [] if stage.outputs_exist(context) else ["what it wrote outside its folder is not there"]
 
 

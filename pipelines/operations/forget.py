@@ -26,7 +26,7 @@ from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
 from pipelines.inputs.opened_store import TIMEOUT_MS
 from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.manifest import FOLDER as PARTITIONS
-from pipelines.partitions.source import Source
+from pipelines.partitions.source import PartitionSource
 from pipelines.presets.resolve import ONLINE_EVENTS
 from pipelines.publishing.released import RELEASED
 from recsys.data.durable import replace_file
@@ -153,7 +153,7 @@ def _raw_files(config: RunConfig, report: ForgetReport) -> Iterator[tuple[Path, 
         if "://" in data.partitions:
             report.held.append(HeldRows(path=data.partitions, note=FAR))
         else:
-            listed = Source(data.partitions).partitions().values()
+            listed = PartitionSource(data.partitions).partitions().values()
             for path in (Path(file.path) for files in listed for file in files):
                 yield path, data.source((path,), data.columns)
     if data.dataset is not None:

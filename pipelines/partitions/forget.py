@@ -28,7 +28,7 @@ from pipelines.partitions.manifest import (
     MANIFEST,
     Partition,
     PartitionsManifest,
-    folder_of,
+    partition_folder,
 )
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
@@ -51,7 +51,7 @@ def leave_out_forgotten(
         manifest = manifest.with_partition(key, replace(rewritten, left_out=digest))
         if gone:
             manifest.write(workspace)
-            shutil.rmtree(folder_of(workspace, key, partition.revision), ignore_errors=True)
+            shutil.rmtree(partition_folder(workspace, key, partition.revision), ignore_errors=True)
             removed += gone
     manifest.write(workspace)
     return manifest, removed
@@ -75,14 +75,14 @@ def _rewritten(
     workspace: Path, key: str, partition: Partition, users: ForgottenUsers, theirs: str
 ) -> tuple[Partition, int]:
     """Write a revision without the rows of forgotten users, where there are any."""
-    folder = folder_of(workspace, key, partition.revision)
+    folder = partition_folder(workspace, key, partition.revision)
     marked = {path: _marked(path, users) for path in sorted(folder.glob(CLEAN))}
     aside = {path: _marked_aside(path, users, theirs) for path in _quarantined(folder)}
     gone = sum(int(np.count_nonzero(one)) for one in marked.values())
     gone_aside = sum(int(np.count_nonzero(one)) for one in aside.values())
     if not gone + gone_aside:
         return partition, 0
-    final = folder_of(workspace, key, partition.revision + 1)
+    final = partition_folder(workspace, key, partition.revision + 1)
     partial = final.with_name(PARTIAL + final.name)
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(folder, partial)

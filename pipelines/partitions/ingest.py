@@ -27,10 +27,10 @@ from pipelines.partitions.manifest import (
     Partition,
     PartitionsManifest,
     SetAside,
-    folder_of,
+    partition_folder,
 )
-from pipelines.partitions.reading import Reader, ReadingFailedError, Request
-from pipelines.partitions.source import Source, SourceFile, parse_begin, parse_end
+from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
+from pipelines.partitions.source import PartitionSource, SourceFile, parse_begin, parse_end
 from recsys.data.durable import PARTIAL, fsync, fsync_tree, locked
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS)
@@ -108,14 +108,14 @@ def ingest(
             'no partitions: set data.partitions = "events/" (a folder, a glob or an address such '
             "as s3://shop/events) in the [data] table"
         )
-    source = Source(data.partitions)
+    source = PartitionSource(data.partitions)
     listed = {key: files for key, files in source.partitions().items() if not is_later(key, until)}
     if len({"T" in key for key in listed}) > 1:
         raise ValueError(
             f"data.partitions = {data.partitions!r} has partitions of days ({min(listed, key=len)})"
             f" and of hours ({max(listed, key=len)}); name a place with one of them"
         )
-    with Reader() as reader:
+    with PartitionReader() as reader:
         forgotten = forgotten_users(config)
         with locked_manifest(config, source) as manifest:
             call = Ingest(config, source, reader, manifest, accepted)
@@ -133,7 +133,7 @@ def is_later(key: str, until: str | None) -> bool:
 
 
 @contextmanager
-def locked_manifest(config: RunConfig, source: Source) -> Iterator[PartitionsManifest]:
+def locked_manifest(config: RunConfig, source: PartitionSource) -> Iterator[PartitionsManifest]:
     """Hold the partitions' folder, remove what no longer counts, and read the manifest."""
     workspace = config.workspace
     folder = workspace / FOLDER
@@ -152,7 +152,8 @@ def locked_manifest(config: RunConfig, source: Source) -> Iterator[PartitionsMan
             watermark_days=days,
         )
         counted = {
-            folder_of(workspace, key, one.revision) for key, one in manifest.partitions.items()
+            partition_folder(workspace, key, one.revision)
+            for key, one in manifest.partitions.items()
         }
         # Left by a killed call, or an earlier version.
         for path in (folder / DAYS).glob("*"):
@@ -167,8 +168,8 @@ class Ingest:
     def __init__(
         self,
         config: RunConfig,
-        source: Source,
-        reader: Reader,
+        source: PartitionSource,
+        reader: PartitionReader,
         manifest: PartitionsManifest,
         accepted: Collection[str],
     ) -> None:
@@ -239,7 +240,7 @@ class Ingest:
             return
         before = self.manifest.partitions.get(key)
         revision = before.revision + 1 if before else 1
-        final = folder_of(self.config.workspace, key, revision)
+        final = partition_folder(self.config.workspace, key, revision)
         partial = final.with_name(PARTIAL + final.name)
         self.reader.start()
         try:
@@ -300,12 +301,12 @@ class Ingest:
         self._set_aside(key, files, reason, schema_changed=bool(reply.changes))
         return None
 
-    def _request(self, key: str, raw: list[Path], out: Path) -> Request:
+    def _request(self, key: str, raw: list[Path], out: Path) -> ReadRequest:
         """Describe how a partition is read; its columns are compared with the latest one's."""
         partitions, data = self.manifest.partitions, self.config.data
         others = [one for one, part in partitions.items() if one != key and part.rows]
         is_free = not others or key in self.accepted
-        return Request(
+        return ReadRequest(
             source=data.source(tuple(raw), data.columns),
             filters=self.config.filters,
             out=out,

@@ -154,7 +154,7 @@ class PartitionsManifest:
         """List the clean files of all partitions, in the order of their keys."""
         paths: list[Path] = []
         for key, partition in sorted(self.partitions.items()):
-            folder = folder_of(workspace, key, partition.revision)
+            folder = partition_folder(workspace, key, partition.revision)
             found = sorted(folder.glob(CLEAN))
             if partition.rows and not found:
                 raise ValueError(
@@ -165,7 +165,7 @@ class PartitionsManifest:
         return paths
 
 
-def folder_of(workspace: Path, key: str, revision: int) -> Path:
+def partition_folder(workspace: Path, key: str, revision: int) -> Path:
     """Return the folder of a version of a partition."""
     return workspace / FOLDER / DAYS / f"{key}~{revision}"
 

@@ -51,7 +51,7 @@ class ReadingFailedError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ReadRequest:
     """Files to read, and an empty folder for the clean rows."""
 
     source: SourceConfig
@@ -65,7 +65,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class ReadReply:
     """One of three: a report, a change of columns, or a reason why the files cannot be used."""
 
     report: PartitionReport | None = None
@@ -73,7 +73,7 @@ class Reply:
     refused: str = ""
 
 
-class Reader:
+class PartitionReader:
     """Reads partitions, one at a time, in a process that may die of them."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Reader:
         self._is_ready = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> PartitionReader:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -102,7 +102,7 @@ class Reader:
         )
         theirs.close()
 
-    def read(self, request: Request) -> Reply:
+    def read(self, request: ReadRequest) -> ReadReply:
         """Check and clean a partition's files."""
         self.start()
         process, connection = self._process, self._connection
@@ -129,7 +129,7 @@ class Reader:
                 raise ReadingFailedError(how, may_pass=True)
             if isinstance(reply, Exception):
                 raise reply
-            assert isinstance(reply, Reply)
+            assert isinstance(reply, ReadReply)
             return reply
         except BaseException:
             # It must not write on into a folder that the caller removes.
@@ -163,10 +163,10 @@ class Reader:
         self._process, self._connection, self._is_ready = None, None, False
 
 
-def read_partition(request: Request) -> Reply:
+def read_partition(request: ReadRequest) -> ReadReply:
     """Compare the columns before any row is read, then clean the rows."""
     if changes := _schema_changes(request):
-        return Reply(changes=changes)
+        return ReadReply(changes=changes)
     try:
         report = clean_partition(
             request.source, request.filters, request.out, now=request.now, end=request.end
@@ -174,11 +174,11 @@ def read_partition(request: Request) -> Reply:
     except ValueError as error:
         if NO_ROOM_TO_MAP in str(error):
             raise MemoryError(str(error)) from error
-        return Reply(refused=str(error))
-    return Reply(report=report)
+        return ReadReply(refused=str(error))
+    return ReadReply(report=report)
 
 
-def _schema_changes(request: Request) -> str:
+def _schema_changes(request: ReadRequest) -> str:
     for path in request.source.paths if request.before is not None else ():
         try:
             now = read_columns(path, request.source)

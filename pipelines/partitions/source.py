@@ -42,7 +42,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Source:
+class PartitionSource:
     """A place with partitions."""
 
     place: str
@@ -67,7 +67,7 @@ class Source:
             relative = path.removeprefix(base.rpartition("/")[0] if is_glob else root)
             if info.get("type") != "file" or not _is_data(relative):
                 continue
-            files[key_of(relative, self.place)].append(_described(path, info))
+            files[read_key(relative, self.place)].append(_described(path, info))
         return {key: tuple(files[key]) for key in sorted(files)}
 
     def fetch(self, file: SourceFile, to: Path) -> str:
@@ -130,7 +130,7 @@ def _described(path: str, info: Mapping[str, Any]) -> SourceFile:
     return SourceFile(path=path, size=int(info["size"] or 0), mark=mark)
 
 
-def key_of(relative: str, place: str) -> str:
+def read_key(relative: str, place: str) -> str:
     """Read a partition's key from a path."""
     for found in _DATE.finditer(relative):
         parts = [int(found[name]) for name in ("year", "month", "day")]

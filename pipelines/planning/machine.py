@@ -42,7 +42,7 @@ class StepCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class ExchangeTimes:
     """Milliseconds by bytes, interpolated between measurements."""
 
     kib: list[float]
@@ -57,7 +57,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Hardware:
     """One kind of device, its host, and the links between several."""
 
     name: str
@@ -76,9 +76,9 @@ class Machine:
     """Bytes read and written by a copy in its memory."""
     sharded_ms: float = 0.0
     """Further milliseconds of a step with sharded tables: launches, waits."""
-    all_to_all: Curve | None = None
+    all_to_all: ExchangeTimes | None = None
     """Bytes that each of two GPUs of a host exchanges, and milliseconds."""
-    all_reduce: Curve | None = None
+    all_reduce: ExchangeTimes | None = None
     network_gb_s: float = 50.0
     """Rate of each GPU's link between hosts, assumed (400 Gbit/s)."""
     sources: list[str] = field(default_factory=list)
@@ -89,18 +89,20 @@ class Machine:
 
 
 @cache
-def machines() -> dict[str, Machine]:
+def machines() -> dict[str, Hardware]:
     """Read every machine with measured constants, by name."""
     made = {}
     for name, entry in json.loads(FILE.read_text(encoding="utf-8")).items():
         links = {
-            link: Curve(**entry.pop(link)) for link in ("all_to_all", "all_reduce") if link in entry
+            link: ExchangeTimes(**entry.pop(link))
+            for link in ("all_to_all", "all_reduce")
+            if link in entry
         }
-        made[name] = Machine(name=name, **(entry | links | {"step": StepCost(**entry["step"])}))
+        made[name] = Hardware(name=name, **(entry | links | {"step": StepCost(**entry["step"])}))
     return made
 
 
-def machine_named(name: str) -> Machine:
+def machine_named(name: str) -> Hardware:
     """Look a machine up."""
     found = machines().get(name.lower())
     if found is None:

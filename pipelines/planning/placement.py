@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pipelines.engine.memory import GIB
-from pipelines.planning.machine import Machine
+from pipelines.planning.machine import Hardware
 from pipelines.planning.workload import FLOAT, Workload
 
 Placement = Literal["replicated", "row-wise", "column-wise"]
@@ -22,7 +22,7 @@ ID = 8
 """Bytes of an id."""
 
 
-class Table(NamedTuple):
+class EmbeddingTable(NamedTuple):
     """A table and how many of its rows a GPU's batch reads."""
 
     name: str
@@ -47,15 +47,15 @@ class Placed:
     communication_ms: float = 0.0
 
 
-def list_tables(work: Workload, gpus: int) -> list[Table]:
+def list_tables(work: Workload, gpus: int) -> list[EmbeddingTable]:
     """List the tables of ids."""
     ids = work.values + work.candidates(gpus)
-    items = Table("items", work.items, work.item_rows_of_a_step(gpus), ids)
-    users = Table("users", work.users, work.user_rows_of_a_step, float(work.batch))
+    items = EmbeddingTable("items", work.items, work.item_rows_of_a_step(gpus), ids)
+    users = EmbeddingTable("users", work.users, work.user_rows_of_a_step, float(work.batch))
     return [items, users] if work.users else [items]
 
 
-def exchange_ms(machine: Machine, gpus: int, sent: float) -> float:
+def exchange_ms(machine: Hardware, gpus: int, sent: float) -> float:
     """Time an exchange in which each GPU sends a number of bytes in all to the others, ms.
 
     Within a host by the curve of two GPUs, half of whose buffer leaves; between hosts by the
@@ -68,7 +68,7 @@ def exchange_ms(machine: Machine, gpus: int, sent: float) -> float:
     return max(machine.all_to_all.at(2 * near), far / (machine.network_gb_s * 1e6))
 
 
-def reduce_ms(machine: Machine, gpus: int, num_bytes: float) -> float:
+def reduce_ms(machine: Hardware, gpus: int, num_bytes: float) -> float:
     """Time an all-reduce (ring: each GPU sends 2 (G - 1) / G of the bytes; two GPUs send once)."""
     if gpus == 1 or machine.all_reduce is None:
         return 0.0
@@ -78,7 +78,7 @@ def reduce_ms(machine: Machine, gpus: int, num_bytes: float) -> float:
     return max(within, far)
 
 
-def replicated(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
+def replicated(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> Placed:
     """Place the whole table on every GPU; gradients of all rows are summed."""
     weights, state = work.table_bytes(table.rows)
     gradient = weights if gpus > 1 else 0.0
@@ -93,7 +93,7 @@ def replicated(work: Workload, machine: Machine, gpus: int, table: Table) -> Pla
     )
 
 
-def row_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
+def row_wise(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> Placed:
     """Place every G-th row on each GPU; its part of every bag goes to the GPU whose bag it is."""
     weights, state = (size / gpus for size in work.table_bytes(table.rows))
     ids = table.rows_of_a_step * ID * (gpus - 1) / gpus
@@ -101,7 +101,7 @@ def row_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Place
     return _exchanged(machine, gpus, table, (weights, state), (ids, pooled, pooled), "row-wise")
 
 
-def column_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Placed:
+def column_wise(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> Placed:
     """Place some columns of every row on each GPU, 4 at least."""
     shards = min(gpus, work.dim // 4)
     weights, state = (size / shards for size in work.table_bytes(table.rows))
@@ -114,9 +114,9 @@ def column_wise(work: Workload, machine: Machine, gpus: int, table: Table) -> Pl
 
 
 def _exchanged(
-    machine: Machine,
+    machine: Hardware,
     gpus: int,
-    table: Table,
+    table: EmbeddingTable,
     size: tuple[float, float],
     sent: tuple[float, ...],
     placement: Placement,
@@ -134,7 +134,7 @@ def _exchanged(
     )
 
 
-def placements(work: Workload, machine: Machine, gpus: int, table: Table) -> list[Placed]:
+def placements(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> list[Placed]:
     """List the placements of a table."""
     found = [replicated(work, machine, gpus, table)]
     if gpus > 1:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.engine.formats import duration, size
 from pipelines.engine.memory import GIB
-from pipelines.planning.machine import Machine
+from pipelines.planning.machine import Hardware
 from pipelines.planning.placement import Placed, list_tables, placements, reduce_ms
 from pipelines.planning.workload import FLOAT, MAX_GPUS, Workload
 
@@ -20,7 +20,7 @@ COUNTS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class HardwarePlan:
     """Needs of one workload on a number of devices."""
 
     machine: str
@@ -59,7 +59,7 @@ class Plan:
         return asdict(self) | sums
 
 
-def step_parts(work: Workload, machine: Machine, gpus: int) -> dict[str, float]:
+def step_parts(work: Workload, machine: Hardware, gpus: int) -> dict[str, float]:
     """Time the work of one device in a step, without what it waits for, ms."""
     cost, scores = machine.step, work.score_elements(gpus)
     rows = (work.item_rows_of_a_step(gpus) + work.user_rows_of_a_step) * work.dim
@@ -77,7 +77,7 @@ def step_parts(work: Workload, machine: Machine, gpus: int) -> dict[str, float]:
 
 
 def memory_parts(
-    work: Workload, machine: Machine, gpus: int, tables: list[Placed]
+    work: Workload, machine: Hardware, gpus: int, tables: list[Placed]
 ) -> dict[str, float]:
     """Break a device's memory down by what takes it, GiB."""
     rows = (work.item_rows_of_a_step(gpus) + work.user_rows_of_a_step) * work.dim
@@ -103,8 +103,8 @@ def memory_parts(
 
 
 def plan_on(
-    work: Workload, machine: Machine, gpus: int, tables: list[Placed], price_per_hour: float | None
-) -> Plan:
+    work: Workload, machine: Hardware, gpus: int, tables: list[Placed], price_per_hour: float | None
+) -> HardwarePlan:
     """Count what these placements need."""
     devices = max(1, gpus)
     parts = step_parts(work, machine, devices)
@@ -117,7 +117,7 @@ def plan_on(
     step_seconds = sum(parts.values()) / 1e3
     hours = work.events_per_day / (work.batch * devices) * step_seconds / 3600
     price = None if price_per_hour is None else price_per_hour * devices * hours
-    return Plan(
+    return HardwarePlan(
         machine=machine.name,
         gpus=gpus,
         tables=tables,
@@ -135,8 +135,8 @@ def plan_on(
 
 
 def plan_for(
-    work: Workload, machine: Machine, gpus: int, price_per_hour: float | None = None
-) -> Plan:
+    work: Workload, machine: Hardware, gpus: int, price_per_hour: float | None = None
+) -> HardwarePlan:
     """Choose the fastest placement that fits, else the smallest one.
 
     Args:
@@ -153,7 +153,7 @@ def plan_for(
     return min(made, key=lambda one: one.total_gib)
 
 
-def check(machine: Machine, gpus: int, price_per_hour: float | None) -> None:
+def check(machine: Hardware, gpus: int, price_per_hour: float | None) -> None:
     """Refuse numbers of GPUs and prices that mean nothing."""
     if machine.is_cpu and gpus:
         raise ValueError(f"{machine.name!r} has no GPUs, got gpus = {gpus}; take --gpus 0")
@@ -163,13 +163,13 @@ def check(machine: Machine, gpus: int, price_per_hour: float | None) -> None:
         raise ValueError(f"price_per_hour must be between 0 and 1e6, got {price_per_hour:g}")
 
 
-def fewest_gpus(work: Workload, machine: Machine, *, keeps_up: bool) -> Plan | None:
+def fewest_gpus(work: Workload, machine: Hardware, *, keeps_up: bool) -> HardwarePlan | None:
     """Find the fewest GPUs that hold a workload, and pass over a day's events within a day.
 
     Tries 1, 2, 4 ... up to the limit, then between the last two.
     """
 
-    def serves(gpus: int) -> Plan | None:
+    def serves(gpus: int) -> HardwarePlan | None:
         found = plan_for(work, machine, gpus)
         return found if found.fits and (found.keeps_up or not keeps_up) else None
 
@@ -193,7 +193,9 @@ def gib(value: float) -> str:
     return size(value * GIB)
 
 
-def headline(plan: Plan, least: Plan | None, in_time: Plan | None) -> list[str]:
+def headline(
+    plan: HardwarePlan, least: HardwarePlan | None, in_time: HardwarePlan | None
+) -> list[str]:
     """Write whether it fits, then what would."""
     devices = f"{plan.gpus} x {plan.machine}" if plan.gpus else "this CPU"
     lines = []
@@ -210,7 +212,7 @@ def headline(plan: Plan, least: Plan | None, in_time: Plan | None) -> list[str]:
     return lines
 
 
-def _fewest(least: Plan | None, in_time: Plan | None) -> str:
+def _fewest(least: HardwarePlan | None, in_time: HardwarePlan | None) -> str:
     if least is None:
         return "no number of these GPUs holds it; take smaller dim or negatives"
     text = f"fewest that hold it: {least.gpus} ({how(least)})"
@@ -221,12 +223,12 @@ def _fewest(least: Plan | None, in_time: Plan | None) -> str:
     return f"{text}; to train a day's events within a day: {in_time.gpus} ({how(in_time)})"
 
 
-def how(plan: Plan) -> str:
+def how(plan: HardwarePlan) -> str:
     """List each table's placement."""
     return ", ".join(f"{one.table} {one.placement}" for one in plan.tables)
 
 
-def rows(plan: Plan) -> list[tuple[str, str, str]]:
+def rows(plan: HardwarePlan) -> list[tuple[str, str, str]]:
     """List quantities, their size, and their parts."""
     memory = {name: value for name, value in plan.memory_gib.items() if value > 0}
     found: list[tuple[str, str, str]] = [

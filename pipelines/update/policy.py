@@ -111,7 +111,7 @@ def changed_settings(folder: Path, config: RunConfig) -> list[str]:
         if before is None:
             continue
         fixed = [*REMOVED_KEYS]
-        now = without_keys(stage.config_of(config), fixed)
+        now = without_keys(stage.config_tables(config), fixed)
         before = without_keys(dict(before), fixed)
         ignored = (*IGNORED.get(stage.name, ()), "evaluation")
         changed += [

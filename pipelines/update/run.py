@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, begin, commit
-from pipelines.engine.runner import Recorder, StageOutcome, run_stages
+from pipelines.engine.runner import StageOutcome, StageRecorder, run_stages
 from pipelines.engine.workspace import Workspace, bundles_dir
 from pipelines.publishing.released import RELEASED, UPDATE, Released, link_tree
 from pipelines.update.stages import CARRIED, update_stages
@@ -69,7 +69,7 @@ def run_update(
     base: Path,
     *,
     show_progress: bool = False,
-    recorder: Recorder | None = None,
+    recorder: StageRecorder | None = None,
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
 ) -> list[StageOutcome]:
     """Continue what is served on what is new, judge it, and release it or keep what is served.

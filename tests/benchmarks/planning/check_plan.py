@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.planning.machine import Machine, machine_named
-from pipelines.planning.plan import Plan, plan_for
+from pipelines.planning.machine import Hardware, machine_named
+from pipelines.planning.plan import HardwarePlan, plan_for
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.planning.fit_steps import fitted, workload_of
 
@@ -22,7 +22,7 @@ MOST = 15.0
 """Percent."""
 
 
-def planned(step: dict[str, Any], machine: Machine) -> Plan:
+def planned(step: dict[str, Any], machine: Hardware) -> HardwarePlan:
     return plan_for(workload_of(step), machine, step["gpus"])
 
 
@@ -36,7 +36,7 @@ def name_of(step: dict[str, Any]) -> str:
     )
 
 
-def rows_of(steps: list[dict[str, Any]], machine: Machine, *, leave_out: bool) -> list[Row]:
+def rows_of(steps: list[dict[str, Any]], machine: Hardware, *, leave_out: bool) -> list[Row]:
     """Make the lines of every measured step."""
     rows = []
     for place, step in enumerate(steps):

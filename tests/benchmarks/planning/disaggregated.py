@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipelines.planning.machine import Machine
+from pipelines.planning.machine import Hardware
 from pipelines.planning.placement import exchange_ms
 
 BF16 = 2
@@ -141,7 +141,7 @@ def alternate(
 def together(
     size: RankerSize,
     rates: Rates,
-    machine: Machine,
+    machine: Hardware,
     gpus: int,
     requests: int,
     micro_batches: int = 1,
@@ -172,7 +172,7 @@ def together(
 def apart(
     size: RankerSize,
     rates: Rates,
-    machine: Machine,
+    machine: Hardware,
     gpus: tuple[int, int],
     requests: int,
     micro_batches: int,
@@ -202,7 +202,7 @@ def apart(
     )
 
 
-def fits(size: RankerSize, machine: Machine, outcome: Outcome) -> bool:
+def fits(size: RankerSize, machine: Hardware, outcome: Outcome) -> bool:
     """Say whether weights and the histories of the requests at hand lie in memory."""
     held = size.expert_bytes / outcome.expert_gpus / GIB
     return held <= machine.memory_gib - machine.reserved_gib and (
@@ -211,7 +211,7 @@ def fits(size: RankerSize, machine: Machine, outcome: Outcome) -> bool:
 
 
 def best(
-    size: RankerSize, rates: Rates, machine: Machine, gpus: int, deadline_ms: float, way: str
+    size: RankerSize, rates: Rates, machine: Hardware, gpus: int, deadline_ms: float, way: str
 ) -> Outcome | None:
     """Search batches, micro-batches and splits for the most requests within a deadline.
 

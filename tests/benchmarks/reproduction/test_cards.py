@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.backtest.prepare import events_digest
 from pipelines.datasets.fetch import fetch
-from pipelines.datasets.registry import DATASETS, Dataset, Layout, find_dataset
+from pipelines.datasets.registry import DATASETS, Dataset, FileLayout, find_dataset
 from tests.benchmarks.reproduction.__main__ import main
 from tests.benchmarks.reproduction.card import (
     Band,
@@ -231,7 +231,7 @@ def write_card(path, digest, mean):
 def tiny_digest(tmp_path_factory):
     mirror = tmp_path_factory.mktemp("mirror")
     (mirror / "synthetic-tiny").mkdir()
-    world = Layout(name="world", files={}, parse=lambda _: tables_of_world("synthetic-tiny"))
+    world = FileLayout(name="world", files={}, parse=lambda _: tables_of_world("synthetic-tiny"))
     made = Dataset(name="synthetic-tiny", description="", terms="", preset="shop", mirror=world)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATASETS, "synthetic-tiny", made)

@@ -72,7 +72,7 @@ def test_the_encoder_that_is_set_is_timed_planned_and_read_whole(
     assert "endpoint" in shown.get()
     assert "1024" in shown.get()
     first, best = (
-        Automatic(sources, config, 0.0, print).config_of(one) for one in planned.plan.rounds
+        Automatic(sources, config, 0.0, print).round_config(one) for one in planned.plan.rounds
     )
     assert (first.content.encoder, best.content.encoder) == ("none", "endpoint")
 

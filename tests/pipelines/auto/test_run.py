@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelines.auto.machine import Machine
-from pipelines.auto.plan import ENDS, SEQUENCE, Part, Plan, Round
+from pipelines.auto.plan import ENDS, SEQUENCE, Plan, PlanPart, Round
 from pipelines.auto.run import Automatic, Planned, describe_plan
 from pipelines.config.run import RunConfig
 from pipelines.doctor.machine import GIB
@@ -21,7 +21,7 @@ MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=60e9)
 
 
 def round_of(name: str, epochs: float, seconds: float = 1.0) -> Round:
-    part = Part(name="part", what="", why="", seconds=seconds)
+    part = PlanPart(name="part", what="", why="", seconds=seconds)
     return Round(name=name, choices={"two_tower_training": {"max_epochs": epochs}}, parts=(part,))
 
 
@@ -126,7 +126,7 @@ def test_every_round_reads_the_files_that_the_run_found(sources: ConfigSources) 
     base = sources.config()
     base = replace(base, data=replace(base.data, online_events='a "quoted" folder'))
     rounds = Automatic(sources, base, 0.0, print)
-    assert rounds.config_of(round_of("a", 1.0)).data == base.data
+    assert rounds.round_config(round_of("a", 1.0)).data == base.data
 
 
 def test_the_plan_says_what_the_data_are_like() -> None:
@@ -138,8 +138,8 @@ def test_the_plan_says_what_the_data_are_like() -> None:
 
 def trained_round(limit: float, seconds: float, ends: float) -> Round:
     parts = (
-        Part(name=SEQUENCE, what="", why="", seconds=seconds),
-        Part(name=ENDS, what="", why="", seconds=ends),
+        PlanPart(name=SEQUENCE, what="", why="", seconds=seconds),
+        PlanPart(name=ENDS, what="", why="", seconds=ends),
     )
     return Round(name="best", choices={"sequence_training": {"max_seconds": limit}}, parts=parts)
 

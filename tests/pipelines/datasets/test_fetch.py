@@ -9,24 +9,24 @@ import pytest
 
 from pipelines.datasets import fetch as fetching
 from pipelines.datasets.fetch import SourceUnavailableError, fetch, from_cache
-from pipelines.datasets.parsers import Tables
+from pipelines.datasets.parsers import RawTables
 from pipelines.datasets.registry import (
     DATASETS,
     Archive,
     Dataset,
-    Layout,
+    FileLayout,
     find_dataset,
 )
 
 
-def parse(directory: Path) -> Tables:
+def parse(directory: Path) -> RawTables:
     rows = [line.split() for line in (directory / "events.txt").read_text().splitlines()]
     events = pl.DataFrame(rows, schema=["user_id", "item_id"], orient="row")
-    return Tables(events=events, items=events.select("item_id").unique().sort("item_id"))
+    return RawTables(events=events, items=events.select("item_id").unique().sort("item_id"))
 
 
 TEXT = "ann tea\nbob ink\n"
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     name="tiny", files={"events.txt": hashlib.sha256(TEXT.encode()).hexdigest()}, parse=parse
 )
 TINY = Dataset(

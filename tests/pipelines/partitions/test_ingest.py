@@ -21,7 +21,7 @@ from pipelines.engine.forgotten import LIST, add_to_list
 from pipelines.partitions import ingest as module
 from pipelines.partitions.ingest import IngestReport, ingest
 from pipelines.partitions.manifest import DAYS, FOLDER, PartitionsManifest
-from pipelines.partitions.source import key_of, keys_between
+from pipelines.partitions.source import keys_between, read_key
 from pipelines.presets.resolve import with_dataset
 from recsys.data.durable import locked
 from tests.fake_disk import fake_disk
@@ -411,7 +411,7 @@ def test_days_and_hours_in_one_place_are_refused(config: RunConfig, tmp_path: Pa
     ],
 )
 def test_keys_are_read_from_paths(path: str, key: str) -> None:
-    assert key_of(path, "events") == key
+    assert read_key(path, "events") == key
 
 
 def test_keys_between_cross_months_and_hours() -> None:

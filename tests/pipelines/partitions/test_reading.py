@@ -17,7 +17,7 @@ from features.schema import FilterConfig, SourceConfig
 from pipelines.config.run import DataConfig, RunConfig
 from pipelines.partitions.ingest import ingest
 from pipelines.partitions.manifest import PartitionsManifest
-from pipelines.partitions.reading import Reader, ReadingFailedError, Request
+from pipelines.partitions.reading import PartitionReader, ReadingFailedError, ReadRequest
 from tests.features.corrupt import corrupted
 
 START = 1_700_000_000
@@ -43,8 +43,8 @@ def of_users(name: str) -> bytes:
     return file.getvalue()
 
 
-def request_of(path: Path, out: Path) -> Request:
-    return Request(
+def request_of(path: Path, out: Path) -> ReadRequest:
+    return ReadRequest(
         source=SourceConfig(paths=(path,)),
         filters=FilterConfig(max_bad_share=1.0),
         out=out,
@@ -55,8 +55,8 @@ def request_of(path: Path, out: Path) -> Request:
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
-    with Reader() as found:
+def reader() -> Iterator[PartitionReader]:
+    with PartitionReader() as found:
         yield found
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_ends_its_reader_is_set_aside_and_the_rest_is_read(
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_whatever_the_bytes_are_the_next_file_is_read(
-    tmp_path_factory: pytest.TempPathFactory, reader: Reader, seed: int
+    tmp_path_factory: pytest.TempPathFactory, reader: PartitionReader, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("fuzz")
     path = folder / "events.parquet"
@@ -119,16 +119,16 @@ def test_a_killed_reader_is_no_fault_of_the_file(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_days(tmp_path / "events", {"2023-11-14": whole(), "2023-11-15": whole()[::-1]})
-    read = Reader.read
+    read = PartitionReader.read
 
-    def read_and_be_killed(self: Reader, request: Request) -> object:
+    def read_and_be_killed(self: PartitionReader, request: ReadRequest) -> object:
         read(self, request)
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGKILL)
         return read(self, request)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Reader, "read", read_and_be_killed)
+        patched.setattr(PartitionReader, "read", read_and_be_killed)
         report = ingest(config)
     assert "(SIGKILL); tried at each call" in report.set_aside["2023-11-14"]
     assert ingest(config).new == ["2023-11-14"]
@@ -140,7 +140,7 @@ def test_too_little_memory_is_no_fault_of_the_file(tmp_path: Path) -> None:
     frame = pl.DataFrame({"event_time": pl.int_range(4_000_000, eager=True) + START})
     ids = pl.format("a user with a long name {}", "event_time")
     frame.with_columns(user_id=ids, item_id=pl.lit("i1")).write_parquet(large)
-    with Reader() as reader:
+    with PartitionReader() as reader:
         reader.read(request_of(small, tmp_path / "first"))
         process = reader._process
         assert process is not None
@@ -153,7 +153,7 @@ def test_too_little_memory_is_no_fault_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_reader_ends_with_who_started_it(tmp_path: Path) -> None:
-    with Reader() as reader:
+    with PartitionReader() as reader:
         path = tmp_path / "events.parquet"
         path.write_bytes(whole())
         reader.read(request_of(path, tmp_path / "out"))
@@ -164,7 +164,7 @@ def test_a_reader_ends_with_who_started_it(tmp_path: Path) -> None:
         assert process.wait(10) == 0
 
 
-def test_a_full_disk_rises_as_it_is(tmp_path: Path, reader: Reader) -> None:
+def test_a_full_disk_rises_as_it_is(tmp_path: Path, reader: PartitionReader) -> None:
     path = tmp_path / "events.parquet"
     path.write_bytes(whole())
     (tmp_path / "out").write_text("a file where the folder should be")

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.planning.machine import Curve, Machine, StepCost, machine_named, machines
-from pipelines.planning.placement import Table, column_wise, replicated, row_wise
+from pipelines.planning.machine import ExchangeTimes, Hardware, StepCost, machine_named, machines
+from pipelines.planning.placement import EmbeddingTable, column_wise, replicated, row_wise
 from pipelines.planning.plan import fewest_gpus, plan_for
 from pipelines.planning.workload import Workload, distinct_rows
 
 GIB = 2**30
-LINK = Curve(kib=[1, 1024], ms=[0.0, 1.0])
+LINK = ExchangeTimes(kib=[1, 1024], ms=[0.0, 1.0])
 
 
 @pytest.fixture
-def round_machine() -> Machine:
+def round_machine() -> Hardware:
     """A machine of round numbers: 10 GiB, a nanosecond an element, 1 MiB a millisecond."""
     cost = StepCost(
         host_ms=0,
@@ -34,7 +34,7 @@ def round_machine() -> Machine:
         row_ns=0,
         table_ns=0,
     )
-    return Machine(
+    return Hardware(
         name="round",
         memory_gib=10,
         reserved_gib=0,
@@ -61,8 +61,8 @@ def test_expected_distinct_rows_are_those_of_drawn_ids() -> None:
     assert distinct_rows(100, 1e9, 0.0) == pytest.approx(100)
 
 
-def test_a_table_takes_its_bytes_by_placement(round_machine: Machine) -> None:
-    table = Table("items", 1 << 20, 500.0, 1000.0)
+def test_a_table_takes_its_bytes_by_placement(round_machine: Hardware) -> None:
+    table = EmbeddingTable("items", 1 << 20, 500.0, 1000.0)
     sizes = work(tables="adam")
     whole = replicated(sizes, round_machine, 1, table)
     assert (whole.weights_gib, whole.state_gib) == (0.25, 0.5)
@@ -73,9 +73,9 @@ def test_a_table_takes_its_bytes_by_placement(round_machine: Machine) -> None:
 
 
 def test_traffic_of_row_wise_tables_grows_with_gpus_and_of_column_wise_ones_hardly(
-    round_machine: Machine,
+    round_machine: Hardware,
 ) -> None:
-    table = Table("items", 1 << 20, 500.0, 1000.0)
+    table = EmbeddingTable("items", 1 << 20, 500.0, 1000.0)
     # Ids to the owners, parts of every bag back, gradients there.
     sent = [row_wise(work(), round_machine, gpus, table).exchanged_mib * 2**20 for gpus in (2, 4)]
     assert sent[0] == 500 * (8 / 2 + 2 * 64 * 4)
@@ -84,7 +84,7 @@ def test_traffic_of_row_wise_tables_grows_with_gpus_and_of_column_wise_ones_hard
     assert columns == 500 * (8 * 3 + 2 * 3 * 16 * 4)
 
 
-def test_step_time_and_cost_of_a_pass(round_machine: Machine) -> None:
+def test_step_time_and_cost_of_a_pass(round_machine: Hardware) -> None:
     found = plan_for(work(events_per_day=3_600_000), round_machine, 1, price_per_hour=2.0)
     # 1 ms, and a nanosecond for each of 1000 x 1000 scores: 2 ms for 1000 events.
     assert found.total_ms == pytest.approx(2.0)
@@ -92,7 +92,7 @@ def test_step_time_and_cost_of_a_pass(round_machine: Machine) -> None:
     assert found.cost == pytest.approx(0.004)
 
 
-def test_fewest_gpus_is_the_least_number_that_fits(round_machine: Machine) -> None:
+def test_fewest_gpus_is_the_least_number_that_fits(round_machine: Hardware) -> None:
     large = work(items=200 << 20, tables="adam")
     assert not plan_for(large, round_machine, 1).fits
     least = fewest_gpus(large, round_machine, keeps_up=False)
@@ -102,7 +102,7 @@ def test_fewest_gpus_is_the_least_number_that_fits(round_machine: Machine) -> No
     assert not plan_for(large, round_machine, least.gpus - 1).fits
 
 
-def test_hosts_of_several_gpus_add_their_network(round_machine: Machine) -> None:
+def test_hosts_of_several_gpus_add_their_network(round_machine: Hardware) -> None:
     within = plan_for(work(users=1 << 24, batch=100), round_machine, 8)
     across = plan_for(work(users=1 << 24, batch=100), replace(round_machine, network_gb_s=0.01), 9)
     assert across.step_ms["exchange of rows"] > 2 * within.step_ms["exchange of rows"]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import polars as pl
 
-from pipelines.datasets.parsers import Tables, unix_seconds
+from pipelines.datasets.parsers import RawTables, unix_seconds
 from tests.recsys.testing.world_text import DOMAINS
 from tests.recsys.testing.worlds import frozen_world
 
 
-def tables_of(name: str) -> Tables:
+def tables_of(name: str) -> RawTables:
     """Generate a frozen world as raw tables.
 
     The segment of each user, which is all that decides the taste, is a column of the users.
@@ -50,7 +50,7 @@ def tables_of(name: str) -> Tables:
         "user_id": [f"user-{number}" for number in range(len(segments))],
         "segment": [f"segment-{segment}" for segment in segments],
     }
-    return Tables(
+    return RawTables(
         events=pl.DataFrame(columns).with_columns(unix_seconds("event_time")),
         items=pl.DataFrame(items),
         users=pl.DataFrame(users),
