@@ -322,7 +322,7 @@ def test_a_full_disk_is_no_fault_of_the_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Source, "fetch", full)
+        patched.setattr(module.PartitionSource, "fetch", full)
         with pytest.raises(OSError, match="No space left"):
             ingest(config)
     assert ingest(config).new == ["2026-01-01"]
