@@ -48,26 +48,10 @@ def unix_seconds(column: str) -> pl.Expr:
 
 
 GENRES_100K = [
-    "unknown",
-    "Action",
-    "Adventure",
-    "Animation",
-    "Children's",
-    "Comedy",
-    "Crime",
-    "Documentary",
-    "Drama",
-    "Fantasy",
-    "Film-Noir",
-    "Horror",
-    "Musical",
-    "Mystery",
-    "Romance",
-    "Sci-Fi",
-    "Thriller",
-    "War",
-    "Western",
-]
+    "unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime",
+    "Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance",
+    "Sci-Fi", "Thriller", "War", "Western",
+]  # fmt: skip
 CLASSICS_BEFORE = 1980
 """Release year that separates the two domains of MovieLens-100K."""
 AGES_1M = {
@@ -80,28 +64,10 @@ AGES_1M = {
     "56": "56+",
 }
 OCCUPATIONS_1M = [
-    "other",
-    "educator",
-    "artist",
-    "administrator",
-    "college student",
-    "customer service",
-    "doctor",
-    "executive",
-    "farmer",
-    "homemaker",
-    "student",
-    "lawyer",
-    "programmer",
-    "retired",
-    "sales",
-    "scientist",
-    "self-employed",
-    "engineer",
-    "craftsman",
-    "unemployed",
-    "writer",
-]
+    "other", "educator", "artist", "administrator", "college student", "customer service",
+    "doctor", "executive", "farmer", "homemaker", "student", "lawyer", "programmer", "retired",
+    "sales", "scientist", "self-employed", "engineer", "craftsman", "unemployed", "writer",
+]  # fmt: skip
 
 TRAILING_ARTICLE = re.compile(
     r"^(?P<rest>.+), (?P<article>The|A|An|Les|Le|La|L'|Il|Das|Der|Die|El|Los|Las|Lo"

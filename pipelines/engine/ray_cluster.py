@@ -14,7 +14,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from features.parallel import THREADS
 from pipelines.config.operation import RayConfig
 from pipelines.engine.console import log
 from pipelines.engine.errors import ClusterError
+from recsys.training.distributed.several import describe_difference, own_versions
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -50,7 +50,8 @@ def ray_cluster(config: RayConfig) -> Iterator[RayRunner]:
         _join(config)
     try:
         runner = RayRunner(config)
-        check_versions(runner.versions())
+        if difference := describe_difference(runner.versions()):
+            raise ValueError(f"the nodes of the Ray cluster have {difference}")
         log.print(
             f"ray: {len(runner.nodes)} nodes ({runner.hosts}), {runner.workers} tasks at a time",
             soft_wrap=True,
@@ -156,7 +157,7 @@ class RayRunner:
         found = []
         for node in self.nodes:
             place = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-            found.append(remote.options(scheduling_strategy=place).remote())
+            found.append(remote.options(scheduling_strategy=place).remote(COMPARED))
         try:
             return [dict(one) for one in self._ray.get(found, timeout=SECONDS_TO_ANSWER)]
         except self._ray.exceptions.GetTimeoutError as error:
@@ -182,29 +183,3 @@ def _on_a_node(function: Callable[[Part], Result], task: Part) -> dict[str, Any]
         return {"node": node, "error": ValueError(f"{error} (on node {node})")}
     except (OSError, MemoryError) as error:
         return {"node": node, "error": error}
-
-
-def own_versions() -> dict[str, str]:
-    """Read the versions of this process's machine, Python, libraries and code."""
-    found = {"node": platform.node(), "python": platform.python_version()}
-    for name in COMPARED:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
-def check_versions(everyone: Iterable[Mapping[str, str]]) -> None:
-    """Refuse nodes whose libraries differ: what they write would."""
-    found = list(everyone)
-    for name in found[0] if found else ():
-        versions: dict[str, list[str]] = {}
-        for one in found:
-            versions.setdefault(one[name], []).append(one["node"])
-        if name != "node" and len(versions) > 1:
-            where = "; ".join(f"{what} on {', '.join(on)}" for what, on in sorted(versions.items()))
-            raise ValueError(
-                f"the nodes of the Ray cluster have different versions of {name}: {where}. "
-                "Install the same lock file on all of them"
-            )

@@ -27,12 +27,9 @@ def load_preset(name: str) -> RunConfig:
     return validate(RunConfig, merge(defaults, table), f"preset {name}")
 
 
+OWN_FILES = ("movielens_100k", "movielens_1m", "amazon_beauty", "amazon_sports", "amazon_toys")
 PRESETS: dict[str, Callable[[], RunConfig]] = {
     "auto": partial(load_preset, "auto"),
     "shop": partial(load_preset, "auto"),
-    "movielens_100k": partial(load_preset, "movielens_100k"),
-    "movielens_1m": partial(load_preset, "movielens_1m"),
-    "amazon_beauty": partial(load_preset, "amazon_beauty"),
-    "amazon_sports": partial(load_preset, "amazon_sports"),
-    "amazon_toys": partial(load_preset, "amazon_toys"),
+    **{name: partial(load_preset, name) for name in OWN_FILES},
 }

@@ -14,7 +14,7 @@ import gc
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -77,15 +77,28 @@ def process_group(device: torch.device, timeout_seconds: float) -> Iterator[None
         dist.destroy_process_group()
 
 
-def own_versions() -> dict[str, str]:
+def own_versions(libraries: Iterable[str] = COMPARED) -> dict[str, str]:
     """Describe this process's machine, Python and libraries."""
     found = {"node": platform.node(), "python": platform.python_version()}
-    for name in COMPARED:
+    for name in libraries:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "absent"
     return found
+
+
+def describe_difference(everyone: Iterable[Mapping[str, str]]) -> str | None:
+    """Describe the first library of which nodes have several versions; None if all are equal."""
+    found = list(everyone)
+    for name in found[0] if found else ():
+        nodes: dict[str, list[str]] = {}
+        for one in found:
+            nodes.setdefault(one[name], []).append(one["node"])
+        if name != "node" and len(nodes) > 1:
+            where = "; ".join(f"{what} on {', '.join(on)}" for what, on in sorted(nodes.items()))
+            return f"different versions of {name}: {where}. Install the same lock file on all nodes"
+    return None
 
 
 def check_versions(own: Mapping[str, str]) -> None:
@@ -94,15 +107,9 @@ def check_versions(own: Mapping[str, str]) -> None:
     Raises:
         RanksError: Names the nodes and the versions.
     """
-    everyone = [json.loads(text) for text in gathered_texts(json.dumps(dict(own)))]
-    for name in own:
-        versions = {one[name]: one["node"] for one in everyone}
-        if name != "node" and len(versions) > 1:
-            where = ", ".join(f"{what} on {node}" for what, node in sorted(versions.items()))
-            raise RanksError(
-                f"the nodes have different versions of {name}: {where}; install the same lock "
-                "file on all of them"
-            )
+    everyone = (json.loads(text) for text in gathered_texts(json.dumps(dict(own))))
+    if difference := describe_difference(everyone):
+        raise RanksError(f"the nodes have {difference}")
 
 
 def gathered_texts(text: str) -> list[str]:

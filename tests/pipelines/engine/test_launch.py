@@ -7,19 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pipelines.config.operation import TorchrunConfig
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import read_json
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, STEP, explained, passed_on
 from pipelines.engine.run_log import RunLog
-from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.engine.runner import run_stages
 from pipelines.engine.torchrun import Failure, num_ranks
-from pipelines.stages.list import STAGES
 from tests.pipelines.engine.two_groups import (
-    WEIGHTS,
+    CHOSEN,
+    assert_ends_where_one_process_ends,
+    assert_names_the_killed_rank,
     error_of_a_killed_rank,
     ranks_below,
     settings,
@@ -27,51 +26,25 @@ from tests.pipelines.engine.two_groups import (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("launch")
-
-
-@pytest.fixture(scope="module")
 def killed(folder: Path) -> str:
-    """The error of a run whose second rank was killed, before a run that went on."""
-    chosen = pick_stages(STAGES, [], "train_two_tower")
-    run_stages(chosen, settings(folder, "local"))
+    """The error of a run whose second rank was killed, before a run that resumed."""
     config = settings(folder, "torchrun")
-    error = error_of_a_killed_rank(chosen, config, 1, lambda _: ranks_below(os.getpid())[1])
-    run_stages(chosen, config)
+    error = error_of_a_killed_rank(config, 1, lambda _: ranks_below(os.getpid())[1])
+    run_stages(CHOSEN, config)
     return error
 
 
 def test_a_killed_rank_is_named_with_its_signal_and_its_log(killed: str) -> None:
-    assert "rank 1 of 2" in killed
-    assert "was killed by SIGKILL" in killed
-    assert "in stage train_two_tower: rank 0 " in killed
-    assert "rank 1 after step" in killed
-    assert "Run the same command again" in killed
-    assert "Its log: " in killed
+    assert_names_the_killed_rank(killed)
 
 
-def test_two_ranks_that_went_on_after_a_kill_end_where_one_process_ends(
+def test_ranks_that_resumed_after_a_kill_end_where_one_process_ends(
     folder: Path, killed: str
 ) -> None:
-    one, two = (load_file(folder / engine / WEIGHTS) for engine in ("local", "torchrun"))
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        # Sums in another order, carried on by many steps of Adam.
-        torch.testing.assert_close(two[name], value, rtol=2e-2, atol=5e-3, msg=name)
-
-
-def test_no_artefact_depends_on_the_engine_and_run_json_names_it(folder: Path, killed: str) -> None:
-    of = {engine: folder / engine / "train_two_tower" for engine in ("local", "torchrun")}
-    first, second = (read_json(of[engine] / "manifest.json") for engine in of)
-    assert first["config"] == second["config"]
-    assert read_json(of["local"] / "run.json")["engine"] == "local"
-    made = read_json(of["torchrun"] / "run.json")
-    assert (made["engine"], made["ranks"]) == ("torchrun", 2)
-    # So a run here goes on from what ranks have made.
+    assert_ends_where_one_process_ends(folder, "torchrun", engine="torchrun", ranks=2)
+    # So a run here continues from artefacts that ranks have made.
     here = replace(settings(folder, "torchrun"), engine="local")
-    outcomes = run_stages(pick_stages(STAGES, [], "train_two_tower"), here)
-    assert all(outcome.skipped for outcome in outcomes)
+    assert all(outcome.skipped for outcome in run_stages(CHOSEN, here))
 
 
 def noted(folder: Path, rank: int, kind: str, message: str) -> None:

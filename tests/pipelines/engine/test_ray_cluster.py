@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from features.build import build_features
 from pipelines.backtest.run import backtest
 from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
-from pipelines.engine.ray_cluster import RayRunner, check_versions, ray_cluster
+from pipelines.engine.ray_cluster import RayRunner, ray_cluster
 from pipelines.inputs.content_models import make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
@@ -22,17 +21,11 @@ from pipelines.stages.embed_items import encoded_on_ray
 from pipelines.tuning.run import Tuning, tune
 from pipelines.tuning.space import parse_space
 from recsys.content.embedding_cache import encode_cached
+from recsys.training.distributed.several import describe_difference
 from tests.conftest import TINY_SHOP
-from tests.pipelines.engine.two_nodes import joined_nodes
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
 ray = pytest.importorskip("ray")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[object]:
-    with joined_nodes() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -195,16 +188,18 @@ def test_trials_on_the_cluster_are_proposed_as_others_end(
 
 
 def test_a_node_that_is_killed_costs_nothing_but_time(cluster, tmp_path: Path) -> None:
-    """The second node goes while its tasks run; the first does them."""
-    second = cluster.worker_nodes and sorted(cluster.worker_nodes, key=str)[0]
+    """A third node goes while its tasks run; the others do them."""
+    third = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
     run = RayRunner(RayConfig())
+    assert len(run.nodes) == 3
     found = run(slow, [(number, str(tmp_path)) for number in range(8)])
     first = next(found)
-    cluster.remove_node(second, allow_graceful=False)
+    cluster.remove_node(third, allow_graceful=False)
     rest = list(found)
     assert len([first, *rest]) == 8
     assert len({path.name for path in tmp_path.glob("begun-*")}) == 8
-    assert set(rest[-3:]) == {ray.get_runtime_context().get_node_id()}
+    assert len(set(rest[-3:])) <= 2
 
 
 def test_an_address_where_nothing_answers_is_refused_at_once(monkeypatch) -> None:
@@ -215,11 +210,13 @@ def test_an_address_where_nothing_answers_is_refused_at_once(monkeypatch) -> Non
         pass
 
 
-def test_nodes_of_different_versions_are_refused() -> None:
+def test_nodes_of_different_versions_are_described() -> None:
     one = {"node": "a", "python": "3.11.7", "polars": "2.1.0"}
-    check_versions([one, {**one, "node": "b"}])
-    with pytest.raises(ValueError, match=r"versions of polars: 2\.0\.9 on c; 2\.1\.0 on a, b\."):
-        check_versions([one, {**one, "node": "b"}, {**one, "node": "c", "polars": "2.0.9"}])
+    assert describe_difference([one, {**one, "node": "b"}]) is None
+    found = describe_difference(
+        [one, {**one, "node": "b"}, {**one, "node": "c", "polars": "2.0.9"}]
+    )
+    assert "versions of polars: 2.0.9 on c; 2.1.0 on a, b." in str(found)
 
 
 def test_impossible_settings_are_refused() -> None:

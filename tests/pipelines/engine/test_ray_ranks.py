@@ -2,40 +2,29 @@
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from pipelines.config.operation import Engine, RayConfig
+from pipelines.config.operation import RayConfig
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import read_json
 from pipelines.engine.ray_ranks import LOG, PROCESS, Place, set_variables, size_bundle
-from pipelines.engine.runner import pick_stages, run_stages
-from pipelines.stages.list import STAGES
-from tests.pipelines.engine.two_groups import WEIGHTS, error_of_a_killed_rank, settings
-from tests.pipelines.engine.two_nodes import two_nodes
+from pipelines.engine.runner import run_stages
+from tests.pipelines.engine.two_groups import (
+    CHOSEN,
+    assert_ends_where_one_process_ends,
+    assert_names_the_killed_rank,
+    error_of_a_killed_rank,
+    settings,
+)
 
 pytest.importorskip("ray")
-CHOSEN = pick_stages(STAGES, [], "train_two_tower")
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[object]:
-    with two_nodes() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
-
-
-def of_engine(folder: Path, engine: Engine) -> RunConfig:
-    return replace(settings(folder, engine), ray=RayConfig(ranks=2))
+def on_ray(folder: Path, workspace: str = "ray", ranks: int = 2) -> RunConfig:
+    config = settings(folder, "ray")
+    return replace(config, workspace=folder / workspace, ray=RayConfig(ranks=ranks))
 
 
 def parent_of(process: int) -> int:
@@ -49,52 +38,31 @@ def rank_of(step: Path) -> int:
 
 @pytest.fixture(scope="module")
 def killed(folder: Path, cluster: object) -> str:
-    """The error of a run whose second rank was killed, before one that went on."""
-    for engine in ("local", "torchrun"):
-        run_stages(CHOSEN, of_engine(folder, engine))
-    config = of_engine(folder, "ray")
-    error = error_of_a_killed_rank(CHOSEN, config, 1, rank_of)
+    """The error of a run whose second rank was killed, before one that resumed."""
+    config = on_ray(folder)
+    error = error_of_a_killed_rank(config, 1, rank_of)
     assert list(config.workspace.glob(f"checkpoints/*/ranks/{LOG.format(1)}"))
     run_stages(CHOSEN, config)
     return error
 
 
 def test_a_killed_rank_is_named_with_its_signal_and_its_log(killed: str) -> None:
-    assert "rank 1 of 2 (process " in killed
-    assert "was killed by SIGKILL" in killed
-    assert "in stage train_two_tower: rank 0 " in killed
-    assert "rank 1 after step" in killed
-    assert "Run the same command again" in killed
-    assert "log-1.txt" in killed
+    assert_names_the_killed_rank(killed)
 
 
-def test_ranks_of_ray_end_where_ranks_of_torchrun_and_one_process_end(
-    folder: Path, killed: str
-) -> None:
-    one, two, placed = (load_file(folder / name / WEIGHTS) for name in ("local", "torchrun", "ray"))
-    assert one.keys() == placed.keys()
-    for name, value in placed.items():
-        # Sums in another order, carried on by many steps of Adam.
-        torch.testing.assert_close(value, one[name], rtol=2e-2, atol=5e-3, msg=name)
-        torch.testing.assert_close(value, two[name], rtol=2e-2, atol=5e-3, msg=name)
-    made = read_json(folder / "ray/train_two_tower/run.json")
-    assert (made["engine"], made["ranks"]) == ("ray", 2)
-    manifests = [
-        read_json(folder / name / "train_two_tower/manifest.json") for name in ("local", "ray")
-    ]
-    assert manifests[0]["config"] == manifests[1]["config"]
+def test_ranks_of_ray_end_where_one_process_ends(folder: Path, killed: str) -> None:
+    assert_ends_where_one_process_ends(folder, "ray", engine="ray", ranks=2)
 
 
 def test_a_rank_whose_ray_worker_is_killed_is_named(folder: Path, killed: str) -> None:
-    config = replace(of_engine(folder, "ray"), workspace=folder / "worker")
-    error = error_of_a_killed_rank(CHOSEN, config, 0, lambda step: parent_of(rank_of(step)))
+    config = on_ray(folder, "worker")
+    error = error_of_a_killed_rank(config, 0, lambda step: parent_of(rank_of(step)))
     assert re.search(r"rank 0 of 2 \(process [1-9]\d* on .* was killed by", error)
 
 
 def test_a_cluster_too_small_for_the_ranks_is_refused(folder: Path, killed: str) -> None:
-    config = replace(of_engine(folder, "ray"), ray=RayConfig(ranks=3), workspace=folder / "small")
     with pytest.raises(ValueError, match=r"ray\.ranks = 3 need 3 CPU, and the cluster has 2"):
-        run_stages(CHOSEN, config)
+        run_stages(CHOSEN, on_ray(folder, "small", ranks=3))
 
 
 def test_a_rank_takes_a_gpu_where_the_cluster_has_any(tmp_path: Path) -> None:

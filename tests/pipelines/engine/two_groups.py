@@ -1,13 +1,16 @@
 """A small run whose two-tower is trained on ranks, and a way to kill one of them."""
 
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from features.schema import FilterConfig
 from pipelines.config.operation import Engine, TorchrunConfig
@@ -15,10 +18,11 @@ from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig
 from pipelines.config.trainings import TwoTowerTrainingConfig
 from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import STEP
-from pipelines.engine.runner import run_stages
-from pipelines.engine.stage import Stage
+from pipelines.engine.runner import pick_stages, run_stages
+from pipelines.stages.list import STAGES
 from recsys.models.configs import TwoTowerConfig
 
+CHOSEN = pick_stages(STAGES, [], "train_two_tower")
 WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
 FIRST_TIME = 1_700_000_000
 SECONDS_FOR_A_STEP = 120
@@ -82,14 +86,43 @@ def kill_once_it_steps(workspace: Path, rank: int, process_of: Callable[[Path], 
         time.sleep(0.01)
 
 
-def error_of_a_killed_rank(
-    chosen: Sequence[Stage], config: RunConfig, rank: int, process_of: Callable[[Path], int]
-) -> str:
+def error_of_a_killed_rank(config: RunConfig, rank: int, process_of: Callable[[Path], int]) -> str:
     """Run stages, kill a process once a rank has steps and a checkpoint, and return the error."""
     arguments = (config.workspace, rank, process_of)
     killer = threading.Thread(target=kill_once_it_steps, args=arguments)
     killer.start()
     with pytest.raises(RankLostError) as caught:
-        run_stages(chosen, config)
+        run_stages(CHOSEN, config)
     killer.join()
     return str(caught.value)
+
+
+def assert_ends_where_one_process_ends(folder: Path, workspace: str, **engine: object) -> None:
+    """Compare weights and manifest with those of one process; only ``run.json`` names the engine."""
+    one, other = (load_file(folder / name / WEIGHTS) for name in ("local", workspace))
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        # Sums in another order, carried on by many steps of Adam.
+        torch.testing.assert_close(other[name], value, rtol=2e-2, atol=5e-3, msg=name)
+
+    def read(name: str, file: str) -> dict[str, object]:
+        found: dict[str, object] = json.loads(
+            (folder / name / "train_two_tower" / file).read_text()
+        )
+        return found
+
+    assert read("local", "manifest.json")["config"] == read(workspace, "manifest.json")["config"]
+    assert read(workspace, "run.json").items() >= engine.items()
+
+
+def assert_names_the_killed_rank(error: str) -> None:
+    """Check that an error names the rank, its signal, every rank's step, the remedy and the log."""
+    for words in (
+        "rank 1 of 2 (process ",
+        "was killed by SIGKILL",
+        "in stage train_two_tower: rank 0 ",
+        "rank 1 after step",
+        "Run the same command again",
+        "log-1.txt",
+    ):
+        assert words in error

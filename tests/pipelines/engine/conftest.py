@@ -1,0 +1,41 @@
+"""One Ray cluster and one training without ranks, which the tests of engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.engine.runner import run_stages
+from tests.pipelines.engine.two_groups import CHOSEN, settings
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """Start a Ray cluster of two nodes with one processor each, and join it."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Workers find the tests' functions as this process does.
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+        made = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
+        made.add_node(num_cpus=1)
+        patch.setenv("RAY_ADDRESS", made.address)
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train the two-tower in one process, into the workspace ``local``."""
+    made = tmp_path_factory.mktemp("engines")
+    run_stages(CHOSEN, settings(made, "local"))
+    return made
