@@ -12,7 +12,7 @@ from pipelines.engine.runner import run_stages
 from tests.pipelines.engine.two_groups import CHOSEN, settings
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Any]:
     """Start a Ray cluster of two nodes with one processor each, and join it."""
     ray = pytest.importorskip("ray")
@@ -33,7 +33,7 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train the two-tower in one process, into the workspace ``local``."""
     made = tmp_path_factory.mktemp("engines")

@@ -98,7 +98,7 @@ def error_of_a_killed_rank(config: RunConfig, rank: int, process_of: Callable[[P
 
 
 def assert_ends_where_one_process_ends(folder: Path, workspace: str, **engine: object) -> None:
-    """Compare weights and manifest with those of one process; only ``run.json`` names the engine."""
+    """Compare weights and manifest with those of one process; ``run.json`` names the engine."""
     one, other = (load_file(folder / name / WEIGHTS) for name in ("local", workspace))
     assert one.keys() == other.keys()
     for name, value in one.items():
