@@ -34,7 +34,7 @@ from features.encoding import extended, read_vocabulary, write_vocabulary
 from features.events import as_text
 from features.ingest import OPTIONAL_FIELDS, open_events, record_dtype
 from features.parallel import Runner, in_order
-from features.people.forgotten import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
+from features.people import APPLIED, FORGOTTEN, ForgottenUsers, read_applied
 from features.point_in_time import FEATURES
 from features.preparation.ids import (
     CodesOfAll,
@@ -56,9 +56,8 @@ from features.preparation.prepare import (
 )
 from features.preparation.ranges import OrderedEvents, RowFiles, order_events, ranges
 from features.preparation.sequences import SequenceFiles, WrittenSequences, write_all_sequences
-from features.quarantine import Quarantine
 from features.records import SLICE_RECORDS, Records, Rows
-from features.report import FeaturesReport
+from features.report import FeaturesReport, Quarantine
 from features.scan import read_whole
 from features.schema import (
     EVENT_TIME,

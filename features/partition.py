@@ -20,7 +20,7 @@ import polars as pl
 from features.encoding import Dictionary
 from features.events import MICROS, REASONS
 from features.ingest import EventFile
-from features.quarantine import Quarantine
+from features.report import Quarantine
 from features.schema import EVENT_TIME, ITEM_ID, USER_ID, FilterConfig, SourceConfig
 
 QUARANTINE = "quarantine"

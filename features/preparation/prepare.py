@@ -26,9 +26,9 @@ import polars as pl
 from features.forget_list import NOBODY, ForgetList
 from features.ingest import RECORDS, SHOWN, EventReader, record_dtype
 from features.parallel import num_cores
-from features.people.forgotten import ForgottenUsers
-from features.quarantine import Quarantine
+from features.people import ForgottenUsers
 from features.records import RecordFile, Rows
+from features.report import Quarantine
 from features.schema import FilterConfig, SourceConfig
 
 OPTIONAL_TEXTS = ("domain", "session", "request")

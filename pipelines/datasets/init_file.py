@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from features.tables import can_be_encoded, can_be_feature
-from pipelines.datasets.column_names import EVENT_NAMES, kind_of_file, name_score
+from pipelines.datasets.column_guesses import EVENT_NAMES, kind_of_file, name_score
 from pipelines.datasets.table_guesses import (
     Guess,
     RawTable,

@@ -10,8 +10,14 @@ import polars as pl
 
 from features.scan import naming, scan_file
 from features.schema import SEPARATED, SourceConfig
-from pipelines.datasets.column_names import EVENT_NAMES, ITEM_NAMES, kind_of_file, name_score
-from pipelines.datasets.times import TimeGuess, guess_time
+from pipelines.datasets.column_guesses import (
+    EVENT_NAMES,
+    ITEM_NAMES,
+    TimeGuess,
+    guess_time,
+    kind_of_file,
+    name_score,
+)
 
 SAMPLE_ROWS = 20_000
 SEPARATORS = ",;\t|"

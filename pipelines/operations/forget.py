@@ -17,7 +17,7 @@ import polars as pl
 
 from features.encoding import read_vocabulary
 from features.forget_list import ForgetList, UserKeys
-from features.people.raw_rows import count_rows, write_without
+from features.people import count_rows, write_without
 from features.schema import USER_ID, SourceConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path, read_list

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from features.forget_list import ForgetList
 from features.partition import CLEAN, QUARANTINE
-from features.people.forgotten import NEVER, ForgottenUsers
+from features.people import NEVER, ForgottenUsers
 from features.schema import EVENT_TIME, USER_ID
 from pipelines.engine.artifacts import digest_of_json
 from pipelines.engine.errors import WorkspaceBusyError

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from features.build import FeaturesConfig, build_features
-from features.people.raw_rows import count_rows, write_without
+from features.people import count_rows, write_without
 from features.schema import FilterConfig, SourceConfig
 
 START = 1_700_000_000

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from pipelines.datasets.times import guess_time
+from pipelines.datasets.column_guesses import guess_time
 
 
 @pytest.mark.parametrize(

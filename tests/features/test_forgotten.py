@@ -10,7 +10,7 @@ import polars as pl
 from features.build import FeaturesConfig, build_features
 from features.forget_list import ForgetList, UserKeys
 from features.ingest import UNKNOWN_ITEM
-from features.people.forgotten import FORGOTTEN
+from features.people import FORGOTTEN
 from features.schema import FilterConfig, SourceConfig
 from tests.features.test_build import histories
 

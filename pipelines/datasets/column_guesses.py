@@ -1,8 +1,16 @@
-"""Names of our columns in other people's files, most telling name first."""
+"""Guess what a column holds: by its name, and how it writes times."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+
+from features.events import as_micros
+from features.schema import SourceConfig, TimeUnit
 
 EVENT_NAMES: dict[str, tuple[str, ...]] = {
     "user_id": (
@@ -88,3 +96,86 @@ def kind_of_file(stem: str) -> str | None:
         if any(word in plain for word in words):
             return kind
     return None
+
+
+FIRST_SECOND, LAST_SECOND = 631_152_000, 4_102_444_800  # 1990 to 2100
+READABLE_SHARE = 0.99
+SIX_DIGITS = r"^\s*\d(?:\D*\d){5}"
+"""Digits that every date has; no format is tried on texts without them."""
+DAYS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y%m%d")
+CLOCKS = ("", " %H:%M:%S", " %H:%M", " %I:%M %p", " %I:%M:%S %p")
+FORMATS = (*(day + clock for day in DAYS for clock in CLOCKS), "%Y-%m-%d %H:%M:%S UTC")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeGuess:
+    """How to read a column as times."""
+
+    time_unit: TimeUnit = "s"
+    time_format: str | None = None
+    why: str
+    other_formats: tuple[str, ...] = ()
+    """Formats that read the column as well, as day and month that could be swapped."""
+    has_zone: bool = True
+
+
+def guess_time(column: pl.Series) -> TimeGuess | None:
+    """Guess how a sample of one column is to be read as time; None where it is no time."""
+    known = column.drop_nulls()
+    if known.is_empty() or known.dtype == pl.Boolean or known.dtype.is_nested():
+        return None
+    if isinstance(known.dtype, pl.Date | pl.Datetime):
+        zone = isinstance(known.dtype, pl.Datetime) and known.dtype.time_zone is not None
+        return TimeGuess(why=f"its type is {known.dtype}", has_zone=zone)
+    numbers = known.cast(pl.Float64, strict=False)
+    if known.dtype.is_numeric() or numbers.null_count() == 0:
+        found = _guess_unit(numbers)
+        if found is not None:
+            return found
+    if known.dtype.is_float() or not (known.dtype == pl.String or known.dtype.is_integer()):
+        return None
+    texts = known.cast(pl.String)
+    if int(texts.str.contains(SIX_DIGITS).sum()) < READABLE_SHARE * len(texts):
+        return None
+    if numbers.null_count() and _readable(texts, None):
+        zone = texts.str.contains(r"(Z|[+-]\d\d:?\d\d)$").mean() == 1
+        return TimeGuess(why=f"{texts[0]!r} is an ISO time", has_zone=zone)
+    fitting = [one for one in FORMATS if _readable(texts, one)]
+    if not fitting:
+        return None
+    # Swapped day and month scatter the dates over the year.
+    fitting.sort(key=lambda one: _span(texts, one))
+    chosen, *others = fitting
+    why = f"{texts[0]!r} reads as {chosen}"
+    zone = chosen.endswith("UTC")
+    return TimeGuess(time_format=chosen, why=why, other_formats=tuple(others), has_zone=zone)
+
+
+def _guess_unit(numbers: pl.Series) -> TimeGuess | None:
+    units: tuple[tuple[TimeUnit, float], ...] = (("s", 1.0), ("ms", 1e3), ("us", 1e6))
+    for unit, factor in units:
+        seconds = numbers / factor
+        plausible = int(seconds.is_between(FIRST_SECOND, LAST_SECOND).sum())
+        if plausible / len(numbers) >= READABLE_SHARE:
+            day = datetime.fromtimestamp(float(seconds.drop_nulls()[0]), UTC)
+            return TimeGuess(time_unit=unit, why=f"{numbers[0]:.0f} {unit} is {day:%Y-%m-%d}")
+    return None
+
+
+def _micros(texts: pl.Series, time_format: str | None) -> pl.Series:
+    """Read texts as features/ will, microseconds since 1970."""
+    source = SourceConfig(paths=(Path("sample"),), time_format=time_format)
+    frame = pl.DataFrame({"time": texts})
+    return frame.select(as_micros(pl.col("time"), pl.String(), source)).to_series()
+
+
+def _readable(texts: pl.Series, time_format: str | None) -> bool:
+    return 1 - _micros(texts, time_format).null_count() / len(texts) >= READABLE_SHARE
+
+
+def _span(texts: pl.Series, time_format: str) -> float:
+    times = _micros(texts, time_format).drop_nulls()
+    first, last = times.min(), times.max()
+    assert isinstance(first, int)
+    assert isinstance(last, int)
+    return float(last - first)

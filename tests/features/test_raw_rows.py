@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from features.people.raw_rows import count_rows, write_without
+from features.people import count_rows, write_without
 from features.schema import SourceConfig
 
 CSV = 'when;who;what\r\n1;ann;"a ""b""\nc;ann"\n2;bo;x\r\n\n3;"ann";y\n4;annie;z\n5;bo;ann'

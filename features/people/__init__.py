@@ -1,1 +1,0 @@
-"""People: who is forgotten, and whose rows are in raw files."""
