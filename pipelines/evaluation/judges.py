@@ -17,7 +17,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from pipelines.engine.results import JUDGES, write_result
+from pipelines.engine.history import JUDGES, write_result
 from pipelines.evaluation.analysis import SERVED
 from pipelines.inputs.tensors import CONTENT_FILE, read_inputs, released_order
 from recsys.data.dataset import Sequences

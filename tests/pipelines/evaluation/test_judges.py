@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from pipelines.cli.main import app
 from pipelines.config.release import GateConfig
-from pipelines.engine.results import JUDGES
+from pipelines.engine.history import JUDGES
 from pipelines.evaluation.judges import judge_lists
 from pipelines.publishing.gate.lists import check_judges, judged_verdicts
 from pipelines.publishing.gate.subject import Subject
