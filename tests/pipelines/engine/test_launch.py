@@ -4,10 +4,12 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from pipelines.cli.rank import LogFile
 from pipelines.config.operation import TorchrunConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
@@ -76,25 +78,22 @@ def test_any_other_error_names_its_rank(tmp_path: Path) -> None:
     assert "rank 1 of 2 failed in stage refit: no kernel image is available" in str(found)
 
 
-class Kept(RunLog):
-    def __init__(self) -> None:
-        self.found: list[object] = []
-
-    def log(self, step: int, **values: float) -> None:
-        self.found.append((step, values))
-
-    def metrics(self, values: object) -> None:
-        self.found.append(values)
-
-
 def test_what_the_first_rank_logs_is_passed_on_line_by_line(tmp_path: Path) -> None:
-    path, kept = tmp_path / "logged.jsonl", Kept()
+    path, kept = tmp_path / "logged.jsonl", Mock(spec=RunLog)
     assert passed_on(path, 0, kept) == 0
-    path.write_text('["log", [3, {"loss": 0.5}]]\n["metrics", {"a": 1')
+    log = LogFile(path)
+    log.log(7, loss=0.25)
+    log.metrics({"test/ndcg@10": 0.1})
+    whole = path.read_text()
+    path.write_text(whole[:-9])
     place = passed_on(path, 0, kept)
-    path.write_text('["log", [3, {"loss": 0.5}]]\n["metrics", {"a": 1}]\n')
+    kept.metrics.assert_not_called()
+    path.write_text(whole)
+    log.tags({"served": "yes"})
     passed_on(path, place, kept)
-    assert kept.found == [(3, {"loss": 0.5}), {"a": 1}]
+    kept.log.assert_called_once_with(7, loss=0.25)
+    kept.metrics.assert_called_once_with({"test/ndcg@10": 0.1})
+    kept.tags.assert_called_once_with({"served": "yes"})
 
 
 def test_ranks_are_the_gpus_or_two_processes(monkeypatch, tmp_path: Path) -> None:
