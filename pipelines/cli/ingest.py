@@ -16,7 +16,7 @@ from pipelines.cli.options import (
     Until,
     run_config,
 )
-from pipelines.cli.output import print_json, print_lines
+from pipelines.cli.output import print_json, print_lines, print_progress
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -96,8 +96,3 @@ def with_data(config: RunConfig, recording: Recording, until: datetime | None = 
         print_lines(*(f"- {line}" for line in report.notes()), note=True, style="yellow")
         note_ingest(recording, report)
     return presets.with_online_events(presets.with_dataset(config))
-
-
-def print_progress(line: str) -> None:
-    """Print a line of progress."""
-    print_lines(line, note=True, style="dim")

@@ -33,6 +33,11 @@ def print_lines(*lines: str, note: bool = False, style: str = "") -> None:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_progress(line: str) -> None:
+    """Print a line of progress to stderr."""
+    print_lines(line, note=True, style="dim")
+
+
 def print_json(document: Any) -> None:
     """Print a document; NaN becomes null."""
     out.print_json(json.dumps(without_nan(document), default=str))

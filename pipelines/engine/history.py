@@ -130,7 +130,7 @@ def append(workspace: Path, run: CommandRun) -> None:
     append_line(workspace / HISTORY, line)
 
 
-def read_history(workspace: Path, since: datetime | None = None) -> list[CommandRun]:
+def read_history(workspace: Path) -> list[CommandRun]:
     """Read the history, oldest first; a line that a kill cut off is left out."""
     path = workspace / HISTORY
     if not path.exists():
@@ -138,9 +138,7 @@ def read_history(workspace: Path, since: datetime | None = None) -> list[Command
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError, TypeError):
-            one = CommandRun(**json.loads(line))
-            if since is None or datetime.fromisoformat(one.time) >= since:
-                found.append(one)
+            found.append(CommandRun(**json.loads(line)))
     return found
 
 

@@ -34,7 +34,7 @@ SETTINGS = {
     "RAY_task_oom_retries": "3",
 }
 """Ray sends no statistics of its use, and a task that lacks memory is not retried for ever."""
-SECONDS_TO_ANSWER = 60.0
+SECONDS_TO_ANSWER, SECONDS_TO_CONNECT = 60.0, 5.0
 
 
 @contextmanager
@@ -79,13 +79,13 @@ def _join(config: RayConfig) -> None:
         raise ClusterError(f"the Ray cluster at {address} cannot be joined: {error}") from error
 
 
-def _check_answers(address: str, seconds: float = 5.0) -> None:
+def _check_answers(address: str) -> None:
     """Check quickly that the address answers: Ray itself waits for minutes."""
     place = urlsplit(address if "//" in address else f"//{address}")
     if place.hostname is None or place.port is None:
         return
     try:
-        socket.create_connection((place.hostname, place.port), timeout=seconds).close()
+        socket.create_connection((place.hostname, place.port), timeout=SECONDS_TO_CONNECT).close()
     except OSError as error:
         raise ClusterError(
             f"nothing answers at {address} ({error}); start a cluster with `ray start --head`, "

@@ -236,7 +236,6 @@ def run_stages(
     force: Sequence[str] = (),
     show_progress: bool = False,
     recorder: StageRecorder | None = None,
-    started: Callable[[Stage], None] = lambda _stage: None,
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
     side_by_side: bool = False,
 ) -> list[StageOutcome]:
@@ -248,7 +247,6 @@ def run_stages(
             workspace.path / "config.toml", to_toml(without_keys(plain(config), [*REMOVED_KEYS]))
         )
         for stage in stages:
-            started(stage)
             reads = stage.input_stages(config)
             held = workspace.reading(reads, stage.name) if side_by_side else nullcontext()
             with held:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines.cli.options import AsJson, Out, Run, Store, find_bundles
-from pipelines.cli.output import print_lines
+from pipelines.cli.output import print_lines, print_progress
 
 if TYPE_CHECKING:
     from pipelines.parity.log import Log
@@ -68,10 +68,7 @@ def parity(
                 "name a longer time with --since"
             )
 
-        def say(line: str) -> None:
-            print_lines(line, note=True, style="dim")
-
-        report = check_parity(logged, bundles, configurations=configs or [], say=say)
+        report = check_parity(logged, bundles, configurations=configs or [], say=print_progress)
         written = report.write(place)
         if out is not None:
             out.write_text(report.to_json(), encoding="utf-8")

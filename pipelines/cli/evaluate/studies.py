@@ -20,15 +20,10 @@ from pipelines.cli.options import (
     find_workspace,
     run_config,
 )
-from pipelines.cli.output import open_page, print_json, print_lines, print_table
+from pipelines.cli.output import open_page, print_json, print_lines, print_progress, print_table
 from pipelines.engine.console import log
 
 NUM_SHOWN = 5
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print_lines(line, note=True)
 
 
 def say_nothing(_line: str) -> None:
@@ -65,7 +60,8 @@ def backtest(
     config = run_config(run, preset, assignments)
     place = out or config.workspace / FOLDER
     show_progress = not quiet and log.is_terminal
-    done = replay(config, place, say_nothing if quiet else say, show_progress=show_progress)
+    say = say_nothing if quiet else print_progress
+    done = replay(config, place, say, show_progress=show_progress)
     if as_json:
         print_json(done.document)
         return
@@ -143,7 +139,7 @@ def tune(
         parse_space(over),
         Tuning(num_trials=trials, seconds=seconds, jobs=jobs),
         place,
-        say_nothing if quiet else say,
+        say_nothing if quiet else print_progress,
         show_progress=not quiet and log.is_terminal,
     )
     if as_json:
