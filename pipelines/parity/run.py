@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 import torch
 
-from pipelines.engine.results import PARITY, write_result
+from pipelines.engine.history import PARITY, write_result
 from pipelines.parity.batch import batch_features
 from pipelines.parity.compare import (
     Difference,

@@ -11,8 +11,8 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.releases.releases import ENTRY, build
-from pipelines.engine.bundles_lock import publishing
 from pipelines.engine.history import CommandRun, append, read_history
+from pipelines.engine.workspace import publishing
 from pipelines.pages.document import Action, Chart, Page, Section, Table, Words
 from pipelines.publishing.promotion import note_champion, note_release, served_version
 from pipelines.tracking.decisions import Decision, append_decision, read_decisions
