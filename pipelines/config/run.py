@@ -60,7 +60,7 @@ from recsys.models.ranker.config import RankerConfig
 from recsys.models.sequence.config import SequenceConfig
 from recsys.replay.steps import ReplayConfig
 from recsys.retrieval.blend.config import BlendConfig
-from recsys.retrieval.vector_index import FaissIndexConfig
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.training.passes import TrainingConfig as TrainingConfig
 
 

@@ -8,9 +8,10 @@ import torch
 from recsys.data.batch import JaggedBatch
 from recsys.fitting.inputs import ModelInputs
 from recsys.fitting.spec import VectorModel
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index import index_of
 from recsys.retrieval.index_recall import tuned_index
-from recsys.retrieval.vector_index import FaissIndexConfig, VectorIndex
+from recsys.retrieval.vector_index import VectorIndex
 
 NUM_TUNING_QUERIES = 300
 MAX_HISTORY = 200

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.retrieval.faiss_library import faiss_threads, load_faiss
-from recsys.retrieval.vector_index import FaissIndexConfig, Kind
+from recsys.retrieval.faiss_library import FaissIndexConfig, Kind, faiss_threads, load_faiss
 
 
 def build_bare_index(vectors: NDArray[np.float32], kind: Kind, config: FaissIndexConfig) -> Any:

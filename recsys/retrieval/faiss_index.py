@@ -23,6 +23,8 @@ from recsys.retrieval.exact import check_queries, exact_top_k
 from recsys.retrieval.faiss_build import build_bare_index
 from recsys.retrieval.faiss_library import (
     RESCORED_PER_RESULT,
+    FaissIndexConfig,
+    Kind,
     as_float32,
     faiss_threads,
     load_faiss,
@@ -32,7 +34,6 @@ from recsys.retrieval.index_file import (
     read_verified_meta,
     write_meta,
 )
-from recsys.retrieval.vector_index import FaissIndexConfig, Kind
 
 DEFAULT_EFFORT: dict[Kind, int] = {"flat": 1, "hnsw": 256, "ivf_sq8": 64}
 MASKED_EXACT_MAX_ROWS: dict[Kind, int] = {"flat": 0, "hnsw": 50_000, "ivf_sq8": 10_000}

@@ -4,14 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+Kind = Literal["flat", "hnsw", "ivf_sq8"]
 RESCORED_PER_RESULT = 1.5
 """IVF-SQ8 re-scores this many candidates for each item it returns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaissIndexConfig:
+    """How an index is built.
+
+    The defaults were measured by tests/benchmarks/retrieval/benchmark_faiss_index.py.
+    """
+
+    kind: Kind | Literal["auto"] = "auto"
+    """Kind of the index; ``auto`` chooses by the number of items."""
+    flat_max_rows: int = 50_000
+    """Up to this many item rows "auto" takes flat, beyond them IVF-SQ8. HNSW took longer than
+    IVF-SQ8 to build and for a query of equal recall in every case measured, and loses more under
+    masks, so it is taken only where it is requested."""
+    hnsw_neighbors: int = 32
+    """Links of a node of HNSW."""
+    hnsw_build_effort: int = 100
+    """Candidates kept while a node is linked (efConstruction)."""
+    ivf_lists_per_sqrt_row: int = 4
+    """Lists = this x sqrt(N), but at least 39 rows a list, which faiss's k-means wants."""
+    effort: int | None = None
+    """Lists probed (IVF) or candidates kept (HNSW) by a search; None is the kind's default."""
+    masked_exact_max_rows: int | None = None
+    """Search exactly over the allowed rows where a mask leaves at most this many; None is the
+    kind's default."""
+    build_threads: int = 1
+    """With 1, equal inputs give equal bytes on any number of cores."""
+    seed: int = 0
+    """Seed of the index while it is built."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("auto", *get_args(Kind)):
+            raise ValueError(f"kind must be auto, {', '.join(get_args(Kind))}, got {self.kind!r}")
+        positive = ("hnsw_neighbors", "hnsw_build_effort", "ivf_lists_per_sqrt_row", "effort")
+        for name in (*positive, "build_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value}")
+
+    def kind_for(self, num_item_rows: int) -> Kind:
+        """Choose the kind for a catalogue of this size."""
+        if self.kind != "auto":
+            return self.kind
+        return "flat" if num_item_rows <= self.flat_max_rows else "ivf_sq8"
 
 
 def load_faiss() -> Any:

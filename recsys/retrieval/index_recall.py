@@ -11,7 +11,7 @@ from torch import Tensor
 from recsys.data.top_k import NO_ROW, TopK
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
-from recsys.retrieval.vector_index import FaissIndexConfig
+from recsys.retrieval.faiss_library import FaissIndexConfig
 
 MIN_RECALL = 0.99
 FIRST_EFFORT = 4

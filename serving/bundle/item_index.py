@@ -20,7 +20,7 @@ from torch import Tensor
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.sequence.model import SequenceModel
 from recsys.retrieval.faiss_index import FaissIndex
-from recsys.retrieval.vector_index import FaissIndexConfig
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from serving.bundle.arrays import check_rows, reading
 from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.manifest import BundleManifest

@@ -22,8 +22,8 @@ from torch.nn.functional import normalize
 from recsys.data.item_mask import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_recall import tune_effort
-from recsys.retrieval.vector_index import FaissIndexConfig
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.recsys.retrieval.recall import measure_recall
 

@@ -29,8 +29,8 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_recall import tune_effort
-from recsys.retrieval.vector_index import FaissIndexConfig
 from tests.benchmarks.harness import Row, command_line, write_results
 
 SIZES = (1_000_000, 10_000_000)

@@ -22,8 +22,8 @@ from recsys.data.item_mask import ItemMask
 from recsys.data.string_table import StringTable
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_recall import tune_effort
-from recsys.retrieval.vector_index import FaissIndexConfig
 from serving.arrangement import RuleRows
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.properties import NumberColumn, PackedMasks, Properties, TextColumn

@@ -21,8 +21,8 @@ from recsys.models.configs import PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.popularity import Popularity
 from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.sources import IndexedSource, PopularSource, ScoredSource
-from recsys.retrieval.vector_index import FaissIndexConfig
 from tests.recsys.retrieval.recall import measure_recall
 
 NUM_ROWS, DIM, NUM_USERS, LENGTH = 2_001, 16, 60, 12

@@ -9,8 +9,9 @@ from recsys.data.top_k import TopK, top_k_of_scores
 from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import build_index
+from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index import ExactIndex, gpu_layout, halves_of, index_of
-from recsys.retrieval.vector_index import FaissIndexConfig, VectorIndex
+from recsys.retrieval.vector_index import VectorIndex
 from tests.recsys.testing.tensors import as_lists, assert_same_lists, near_ties, rounding
 
 pytestmark = pytest.mark.numerics
