@@ -22,7 +22,7 @@ from features.parallel import THREADS
 from pipelines.config.operation import RayConfig
 from pipelines.engine.console import log
 from pipelines.engine.errors import ClusterError
-from recsys.training.distributed.several import describe_difference, own_versions
+from recsys.data.versions import describe_difference, own_versions
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")

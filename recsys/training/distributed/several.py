@@ -14,10 +14,9 @@ import gc
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from recsys.data.share import StepShare
+from recsys.data.versions import describe_difference, own_versions
 from recsys.training.checkpoint import random_states, set_random_states
 from recsys.training.distributed.sharded import ShardedTables, ShardingConfig, shard_tables
 from recsys.training.optim import AdamWConfig, load_optimizer_tensors, optimizer_tensors
@@ -71,34 +71,10 @@ def process_group(device: torch.device, timeout_seconds: float) -> Iterator[None
     timeout = timedelta(seconds=timeout_seconds)
     dist.init_process_group(backend, timeout=timeout, device_id=device_id)
     try:
-        check_versions(own_versions())
+        check_versions(own_versions(COMPARED))
         yield
     finally:
         dist.destroy_process_group()
-
-
-def own_versions(libraries: Iterable[str] = COMPARED) -> dict[str, str]:
-    """Describe this process's machine, Python and libraries."""
-    found = {"node": platform.node(), "python": platform.python_version()}
-    for name in libraries:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "absent"
-    return found
-
-
-def describe_difference(everyone: Iterable[Mapping[str, str]]) -> str | None:
-    """Describe the first library of which nodes have several versions; None if all are equal."""
-    found = list(everyone)
-    for name in found[0] if found else ():
-        nodes: dict[str, list[str]] = {}
-        for one in found:
-            nodes.setdefault(one[name], []).append(one["node"])
-        if name != "node" and len(nodes) > 1:
-            where = "; ".join(f"{what} on {', '.join(on)}" for what, on in sorted(nodes.items()))
-            return f"different versions of {name}: {where}. Install the same lock file on all nodes"
-    return None
 
 
 def check_versions(own: Mapping[str, str]) -> None:

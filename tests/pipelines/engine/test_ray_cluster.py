@@ -21,7 +21,7 @@ from pipelines.stages.embed_items import encoded_on_ray
 from pipelines.tuning.run import Tuning, tune
 from pipelines.tuning.space import parse_space
 from recsys.content.embedding_cache import encode_cached
-from recsys.training.distributed.several import describe_difference
+from recsys.data.versions import describe_difference
 from tests.conftest import TINY_SHOP
 from tests.recsys.testing.synthetic import markov_world, write_csv
 

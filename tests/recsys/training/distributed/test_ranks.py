@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from recsys.data.versions import own_versions
 from recsys.training.checkpoint import load_latest
 from recsys.training.distributed.several import (
+    COMPARED,
     RanksError,
     check_versions,
     local_device,
-    own_versions,
 )
 from recsys.training.distributed.sharded import Shard, ShardingConfig, rule_of, shard_tables
 from recsys.training.optim import AdamWConfig
@@ -92,7 +93,7 @@ def test_one_process_goes_on_with_the_checkpoint_of_two(folder: Path, alone, cas
 
 
 def test_ranks_of_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = own_versions() | {"node": "here", "torch": "2.13.0"}
+    own = own_versions(COMPARED) | {"node": "here", "torch": "2.13.0"}
     there = json.dumps(own | {"node": "there", "torch": "2.11.0"})
     module = "recsys.training.distributed.several.gathered_texts"
     monkeypatch.setattr(module, lambda text: [text, text])
