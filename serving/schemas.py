@@ -80,7 +80,7 @@ class Filter(Strict):
     items, and a list that is short or empty for it says so."""
     where: str | None = Field(default=None, min_length=1, max_length=MAX_TEXT)
     """Only items for which this is true, such as ``price < 50 and brand in ['a', 'b']``;
-    docs/serving.md has the language. It always holds, and what is missing is never true."""
+    docs/filters.md has the language. It always holds, and what is missing is never true."""
 
     @field_validator("where")
     @classmethod

@@ -12,8 +12,8 @@ from serving.web.openapi import document
 HEAD = """# HTTP API
 
 Every operation of a server, from its OpenAPI document (`GET /openapi.json`). The
-[guide](../serving.md) says how requests are meant, what lists say of themselves, and how clients in
-Python and TypeScript call it.
+[guide](../serving.md) explains requests, warnings and errors, and the clients in Python and
+TypeScript.
 
 """
 

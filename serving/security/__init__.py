@@ -1,7 +1,7 @@
 """Security: who may call what, decided before any other work and without a model.
 
 `keys.py` reads the file of keys; `access.py` lets a request pass as a `Caller` or refuses it, and
-writes audit lines. docs/serving.md has the model of trust.
+writes audit lines. docs/security.md has the model of trust.
 """
 
 import ipaddress

@@ -27,6 +27,7 @@ UNIT = (DEPLOY / "systemd" / "recsys.service").read_text(encoding="utf-8")
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 API = COMPOSE["services"]["api"]
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file() and path.suffix != ".json")
+GUIDES = [ROOT / "docs" / f"{name}.md" for name in ("operations", "alerts", "online-store")]
 OF_COMPOSE = {"RECSYS_BUNDLES_DIR"}
 """Variables that are compose's own."""
 USER_KEYS = {"RECSYS_USER_KEY", "RECSYS_USER_KEY_FILE"}
@@ -58,7 +59,7 @@ def stop_seconds(settings: Settings) -> float:
     return settings.drain_seconds + settings.drain_notice_seconds
 
 
-@pytest.mark.parametrize("path", [*FILES, ROOT / "docs" / "operations.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [*FILES, *GUIDES], ids=lambda p: p.name)
 def test_every_setting_named_is_one(path: Path) -> None:
     known = {PREFIX + field.name.upper() for field in fields(Settings)} | OF_COMPOSE | USER_KEYS
     named = set(re.findall(r"\bRECSYS_[A-Z_]*[A-Z]\b", path.read_text(encoding="utf-8")))

@@ -105,7 +105,7 @@ def test_panels_are_told_apart_and_use_the_chosen_data_source() -> None:
 
 
 def test_every_alert_is_explained_to_the_operator() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"^### (Recsys\w+)", page, re.MULTILINE))
     assert explained == {rule["alert"] for rule in RULES}
     assert {rule["labels"]["severity"] for rule in RULES} == {"critical", "warning"}

@@ -1,4 +1,4 @@
-"""docs/serving.md names what there is."""
+"""docs/serving.md and docs/security.md list every field, code and scope."""
 
 import re
 import tomllib
@@ -13,23 +13,25 @@ from serving.routes import ERRORS
 from serving.schemas import DegradedCode, Request
 from serving.security.keys import ClientKey, Scope
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "serving.md").read_text(encoding="utf-8")
+SECURITY = (DOCS / "security.md").read_text(encoding="utf-8")
 
 
-def rows(heading):
+def rows(heading, page=PAGE):
     """Cells of the first table below a heading, without its head."""
-    table = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    table = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def test_every_degraded_code_has_its_row_in_their_order():
-    named = [code.strip("`") for code, _, _ in rows("What a list says of itself")]
+    named = [code.strip("`") for code, _, _ in rows("Warnings in a reply")]
     assert named == list(get_args(DegradedCode))
 
 
 def test_every_error_code_and_status_is_named():
-    table = rows("Refusals")
+    table = rows("Errors")
     named = {code for _, codes in table for code in re.findall(r"`(\w+)`", codes)}
     assert named - {"allow"} == set(get_args(ErrorCode))
     statuses = {int(one) for one, _ in table for one in one.split(", ")}
@@ -37,8 +39,8 @@ def test_every_error_code_and_status_is_named():
 
 
 def test_scopes_and_the_key_file_are_as_they_are_read():
-    assert [scope.strip("`") for scope, _ in rows("Keys")] == list(get_args(Scope))
-    text = PAGE.split("```toml\n")[1].split("```")[0].replace('"5e884898..."', f'"{"0" * 64}"')
+    assert [scope.strip("`") for scope, _ in rows("Keys", SECURITY)] == list(get_args(Scope))
+    text = SECURITY.split("```toml\n")[1].split("```")[0].replace('"5e884898..."', f'"{"0" * 64}"')
     (key,) = tomllib.loads(text)["keys"]
     assert ClientKey.model_validate(key).rate == 100
 
