@@ -1,11 +1,11 @@
-"""The reference of the Python interface: which objects; their docstrings say the rest."""
+"""Reference of the Python interface, generated from docstrings."""
 
 from __future__ import annotations
 
 HEAD = """# Python
 
-The doors that programs use; names, arguments and errors are read from the source. What else there
-is lies in the [rooms](../contributing.md#the-rooms) of the source.
+The public interface; names, arguments and errors come from the source. For everything else see the
+[packages](../contributing.md#packages).
 
 """
 OBJECTS = {
