@@ -26,7 +26,7 @@ from tests.serving.synthetic_bundle import write_synthetic_bundle
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-GUIDES = ("docs/semantic-ids.md", "docs/evaluation.md")
+GUIDES = ("docs/semantic-ids.md", "docs/evaluation.md", "docs/backtest.md")
 """Pages whose commands run after the README's, in this order."""
 PAGES = [
     ROOT / "README.md",

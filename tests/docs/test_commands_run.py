@@ -111,7 +111,7 @@ class Shop:
     def score(self) -> None:
         """Make the lists of a folder that a page names."""
         bundle = "runs/shop/bundles/current"
-        self.run("docs/evaluation.md", ["score", bundle, "--out", "lists/summer"])
+        self.run("docs/off-policy.md", ["score", bundle, "--out", "lists/summer"])
 
     def known(self, word: str) -> str:
         """Name the release that there is in place of a page's."""
