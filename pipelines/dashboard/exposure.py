@@ -27,7 +27,7 @@ BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)
 NAMES = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
 TOP_SHARE = 0.01
 LISTED = 20
-"""Places of a list that are kept."""
+"""PlaceCounts of a list that are kept."""
 NEAREST = 10
 VECTORS = {
     "content": ("embed_items/content.npy", "cosine of the text's vectors"),
@@ -98,7 +98,7 @@ class Exposure:
             return np.where((places > 0) | (merit > 0), places / merit, np.nan)
 
 
-class Places(NamedTuple):
+class PlaceCounts(NamedTuple):
     """How often each item has each place; pairs that occur, by place."""
 
     places: NDArray[np.int8]
@@ -107,7 +107,7 @@ class Places(NamedTuple):
     counts: NDArray[np.int32]
 
     @classmethod
-    def of(cls, places: Rows, items: Rows, num_rows: int) -> Places:
+    def of(cls, places: Rows, items: Rows, num_rows: int) -> PlaceCounts:
         """Count pairs of the first `LISTED` places and items below ``num_rows``."""
         inside = (items > 0) & (items < num_rows) & (places >= 0) & (places < LISTED)
         cells, counts = np.unique(places[inside] * num_rows + items[inside], return_counts=True)
@@ -127,9 +127,9 @@ class Places(NamedTuple):
 class Counts(NamedTuple):
     """Counts of one model's lists, for every list length at once."""
 
-    shown: Places
+    shown: PlaceCounts
     """Lists that have the item at each place."""
-    hits: Places
+    hits: PlaceCounts
     """Queries that wanted it and have it there."""
     wanted: Rows
     """Queries that wanted it, [N]."""
@@ -170,8 +170,8 @@ def _count(found: Answers, model: str, num_rows: int) -> Counts:
     ranks = read[f"{RANK}{model}"].fill_null(0).to_numpy()
     known = items[(items > 0) & (items < num_rows)]
     wanted = np.bincount(known, minlength=num_rows)
-    shown = Places.of(places, rows, num_rows)
-    return Counts(shown, Places.of(ranks - 1, items, num_rows), wanted)
+    shown = PlaceCounts.of(places, rows, num_rows)
+    return Counts(shown, PlaceCounts.of(ranks - 1, items, num_rows), wanted)
 
 
 def nearest(path: Path, row: int) -> list[tuple[str, str, list[tuple[int, float]]]]:

@@ -12,7 +12,7 @@ import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import SPLITS, Answers, Side, Split, answers, served_model
-from pipelines.dashboard.data.items import Catalogue, read_catalogue, user_ids
+from pipelines.dashboard.data.items import RunCatalogue, read_catalogue, user_ids
 from pipelines.dashboard.data.sides import (
     k_control,
     one_run,
@@ -21,6 +21,7 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
+from pipelines.dashboard.data.windows import window_rows
 from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure, nearest
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
@@ -70,7 +71,7 @@ MOST_USERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ItemsView:
     """The run, model and list length of the page."""
 
     context: Context
@@ -78,7 +79,7 @@ class Shown:
     split: Split
     found: Answers
     features: Path
-    catalogue: Catalogue
+    catalogue: RunCatalogue
     model: str
     k: int
 
@@ -105,7 +106,7 @@ def _keeps_lists(run: Run, split: Split = "test") -> bool:
         return False
 
 
-def read_shown(context: Context, query: Query) -> Shown:
+def read_shown(context: Context, query: Query) -> ItemsView:
     """Read the parameters."""
     split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
     run = one_run(context, query, lambda one: _keeps_lists(one, split), MISSING)
@@ -114,7 +115,7 @@ def read_shown(context: Context, query: Query) -> Shown:
         raise NotFoundError(
             f"{run.name} keeps ranks and no lists; choose the workspace that released it"
         )
-    return Shown(
+    return ItemsView(
         context=context,
         run=run,
         split=split,
@@ -161,7 +162,7 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
-def _controls(shown: Shown, query: Query) -> list[Control]:
+def _controls(shown: ItemsView, query: Query) -> list[Control]:
     """Offer run, model, k, split and item."""
     models = {name: model_label(name) for name in shown.found.models}
     found = [
@@ -265,7 +266,7 @@ def _fate(k: int, compared: dict[str, Exposure]) -> Chart:
     )
 
 
-def _bias_table(shown: Shown) -> Table:
+def _bias_table(shown: ItemsView) -> Table:
     """Tabulate how popular each model's lists are against what users wanted."""
     rows: list[list[Cell]] = []
     for name in shown.models:
@@ -290,7 +291,7 @@ def _bias_table(shown: Shown) -> Table:
     )
 
 
-def _items_table(shown: Shown, own: Exposure) -> Table:
+def _items_table(shown: ItemsView, own: Exposure) -> Table:
     """List every item, those that are shown most for their events first."""
     exported = shown.context.exported
     return Table(
@@ -315,28 +316,18 @@ def window_of_items(context: Context, query: Query, window: Window) -> Rows:
     return _rows(shown, shown.exposure(shown.model), window)
 
 
-def _rows(shown: Shown, own: Exposure, window: Window) -> Rows:
+def _rows(shown: ItemsView, own: Exposure, window: Window) -> Rows:
     known = shown.catalogue
     there = (known.item_ids != "").to_numpy()
     kept = np.flatnonzero(known.matching(window.search) & there)
-    keys = {2: own.num_events, 3: own.shown, 4: own.wanted, 5: own.hits}
-    if window.order_by in (0, 1):
-        column = known.titles if window.order_by == 0 else known.categories
-        order = column.gather(kept).arg_sort(descending=window.descending).to_numpy()
-    else:
-        key = keys.get(window.order_by or -1, own.ratio)[kept].astype(np.float64)
-        descending = window.descending or window.order_by is None
-        # Items without a number come last either way.
-        key = np.where(np.isnan(key), -np.inf if descending else np.inf, key)
-        order = np.argsort(-key if descending else key, kind="stable")
-    part = kept[order[window.start : window.start + window.length]]
+    numbers_ = (own.num_events, own.shown, own.wanted, own.hits)
+    part = window_rows(kept, (known.titles, known.categories, *numbers_, own.ratio), window, 6)
     found: list[list[Cell | LinkedCell]] = []
     for row in part.tolist():
         ratio = float(own.ratio[row])
         exposure = None if math.isnan(ratio) else ratio if math.isfinite(ratio) else "\u221e"
         link = shown.item_link(row, model=shown.model)
         title = LinkedCell(text=known.title(row), link=link)
-        numbers_ = (own.num_events, own.shown, own.wanted, own.hits)
         found.append([title, known.categories[row], *(int(one[row]) for one in numbers_), exposure])
     return Rows(total=int(there.sum()), found=len(kept), rows=found)
 
@@ -346,7 +337,7 @@ def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]
     return read_shown(context, query).catalogue.options(text)
 
 
-def _item_section(shown: Shown, row: int) -> Section:
+def _item_section(shown: ItemsView, row: int) -> Section:
     """Show one item: its numbers, ranks where it was wanted, its users, its neighbours."""
     known, own = shown.catalogue, shown.exposure(shown.model)
     ranks = [f"{RANK}{model}" for model in shown.found.models]
@@ -391,7 +382,7 @@ def _item_section(shown: Shown, row: int) -> Section:
     return Section(key="item", title=known.title(row), note=note, blocks=blocks)
 
 
-def _ranks_chart(shown: Shown, wanted: pl.DataFrame) -> Chart:
+def _ranks_chart(shown: ItemsView, wanted: pl.DataFrame) -> Chart:
     """Draw at which ranks each model has the item if it was wanted."""
     rows = []
     for model in reversed(shown.found.models):
@@ -415,7 +406,7 @@ def _ranks_chart(shown: Shown, wanted: pl.DataFrame) -> Chart:
     )
 
 
-def _users_table(shown: Shown, wanted: pl.DataFrame) -> Table:
+def _users_table(shown: ItemsView, wanted: pl.DataFrame) -> Table:
     """List users who wanted it, the best rank first."""
     rank = f"{RANK}{shown.model}"
     part = wanted.sort(rank, nulls_last=True).head(MOST_USERS)

@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class IdVersions:
     """A run and its versions."""
 
     run: Run
@@ -76,7 +76,7 @@ def has_ids(run: Run) -> bool:
     return (run.path / FOLDER).is_dir()
 
 
-def find_source(context: Context, run: Run) -> Source:
+def find_source(context: Context, run: Run) -> IdVersions:
     """Find a run's versions."""
     problems: list[str] = []
     report: Mapping[str, Any] = {}
@@ -101,7 +101,7 @@ def find_source(context: Context, run: Run) -> Source:
         published += sorted(here - set(published))
     except (UnreadableError, TypeError) as error:
         problems.append(f"published versions cannot be read: {error}")
-    return Source(
+    return IdVersions(
         run=run,
         own=own,
         report=report if report.get("version") == own else {},
@@ -118,7 +118,7 @@ def _kept_report(context: Context, run: Run) -> Mapping[str, Any]:
     return read_table(kept / STAGE / REPORT) or read_table(maker.path / STAGE / REPORT) or {}
 
 
-def read_items(context: Context, source: Source) -> Items:
+def read_items(context: Context, source: IdVersions) -> Items:
     """Read the run's items, once."""
     path, is_bundle = source.path, source.run.kind == "bundle"
     try:
@@ -131,7 +131,7 @@ def read_items(context: Context, source: Source) -> Items:
         raise NotFoundError(f"the items of {source.run.name} cannot be read: {error}") from error
 
 
-def read_ids(context: Context, source: Source, version: str) -> IdTable:
+def read_ids(context: Context, source: IdVersions, version: str) -> IdTable:
     """Read a version with the run's items, once."""
 
     def read() -> IdTable:
@@ -160,7 +160,7 @@ def _of_bundle(bundle: Path) -> IdTable:
     return IdTable.of(found.item_codes, found.ids)
 
 
-def _of_store(context: Context, source: Source, version: str) -> IdTable:
+def _of_store(context: Context, source: IdVersions, version: str) -> IdTable:
     ids = VersionStore(source.store).load(version)
     given = orjson.loads((source.store / ITEM_IDS).read_bytes())
     known = pl.DataFrame({"item_id": given, "id_row": np.arange(1, len(given) + 1)})

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
+from pipelines.dashboard.data.windows import window_rows
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.semantic_id_versions import (
     FEATURES,
     STAGE,
-    Source,
+    IdVersions,
     find_source,
     has_ids,
     read_ids,
@@ -103,11 +104,11 @@ MEMBER_COLUMNS = [*texts("item", "title", "semantic ID", "main category"), *coun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class IdsView:
     """One version of a run's IDs on the page."""
 
     context: Context
-    source: Source
+    source: IdVersions
     table: IdTable
     items: Items
 
@@ -148,7 +149,7 @@ class Shown:
             raise QueryError(str(error)) from error
 
 
-def read_shown(context: Context, query: Query) -> Shown:
+def read_shown(context: Context, query: Query) -> IdsView:
     """Find the run and the version."""
     source = find_source(context, one_run(context, query, has_ids, HOW_TO))
     if not source.versions:
@@ -157,7 +158,7 @@ def read_shown(context: Context, query: Query) -> Shown:
     version = source.named(query.text("version") or source.versions[0])
     items = read_items(context, source)
     table = read_ids(context, source, version)
-    return Shown(context=context, source=source, table=table, items=items)
+    return IdsView(context=context, source=source, table=table, items=items)
 
 
 def build(context: Context, query: Query) -> Page:
@@ -216,7 +217,7 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
-def _collisions(shown: Shown) -> Collisions:
+def _collisions(shown: IdsView) -> Collisions:
     """Find groups of equal codes: those kept by the run, else by encoding the content."""
     table, source = shown.table, shown.source
     folder = STAGE if source.run.kind == "workspace" else FOLDER
@@ -233,7 +234,7 @@ def _collisions(shown: Shown) -> Collisions:
     return collisions_of(codes, table.level_sizes[: codes.shape[1]], words)
 
 
-def _encoded(table: IdTable, source: Source) -> NDArray[np.int32] | str:
+def _encoded(table: IdTable, source: IdVersions) -> NDArray[np.int32] | str:
     """Encode the content of a workspace's items, or explain why that cannot be."""
     path = source.path
     if source.run.kind != "workspace" or table.version != source.own:
@@ -256,7 +257,7 @@ def _encoded(table: IdTable, source: Source) -> NDArray[np.int32] | str:
     return codes
 
 
-def _previous(shown: Shown, query: Query) -> IdTable | None:
+def _previous(shown: IdsView, query: Query) -> IdTable | None:
     """Read the version to compare with: the named one, else the parent, else the one before.
 
     Two versions of a large catalogue take seconds to read, so they are compared if one is named.
@@ -275,7 +276,7 @@ def _previous(shown: Shown, query: Query) -> IdTable | None:
     return read_ids(shown.context, source, found) if is_other else None
 
 
-def _controls(shown: Shown, before: IdTable | None) -> Sequence[Control]:
+def _controls(shown: IdsView, before: IdTable | None) -> Sequence[Control]:
     if shown.context.exported:
         return []
     source, version = shown.source, shown.table.version[:SHORT]
@@ -311,7 +312,7 @@ def _group_words(group: Group) -> str:
     return f"{', '.join(parts)}: {'; '.join(group.titles)}"
 
 
-def _walk_section(shown: Shown, prefix: Prefix) -> Section:
+def _walk_section(shown: IdsView, prefix: Prefix) -> Section:
     """Show the reader's place in the tree, and the prefixes and items below."""
     below, exported = shown.children(prefix), shown.context.exported
     blocks: list[Block] = [_tree(shown, prefix, below)]
@@ -361,7 +362,7 @@ def _walk_section(shown: Shown, prefix: Prefix) -> Section:
     )
 
 
-def _tree(shown: Shown, prefix: Prefix, below: Sequence[Group]) -> Tree:
+def _tree(shown: IdsView, prefix: Prefix, below: Sequence[Group]) -> Tree:
     def node(group: Group, children: Sequence[Node] = ()) -> Node:
         link = shown.link(group.text)
         return Node(label=group.text, note=_group_words(group), link=link, children=children)
@@ -389,39 +390,28 @@ def _tree(shown: Shown, prefix: Prefix, below: Sequence[Group]) -> Tree:
     )
 
 
-def _member_rows(shown: Shown, prefix: Prefix, window: Window) -> Rows:
+def _member_rows(shown: IdsView, prefix: Prefix, window: Window) -> Rows:
     """List the items of a prefix, the most popular first."""
     table, items = shown.table, shown.items
     low, high = table.bounds(prefix)
-    rows = table.rows[low:high]
-    total = len(rows)
+    members = kept = np.sort(table.rows[low:high])
+    categories = pl.Series(["", *items.names]).gather(items.categories + 1)
+    places = np.zeros(len(items.item_ids))
+    places[table.rows] = np.arange(len(table.rows))
     if window.search:
-        wanted = window.search.casefold()
-        kept = [
-            wanted in f"{items.item_ids[row]} {items.titles[row]} {items.category(row)}".casefold()
-            for row in rows.tolist()
-        ]
-        rows = rows[kept]
-    column = 4 if window.order_by is None else window.order_by
-    if column == 4 and (window.order_by is None or window.descending):
-        some = most_popular(items, rows, window.start + window.length)
-    else:
-        some = sorted(
-            rows.tolist(),
-            key=lambda row: _sort_key(_member(shown, row)[column]),
-            reverse=window.descending,
-        )
-    chosen = some[window.start : window.start + window.length]
-    return Rows(total=total, found=len(rows), rows=[_member(shown, row) for row in chosen])
+        texts_ = pl.select(
+            pl.concat_str(
+                items.item_ids, items.titles, categories, separator=" ", ignore_nulls=True
+            ).gather(members)
+        ).to_series()
+        found = texts_.str.to_lowercase().str.contains(window.search.lower(), literal=True)
+        kept = members[found.to_numpy()]
+    columns = (items.item_ids, items.titles, places, categories, items.popularity)
+    chosen = window_rows(kept, columns, window, 4).tolist()
+    return Rows(total=high - low, found=len(kept), rows=[_member(shown, row) for row in chosen])
 
 
-def _sort_key(cell: Cell | LinkedCell) -> tuple[float, str]:
-    if isinstance(cell, (int, float)):
-        return float(cell), ""
-    return 0.0, str(cell.text if isinstance(cell, LinkedCell) else cell).casefold()
-
-
-def _member(shown: Shown, row: int) -> tuple[Cell | LinkedCell, ...]:
+def _member(shown: IdsView, row: int) -> tuple[Cell | LinkedCell, ...]:
     items, link = shown.items, shown.item_link(row)
     return (
         link.label if shown.context.exported else LinkedCell(text=link.label, link=link),
@@ -430,7 +420,7 @@ def _member(shown: Shown, row: int) -> tuple[Cell | LinkedCell, ...]:
     )
 
 
-def _item_section(shown: Shown, row: int) -> Section:
+def _item_section(shown: IdsView, row: int) -> Section:
     """Show an item's place in the tree."""
     items, text = shown.items, shown.table.text(row)
     if not text:

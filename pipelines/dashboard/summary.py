@@ -13,7 +13,7 @@ from pipelines.dashboard.compare.blocks import (
     warnings,
 )
 from pipelines.dashboard.compare.gate import (
-    Judgement,
+    PairJudgement,
     difference_words,
     judge_pair,
     recorded_answer,
@@ -123,7 +123,7 @@ def judgement(
     pairs: Pairs,
     measures: tuple[Measures, Measures],
     split: Split,
-) -> Judgement:
+) -> PairJudgement:
     """Judge two sides; kept until their files change."""
     files = [path for one in sides for path in answers(one.run, split).files]
     config = release_config(context, sides[1].run)
@@ -132,7 +132,7 @@ def judgement(
     return context.cache.get(key, files, lambda: judge_pair(pairs, measures, config))
 
 
-def sentence(judged: Judgement, names: Sequence[str]) -> str:
+def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
     """Write the answer in one sentence."""
     a, b = names
     if judged.answer != "no evidence":
@@ -168,7 +168,7 @@ def about(letter: str, side: Side) -> str:
     return f"{letter} is {run.kind} {run.name}{time}{model}{state}{served}."
 
 
-def reason_blocks(judged: Judgement) -> list[Block]:
+def reason_blocks(judged: PairJudgement) -> list[Block]:
     """List the reasons, those for the other side apart."""
     decisive = [one.words for one in judged.reasons if one.speaks_for == judged.answer]
     against = [one.words for one in judged.reasons if one.speaks_for != judged.answer]
@@ -193,7 +193,7 @@ def reason_blocks(judged: Judgement) -> list[Block]:
     return found
 
 
-def tiles(judged: Judgement, pairs: Pairs) -> list[Tile]:
+def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
     """Show the numbers that are read first."""
     found = [
         Tile(
@@ -221,7 +221,7 @@ def tiles(judged: Judgement, pairs: Pairs) -> list[Tile]:
     return found
 
 
-def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[Link]:
+def links(judged: PairJudgement, sides: Sequence[Side], *, exported: bool) -> list[Link]:
     """Lead to what explains the answer."""
     parameters = pair_parameters(*sides)
     metric, _, k = judged.config.compared_by.partition("@")
@@ -246,7 +246,7 @@ def links(judged: Judgement, sides: Sequence[Side], *, exported: bool) -> list[L
     ]
 
 
-def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
+def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
     """Draw differences by slice, all queries first."""
     config, losses = judged.config, judged.compared.losses
     label = metric_label(config.compared_by)
@@ -282,7 +282,7 @@ def slices_section(judged: Judgement, pairs: Pairs, sides: Sequence[Side]) -> Se
     )
 
 
-def slices_table(judged: Judgement, sides: Sequence[Side]) -> Table:
+def slices_table(judged: PairJudgement, sides: Sequence[Side]) -> Table:
     """Tabulate the slices, losses first."""
     config, losses = judged.config, judged.compared.losses
     order = sorted(losses, key=lambda one: (not one.harmed, not one.gained, one.name))
@@ -317,7 +317,7 @@ def slices_table(judged: Judgement, sides: Sequence[Side]) -> Table:
     )
 
 
-def rule(judged: Judgement) -> list[str]:
+def rule(judged: PairJudgement) -> list[str]:
     """Write the rule in words."""
     config = judged.config
     return [

@@ -111,10 +111,10 @@ def dashboard(
     if export is not None:
         export_runs(context, export, run or [])
         return
-    from pipelines.dashboard.web.access import Access
+    from pipelines.dashboard.web.access import AccessRules
     from pipelines.dashboard.web.app import serve
 
-    access = Access(host=host, key=context.key, public=public, names=tuple(name or ()))
+    access = AccessRules(host=host, key=context.key, public=public, names=tuple(name or ()))
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
     print_lines(f"dashboard: {address} (Ctrl-C ends it)", note=True)
     if show:

@@ -15,7 +15,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import slice_label
-from pipelines.dashboard.workspaces.files import Settings, read_settings
+from pipelines.dashboard.workspaces.files import RunSettings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, judge
@@ -42,7 +42,7 @@ class Reason(NamedTuple):
     slice: str = ""
 
 
-class Judgement(NamedTuple):
+class PairJudgement(NamedTuple):
     """The answer of the rule, and its evidence. A is the first side, B would take its place."""
 
     answer: Answer
@@ -65,7 +65,7 @@ class Judgement(NamedTuple):
 def release_config(context: Context, run: Run) -> ReleaseConfig:
     """Read ``[release]`` of a run, or of the run that made a bundle; the defaults without one."""
     try:
-        settings = read_settings((context.stores.maker(run) or run).path) or Settings()
+        settings = read_settings((context.stores.maker(run) or run).path) or RunSettings()
         found: ReleaseConfig = _reader().validate_python(settings.table.get("release", {}))
     except ValueError:
         return ReleaseConfig()
@@ -79,7 +79,7 @@ def _reader() -> TypeAdapter[ReleaseConfig]:
 
 def judge_pair(
     pairs: Pairs, measures: tuple[Measures, Measures], config: ReleaseConfig
-) -> Judgement:
+) -> PairJudgement:
     """Apply the gate's rule to two sides: all queries, each slice, and the catalogue covered.
 
     If it shows nothing, a large difference in coverage or cost is a reason to prefer one.
@@ -91,7 +91,7 @@ def judge_pair(
             f"Users with the same held-out item in both: {pairs.known.num_users:,}. Below "
             f"{config.min_compared} nothing is concluded."
         )
-        return Judgement("no evidence", [Reason("no evidence", "", why)], compared, config)
+        return PairJudgement("no evidence", [Reason("no evidence", "", why)], compared, config)
     shown = [
         *_overall_reasons(by, named, config),
         *_slice_reasons(compared, config, "first"),
@@ -106,7 +106,7 @@ def judge_pair(
     elif "second" in sides and (shown or by.not_worse):
         answer = "second"
     reasons = sorted([*shown, *costs], key=lambda one: one.speaks_for != answer)
-    return Judgement(answer, reasons, compared, config)
+    return PairJudgement(answer, reasons, compared, config)
 
 
 def _queries(

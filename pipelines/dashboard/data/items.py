@@ -27,7 +27,7 @@ OFFERED = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Catalogue:
+class RunCatalogue:
     """The items of a run."""
 
     item_ids: pl.Series
@@ -82,13 +82,13 @@ class Catalogue:
         return [Option(value=self.item_id(row), label=self.title(row)) for row in self.find(text)]
 
 
-def read_catalogue(context: Context, features: Path) -> Catalogue:
+def read_catalogue(context: Context, features: Path) -> RunCatalogue:
     """Read the items of prepared data; kept until they change."""
     files = [features / "items.parquet", features / "manifest.json"]
     return context.tables.get(("catalogue", str(features)), files, lambda: _read(features))
 
 
-def _read(features: Path) -> Catalogue:
+def _read(features: Path) -> RunCatalogue:
     try:
         frame = pl.scan_parquet(features / "items.parquet")
         schema = frame.collect_schema()
@@ -112,7 +112,7 @@ def _read(features: Path) -> Catalogue:
         items, on="item_row", how="left", maintain_order="left"
     )
     counts = sequences.item_counts(sequences.train_end, num_rows).numpy()
-    return Catalogue(
+    return RunCatalogue(
         item_ids=by_row["item_id"].fill_null(""),
         titles=by_row["title"].fill_null(""),
         categories=by_row["categories"].fill_null(""),

@@ -221,7 +221,12 @@ def timeline(record: Record, folder: Folder) -> list[Chart]:
         shown=lambda row: row[3] is not None and row[0] in labels[:SHOWN_VERSIONS],
         labels=labels[:SHOWN_VERSIONS],
         marks=[
-            {"label": version, "series": what, "at": second(time), "note": f"{version}: {what}"}
+            {
+                "label": version,
+                "series": what,
+                "at": second(time),
+                "note": f"{version}: {what} at {minute(time)}",
+            }
             for version, what, time in events
             if version in labels[:SHOWN_VERSIONS]
         ],

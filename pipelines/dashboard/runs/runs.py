@@ -52,7 +52,7 @@ HOW_TO_SEARCH = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class RunChoice:
     """Metrics and model that are shown, and runs that are chosen for comparison."""
 
     split: str
@@ -64,7 +64,7 @@ class Choice:
     compared: tuple[str, ...]
 
     @classmethod
-    def of(cls, query: Query, runs: Sequence[Run]) -> Choice:
+    def of(cls, query: Query, runs: Sequence[Run]) -> RunChoice:
         """Read the choice from a page's parameters."""
         split = query.choice("split", ("test", "validation"), "test")
         names = [name.split("/", 2) for run in runs[:NUM_LOOKED_AT] for name in run.metrics]
@@ -122,7 +122,7 @@ class RunColumn(NamedTuple):
         return found
 
 
-def list_columns(choice: Choice, query: Query, *, chooses: bool) -> list[RunColumn]:
+def list_columns(choice: RunChoice, query: Query, *, chooses: bool) -> list[RunColumn]:
     """List the columns of the table of runs."""
 
     def chosen_link(run: Run) -> LinkedCell:
@@ -205,7 +205,7 @@ def build(context: Context, query: Query) -> Page:
     snapshot = context.stores.now()
     if not snapshot.runs:
         return nothing_there(context)
-    choice = Choice.of(query, snapshot.runs)
+    choice = RunChoice.of(query, snapshot.runs)
     runs = chosen(snapshot.runs, query)
     shape = (query.text("kind"), query.text("data"), choice.split, choice.model, choice.metrics[:1])
     of_runs = ("tiles of runs", snapshot.number, shape)
@@ -221,7 +221,7 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
-def _controls(runs: Sequence[Run], choice: Choice, query: Query) -> list[Control]:
+def _controls(runs: Sequence[Run], choice: RunChoice, query: Query) -> list[Control]:
     data = sorted({run.dataset for run in runs[:10_000] if run.dataset})
     places = {"": "all data", **{name: name for name in data[:100]}}
     models = {one: model_label(one) for one in choice.all_models}
@@ -249,7 +249,7 @@ def _controls(runs: Sequence[Run], choice: Choice, query: Query) -> list[Control
     ]
 
 
-def _tiles(runs: Sequence[Run], choice: Choice) -> Tiles:
+def _tiles(runs: Sequence[Run], choice: RunChoice) -> Tiles:
     wrong = sum(run.status != "complete" for run in runs)
     tiles = [
         Tile(label="runs and bundles", value=f"{len(runs):,}"),
@@ -282,7 +282,7 @@ def _tiles(runs: Sequence[Run], choice: Choice) -> Tiles:
     return Tiles(tiles=tiles)
 
 
-def _comparison(known: Mapping[str, Run], choice: Choice) -> Words:
+def _comparison(known: Mapping[str, Run], choice: RunChoice) -> Words:
     runs = [known[key] for key in choice.compared if key in known]
     if not runs:
         words = "Choose two to five runs in the table to compare them."
@@ -297,7 +297,7 @@ def _comparison(known: Mapping[str, Run], choice: Choice) -> Words:
     return Words(lines=[f"Chosen: {names}."], links=links)
 
 
-def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
+def _drawn(runs: Sequence[Run], choice: RunChoice) -> list[Chart]:
     """Draw the first chosen metric over time."""
     metric = next(iter(choice.metrics), "")
     points = (
@@ -322,15 +322,15 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
         f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
         f"on {choice.split}. Runs on different data are not comparable.{older}",
         [
-            *texts("run", "data"),
+            *texts("run", "data", "colour"),
             Column(label="end (UTC)", format="time"),
             *numbers(label, format="metric"),
         ],
         [
-            (run.name, run.dataset if run.dataset in colors else OTHERS, time, value)
+            (run.name, run.dataset, run.dataset if run.dataset in colors else OTHERS, time, value)
             for run, value, time in shown
         ],
-        "- series x y",
+        "- - series x y",
         colors=colors,
         x_title="end of the run (UTC)",
         y_title=label,
@@ -340,7 +340,7 @@ def _drawn(runs: Sequence[Run], choice: Choice) -> list[Chart]:
     return [chart]
 
 
-def _table(context: Context, query: Query, choice: Choice, runs: Sequence[Run]) -> Table:
+def _table(context: Context, query: Query, choice: RunChoice, runs: Sequence[Run]) -> Table:
     columns = list_columns(choice, query, chooses=not context.exported)
     rows = _cells(runs[:MAX_EXPORTED], columns) if context.exported else []
     return Table(
@@ -360,7 +360,7 @@ def _cells(runs: Sequence[Run], columns: Sequence[RunColumn]) -> list[list[Cell 
 def list_rows(context: Context, query: Query, window: Window) -> Rows:
     """Return the window of the table that is shown."""
     snapshot = context.stores.now()
-    choice = Choice.of(query, snapshot.runs)
+    choice = RunChoice.of(query, snapshot.runs)
     columns = list_columns(choice, query, chooses=True)
     order = window.order_by
 

@@ -264,7 +264,7 @@ class _Day:
     """By their begin; those that are read, with lists or without."""
 
 
-class RequestLog:
+class LogReader:
     """Reads the folder of one store; safe for several threads."""
 
     def __init__(self, folder: Path) -> None:
@@ -382,6 +382,6 @@ class RequestLog:
         )
 
 
-def request_log(context: Context, folder: Path) -> RequestLog:
+def request_log(context: Context, folder: Path) -> LogReader:
     """Return the log of a folder, the same one each time."""
-    return context.cache.get(("request log", str(folder)), (), lambda: RequestLog(folder))
+    return context.cache.get(("request log", str(folder)), (), lambda: LogReader(folder))

@@ -20,7 +20,7 @@ WRONG_KEY_SECONDS = 1.0
 """That a wrong key waits, one after the other."""
 
 
-class RefusedError(Exception):
+class AccessError(Exception):
     """A request that gets an error."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -37,7 +37,7 @@ def _is_address(host: str) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class AccessRules:
     """The rules of one dashboard."""
 
     host: str = "127.0.0.1"
@@ -76,7 +76,7 @@ class Access:
             own = {"localhost", self.host, socket.gethostname().lower(), *self.names}
             known = _is_address(name) or name in own
         if not known:
-            raise RefusedError(
+            raise AccessError(
                 421, f"this dashboard is not at {name[:80]!r}; --name makes a host name its own"
             )
 
@@ -84,7 +84,7 @@ class Access:
         """Refuse a reader who has not given the key."""
         given = request.cookies.get(COOKIE, "")
         if self.needs_key and not hmac.compare_digest(given.encode(), self._session.encode()):
-            raise RefusedError(401, "this dashboard needs a key")
+            raise AccessError(401, "this dashboard needs a key")
 
     @property
     def session(self) -> str:
@@ -95,7 +95,7 @@ class Access:
         """Refuse a request without the key, or from another site's page."""
         self._check_origin(request)
         if self.key is None:
-            raise RefusedError(
+            raise AccessError(
                 403,
                 "this dashboard has no key, so nothing can be changed; start it with --key-file",
             )
@@ -103,7 +103,7 @@ class Access:
         if not hmac.compare_digest(given.encode(), self.key.encode()):
             async with self._wrong:
                 await asyncio.sleep(WRONG_KEY_SECONDS)
-            raise RefusedError(401, "the key is wrong")
+            raise AccessError(401, "the key is wrong")
 
     @staticmethod
     def _check_origin(request: Request) -> None:
@@ -111,7 +111,7 @@ class Access:
         origin = request.headers.get("origin")
         own = request.headers.get("host", "")
         if site != "same-origin" or (origin is not None and urlsplit(origin).netloc != own):
-            raise RefusedError(403, "another site's page may not have anything done here")
+            raise AccessError(403, "another site's page may not have anything done here")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise RefusedError(403, "send JSON, with content-type application/json")
+            raise AccessError(403, "send JSON, with content-type application/json")

@@ -26,7 +26,7 @@ from starlette.routing import Route
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.web.access import COOKIE, Access, RefusedError
+from pipelines.dashboard.web.access import COOKIE, AccessError, AccessRules
 from pipelines.dashboard.web.files import file_of_run, sent
 from pipelines.dashboard.web.shell import served_shell
 from pipelines.dashboard.web.windows import csv_lines, find_table, read_window
@@ -60,7 +60,7 @@ class Site:
 
     context: Context
     pages: Sequence[PageEntry]
-    access: Access
+    access: AccessRules
 
     @cached_property
     def by_name(self) -> Mapping[str, PageEntry]:
@@ -84,7 +84,7 @@ def json_response(value: object, status: int = 200) -> Response:
 
 def refuse(error: Exception) -> Response:
     """Answer an error in words; of an unexpected one, only its reference in the log."""
-    if isinstance(error, RefusedError):
+    if isinstance(error, AccessError):
         return json_response({"error": str(error)}, error.status)
     if isinstance(error, QueryError):
         return json_response({"error": str(error)}, 400)
@@ -166,13 +166,13 @@ async def _values(request: Request) -> dict[str, str]:
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise RefusedError(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
+            raise AccessError(413, f"the body may have at most {MAX_BODY_BYTES} bytes")
     try:
         values = orjson.loads(body or b"{}")
     except orjson.JSONDecodeError:
-        raise RefusedError(400, "the body is not JSON") from None
+        raise AccessError(400, "the body is not JSON") from None
     if not isinstance(values, dict) or not all(isinstance(one, str) for one in values.values()):
-        raise RefusedError(400, "the body must be an object of texts")
+        raise AccessError(400, "the body must be an object of texts")
     return values
 
 
@@ -252,7 +252,7 @@ def create_app(site: Site) -> Starlette:
     )
 
 
-def serve(context: Context, pages: Sequence[PageEntry], access: Access, port: int) -> None:
+def serve(context: Context, pages: Sequence[PageEntry], access: AccessRules, port: int) -> None:
     """Serve until a signal ends it."""
     # The chart library takes a second to put together; runs are read meanwhile too.
     for prepare in (version, context.stores.runs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipelines.dashboard.context import PageEntry
-from pipelines.dashboard.web.access import Access
+from pipelines.dashboard.web.access import AccessRules
 from pipelines.pages.assets import STYLES, assets, version
 from pipelines.pages.encoding import for_script
 from pipelines.pages.file import FIRST, LATER, SHELL, filled
@@ -24,7 +24,7 @@ def navigation(pages: Sequence[PageEntry]) -> list[dict[str, object]]:
     ]
 
 
-def served_shell(pages: Sequence[PageEntry], access: Access) -> str:
+def served_shell(pages: Sequence[PageEntry], access: AccessRules) -> str:
     """Write the shell that loads its assets from the server."""
     folder = f"/assets/{version()}"
     modules = sorted((name for name in assets() if name.endswith(".js")), key=LATER.__contains__)

@@ -16,13 +16,14 @@ from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
 from pipelines.dashboard.data.items import (
-    Catalogue,
+    RunCatalogue,
     history,
     read_catalogue,
     user_ids,
     user_row,
     users_matching,
 )
+from pipelines.dashboard.data.windows import window_rows
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.why.outcomes import COMBINED, OUTCOMES, Contest, gain, read_contest
 from pipelines.pages.charts import counts, numbers, texts
@@ -82,8 +83,11 @@ def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
 def list_rows(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
     """Return a window of the queries."""
     kept = _kept(context, shown, query, window.search)
-    part = _ordered(shown, kept, window)[window.start : window.start + window.length]
-    return Rows(total=len(shown.pairs.known), found=len(kept), rows=_cells(context, shown, part))
+    known = shown.pairs.known
+    ranks = (np.where(one == 0, NOWHERE, one) for one in known.ranks[:2])
+    queries = (known.user_rows, known.item_rows, known.places)
+    part = window_rows(kept, (*queries, *ranks, gain(known), shown.outcomes), window, 5)
+    return Rows(total=len(known), found=len(kept), rows=_cells(context, shown, part))
 
 
 def example_users(shown: Contest) -> list[str]:
@@ -113,20 +117,6 @@ def _kept(context: Context, shown: Contest, query: Query, text: str) -> NDArray[
         found[inside] |= titles[rows[inside]]
         keep &= found
     return np.flatnonzero(keep)
-
-
-def _ordered(shown: Contest, kept: NDArray[np.int64], window: Window) -> NDArray[np.int64]:
-    """Order queries by a column; without one, the greatest gains first."""
-    known = shown.pairs.known
-    first, second = (np.where(one == 0, NOWHERE, one)[kept] for one in known.ranks[:2])
-    gains = gain(known)[kept]
-    keys = (known.user_rows[kept], known.item_rows[kept], known.places[kept], first, second)
-    columns = [*keys, gains, shown.outcomes[kept]]
-    is_column = window.order_by is not None and window.order_by < len(columns)
-    key = columns[window.order_by or 0] if is_column else gains
-    descending = window.descending or not is_column
-    signed = -key.astype(np.float64) if descending else key
-    return kept[np.argsort(signed, kind="stable")]
 
 
 def _cells(
@@ -226,7 +216,9 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     return Section(key="user", title=f"User {user_id}", blocks=blocks)
 
 
-def build_entry(shown: Contest, catalogue: Catalogue, row: int, note: str, mark: str = "") -> Entry:
+def build_entry(
+    shown: Contest, catalogue: RunCatalogue, row: int, note: str, mark: str = ""
+) -> Entry:
     """Show an item of a list, with a link to its page."""
     parameters = {"run": shown.sides[0].run.key, "item": catalogue.item_id(row)}
     return Entry(

@@ -141,7 +141,7 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """The configuration of a run; runs of equal files share it."""
 
     table: Mapping[str, Any] = field(default_factory=dict)
@@ -155,16 +155,16 @@ class Settings:
 
 
 @lru_cache(512)
-def parsed(text: str) -> Settings:
+def parsed(text: str) -> RunSettings:
     """Parse a configuration."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UnreadableError(f"{CONFIG} is no TOML: {error}") from error
-    return Settings(table, flat(table), text)
+    return RunSettings(table, flat(table), text)
 
 
-def read_settings(workspace: Path) -> Settings | None:
+def read_settings(workspace: Path) -> RunSettings | None:
     """Read a run's resolved configuration; None if there is none."""
     try:
         text = (workspace / CONFIG).read_text(encoding="utf-8-sig")

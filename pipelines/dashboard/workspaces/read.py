@@ -15,7 +15,7 @@ from typing import Any
 
 from pipelines.dashboard.workspaces.files import (
     CONFIG,
-    Settings,
+    RunSettings,
     UnreadableError,
     changed_at,
     dataset_name,
@@ -69,16 +69,16 @@ class _Reading:
             self.unreadable = self.unreadable or name.startswith("evaluate/")
             return {}
 
-    def settings(self) -> Settings:
+    def settings(self) -> RunSettings:
         """Read the configuration likewise."""
         try:
             found = read_settings(self.path)
         except UnreadableError as error:
             self.problems.append(str(error))
-            return Settings()
+            return RunSettings()
         if found is None:
             self.problems.append(f"{CONFIG} is missing, so its settings are not known")
-        return found or Settings()
+        return found or RunSettings()
 
     def manifest(self, stage: str) -> Manifest | None:
         """Read a stage's manifest likewise; one of another format is noted, too."""
@@ -169,7 +169,7 @@ def _status(reading: _Reading, names: Sequence[str], is_measured: bool) -> Statu
 
 
 def _config_digest(
-    path: Path, release: Mapping[str, Any], evaluated: Manifest | None, settings: Settings
+    path: Path, release: Mapping[str, Any], evaluated: Manifest | None, settings: RunSettings
 ) -> str | None:
     """Read the digest of the bundle that this very evaluation released; None without one."""
     made = read_or_empty(path / "release" / MANIFEST).get("inputs")

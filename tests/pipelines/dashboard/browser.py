@@ -13,7 +13,7 @@ import uvicorn
 from axe_playwright_python.sync_playwright import Axe
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.web.access import Access
+from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
 
 SERIOUS = {"serious", "critical"}
@@ -24,7 +24,7 @@ HEIGHT = 900
 @contextmanager
 def served(context: Context, pages: Sequence[PageEntry], key: str | None = None) -> Iterator[str]:
     """Serve a dashboard on a free port while the block runs; gives its address."""
-    site = Site(context=context, pages=pages, access=Access(key=key))
+    site = Site(context=context, pages=pages, access=AccessRules(key=key))
     config = uvicorn.Config(
         create_app(site), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipelines.config.release import ReleaseConfig
-from pipelines.dashboard.compare.gate import Judgement, judge_pair, recorded_answer
+from pipelines.dashboard.compare.gate import PairJudgement, judge_pair, recorded_answer
 from pipelines.dashboard.data.answers import Joined
 from pipelines.dashboard.data.measures import Measures
 from pipelines.dashboard.data.paired import Pairs
@@ -64,7 +64,7 @@ def judged(
     moved: np.ndarray | float,
     measures: tuple[Measures, Measures] = NOTHING,
     **settings: float,
-) -> Judgement:
+) -> PairJudgement:
     """Judge a pair whose second side is moved; above 0 is worse."""
     pairs = join_pairs(ranks_of(2), ranks_of(3, moved), HALVES)
     return judge_pair(pairs, measures, ReleaseConfig(**settings))

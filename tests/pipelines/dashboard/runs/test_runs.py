@@ -103,7 +103,7 @@ def test_two_chosen_runs_lead_to_their_comparison_and_differences(three: Context
 
 def test_the_chart_has_a_dot_a_run_and_says_what_it_shows(three: Context) -> None:
     chart = block_of(build(three, Query()), Chart)
-    assert [(row[0], row[3]) for row in chart.rows] == [
+    assert [(row[0], row[4]) for row in chart.rows] == [
         ("run-1", 0.11),
         ("run-0", 0.1),
         ("v1", 0.12),

@@ -4,29 +4,29 @@ import numpy as np
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.semantic_id_versions import Source, find_source, read_ids, read_items
+from pipelines.dashboard.semantic_id_versions import IdVersions, find_source, read_ids, read_items
 from pipelines.semantic_ids.items import Items, choose_categories
 from pipelines.semantic_ids.measure import collisions_of, drift_of, measure
 from pipelines.semantic_ids.table import IdTable, children_of, path_to
 
 
 @pytest.fixture
-def source(ids_context: Context) -> Source:
+def source(ids_context: Context) -> IdVersions:
     return find_source(ids_context, ids_context.stores.runs()[0])
 
 
 @pytest.fixture
-def items(ids_context: Context, source: Source) -> Items:
+def items(ids_context: Context, source: IdVersions) -> Items:
     return read_items(ids_context, source)
 
 
 @pytest.fixture
-def tables(ids_context: Context, source: Source) -> tuple[IdTable, IdTable]:
+def tables(ids_context: Context, source: IdVersions) -> tuple[IdTable, IdTable]:
     before, after = (read_ids(ids_context, source, one) for one in reversed(source.versions))
     return before, after
 
 
-def test_the_own_version_comes_before_the_one_it_follows(source: Source) -> None:
+def test_the_own_version_comes_before_the_one_it_follows(source: IdVersions) -> None:
     assert source.own == source.versions[0] == source.published[0]
     assert len(source.versions) == 2
 
@@ -61,7 +61,7 @@ def test_an_empty_prefix_has_no_children(tables: tuple[IdTable, IdTable], items:
 
 
 def test_usage_counts_codes_by_level(
-    tables: tuple[IdTable, IdTable], items: Items, source: Source
+    tables: tuple[IdTable, IdTable], items: Items, source: IdVersions
 ) -> None:
     report = measure(tables[1], items, source.report, title="")
     first, second = report.levels
@@ -76,7 +76,7 @@ def test_usage_counts_codes_by_level(
 
 
 def test_tiers_say_which_codes_popular_items_have(
-    tables: tuple[IdTable, IdTable], items: Items, source: Source
+    tables: tuple[IdTable, IdTable], items: Items, source: IdVersions
 ) -> None:
     tiers = {tier.name: tier for tier in measure(tables[1], items, source.report, title="").tiers}
     # Item 1 has 9 of 14 events; the others with one event tie.

@@ -9,7 +9,7 @@ import pytest
 from pipelines.dashboard.service import request_log
 from pipelines.dashboard.service.request_log import (
     CODES,
-    RequestLog,
+    LogReader,
     count_records,
     joined,
     quantiles,
@@ -81,7 +81,7 @@ def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monke
     of = {"degraded": ["empty_history"]}
     # 26 hours, over two files.
     write_log(tmp_path, 1_000, lambda _: of, every_ms=93_600)
-    log = RequestLog(tmp_path)
+    log = LogReader(tmp_path)
     first = log.now(60)
     assert (first.is_reading, first.fault, first.num_lists) == (False, "", 1_000)
     assert first.span == (BEGIN_MS, BEGIN_MS + 999 * 93_600)
@@ -108,7 +108,7 @@ def test_the_latest_minute_of_a_busy_hour_is_read_once_more(tmp_path: Path, monk
     monkeypatch.setattr(request_log, "LISTS_AT_ONCE", 64)
     monkeypatch.setattr(request_log, "MAX_PARTS", 3)
     write_log(tmp_path, 300, lambda _: {})
-    log = RequestLog(tmp_path)
+    log = LogReader(tmp_path)
     assert log.now(60).num_lists == 300
     for number in range(300, 420, 21):
         write_log(tmp_path, 21, lambda _: {}, first=number)
@@ -120,10 +120,10 @@ def test_the_latest_minute_of_a_busy_hour_is_read_once_more(tmp_path: Path, monk
 
 def test_a_damaged_file_is_said_and_what_was_read_stays(tmp_path: Path):
     write_log(tmp_path, 10, lambda _: {})
-    log = RequestLog(tmp_path)
+    log = LogReader(tmp_path)
     assert log.now(60).num_lists == 10
     (tmp_path / "requests-2026-01-02.db").write_bytes(b"no database at all")
-    for found in (log.now(60), RequestLog(tmp_path).now(60)):
+    for found in (log.now(60), LogReader(tmp_path).now(60)):
         assert "requests-2026-01-02.db: it is no SQLite file" in found.fault
         assert found.num_lists == 10
-    assert "there is no online store" in RequestLog(tmp_path / "none").now(60).fault
+    assert "there is no online store" in LogReader(tmp_path / "none").now(60).fault

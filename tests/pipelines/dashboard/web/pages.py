@@ -83,38 +83,25 @@ def row(place: int) -> list[object]:
 
 
 def lists() -> Lists:
-    one = Entry(
-        item_id="1",
-        title=HOSTILE[0],
-        note="found by two sources",
-        mark="hit",
-        link=Link(label="", page="other", parameters={"item": "1"}),
-    )
+    link = Link(label="", page="other", parameters={"item": "1"})
+    one = Entry(item_id="1", title=HOSTILE[0], note="found by two sources", mark="hit", link=link)
     two = Entry(item_id="2", title=HOSTILE[2], mark="seen")
-    return Lists(
-        key="lists",
-        lists=[
-            ItemList(title="Before", entries=[one, two]),
-            ItemList(title="After", note="with rules", entries=[two, one]),
-            ItemList(title="None", empty="no items are left"),
-        ],
-        origins=[ORIGIN],
-    )
+    found = [
+        ItemList(title="Before", entries=[one, two]),
+        ItemList(title="After", note="with rules", entries=[two, one]),
+        ItemList(title="None", empty="no items are left"),
+    ]
+    return Lists(key="lists", lists=found, origins=[ORIGIN])
 
 
 def blocks(query: Query) -> Sequence[object]:
-    open_node = query.text("node")
-    children = [Node(label="1-4", note="12 items")] if open_node == "1" else []
+    children = [Node(label="1-4", note="12 items")] if query.text("node") == "1" else []
     opens = Link(label="", page="every", parameters={"node": "1"})
-    tree = Tree(
-        key="tree",
-        title="Codes",
-        note="A tree to walk.",
-        nodes=[
-            Node(label=HOSTILE[1], note="40 items", link=opens, children=children),
-            Node(label="2", children=[Node(label="2-7"), Node(label="2-8")]),
-        ],
-    )
+    nodes = [
+        Node(label=HOSTILE[1], note="40 items", link=opens, children=children),
+        Node(label="2", children=[Node(label="2-7"), Node(label="2-8")]),
+    ]
+    tree = Tree(key="tree", title="Codes", note="A tree to walk.", nodes=nodes)
     action = Action(
         key="promote",
         title="Promote bundle-v2",
@@ -123,23 +110,12 @@ def blocks(query: Query) -> Sequence[object]:
         values={"version": "bundle-v2"},
         fields=[("reason", "Reason")],
     )
-    table = Table(
-        key="small",
-        title="Small table",
-        note="Rows of the document.",
-        columns=COLUMNS,
-        rows=[row(place) for place in range(60)],
-        page_length=10,
-        origins=[ORIGIN],
-    )
-    long = Table(
-        key="long",
-        title="Long table",
-        note="Rows come by windows.",
-        columns=COLUMNS,
-        source="long",
-        page_length=10,
-    )
+    rows = [row(place) for place in range(60)]
+    kept = {"columns": COLUMNS, "page_length": 10}
+    note = "Rows of the document."
+    table = Table(key="small", title="Small table", note=note, rows=rows, origins=[ORIGIN], **kept)
+    note = "Rows come by windows."
+    long = Table(key="long", title="Long table", note=note, source="long", **kept)
     report = Link(label="Its report", file="0123456789ab/report.html")
     return [
         Words(lines=["A paragraph."]),
@@ -167,37 +143,19 @@ def blocks(query: Query) -> Sequence[object]:
 def controls(query: Query) -> Sequence[Control]:
     options = [Option(value=str(place), label=f"Model {place}") for place in range(6)]
     hostile = [*options, Option(value="h", label=HOSTILE[0])]
+    several = {name: query.several(name, at_most=3) for name in ("runs", "found")}
+    k = str(query.number("k", 10, least=1, most=50))
+    rows = (
+        ("model", "Model", "select", query.text("model"), {"options": hostile}),
+        ("runs", "Runs", "several", several["runs"], {"options": options, "at_most": 3}),
+        ("found", "Found", "several", several["found"], {"suggest": "items"}),
+        ("item", "Item", "search", query.text("item"), {"suggest": "items"}),
+        ("k", "List length", "number", k, {"least": 1, "most": 50}),
+        ("all", "All users", "toggle", query.text("all", "0"), {}),
+    )
     return [
-        Control(
-            name="model", label="Model", kind="select", value=query.text("model"), options=hostile
-        ),
-        Control(
-            name="runs",
-            label="Runs",
-            kind="several",
-            value=query.several("runs", at_most=3),
-            options=options,
-            at_most=3,
-        ),
-        Control(
-            name="found",
-            label="Found",
-            kind="several",
-            value=query.several("found", at_most=3),
-            suggest="items",
-        ),
-        Control(
-            name="item", label="Item", kind="search", value=query.text("item"), suggest="items"
-        ),
-        Control(
-            name="k",
-            label="List length",
-            kind="number",
-            value=str(query.number("k", 10, least=1, most=50)),
-            least=1,
-            most=50,
-        ),
-        Control(name="all", label="All users", kind="toggle", value=query.text("all", "0")),
+        Control(name=name, label=label, kind=kind, value=value, **more)  # type: ignore[arg-type]
+        for name, label, kind, value, more in rows
     ]
 
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.web import access as rules
-from pipelines.dashboard.web.access import Access
+from pipelines.dashboard.web.access import AccessRules
 from pipelines.dashboard.web.app import Site, create_app
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.assets import version
@@ -34,7 +34,7 @@ class OneRun:
 
 def client_of(path: Path, *, base_url: str = "http://127.0.0.1:8100", **access) -> TestClient:
     context = Context(stores=OneRun(path), key=access.get("key"))
-    site = Site(context=context, pages=PAGES, access=Access(**access))
+    site = Site(context=context, pages=PAGES, access=AccessRules(**access))
     return TestClient(create_app(site), base_url=base_url)
 
 
@@ -168,7 +168,7 @@ def test_a_host_that_is_not_ours_is_refused(client, host, status):
 def test_other_machines_reach_it_with_a_key_or_where_it_is_public(tmp_path, monkeypatch):
     monkeypatch.setattr(rules, "WRONG_KEY_SECONDS", 0.0)
     with pytest.raises(ValueError, match="--key-file"):
-        Access(host="0.0.0.0")
+        AccessRules(host="0.0.0.0")
     there = "http://192.0.2.7:8100"
     assert (
         client_of(tmp_path, base_url=there, host="0.0.0.0", public=True).get("/api/page/other")
