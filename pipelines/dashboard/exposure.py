@@ -27,7 +27,7 @@ BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)
 NAMES = ("none", "1", "2-4", "5-9", "10-19", "20-49", "50-99", "100 or more")
 TOP_SHARE = 0.01
 LISTED = 20
-"""PlaceCounts of a list that are kept."""
+"""Places of a list that are kept."""
 NEAREST = 10
 VECTORS = {
     "content": ("embed_items/content.npy", "cosine of the text's vectors"),
