@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from pipelines.dashboard.data.answers import Joined, Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
+from pipelines.dashboard.data.paired import Moments, interval, p_values
 from pipelines.dashboard.data.sides import origins
 from pipelines.pages.charts import Row, colors_of, figure, interval_chart, numbers, texts
 from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Table
 from pipelines.pages.wording import metric_label, metric_meaning
+from recsys.evaluation.significance import holm
 
 FEW = 0.5
 """Share of a side's queries below which those in common may not represent all."""
+CONFIDENCE = 0.95
+LEVEL = 0.05
+Difference = tuple[str, str, Moments, int]
+"""Label of the row, name of the side, moments, and place of the slice in them."""
+MIN_USERS = 20
+"""Slices with fewer users are listed without an interval in the chart."""
 DATA_SETTINGS = ("data.", "splits.", "evaluation.", "features.")
 COST_NOTES = {
     "seconds": "all stages of the run together; comparable on the same machine only",
@@ -82,6 +92,33 @@ def differences_chart(
         rule_at=0,
         origins=origins(sides),
     )
+
+
+def run_tests(
+    tests: Sequence[Difference],
+) -> tuple[list[list[Cell]], list[Row]]:
+    """Test differences, corrected together, as rows of a table and dots of a chart."""
+    adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
+    rows: list[list[Cell]] = []
+    drawn = []
+    for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
+        first, second = float(found.first[code]), float(found.second[code])
+        low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
+        users, difference = int(found.num_users[code]), float(found.difference[code])
+        verdict = "no difference shown"
+        if p_value <= LEVEL:
+            verdict = "better" if difference > 0 else "worse"
+        numbers_ = (users, first, second, difference, f"{low:+.4f} to {high:+.4f}")
+        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+        rows.append([label, name, *numbers_, p_words, verdict])
+        if first > 0 and users >= MIN_USERS:
+            words = (
+                f"{difference / first:+.1%} ({low / first:+.1%} to {high / first:+.1%}), from "
+                f"{first:.4f} to {second:.4f}, {users:,} users"
+            )
+            ends = (difference / first, low / first, high / first)
+            drawn.append(difference_row(label, name, ends, words))
+    return rows, drawn
 
 
 def measures_table(

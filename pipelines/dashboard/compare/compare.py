@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import numpy as np
-
 from pipelines.dashboard.compare.blocks import (
-    difference_row,
+    CONFIDENCE,
+    LEVEL,
+    Difference,
     differences_chart,
     measures_table,
+    run_tests,
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import DEPTH, Side, read_split, side
 from pipelines.dashboard.data.measures import read_measures
-from pipelines.dashboard.data.paired import Moments, Pairs, interval, join_pairs, p_values
+from pipelines.dashboard.data.paired import Pairs, interval, join_pairs
 from pipelines.dashboard.data.sides import (
     choose_sides,
     controls,
@@ -31,12 +32,12 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, group_label
+from pipelines.dashboard.data.slices import CROSSED, group_label
+from pipelines.dashboard.data.slicing import CROSS, Slicing, everything
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
-    Cell,
     Chart,
     Column,
     Link,
@@ -47,20 +48,11 @@ from pipelines.pages.document import (
     select,
 )
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
-from recsys.evaluation.significance import holm
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100)
 FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
-CONFIDENCE = 0.95
-LEVEL = 0.05
 NUM_PERIODS = 12
 EXPORTED_GROUPS = ("item_popularity", "category", "domain")
-MIN_USERS = 20
-"""Slices with fewer users are listed without an interval in the chart."""
-
-
-Difference = tuple[str, str, Moments, int]
-"""Label of the row, name of the side, moments, and place of the slice in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,33 +122,6 @@ def build(context: Context, query: Query) -> Page:
         ],
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
     )
-
-
-def run_tests(
-    tests: Sequence[Difference],
-) -> tuple[list[list[Cell]], list[Row]]:
-    """Test differences, corrected together, as rows of a table and dots of a chart."""
-    adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
-    rows: list[list[Cell]] = []
-    drawn = []
-    for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
-        first, second = float(found.first[code]), float(found.second[code])
-        low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
-        users, difference = int(found.num_users[code]), float(found.difference[code])
-        verdict = "no difference shown"
-        if p_value <= LEVEL:
-            verdict = "better" if difference > 0 else "worse"
-        numbers_ = (users, first, second, difference, f"{low:+.4f} to {high:+.4f}")
-        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
-        rows.append([label, name, *numbers_, p_words, verdict])
-        if first > 0 and users >= MIN_USERS:
-            words = (
-                f"{difference / first:+.1%} ({low / first:+.1%} to {high / first:+.1%}), from "
-                f"{first:.4f} to {second:.4f}, {users:,} users"
-            )
-            ends = (difference / first, low / first, high / first)
-            drawn.append(difference_row(label, name, ends, words))
-    return rows, drawn
 
 
 def tests_blocks(

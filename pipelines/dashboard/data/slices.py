@@ -10,29 +10,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 import torch
-from numpy.typing import NDArray
 
 from pipelines.dashboard.data.answers import Joined, Rows
+from pipelines.dashboard.data.slicing import (
+    CROSS,
+    Codes,
+    Slicing,
+    crossed,
+    most_frequent,
+    of_masks,
+)
 from pipelines.evaluation.analyse import category_names, item_domains
 from pipelines.inputs.tensors import load_catalogue
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences, concatenated_ranges
 from recsys.evaluation.paired import time_blocks
 from recsys.evaluation.slices import (
-    Slice,
     history_length_slices,
     item_popularity_slices,
     user_activity_slices,
 )
 
-Codes = NDArray[np.int32]
-MAX_CATEGORIES = 20
-"""Categories that are slices, those with the most held-out items."""
 NUM_PERIODS = 5
 RECENCY = {"within a day": 86_400, "within a week": 7 * 86_400, "within a month": 30 * 86_400}
 CROSSED = (
@@ -56,27 +58,9 @@ LABELS = {
     "period": "time of the query",
     "recency": "last event before the query",
 }
-CROSS = " x "
 BLOCKS = "blocks "
 USER = "user "
 """Begins the name of a slicing by a feature of users."""
-
-
-class Slicing(NamedTuple):
-    """A way to cut the queries."""
-
-    group: str
-    names: tuple[str, ...]
-    """Names of its slices, [C]."""
-    codes: Codes
-    """Slice of each membership, [R]."""
-    queries: Codes
-    """Query of each membership, ascending, [R]."""
-
-    @property
-    def keys(self) -> list[str]:
-        """Keys of its slices in addresses, ``<group>/<name>``."""
-        return [f"{self.group}/{name}" for name in self.names]
 
 
 def group_label(group: str) -> str:
@@ -262,51 +246,3 @@ class Slicings:
 
 def _middle(times: Rows) -> str:
     return str(int(times.mean())) if len(times) else "0"
-
-
-def most_frequent(
-    group: str, values: Rows, queries: Rows | Codes, names: Sequence[str]
-) -> Slicing | None:
-    """Cut by the most frequent values of memberships, [R] (0 is none); None with fewer than two."""
-    counts = np.bincount(values, minlength=len(names))[: len(names)]
-    counts[0] = 0
-    order = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
-    order = order[counts[order] > 0]
-    if len(order) < 2:
-        return None
-    code_of = np.full(1 + int(values.max()), -1, np.int32)
-    code_of[order] = np.arange(len(order))
-    codes = code_of[values]
-    labels = tuple(names[row] for row in order)
-    return Slicing(group, labels, codes[codes >= 0], queries[codes >= 0].astype(np.int32))
-
-
-def of_masks(slices: Sequence[Slice]) -> Slicing | None:
-    """Take slices that do not overlap."""
-    codes = np.full(len(slices[0].targets), -1, np.int32)
-    for code, part in enumerate(slices):
-        codes[part.targets.numpy()] = code
-    kept = np.flatnonzero(codes >= 0).astype(np.int32)
-    return Slicing(slices[0].group, tuple(part.name for part in slices), codes[kept], kept)
-
-
-def crossed(first: Slicing, second: Slicing) -> Slicing:
-    """Cut by both; if both have several slices of a query, each combination counts."""
-    num_queries = 1 + max([-1, *first.queries[-1:].tolist()])
-    lengths = np.bincount(second.queries, minlength=num_queries)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    starts, ends = offsets[first.queries], offsets[first.queries + 1]
-    others = second.codes[concatenated_ranges(starts, ends)]
-    codes = np.repeat(first.codes, ends - starts) * len(second.names) + others
-    return Slicing(
-        f"{first.group}{CROSS}{second.group}",
-        tuple(f"{one}{CROSS}{other}" for one in first.names for other in second.names),
-        codes.astype(np.int32),
-        np.repeat(first.queries, ends - starts),
-    )
-
-
-def everything(num_queries: int) -> Slicing:
-    """Take all queries as one slice."""
-    every = np.arange(num_queries, dtype=np.int32)
-    return Slicing("all", ("all",), np.zeros(num_queries, np.int32), every)

@@ -36,7 +36,8 @@ from pipelines.dashboard.data.sides import (
     pair_parameters,
     side_name,
 )
-from pipelines.dashboard.data.slices import Slicing, Slicings
+from pipelines.dashboard.data.slices import Slicings
+from pipelines.dashboard.data.slicing import Slicing
 from pipelines.dashboard.query import Query
 from pipelines.pages.charts import NOBODY, SHARED, color_of
 from pipelines.pages.document import Origin, Parameters

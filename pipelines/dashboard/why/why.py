@@ -16,7 +16,8 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import Slicing, group_label
+from pipelines.dashboard.data.slices import group_label
+from pipelines.dashboard.data.slicing import Slicing
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.why.outcomes import (
     LISTED,

@@ -5,9 +5,7 @@ A file that is half written or damaged is named in `Run.problems`; nothing is ra
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +18,6 @@ from pipelines.dashboard.workspaces.files import (
     changed_at,
     dataset_name,
     finite,
-    flat,
     named_values,
     names_in,
     number,
@@ -39,15 +36,12 @@ from pipelines.publishing.comparison import served_row
 from pipelines.publishing.promotion import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace
 from pipelines.ranking.artefact import RANKED
-from pipelines.tracking.decisions import read_decisions
 from recsys.data.durable import PARTIAL
-from serving.bundle.manifest import CURRENT, MANIFEST, SCHEMA_VERSION, bundle_directory
+from serving.bundle.manifest import MANIFEST, SCHEMA_VERSION, bundle_directory
 
 WATCHED = ("", "evaluate/metrics.json", "lock")
 """Files whose times of change tell if a workspace must be read again: a stage that is made renames
 its folder in the workspace, and a run writes into the lock when it begins and when it has ended."""
-KEPT = ("config", "data_digest", "dataset", "seconds", "peak_memory")
-"""Fields of a bundle's run that are read from its stages."""
 PLAIN_NAMES = ("run", "runs", "workspace", "output")
 PREFIX = "bundle-"
 
@@ -98,7 +92,7 @@ class _Reading:
         return found
 
 
-def _costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def sum_costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Sum up time and memory of stages, and find the latest end, from their ``run.json``."""
     seconds = [number(run.get("seconds")) or 0.0 for run in runs]
     memory = [int(number(run.get("peak_memory_bytes")) or 0) for run in runs]
@@ -126,7 +120,7 @@ def read_workspace(path: Path) -> Run:
     measured = reading.table("evaluate/metrics.json")
     order = released_order(measured) if measured else None
     metrics, none = finite(named_values(measured[order] if order else {}))
-    costs = _costs([run for name in names if (run := read_or_empty(path / name / RUN))])
+    costs = sum_costs([run for name in names if (run := read_or_empty(path / name / RUN))])
     manifest, features = (reading.manifest(stage) for stage in ("evaluate", "build_features"))
     release = reading.table("release/release.json")
     status = _status(reading, names, manifest is not None and bool(measured))
@@ -255,60 +249,3 @@ def read_bundle(path: Path) -> Run:
         served=_served_among(set(models)) if isinstance(models, Mapping) else None,
         problems=tuple(problems),
     )
-
-
-def completed(bundles: Sequence[Run], folder: Path, workspaces: Sequence[Run]) -> list[Run]:
-    """Add decisions, makers and the served one to the bundles of a folder."""
-    decisions: dict[str, Mapping[str, Any]] = {}
-    with suppress(OSError, ValueError):
-        # A copy that was fetched says less than the decision on it.
-        known = [one.decision for one in read_decisions(folder, None)[0]]
-        decisions = {one.challenger: vars(one) for one in known if one.outcome != "fetched"}
-    kept: dict[str, dict[str, Any]] = {}
-    for run in workspaces:
-        released = shop_workspace(run.path) / RELEASED
-        kept |= {version: _kept(released / version) for version in names_in(released)}
-    makers = {version: run for run in workspaces for version in run.bundles}
-    served = os.path.realpath(folder / CURRENT)
-    found = []
-    for bundle in bundles:
-        base = bundle.name.partition("+")[0]
-        decision, maker, below = (
-            decisions.get(bundle.name, {}),
-            makers.get(base),
-            kept.get(base, {}),
-        )
-        if not below and maker is not None and maker.config_digest == bundle.config_digest:
-            below = {name: getattr(maker, name) for name in KEPT}
-        tags = dict(bundle.tags)
-        if "outcome" in decision:
-            tags["decision"] = str(decision["outcome"])
-        if os.path.realpath(bundle.path) == served:
-            tags["served"] = "yes"
-        dataset = below.get("dataset") or next((run.dataset for run in workspaces), None)
-        found.append(
-            replace(
-                bundle,
-                **{**below, "dataset": dataset},
-                time=parse_time(decision.get("time")) or bundle.time,
-                tags=tags,
-                made_by=maker.key if maker else None,
-            )
-        )
-    return found
-
-
-def _kept(folder: Path) -> dict[str, Any]:
-    """Read settings, data and costs of a released bundle from the stages that are kept."""
-    config: dict[str, str] = {}
-    runs, data_digest = [], None
-    for stage in names_in(folder):
-        manifest = read_or_empty(folder / stage / MANIFEST)
-        config |= flat(manifest.get("config", {}))
-        if run := read_or_empty(folder / stage / RUN):
-            runs.append(run)
-        if stage == "build_features":
-            data_digest = digest_of_json(manifest.get("files", {}))
-    costs = _costs(runs)
-    del costs["time"]
-    return {"config": config, "data_digest": data_digest, "dataset": dataset_name(config), **costs}

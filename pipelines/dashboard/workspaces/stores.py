@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipelines.dashboard.query import NotFoundError
+from pipelines.dashboard.workspaces.completed import completed
 from pipelines.dashboard.workspaces.files import changed_at, place_key
 from pipelines.dashboard.workspaces.find import RELEASED, Found, find_below
 from pipelines.dashboard.workspaces.read import (
     WATCHED,
     bundles_in,
-    completed,
     read_bundle,
     read_workspace,
 )

@@ -12,13 +12,8 @@ from pipelines.dashboard.data.paired import (
     interval,
     p_values,
 )
-from pipelines.dashboard.data.slices import (
-    CROSS,
-    Slicing,
-    crossed,
-    everything,
-    slice_label,
-)
+from pipelines.dashboard.data.slices import slice_label
+from pipelines.dashboard.data.slicing import CROSS, Slicing, crossed, everything
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
