@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipelines.dashboard.compare.gate import PairJudgement
 from pipelines.dashboard.data.answers import Joined, Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Moments, interval, p_values
 from pipelines.dashboard.data.sides import origins
-from pipelines.pages.charts import Row, colors_of, figure, interval_chart, numbers, texts
+from pipelines.dashboard.data.slices import slice_label
+from pipelines.pages.charts import Row, colors_of, counts, figure, interval_chart, numbers, texts
 from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Table
 from pipelines.pages.wording import metric_label, metric_meaning
+from pipelines.publishing.comparison import MIN_SLICE_USERS
 from recsys.evaluation.significance import holm
 
 FEW = 0.5
@@ -155,3 +158,59 @@ def _change(values: Sequence[float | None]) -> str:
     return ", ".join(
         f"{value / first - 1:+.1%}" if first and value is not None else "-" for value in values[1:]
     )
+
+
+def slices_table(judged: PairJudgement, sides: Sequence[Side]) -> Table:
+    """Tabulate the slices, losses first."""
+    config, losses = judged.config, judged.compared.losses
+    order = sorted(losses, key=lambda one: (not one.harmed, not one.gained, one.name))
+    rows: list[list[Cell]] = [
+        [
+            slice_label(one.name),
+            one.found.num_users,
+            one.found.champion,
+            one.found.challenger,
+            one.found.difference,
+            f"{one.found.low:+.4f} to {one.found.high:+.4f}",
+            "lost" if one.harmed else "gained" if one.gained else "not shown",
+        ]
+        for one in order
+    ]
+    return Table(
+        key="slices-table",
+        title=f"Slices, {metric_label(config.compared_by)}",
+        note=f"Slices with at least {MIN_SLICE_USERS} users. Intervals are of each slice by "
+        f"itself; the last column is corrected over all {len(losses):,} slices (Holm, "
+        f"{config.paired().slice_error:.0%}).",
+        columns=[
+            *texts("slice"),
+            *counts("users"),
+            *numbers("A", "B", format="metric"),
+            *numbers("difference", format="signed"),
+            *texts("interval", "shown"),
+        ],
+        rows=rows,
+        page_length=10,
+        origins=origins(sides),
+    )
+
+
+def rule(judged: PairJudgement) -> list[str]:
+    """Write the rule in words."""
+    config = judged.config
+    return [
+        f"All queries: {metric_label(config.compared_by)} decides, each user compared with "
+        f"themselves. B is better or worse if the interval excludes 0 at {config.confidence:.0%}, "
+        f"over users and over blocks of time; a loss within {config.max_loss:.0%} is tolerated. "
+        f"What loses by {metric_label(config.metric)}, in the first places, is refused too.",
+        f"Slices: B is refused if a slice of at least {MIN_SLICE_USERS} users is shown to lose "
+        f"more than {config.max_slice_loss:.0%}; over all slices together a false alarm has a "
+        f"chance of {config.paired().slice_error:.0%}. Smaller slices can lose unseen.",
+        f"Lists: B is refused if their coverage is below {config.gate.min_coverage:.0%} of A's, or "
+        f"their novelty below {config.gate.min_novelty:.0%}. If nothing is shown, the cheaper one "
+        "of two is preferred.",
+        "The margins are those of [release] of B. The statistics are on other users of the same "
+        "kind: not on another seed, other weeks, or what users would do with the lists. An online "
+        "experiment is. The recorded answer of the gate is on queries that neither bundle's models "
+        "had seen then; this page has those whose answers both stored.",
+    ]
