@@ -72,7 +72,7 @@ soak: install  ## 200 kills of the event writer and of runs, 100 swaps, 20 drain
 	@RECSYS_PIPELINE_KILLS=200 $(BIN)/python -m pytest -q -s tests/soak/test_pipeline_kills.py
 	@RECSYS_SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q tests/soak/test_server_soak.py
 
-year: install  ## a synthetic year of days, weeks and faults, about an hour; a month of it is a test
+year: install  ## a synthetic year of days, weeks and faults, about an hour; two weeks of it are a test
 	@OMP_NUM_THREADS=2 $(BIN)/python -m tests.benchmarks.scheduled.benchmark_year
 
 check: install  ## format, lint, types, import rules, length limits
@@ -89,9 +89,8 @@ format: install  ## rewrite files in the house format
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: install  ## run every benchmark and rewrite tests/benchmarks/results
-	@for script in $$(find tests/benchmarks -name 'benchmark_*.py' | sort | tr / . ); do \
-		echo "bench: $$script" && $(BIN)/python -m $${script%.py} || exit 1; done
+bench: install  ## list the benchmarks and how long they took; ONLY=kernels or ONLY=all runs them
+	@$(BIN)/python -m tests.benchmarks $(ONLY)
 
 lock: install  ## resolve requirements/*.in again
 	@$(BIN)/python requirements/lock.py cpu dev gpu airflow

@@ -30,6 +30,7 @@ ROOT = BENCHMARKS.parents[1]
 RESULTS = BENCHMARKS / "results"
 LEDGER = RESULTS / "test_split_ledger.jsonl"
 MAX_COLUMNS = 8
+STARTED = time.perf_counter()
 
 T = TypeVar("T")
 
@@ -146,29 +147,6 @@ def median_seconds(call: Callable[[], object], repeats: int, warmup: int = 1) ->
     for _ in range(warmup):
         call()
     return statistics.median(timed(call)[0] for _ in range(repeats))
-
-
-def alternating_ms(
-    calls: Mapping[str, Callable[[], object]],
-    *,
-    rounds: int = 5,
-    seconds: float = 0.0,
-    warmup: int = 2,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, float]:
-    """Median milliseconds of calls that take turns, so that whatever slows the machine slows all.
-
-    They repeat for ``seconds`` and for at least ``rounds``.
-    """
-    for _ in range(warmup):
-        for call in calls.values():
-            call()
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(next(iter(times.values()))) < rounds:
-        for name, call in calls.items():
-            times[name].append(1e3 * timed(call, clock)[0])
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def first_sentence(script: Path) -> str:
@@ -302,6 +280,7 @@ def write_results(
         "device": device or device_name(),
         "commit": commit or current_commit(),
         "versions": versions(),
+        "seconds": round(time.perf_counter() - STARTED),
     }
     folder = RESULTS / script.split(".")[-2]
     folder.mkdir(parents=True, exist_ok=True)

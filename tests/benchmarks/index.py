@@ -21,7 +21,8 @@ with changes that were not committed yet, so its number cannot be made again exa
 measurement takes its place. `python -m tests.benchmarks.index` writes this list.
 
 A result marked "script in history" supports a decision that is not measured again. Its page names
-the commit, and `git show COMMIT:PATH` prints the script.
+the commit, and `git show COMMIT:PATH` prints the script; `git log --diff-filter=D -- PATH` finds
+the commit that removed it.
 
 Each page has its JSON next to it, one line a measurement. Each look at a test split is a line in
 [test_split_ledger.jsonl](test_split_ledger.jsonl).

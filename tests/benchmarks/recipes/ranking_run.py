@@ -21,7 +21,7 @@ from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_dem
 from recsys.fitting.queries import RankedQueries, rank_queries
 from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
-from tests.benchmarks.recipes.fit import Experiment, FittedSource, fit_source
+from tests.benchmarks.recipes.fit import Experiment, FittedSource
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.recipe import BLENDS
 from tests.benchmarks.recipes.run import (
@@ -29,7 +29,6 @@ from tests.benchmarks.recipes.run import (
     MeasuredSplit,
     RunSettings,
     described,
-    finished_result,
     finished_row,
     load_ranked,
     metrics_of,
@@ -54,22 +53,6 @@ def experiment_in(folder: Path, prepared: Prepared, settings: RunSettings) -> Ex
     )
 
 
-def run_once(prepared: Prepared, directory: Path, settings: RunSettings) -> dict[str, Any]:
-    """Fit and measure every row of the recipe, or read what an earlier call left.
-
-    Args:
-        prepared: The arrays and the recipe.
-        directory: Folder of all runs; this one's is below it.
-        settings: Order, seed, splits.
-    """
-    folder = directory / settings.name
-    if (done := finished_result(folder, prepared, settings)) is not None:
-        return done
-    folder.mkdir(parents=True, exist_ok=True)
-    run = RankingRun(experiment_in(folder, prepared, settings), folder, settings)
-    return run.finish(run.rows())
-
-
 @dataclass(frozen=True)
 class RankingRun:
     """One seed of one order, with the folder that its rows are kept in."""
@@ -77,7 +60,7 @@ class RankingRun:
     experiment: Experiment
     folder: Path
     settings: RunSettings
-    fit: Fit = fit_source
+    fit: Fit
 
     def rows(self) -> dict[str, Any]:
         """Make the rows of the recipe's models and blends that this call is to make."""

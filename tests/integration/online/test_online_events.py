@@ -36,6 +36,9 @@ enabled = false
 ks = [5, 10]
 num_resamples = 0
 
+[search]
+enabled = false
+
 [release]
 min_gain_over_popularity = -1
 max_drop_from_champion = 1
