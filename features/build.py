@@ -6,7 +6,7 @@
         -> events by day, impressions, catalogue, users, vocabularies
 
 ``build_features`` writes into a folder that its caller makes and publishes. Events are never in
-memory all at once; what is per user or per item is. What is done for each partition of the files,
+memory all at once; arrays per user or per item are. What is done for each partition of the files,
 range of users or day is a task of its own, which a ``Runner`` runs in threads here or on other
 machines; the artefact's bytes depend on neither the runner nor the number of partitions.
 

@@ -59,7 +59,7 @@ class Fault:
 
     code: ErrorCode
     message: str
-    """What is wrong, what is allowed and what to do; not made for programs to read."""
+    """The problem, the allowed values and the remedy; for people, not for programs."""
     fields: list[FieldFault] | None = None
     """The first ten wrong fields of a body or an address."""
 
@@ -187,7 +187,7 @@ class Readiness:
     status: Literal["ready", "draining", "no_worker"]
     bundle: str | None = None
     digest: str | None = None
-    """Of everything in the bundle."""
+    """Digest of everything in the bundle."""
     profile: Profile | None = None
     num_items: int | None = None
 

@@ -189,7 +189,7 @@ class Choice:
         return part if len(self.shown) == 1 else f"{backtest.name} \u00b7 {part}"
 
     def colors(self) -> dict[str, str]:
-        """Give every policy of every backtest a colour, the same in all charts."""
+        """Assign a colour to every policy of every backtest, the same in all charts."""
         return colors_of([self.name(one, name) for one in self.shown for name in one.policies])
 
     def line(self, backtest: Backtest, policy: str) -> list[At]:

@@ -59,7 +59,7 @@ def color_of(place: int) -> str:
 
 
 def colors_of(names: Sequence[str], first: int = 0) -> dict[str, str]:
-    """Give each series a colour."""
+    """Assign a colour to each series."""
     return {name: color_of(first + place) for place, name in enumerate(names)}
 
 

@@ -1,6 +1,6 @@
 """Pages of the dashboard as plain values: a browser draws them, a test reads them.
 
-Strings are text: nothing in them is markup, whatever a title holds.
+Strings are text: nothing in them is markup, not even in titles.
 """
 
 from __future__ import annotations

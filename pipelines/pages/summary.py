@@ -163,7 +163,7 @@ def format_day(text: str | None) -> str | None:
 
 
 def time_span(data: ReportData) -> str:
-    """Give the first and last day of the events, if they have times."""
+    """Return the first and last day of the events, if they have times."""
     first, last = format_day(data.features["first_time"]), format_day(data.features["last_time"])
     if first is None or last is None:
         return "no timestamps, only an order"

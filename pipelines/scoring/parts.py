@@ -32,7 +32,7 @@ class Part:
     failed: int
     """Keys without a list, for an error; failed/ names them."""
     degraded: dict[str, int] = field(default_factory=dict)
-    """Lists by what was missing, late or left out, as the API's ``degraded`` says it."""
+    """Lists by warning, as in the API's ``degraded``."""
     sha256: str = ""
     made: bool = True
     """True if this run made it."""

@@ -332,7 +332,7 @@ def seal(directory: Path, **fields: Any) -> BundleManifest:
 def make_read_only(directory: Path) -> None:
     """Take the right to write to a bundle's files from everyone, so that no copy truncates one.
 
-    A server maps these files, and reading what was cut off a mapped file ends its process. Folders
+    A server maps these files, and reading a truncated mapped file ends its process. Folders
     keep their rights: the owner can still delete a bundle, whose files stay whole for a server that
     has them open. Files that somebody else owns stay as they are.
     """

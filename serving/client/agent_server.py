@@ -29,7 +29,7 @@ from serving.security import is_loopback
 
 
 class Recommend(Request):
-    """Recommend items to a user, for a visit, beside an item or for a query.
+    """Recommend items for a user, a session, an item or a query.
 
     Give `user_id`, `session` (item ids, oldest first), both or neither; `item_id` with surface
     related, `query` with surface search. Each item comes with a reason.
@@ -57,17 +57,17 @@ class Similar(Strict):
 
 
 class Explain(Strict):
-    """Say why a kept list is as it is: a reason for each item, and what the list was made from."""
+    """Explain a logged list: a reason for each item, and the inputs of the list."""
 
     request_id: Id
-    """Of a list that was not a dry run, up to a week old."""
+    """``request_id`` of a logged list (not a dry run), up to a week old."""
 
 
 class WhyNot(Strict):
-    """Say why an item is not in a kept list: the first step at which it was lost."""
+    """Find the first step that removed an item from a logged list."""
 
     request_id: Id
-    """Of a list that was not a dry run, up to a week old."""
+    """``request_id`` of a logged list (not a dry run), up to a week old."""
     item_id: Id
 
 
@@ -78,7 +78,7 @@ class SendEvent(Strict):
     item_id: Id
     event_type: EventType = "view"
     request_id: Id | None = None
-    """Of the list that the item was in."""
+    """``request_id`` of the list that contained the item."""
     slot: int | None = Field(default=None, ge=1)
     """Its place in that list, from 1."""
     event_id: Id | None = None
@@ -119,7 +119,7 @@ class AgentTool:
         """Check arguments and give the call.
 
         Raises:
-            ValueError: Names each wrong argument and what is allowed.
+            ValueError: An argument is wrong; the message has the allowed values.
         """
         try:
             given = self.arguments.model_validate_json(orjson.dumps(dict(arguments)))

@@ -11,7 +11,7 @@ from serving.schemas import Id, Strict
 
 EventType = Literal["view", "click", "cart", "purchase", "like", "impression"]
 HISTORY_TYPES: tuple[EventType, ...] = ("view", "click", "cart", "purchase", "like")
-"""What becomes part of a history; an impression only says what was shown."""
+"""Types that become part of a history; an impression does not."""
 MAX_EVENTS = 1_000
 """Events of one request."""
 MAX_SLOT = 100_000
@@ -25,7 +25,7 @@ class SentEvent(Strict):
     event_id: Annotated[str, Field(min_length=1, max_length=128)]
     """Chosen by the client, unique: an event that is sent again is stored once."""
     user_id: Id
-    """Of the user, or of the visit where nobody is signed in."""
+    """Id of the user, or of the session of an anonymous visitor."""
     item_id: Id
     event_type: EventType
     unix_time: Annotated[float, Field(ge=0, lt=1 << 40, allow_inf_nan=False)] | None = None
@@ -33,7 +33,7 @@ class SentEvent(Strict):
     value: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Such as a price or a rating."""
     request_id: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
-    """Of the list in which the item was shown."""
+    """``request_id`` of the list in which the item was shown."""
     slot: Annotated[int, Field(ge=1, le=MAX_SLOT)] | None = None
     """Place in that list, from 1."""
     domain: Id | None = None
@@ -69,7 +69,7 @@ class Event:
         """Settle the times of an event that arrives now.
 
         Raises:
-            ValueError: It lies further ahead than a client's clock may be.
+            ValueError: It is further in the future than a client's clock may be.
         """
         time_ms = now_ms if sent.unix_time is None else int(1_000 * sent.unix_time)
         if time_ms > now_ms + MAX_AHEAD_MS:

@@ -35,7 +35,7 @@ class Caller:
     """Caller of a request, and its right to see users."""
 
     name: str
-    """Name of the key; ``anonymous`` without one."""
+    """The key's name; ``anonymous`` without one."""
     shows_users: bool
     """True if it may list users and read histories, those in reasons too."""
 
