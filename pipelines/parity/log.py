@@ -130,7 +130,7 @@ def _sampled(records: Iterable[tuple[str, bytes]], sample: int) -> tuple[list[Do
     """Choose by the drawn part of the ids, the same ones each time.
 
     Those with the lowest digits keep their features too (`is_kept` of
-    serving/snapshot.py): of a long log the sample is made of them.
+    serving/list_record.py): of a long log the sample is made of them.
     """
     number = 0
 

@@ -33,6 +33,7 @@ from recsys.retrieval.blend.candidate_features import feature_names
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration
+from serving.list_record import write_record
 from serving.online.store import OnlineStore, RecentEvent
 from serving.recommend import Made, Recommender
 from serving.schemas import Request
@@ -236,7 +237,7 @@ class _Run:
                 # Whatever a list that was once served fails with now is a difference.
                 self._count(document, [_failed(error)])
                 continue
-            online = orjson.loads(recommender.record(made))
+            online = orjson.loads(write_record(recommender, made))
             if online.get("adapter") != document.get("adapter"):
                 self.skipped["adapter_changed"] += 1
                 continue

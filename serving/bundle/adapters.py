@@ -32,7 +32,12 @@ from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import CURRENT, FileEntry, Sha256, Verdict, make_read_only
-from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
+from serving.bundle.published import (
+    ADAPTER_MANIFEST,
+    ADAPTERS,
+    permitted,
+    served_adapters,
+)
 
 MAX_DOMAIN = 80
 """Characters of a domain's name, which becomes part of a folder's."""
@@ -197,14 +202,15 @@ def models_of(bundle: Bundle) -> dict[BaseName, Model]:
     return models
 
 
-def load_adapters(served: Mapping[str, Path], models: Mapping[BaseName, Model]) -> Adapters:
+@permitted()
+def load_adapters(bundles_dir: Path, models: Mapping[BaseName, Model]) -> Adapters:
     """Load the published adapters into twins of a bundle's models; refuse those that do not fit."""
     digests: dict[BaseName, str] = {}
     twins: dict[BaseName, Model] = {}
     loaded: dict[BaseName, dict[str, LoraAdapter]] = {}
     versions: dict[str, str] = {}
     refused: dict[str, str] = {}
-    for folder, directory in served.items():
+    for folder, directory in served_adapters(bundles_dir).items():
         try:
             manifest = read_registered(directory)
             base = manifest.base

@@ -114,6 +114,7 @@ class Bundle:
         return PackedMasks(self.num_item_rows)
 
 
+@permitted()
 def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
     """Verify ``bundle-<version>`` or ``current``, with all that a delta descends from, and load it.
 
@@ -125,11 +126,10 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
             this one, which stays as it is; only new rows are read.
     """
     target = path.resolve()
-    with permitted():
-        # A folder that may not be listed would look empty, its files missing.
-        for _ in os.walk(target, onerror=_raise):
-            pass
-        chain = chain_of(target)
+    # A folder that may not be listed would look empty, its files missing.
+    for _ in os.walk(target, onerror=_raise):
+        pass
+    chain = chain_of(target)
     held = Held(link.directory for link in chain)
     for link in chain:
         verify_files(link.directory, link.manifest)

@@ -15,7 +15,7 @@ JSON of
     experiment?    {name, arm}; seed? of what was drawn, where anything was
     exclude_history?  as the server was set; hidden? items that were (items_version? where
                    they are many); shown? items left out because the user was shown them lately
-    features?      of a share of the lists, what they were computed from: serving/snapshot.py
+    features?      of a share of the lists, what they were computed from: serving/list_record.py
 
 with fields that are not there left out.
 """

@@ -28,6 +28,7 @@ from serving.explanation.served_list import explain_list
 from serving.filtering.compile import known_properties
 from serving.filtering.expression import FilterError
 from serving.items import END
+from serving.list_record import write_record
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
@@ -141,7 +142,7 @@ class Handlers:
         """Write the record of a list; none if nothing keeps it or the request is a dry run."""
         if not self._recommender.live.keeps_lists or made.query.request.dry_run:
             return ()
-        return (self._recommender.record(made),)
+        return (write_record(self._recommender, made),)
 
     def explain(self, given: ExplainParameters, head: Head) -> HttpAnswer:
         record = self._record(head["value"])

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from serving.configuration.file import check_configuration
 from serving.explanation.served_list import explain_list
+from serving.list_record import write_record
 from serving.online.records import record_of
 from serving.online.store import ItemState
 from serving.recommend import Recommender
@@ -115,7 +116,7 @@ def test_an_item_is_left_out_exactly_if_a_reason_is_recorded(
 
 
 def why_not(recommender, made, item_id):
-    record = record_of(recommender.record(made))
+    record = record_of(write_record(recommender, made))
     return explain_list(recommender, record, item_id, names_history=True)
 
 

@@ -5,6 +5,7 @@ import pytest
 from features.point_in_time import FEATURES
 from serving.bundle.load import load_bundle
 from serving.configuration.file import check_configuration
+from serving.list_record import write_record
 from serving.online.store import ItemState, RecentEvent, StoreError, Visitor
 from serving.query import hydrate
 from serving.recommend import Recommender
@@ -198,7 +199,7 @@ def test_a_record_makes_the_same_list_again(recommender, store, bundle):
     newest = bundle.users.newest_time
     store.visitors["user-2"] = events(("item-3", 1_000 * newest), ("item-8", 1_000 * newest + 5))
     made = recommender.make(Request(user_id="user-2", k=7, session=["item-5"]))
-    record = orjson.loads(recommender.record(made))
+    record = orjson.loads(write_record(recommender, made))
     assert record["request"] == {"user_id": "user-2", "k": 7, "session": ["item-5"]}
     assert record["digest"] == bundle.digest
     assert record["timings_ms"] == made.reply.timings_ms
@@ -271,7 +272,7 @@ def test_hidden_and_excluded_items_are_no_candidates(recommender, store, surface
 
 def record_of(recommender, **request):
     made = recommender.make(Request(user_id="user-2", **request))
-    return orjson.loads(recommender.record(made))
+    return orjson.loads(write_record(recommender, made))
 
 
 def test_a_record_names_hidden_items_and_of_many_only_their_version(
@@ -305,7 +306,7 @@ def test_a_share_of_the_records_has_features(bundle, share):
 def test_features_of_a_record_are_what_the_list_was_made_of(bundle):
     recommender = Recommender(bundle, ServingOptions(log_features_share=1))
     made = recommender.make(Request(user_id="user-2", k=6))
-    record = orjson.loads(recommender.record(made))
+    record = orjson.loads(write_record(recommender, made))
     features = record["features"]
     assert features["query"] == made.query.categorical
     assert features["history"][0] == len(made.query.history)

@@ -322,14 +322,14 @@ class Broken:
 
 def test_source_that_fails_is_left_out_named_counted_and_logged(released, caplog):
     recommender = Recommender.load(released / "current")
-    recommender._sources["two_tower"] = Broken()
+    recommender.retrieval.sources["two_tower"] = Broken()
     with caplog.at_level(logging.WARNING, logger=LOGGER.name):
         replies = [ask(recommender, user_id="user-2", k=5) for _ in range(9)]
     without = Recommender(replace(recommender.bundle, retriever=None))
     for reply in replies:
         assert said(reply) == ["failed_source: two_tower"]
         assert reply.items == ask(without, user_id="user-2", k=5).items
-    assert recommender.failures == {"two_tower": 9}
+    assert recommender.retrieval.failures == {"two_tower": 9}
     assert [line.fields["times"] for line in caplog.records] == [1, 2, 4, 8]
     assert caplog.records[0].exc_info
 
@@ -342,7 +342,7 @@ def test_source_whose_scores_are_no_numbers_has_failed(released, score):
         def candidates(self, query, mask, k):
             return OneList(np.array([1.0, score], np.float32), np.array([2, 4]))
 
-    recommender._sources["two_tower"] = Strange()
+    recommender.retrieval.sources["two_tower"] = Strange()
     reply = ask(recommender, user_id="user-2", k=5)
     assert said(reply) == ["failed_source: two_tower"]
     assert all(np.isfinite(item.score) for item in reply.items)
@@ -350,7 +350,7 @@ def test_source_whose_scores_are_no_numbers_has_failed(released, score):
 
 def test_request_is_answered_though_every_source_fails(released):
     recommender = Recommender.load(released / "current")
-    recommender._sources = dict.fromkeys(recommender._sources, Broken())
+    recommender.retrieval.sources = dict.fromkeys(recommender.retrieval.sources, Broken())
     reply = ask(recommender, user_id="user-2", k=5)
     assert reply.items == []
     assert said(reply)[-2:] == ["failed_source: popular", "short_list: 0 of 5"]

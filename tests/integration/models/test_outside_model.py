@@ -17,6 +17,7 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST
 from serving.explanation.served_list import explain_list
+from serving.list_record import write_record
 from serving.online.store import RequestRecord
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
@@ -81,7 +82,7 @@ def test_it_is_released_served_and_explained(shop: Path, cycle: World) -> None:
     first = made.reply.items[0]
     assert {first.item_id} == cycle.answers[user]
     assert "successors" in made.candidates
-    record = RequestRecord(made.reply.request_id, 0, user, recommender.record(made))
+    record = RequestRecord(made.reply.request_id, 0, user, write_record(recommender, made))
     explained = explain_list(recommender, record, None, names_history=True).items[0]
     assert explained.contributions["successors"] > 0
     if max(explained.contributions, key=lambda one: explained.contributions[one]) == "successors":

@@ -6,6 +6,7 @@ import numpy as np
 
 from pipelines.inputs.online_events import export_events, export_requests
 from serving.configuration.file import check_configuration
+from serving.list_record import write_record
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
@@ -47,7 +48,7 @@ def serve(bundle, folder, number=400, surface=None, *, users=30, seed=0):
 def _record(recommender, made, now_ms):
     reply = made.reply
     return RequestRecord(
-        reply.request_id, now_ms, made.query.request.user_id, recommender.record(made)
+        reply.request_id, now_ms, made.query.request.user_id, write_record(recommender, made)
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import features.point_in_time
-import serving.recommend
+import serving.retrieval
 from features.forget_list import ForgetList, UserKeys
 from pipelines.cli.main import app
 from pipelines.engine.history import read_history
@@ -21,6 +21,7 @@ from pipelines.parity.run import check_parity
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
 from serving.bundle.users import Users
+from serving.list_record import write_record
 from serving.online.events import Event
 from serving.online.records import record_of
 from serving.online.sqlite_store import SqliteStore
@@ -209,7 +210,7 @@ def test_an_event_may_be_on_its_way_for_a_moment_only(served, log):
 
 
 def test_a_changed_order_of_ties_is_named(tmp_path, monkeypatch):
-    merge = serving.recommend.by_reciprocal_rank
+    merge = serving.retrieval.by_reciprocal_rank
 
     def tied(reverse):
         def merged(*arguments):
@@ -224,10 +225,10 @@ def test_a_changed_order_of_ties_is_named(tmp_path, monkeypatch):
 
         return merged
 
-    monkeypatch.setattr("serving.recommend.by_reciprocal_rank", tied(reverse=False))
+    monkeypatch.setattr("serving.retrieval.by_reciprocal_rank", tied(reverse=False))
     served = serve(tmp_path, 60, size=replace(SIZE, history_models=False, ranker=False))
     assert served.parity().equal == 60
-    monkeypatch.setattr("serving.recommend.by_reciprocal_rank", tied(reverse=True))
+    monkeypatch.setattr("serving.retrieval.by_reciprocal_rank", tied(reverse=True))
     report = served.parity()
     found = named(report)["order of equal scores"]
     assert "order of equal scores" in found.path
@@ -359,7 +360,7 @@ def test_lists_of_a_release_and_of_its_deltas_come_each_from_its_own(tmp_path):
             clock += 10_000
             user = f"user-{1 + place % 45}"
             made = recommender.make(Request(user_id=user, k=10 + place), now_ms=clock)
-            store.add_requests([record_of(recommender.record(made))])
+            store.add_requests([record_of(write_record(recommender, made))])
             item = "fresh" if number and place % 3 == 0 else f"item-{1 + place}"
             event = Event(
                 event_id=f"{number}-{place}",

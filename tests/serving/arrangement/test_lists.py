@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from serving.configuration.file import check_configuration
+from serving.list_record import write_record
 from serving.online.store import RecentEvent, Visitor
 from serving.query import RequestError
 from serving.recommend import Recommender
@@ -62,7 +63,7 @@ def test_pins_stand_in_their_slots_and_the_rest_keeps_its_order(of, plain):
     rest = [item_id for item_id in found if item_id not in (found[1], found[3])]
     assert rest == [item_id for item_id in plain if item_id in rest]
     assert len(set(found)) == 10
-    slots = orjson.loads(recommender.record(made))["items"]
+    slots = orjson.loads(write_record(recommender, made))["items"]
     assert [slot.get("rules") for slot in slots[:4]] == [None, ["second"], None, ["tens"]]
 
 
@@ -145,7 +146,7 @@ def test_what_is_explored_is_logged_and_can_be_made_again(of, bundle, method):
     lists = set()
     for _ in range(10):
         made = recommender.make(request)
-        record = orjson.loads(recommender.record(made))
+        record = orjson.loads(write_record(recommender, made))
         assert all(0 < slot["propensity"] <= 1 for slot in record["items"])
         lists.add(tuple(listed(made.reply)))
         visitor = Visitor([RecentEvent(*event) for event in record.get("live", ())])
@@ -252,7 +253,7 @@ def test_why_not_names_the_rule_the_cap_and_the_surface(of, plain):
 
     def why(item_id, **request):
         made = recommender.make(Request(user_id="user-2", **request))
-        record = record_of(recommender.record(made))
+        record = record_of(write_record(recommender, made))
         return explain_list(recommender, record, item_id, names_history=True).why_not
 
     assert why(plain[0], k=5).detail == "rule 'gone' hides it on this surface"

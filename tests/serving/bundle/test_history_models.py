@@ -227,7 +227,7 @@ def lists(bundle, name, session, k=40, profile="full"):
     recommender = Recommender(bundle, ServingOptions(profile=profile))
     query = request_query(bundle, session)
     mask = ItemMask.all(bundle.num_item_rows)
-    return recommender._sources[name].one(query, mask, k)
+    return recommender.retrieval.sources[name].one(query, mask, k)
 
 
 def request_query(bundle, session):
@@ -273,7 +273,7 @@ def test_appended_item_is_generated_behind_its_prefix(grown):
     assert after.generative.trie.version == after.semantic_ids.version
     allowed = np.zeros(43, np.bool_)
     allowed[[6, 41, 42]] = True
-    source = Recommender(after, ServingOptions(profile="full"))._sources["generative"]
+    source = Recommender(after, ServingOptions(profile="full")).retrieval.sources["generative"]
     found = source.one(request_query(after, ["item-10"]), ItemMask(allowed), 3)
     assert set(found.item_rows.tolist()) == {6, 41}
 

@@ -34,7 +34,7 @@ def rows_of(bundle: Bundle, source: str, k: int, left_out: list[int]) -> list[in
     query = hydrate(Request(session=["item-3", "item-8"]), bundle, HOME)
     mask = ItemMask.all_but(bundle.num_item_rows, np.array(left_out))
     with torch.inference_mode():
-        found = Recommender(bundle)._sources[source].one(query, mask, k)
+        found = Recommender(bundle).retrieval.sources[source].one(query, mask, k)
     assert found is not None
     return found.item_rows.tolist()
 

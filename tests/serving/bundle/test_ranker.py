@@ -57,7 +57,7 @@ def candidates(recommender, user_id):
     eligible = recommender._exclusions.decide(query).mask
     builder = bundle.ranker.builder
     blend = builder.blend
-    lists, _ = recommender._retrieve(
+    lists, _ = recommender.retrieval.query_sources(
         dict.fromkeys(blend.sources, HOME.num_candidates), query, eligible
     )
     features = OneQueryFeatures(blend, bundle.item_counts, builder.history_features)
@@ -71,7 +71,7 @@ def whole_lists(recommender, query):
     everything = ItemMask(torch.ones(bundle.num_item_rows, dtype=torch.bool).numpy())
     return {
         name: source.one(query, everything, 20)
-        for name, source in recommender._sources.items()
+        for name, source in recommender.retrieval.sources.items()
         if name in bundle.blends["fast"].sources
     }
 

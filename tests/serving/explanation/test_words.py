@@ -12,6 +12,7 @@ from serving.configuration.file import check_configuration
 from serving.explanation.removal import LOST, MAX_JOINT, MAX_LATEST, MAX_STRONGEST
 from serving.explanation.served_list import explain_list
 from serving.explanation.words import BY_SOURCE, list_shared
+from serving.list_record import write_record
 from serving.recommend import Recommender
 from serving.schemas import Request
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
@@ -35,7 +36,7 @@ def worlds(tmp_path_factory):
 def served(recommender, **fields):
     made = recommender.make(Request(**fields))
     record = SimpleNamespace(
-        request_id=made.reply.request_id, time_ms=0, document=recommender.record(made)
+        request_id=made.reply.request_id, time_ms=0, document=write_record(recommender, made)
     )
     return made, record
 
@@ -72,7 +73,7 @@ def test_every_reason_is_one_that_the_score_has(worlds, world, session):
     request = Request(session=[f"item-{row}" for row in session], k=6)
     made = recommender.make(request, now_ms=1_700_000_000_000)
     record = SimpleNamespace(
-        request_id=made.reply.request_id, time_ms=0, document=recommender.record(made)
+        request_id=made.reply.request_id, time_ms=0, document=write_record(recommender, made)
     )
     explanation = explain_list(recommender, record, None, names_history=True)
     assert explanation.num_left_out == len(session)

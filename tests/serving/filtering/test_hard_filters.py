@@ -50,7 +50,7 @@ def test_no_item_is_outside_of_a_filter(kind, profile, request):
         assert bool(found) == bool(one.allowed), one.request
         sources |= {item.source for item in reply.items}
         listed += len(found)
-    assert recommender.failures == {}
+    assert recommender.retrieval.failures == {}
     assert {"two_tower", "item_to_item", "content", "sequence", "popular"} <= sources
     assert ("generative" in sources) == (profile == "full")
     assert listed > NUM_REQUESTS

@@ -1,4 +1,4 @@
-"""Reasons: a few words on why an item is in the list, from the source that put it there.
+"""Build the items of a reply, with a few words on why each is in the list.
 
 Axes: k items of the list.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recsys.models.names import CONTENT, MODELS, TWO_TOWER
 from serving.bundle.load import Bundle
+from serving.items import ItemCards
 from serving.query import Query
+from serving.ranking import RankedItems
+from serving.schemas import RecommendedItem
 from serving.surfaces import RULES, SEARCH
 
-Rows = NDArray[np.int64]
 BY_SOURCE = {
     **{one.source: one.reason for one in MODELS},
     RULES: "is put here by a rule",
@@ -24,20 +25,52 @@ BY_SOURCE = {
 """Reason of each source, unless another one explains an item better."""
 
 
-def reasons(
-    item_rows: Sequence[int],
-    sources: Sequence[str],
+def build_items(
+    ranked: RankedItems | None,
     query: Query,
     bundle: Bundle,
-    *,
-    names_history: bool = True,
-) -> list[str]:
-    """Explain why each item is recommended.
+    cards: ItemCards,
+    names_history: bool,
+) -> list[RecommendedItem]:
+    """Build the items of a reply, with reasons if requested.
 
     Args:
         names_history: Whether a reason may name items of the user's stored history; without it,
             only items that the request itself sent are named.
     """
+    if ranked is None:
+        return []
+    rows, sources = ranked.item_rows.tolist(), ranked.leading()
+    why: Sequence[str | None] = [None] * len(rows)
+    shares: Sequence[dict[str, float] | None] = [None] * len(rows)
+    if query.request.explain:
+        why = _explain(rows, sources, query, bundle, names_history)
+        shares = ranked.shares()
+    return [
+        RecommendedItem(
+            card.item_id,
+            score,
+            source,
+            card.title,
+            card.categories,
+            card.semantic_id,
+            reason,
+            parts,
+        )
+        for card, score, source, reason, parts in zip(
+            map(cards.of, rows), ranked.scores.tolist(), sources, why, shares, strict=True
+        )
+    ]
+
+
+def _explain(
+    item_rows: Sequence[int],
+    sources: Sequence[str],
+    query: Query,
+    bundle: Bundle,
+    names_history: bool,
+) -> list[str]:
+    """Explain why each item is recommended, by the source that put it there."""
     rows = np.array(item_rows, np.int64)
     seeds = {
         name: model.strongest_seeds(rows, query.history)

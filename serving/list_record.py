@@ -1,0 +1,102 @@
+"""Write the record of a served list, and for a share of the lists the inputs of their models.
+
+A parity check recomputes the inputs and names the first value that differs. They are several times
+as long as the rest of a record, so `ServingOptions.log_features_share` limits them.
+
+Axes: n items of the list, S sources, C candidates of the ranker, F features of a candidate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.online.records import record_document
+from serving.query import Query
+from serving.ranking import RankedItems
+from serving.recommend import Made, Recommender
+
+Rows = NDArray[np.int64]
+DIGITS = 16
+SHARE_DIGITS = 4
+"""Digits of a list's id that decide whether it is kept; its draws start from later ones."""
+NUM_SHARES = 1 << 4 * SHARE_DIGITS
+
+
+def write_record(recommender: Recommender, made: Made) -> bytes:
+    """Write the record of a list."""
+    visitor, arranged, live = made.visitor, made.arranged, recommender.live
+    made_of: dict[str, object] = {
+        "digest": recommender.bundle.digest,
+        "configuration": recommender.configuration.version,
+        "unix_time": made.query.moment,
+        "live": [list(event) for event in visitor.events],
+        "forgotten_ms": visitor.forgotten_ms,
+        "experiment": made.reply.experiment,
+        "rules": [rule.name for rule in made.resolved.rules],
+        "seed": None if arranged.propensities is None else made.seed,
+        "exclude_history": recommender.options.exclude_history,
+        "hidden": live.hidden_items,
+        "items_version": live.items_version if live.hidden_items is None else None,
+        "shown": list(made.eligible.shown),
+    }
+    if is_kept(made.reply.request_id, recommender.options.log_features_share):
+        made_of["features"] = build_snapshot(made.query, arranged.ranked)
+    return record_document(made.query.request, made.reply, made_of, _slots(made))
+
+
+def _slots(made: Made) -> list[dict[str, object]]:
+    """Build a record's further fields of each slot: chance and rules."""
+    arranged, number = made.arranged, len(made.reply.items)
+    chances = arranged.propensities or (None,) * number
+    rules = arranged.rules or ((),) * number
+    slots: list[dict[str, object]] = []
+    for chance, names in zip(chances, rules, strict=True):
+        slot: dict[str, object] = {} if chance is None else {"propensity": chance}
+        slots.append({**slot, "rules": list(names)} if names else slot)
+    return slots
+
+
+def is_kept(request_id: str, share: float) -> bool:
+    """Choose a share of the lists by their ids, whichever server made them."""
+    return int(request_id[12 : 12 + SHARE_DIGITS], 16) < share * NUM_SHARES
+
+
+def _hash_history(rows: Rows, times: Rows | None) -> str:
+    """Hash the part of a history that models read."""
+    parts = [rows.astype("<i8").tobytes(), b"" if times is None else times.astype("<i8").tobytes()]
+    return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
+
+
+def build_snapshot(query: Query, ranked: RankedItems | None) -> Mapping[str, object]:
+    """Collect the inputs of a list.
+
+    Args:
+        ranked: The list as it is shown.
+
+    Returns:
+        ``query`` with the row of each categorical feature, ``history`` with its length and digest,
+        and of each item ``ranks`` and ``parts`` [n, S] by ``sources``, and ``ranker`` [n, F], None
+        for an item after the ranked ones.
+    """
+    found: dict[str, object] = {
+        "query": dict(query.categorical),
+        "history": [len(query.history), _hash_history(query.history, query.times)],
+    }
+    if ranked is None:
+        return found
+    found["sources"] = list(ranked.sources)
+    found["ranks"] = ranked.ranks.tolist()
+    # Arrays of float32 are written with as many digits as they need.
+    found["parts"] = np.ascontiguousarray(ranked.contributions)
+    if ranked.scored is not None:
+        features = ranked.scored.features.numpy()
+        places = {row: place for place, row in enumerate(ranked.scored.item_rows.tolist())}
+        at = [places.get(row) for row in ranked.item_rows.tolist()]
+        found["ranker"] = [
+            None if place is None else np.ascontiguousarray(features[place]) for place in at
+        ]
+    return found
