@@ -6,31 +6,24 @@ requests.
 
 from __future__ import annotations
 
-import time
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import OneList
-from recsys.layers.codes.decode_step import Beams, Decoded
 from recsys.models import names
 from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneContentHistory as OneContent
-from recsys.models.generative.history_reader import BeamState, GenerativeContext
-from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.sequence.one import OneHistory
-from recsys.models.two_tower import OneQuery
-from recsys.retrieval.beam_search import BeamSearch
+from recsys.models.two_tower import OneQuery, TwoTower
 from recsys.retrieval.exact import exact_top_k
-from recsys.retrieval.generated import GeneratedSource
+from recsys.retrieval.faiss_index import FaissIndex
+from recsys.retrieval.generated import timed_source
 from recsys.retrieval.sources import (
     IndexedSource,
-    LateError,
     PopularSource,
     Ranking,
     ScoredSource,
@@ -39,12 +32,10 @@ from recsys.retrieval.sources import (
     WeightsSource,
     one_by_one,
 )
-from recsys.retrieval.vector_index import VectorIndex
 from serving.bundle.adapters import NO_ADAPTERS, Adapters
 from serving.bundle.content_neighbours import ContentNeighbours
-from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE, Generation
+from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.load import Bundle
-from serving.bundle.retriever import Retriever
 from serving.settings import ServingOptions
 from serving.surfaces import HOME
 
@@ -52,7 +43,7 @@ from serving.surfaces import HOME
 class AdaptedSource(Source):
     """A retriever's lists; a query of a domain with an adapter is encoded by it."""
 
-    def __init__(self, base: Source, adapted: AdaptedRetriever, index: VectorIndex | None) -> None:
+    def __init__(self, base: Source, adapted: AdaptedRetriever, index: FaissIndex | None) -> None:
         """Take the base's index, or None to compare the vectors of all items."""
         self._base, self._adapted, self._index = base, adapted, index
 
@@ -69,18 +60,18 @@ class AdaptedSource(Source):
         return OneList.of(exact_top_k(vector, adapted.item_vectors(domain), k, mask))
 
 
-def two_tower_source(retriever: Retriever) -> IndexedSource:
+def two_tower_source(model: TwoTower, index: FaissIndex) -> IndexedSource:
     """Rank the items nearest to the query's vector, or to the item's own."""
-    model, one = retriever.model, OneQuery(retriever.model)
+    one = OneQuery(model)
     return IndexedSource(
         model.query_vectors,
-        lambda: retriever.index,
+        lambda: index,
         encode_one=lambda query: one.query_vector(query.history_tensor, query.categorical),
-        item_vector=lambda row: retriever.index.vectors(torch.tensor([row]))[0],
+        item_vector=lambda row: index.vectors(torch.tensor([row]))[0],
     )
 
 
-def sequence_source(model: SequenceModel, index: VectorIndex | None = None) -> Source:
+def sequence_source(model: SequenceModel, index: FaissIndex | None = None) -> Source:
     """Rank the items that come next after a history.
 
     Args:
@@ -99,7 +90,7 @@ def sequence_source(model: SequenceModel, index: VectorIndex | None = None) -> S
     )
 
 
-def similarity_source(model: ContentSimilarity, index: VectorIndex | None = None) -> Source:
+def similarity_source(model: ContentSimilarity, index: FaissIndex | None = None) -> Source:
     """Rank the items whose content is similar to the history's; ``index`` as above."""
     one = OneContent(model)
     if index is None:
@@ -109,49 +100,6 @@ def similarity_source(model: ContentSimilarity, index: VectorIndex | None = None
         lambda: index,
         encode_one=lambda query: one.query_vector(query.history_tensor),
     )
-
-
-class _Timed(NamedTuple):
-    """A context with the moment by which the search has to be done."""
-
-    context: GenerativeContext
-    deadline: float
-
-
-class _TimedModel:
-    """A generative model that gives up when a request's time is over."""
-
-    def __init__(self, model: GenerativeModel, timeout_ms: float | None) -> None:
-        self._model = model
-        self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
-
-    def context(self, queries: JaggedBatch) -> _Timed:
-        """Read the history, once for all beams."""
-        deadline = time.perf_counter() + self._timeout_seconds
-        return _Timed(self._model.context(queries), deadline)
-
-    def decode_step(self, timed: _Timed, beams: Beams[BeamState] | None, /) -> Decoded[BeamState]:
-        if time.perf_counter() > timed.deadline:
-            raise LateError
-        return self._model.decode_step(timed.context, beams)
-
-
-def generative_source(generation: Generation, beam_width: int, timeout_ms: float | None) -> Source:
-    """Rank the items whose semantic IDs the generative model finds most probable.
-
-    Args:
-        timeout_ms: How long a search may take; None is as long as it takes. Looked at before each
-            level, so a search ends at most a level's time later.
-    """
-    model = _TimedModel(generation.model, timeout_ms)
-    # The bundle's loader has held the released version against the model's.
-    search = BeamSearch(
-        model.decode_step,
-        generation.trie,
-        beam_width=beam_width,
-        semantic_ids_version=generation.trie.version,
-    )
-    return GeneratedSource(model, search)
 
 
 class SimilarContentSource(Source):
@@ -200,7 +148,9 @@ def sources_of(
         **{name: ScoredSource(one.model.score) for name, one in bundle.outside.items()},
     }
     if bundle.retriever is not None:
-        sources[names.TWO_TOWER.source] = two_tower_source(bundle.retriever)
+        sources[names.TWO_TOWER.source] = two_tower_source(
+            bundle.retriever.model, bundle.retriever.index
+        )
     full = options.profile == "full"
     for name, model, part in (
         (names.SEQUENCE, bundle.sequence, SEQUENCE),
@@ -214,8 +164,11 @@ def sources_of(
         index = None if two_tower is None else two_tower.index
         sources[of_base] = AdaptedSource(sources[of_base], adapted, index)
     if bundle.generative is not None and full:
-        sources[names.GENERATIVE.source] = generative_source(
-            bundle.generative, HOME.beam_width, options.beam_timeout_ms
+        sources[names.GENERATIVE.source] = timed_source(
+            bundle.generative.model,
+            bundle.generative.trie,
+            HOME.beam_width,
+            options.beam_timeout_ms,
         )
     if (content := _content_source(bundle, learned_content)) is not None:
         sources[names.CONTENT.source] = content

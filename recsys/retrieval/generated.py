@@ -5,18 +5,21 @@ Axes: B queries of a batch, N item rows, k list length.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.kernels.choice import is_on
+from recsys.layers.codes.decode_step import Beams, Decoded
+from recsys.models.generative.history_reader import BeamState, GenerativeContext
 from recsys.models.generative.model import GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch, check_scores
-from recsys.retrieval.sources import Ranking, Source, with_history
+from recsys.retrieval.sources import LateError, Ranking, Source, with_history
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.trie import Trie
 
@@ -99,3 +102,45 @@ def generated_source(model: GenerativeModel, item_codes: ItemCodes, beam_width: 
         semantic_ids_version=model.inputs.semantic_ids,
     )
     return GeneratedSource(model, search)
+
+
+class _Timed(NamedTuple):
+    """A context with the moment by which the search has to be done."""
+
+    context: GenerativeContext
+    deadline: float
+
+
+class _TimedModel:
+    """A generative model that gives up when a request's time is over."""
+
+    def __init__(self, model: GenerativeModel, timeout_ms: float | None) -> None:
+        self._model = model
+        self._timeout_seconds = float("inf") if timeout_ms is None else timeout_ms / 1_000
+
+    def context(self, queries: JaggedBatch) -> _Timed:
+        """Read the history, once for all beams."""
+        deadline = time.perf_counter() + self._timeout_seconds
+        return _Timed(self._model.context(queries), deadline)
+
+    def decode_step(self, timed: _Timed, beams: Beams[BeamState] | None, /) -> Decoded[BeamState]:
+        if time.perf_counter() > timed.deadline:
+            raise LateError
+        return self._model.decode_step(timed.context, beams)
+
+
+def timed_source(
+    model: GenerativeModel, trie: Trie, beam_width: int, timeout_ms: float | None
+) -> Source:
+    """Search a model's semantic IDs for a limited time.
+
+    Args:
+        trie: Of IDs whose version was compared with the model's.
+        timeout_ms: How long a search may take; None is as long as it takes. Looked at before each
+            level, so a search ends at most a level's time later.
+    """
+    timed = _TimedModel(model, timeout_ms)
+    search = BeamSearch(
+        timed.decode_step, trie, beam_width=beam_width, semantic_ids_version=trie.version
+    )
+    return GeneratedSource(timed, search)

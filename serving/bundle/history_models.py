@@ -44,6 +44,7 @@ from serving.bundle.semantic_ids import ItemSemanticIds
 CONTENT_SIMILARITY, SEQUENCE, ENSEMBLE, GENERATIVE = (
     one.part for one in (names.CONTENT, names.SEQUENCE, names.ENSEMBLE, names.GENERATIVE)
 )
+Blends = Mapping[Profile, LearnedBlend]
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
 """Folder of the blend of each profile."""
 
@@ -143,6 +144,13 @@ class Generation:
     trie: Trie
     """Trie of the semantic IDs of all item rows, appended ones included."""
 
+    def grown(self, items: ItemCatalogue, semantic_ids: ItemSemanticIds | None) -> Generation:
+        """Generate the IDs of a catalogue with appended items."""
+        assert semantic_ids is not None
+        ids = semantic_ids.item_codes
+        model = self.model.grown(items).with_codes(ids.codes)
+        return Generation(model=model, trie=Trie.of_items(ids))
+
 
 def load_generation(
     directory: Path,
@@ -193,7 +201,7 @@ def load_outside(
     return found
 
 
-def load_blends(directory: Path, manifest: BundleManifest) -> dict[Profile, LearnedBlend]:
+def load_blends(directory: Path, manifest: BundleManifest) -> Blends:
     """Load the learned blend of each profile that the bundle has."""
     there = {one for one in names.MODELS if one.part in manifest.models}
     blends: dict[Profile, LearnedBlend] = {}

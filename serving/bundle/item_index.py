@@ -26,6 +26,8 @@ from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
 from serving.bundle.manifest import BundleManifest
 
 FOLDER = "index"
+ItemIndexes = Mapping[str, FaissIndex]
+"""Indexes by part."""
 COMPARED_UP_TO = FaissIndexConfig().flat_max_rows
 
 
@@ -68,7 +70,7 @@ def load_item_indexes(
 
 @torch.no_grad()
 def grown_item_indexes(
-    indexes: Mapping[str, FaissIndex], vectors: Mapping[str, Callable[[], Tensor]]
+    indexes: ItemIndexes, vectors: Mapping[str, Callable[[], Tensor]]
 ) -> dict[str, FaissIndex]:
     """Append the rows that deltas add to copies of the indexes."""
     found: dict[str, FaissIndex] = {}

@@ -1,6 +1,7 @@
-"""Content, categories and texts of a bundle's items.
+"""Content, categories, texts and popularity of a bundle's items.
 
     content/        content.npy [N, F], F = 0 without
+    popularity/     see recsys/models/popularity.py
     text_search/    what finds items by a text, see recsys/models/text_search/search.py
 
 Models read them for items that a delta appended too. Axes: N item rows, F width of content
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.names import POPULARITY
+from recsys.models.popularity import Popularity
 from recsys.models.text_search.search import TextSearch
 from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.catalogue import Catalogue
@@ -89,3 +92,21 @@ def grown_text_search(search: TextSearch | None, catalogue: Catalogue) -> TextSe
     rows = range(search.num_item_rows, catalogue.num_item_rows)
     texts = (" ".join([catalogue.title_of(row), *catalogue.categories_of(row)]) for row in rows)
     return search.grown(list(texts))
+
+
+def load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
+    """Load the scores of all items."""
+    path = directory / POPULARITY.part
+    with reading(path):
+        model = Popularity.load(path)
+    check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
+    if torch.isnan(model.item_scores).any():
+        raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
+    return model
+
+
+def grown_popularity(popularity: Popularity, num_item_rows: int) -> Popularity:
+    """Append unpopular items."""
+    scores = popularity.item_scores
+    added = torch.zeros(num_item_rows - len(scores))
+    return Popularity(popularity.config, torch.cat([scores, added]))

@@ -13,25 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from features.point_in_time import FEATURES
 from recsys.data.durable import Held
 from recsys.layers.embedding.collection import filled_later
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
-from recsys.models.names import POPULARITY
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.text_search.search import TextSearch
-from recsys.retrieval.blend.demand import item_demand
-from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.retrieval.faiss_index import FaissIndex
-from recsys.semantic_ids.trie import Trie
-from serving.bundle.arrays import check_rows, reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta, semantic_ids_of
 from serving.bundle.history_models import (
     ENSEMBLE,
+    Blends,
     Generation,
     OutsideModel,
     load_blends,
@@ -41,15 +35,27 @@ from serving.bundle.history_models import (
     load_outside,
     load_sequence,
 )
-from serving.bundle.item_index import compared, grown_item_indexes, load_item_indexes
-from serving.bundle.items import grown_items, grown_text_search, load_items, load_text_search
-from serving.bundle.manifest import BundleManifest, Profile, verify_files, vocabulary_digests
+from serving.bundle.item_index import (
+    ItemIndexes,
+    compared,
+    grown_item_indexes,
+    load_item_indexes,
+)
+from serving.bundle.items import (
+    grown_items,
+    grown_popularity,
+    grown_text_search,
+    load_items,
+    load_popularity,
+    load_text_search,
+)
+from serving.bundle.manifest import BundleManifest, verify_files, vocabulary_digests
 from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
 from serving.bundle.published import Link, chain_of, permitted
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
-from serving.bundle.users import Users
+from serving.bundle.users import Users, check_context_features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +80,9 @@ class Bundle:
     generative: Generation | None
     outside: Mapping[str, OutsideModel]
     """Models of other packages, by name."""
-    indexes: Mapping[str, FaissIndex]
+    indexes: ItemIndexes
     """Indexes of sequence models and content, by part; large catalogues alone have them."""
-    blends: Mapping[Profile, LearnedBlend]
+    blends: Blends
     ranker: LoadedRanker | None
     text_search: TextSearch | None = None
     """Finds items by a text; None where titles alone are searched."""
@@ -150,15 +156,6 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _measure_demand(
-    users: Users, blends: Mapping[Profile, LearnedBlend], num_item_rows: int
-) -> Tensor | None:
-    """Measure items' demand by all events of a bundle, [N, D]; None where no blend reads it."""
-    if users.times is None or all(blend.demand is None for blend in blends.values()):
-        return None
-    return item_demand(np.asarray(users.item_rows), np.asarray(users.times), num_item_rows)
-
-
 def _load_released(link: Link) -> Bundle:
     """Load a bundle as it was released, its files verified."""
     directory, manifest = link.directory, link.manifest
@@ -177,7 +174,8 @@ def _load_released(link: Link) -> Bundle:
     items = load_items(directory, manifest, catalogue)
     semantic_ids = semantic_ids_of([link])
     blends = load_blends(directory, manifest)
-    demand = _measure_demand(users, blends, num_item_rows)
+    reads_demand = any(blend.demand is not None for blend in blends.values())
+    demand = users.measure_demand(num_item_rows) if reads_demand else None
     blends = {profile: blend.with_demand(demand) for profile, blend in blends.items()}
     content = load_content_similarity(directory, manifest, items)
     sequence = load_sequence(directory, manifest, items)
@@ -188,7 +186,7 @@ def _load_released(link: Link) -> Bundle:
         directory=directory,
         catalogue=catalogue,
         users=users,
-        popularity=_load_popularity(directory, manifest),
+        popularity=load_popularity(directory, manifest),
         item_weights=load_item_weights(directory, manifest, num_item_rows),
         items=items,
         retriever=load_retriever(directory, manifest, items),
@@ -220,7 +218,6 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
     items = grown_items(released.items, catalogue, released.catalogue.num_category_rows, deltas)
     semantic_ids = semantic_ids_of(chain, released.semantic_ids)
     old = released
-    num_new_rows = catalogue.num_item_rows - released.num_item_rows
     retriever, generative, similar = old.retriever, old.generative, old.content_similarity
     content_similarity = None if similar is None else similar.grown(items.content)
     sequence = None if old.sequence is None else old.sequence.grown(items)
@@ -232,10 +229,7 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         manifest=chain[-1].manifest,
         digest=chain[-1].digest,
         catalogue=catalogue,
-        popularity=Popularity(
-            old.popularity.config,
-            torch.cat([old.popularity.item_scores, torch.zeros(num_new_rows)]),
-        ),
+        popularity=grown_popularity(old.popularity, catalogue.num_item_rows),
         item_weights={
             name: ItemWeights(one.table.grown(catalogue.num_item_rows), one.history, one.settings)
             for name, one in old.item_weights.items()
@@ -247,26 +241,11 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         sequence=sequence,
         ensemble=ensemble,
         indexes=grown_item_indexes(old.indexes, vectors),
-        generative=None if generative is None else _grown_ids(generative, items, semantic_ids),
-        ranker=None if old.ranker is None else _grown_ranker(old.ranker, items),
+        generative=None if generative is None else generative.grown(items, semantic_ids),
+        ranker=None if old.ranker is None else old.ranker.grown(items),
         text_search=grown_text_search(old.text_search, catalogue),
         properties=properties,
     )
-
-
-def _grown_ids(
-    generation: Generation, items: ItemCatalogue, semantic_ids: ItemSemanticIds | None
-) -> Generation:
-    assert semantic_ids is not None
-    ids = semantic_ids.item_codes
-    model = generation.model.grown(items).with_codes(ids.codes)
-    return Generation(model=model, trie=Trie.of_items(ids))
-
-
-def _grown_ranker(ranker: LoadedRanker, items: ItemCatalogue) -> LoadedRanker:
-    features = ranker.builder.history_features.grown(items)
-    builder = replace(ranker.builder, history_features=features)
-    return replace(ranker, model=ranker.model.grown(items), builder=builder)
 
 
 def _check_count(directory: Path, name: str, found: int, manifest: BundleManifest) -> None:
@@ -276,24 +255,3 @@ def _check_count(directory: Path, name: str, found: int, manifest: BundleManifes
             f"{directory} has {found} {name} rows, its manifest says {expected}; its parts come "
             "from different runs, release the bundle again"
         )
-
-
-def _load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
-    path = directory / POPULARITY.part
-    with reading(path):
-        model = Popularity.load(path)
-    check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
-    if torch.isnan(model.item_scores).any():
-        raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
-    return model
-
-
-def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:
-    """Check that this version of the platform can compute what a bundle's model reads."""
-    for name, cardinality in cardinalities.items():
-        known = FEATURES[name].cardinality if name in FEATURES else None
-        if cardinality != known:
-            raise ValueError(
-                f"{path} needs context feature {name!r} with {cardinality} categories, here it has "
-                f"{known} (known: {sorted(FEATURES)}); serve it with the version that released it"
-            )

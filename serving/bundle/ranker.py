@@ -80,6 +80,12 @@ class LoadedRanker:
         model = Ranker.load(directory, catalogue, backend="torch")
         return cls(model=in_one_tile(model, builder.num_candidates), builder=builder)
 
+    def grown(self, items: ItemCatalogue) -> LoadedRanker:
+        """Rank a catalogue with appended items."""
+        features = self.builder.history_features.grown(items)
+        builder = replace(self.builder, history_features=features)
+        return replace(self, model=self.model.grown(items), builder=builder)
+
     def with_demand(self, demand: Tensor | None) -> LoadedRanker:
         """Merge candidates by the demand of items as of another moment, [N, D]."""
         blend = self.builder.blend.with_demand(demand)

@@ -18,8 +18,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from features.point_in_time import FEATURES
 from recsys.data.string_table import StringTable, write_string_table
+from recsys.retrieval.blend.demand import item_demand
 from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_strings
 
 Rows = NDArray[np.int64]
@@ -103,6 +106,12 @@ class Users:
             return None
         return self.times[self.offsets[user_row] : self.offsets[user_row + 1]]
 
+    def measure_demand(self, num_item_rows: int) -> Tensor | None:
+        """Measure items' demand by all events, [N, D]; None without times."""
+        if self.times is None:
+            return None
+        return item_demand(np.asarray(self.item_rows), np.asarray(self.times), num_item_rows)
+
     def check(self, directory: Path, num_item_rows: int, cardinalities: Mapping[str, int]) -> None:
         """Check that the parts fit each other and the catalogue."""
         histories = directory / "histories"
@@ -136,3 +145,14 @@ def _ascending_within(times: Rows, offsets: Rows) -> bool:
     """True if times never fall from one event to the next of the same user."""
     falls = np.flatnonzero(np.diff(times) < 0) + 1
     return bool((offsets[np.searchsorted(offsets, falls)] == falls).all())
+
+
+def check_context_features(path: Path, cardinalities: Mapping[str, int]) -> None:
+    """Check that this version of the platform can compute what a bundle's model reads."""
+    for name, cardinality in cardinalities.items():
+        known = FEATURES[name].cardinality if name in FEATURES else None
+        if cardinality != known:
+            raise ValueError(
+                f"{path} needs context feature {name!r} with {cardinality} categories, here it has "
+                f"{known} (known: {sorted(FEATURES)}); serve it with the version that released it"
+            )

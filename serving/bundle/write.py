@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from recsys.data.durable import new_directory
-from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.names import POPULARITY, TWO_TOWER
-from recsys.models.sequence.model import SequenceModel
-from recsys.models.sequence.one import OneHistory
-from recsys.retrieval.index_recall import tuned_index
-from serving.bundle import item_index
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.history_models import (
     BLENDS,
@@ -47,9 +40,7 @@ from serving.bundle.ranker import RANKER
 from serving.bundle.retriever import TwoTowerParts, write_two_tower
 from serving.bundle.semantic_ids import ItemSemanticIds, SemanticIdParts
 from serving.bundle.users import Users
-
-NUM_QUERIES = 300
-RECALL = "recall@100"
+from serving.bundle.write_indexes import write_indexes
 
 
 class OutsideParts(NamedTuple):
@@ -130,7 +121,7 @@ def write_bundle(
         parts.users.save(directory)
         write_content(parts.content, parts.catalogue.num_item_rows, directory)
         models = _write_models(parts, directory)
-        indexed = _write_indexes(directory, _items(parts), parts.users)
+        indexed = write_indexes(directory, _items(parts), parts.users)
         if parts.semantic_ids is not None:
             parts.semantic_ids.copy_to(directory)
         seal(
@@ -206,55 +197,3 @@ def copy_model(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.is_file():
             shutil.copyfile(path, target / path.name)
-
-
-def _write_indexes(
-    directory: Path, items: ItemCatalogue, users: Users
-) -> dict[str, dict[str, float]]:
-    """Index the models of a bundle that is being written, if it has many items.
-
-    Args:
-        directory: Holds the copied models.
-        items: Content and categories of every item row.
-        users: Some of their histories are the queries that an index is tuned on.
-
-    Returns:
-        Metrics of each index.
-    """
-    found: dict[str, dict[str, float]] = {}
-    if len(items.content) <= item_index.COMPARED_UP_TO:
-        return found
-    (directory / item_index.FOLDER).mkdir(exist_ok=True)
-    with torch.no_grad():
-        for part in (SEQUENCE, ENSEMBLE):
-            if (directory / part).exists():
-                model = SequenceModel.load(directory / part, items, backend="torch")
-                one = OneHistory(model)
-                queries = _queries(users, one.query_vector)
-                found |= _write_index(directory, part, model.all_item_vectors(), queries)
-        if (directory / CONTENT_SIMILARITY).exists():
-            similarity = ContentSimilarity.load(directory / CONTENT_SIMILARITY, items.content)
-            content = OneContent(similarity)
-            queries = _queries(users, lambda rows, _: content.query_vector(rows))
-            found |= _write_index(directory, CONTENT_SIMILARITY, similarity.vectors, queries)
-    return found
-
-
-def _queries(users: Users, encode: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
-    """Encode histories of evenly chosen users, [Q, D]."""
-    known = np.flatnonzero(np.diff(users.offsets) > 0)
-    chosen = known[np.unique(np.linspace(0, len(known) - 1, NUM_QUERIES).astype(int))]
-    found = []
-    for row in chosen.tolist():
-        times = users.history_times(row)
-        rows = torch.from_numpy(np.array(users.history(row)))
-        found.append(encode(rows, None if times is None else torch.from_numpy(np.array(times))))
-    return torch.stack(found)
-
-
-def _write_index(
-    directory: Path, part: str, vectors: Tensor, queries: Tensor
-) -> dict[str, dict[str, float]]:
-    index, recall = tuned_index(vectors, queries)
-    index.save(directory / item_index.FOLDER / f"{part}.faiss")
-    return {f"index of {part}": {RECALL: recall, "lists": index.effort}}

@@ -6,43 +6,21 @@ same for the application in one process and for the server's workers.
 
 from __future__ import annotations
 
-import heapq
 import re
-import time
-from bisect import bisect_left
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
-from itertools import islice
 from random import Random
 
-import numpy as np
-
-from serving.bundle.load import Bundle
-from serving.configuration.check import deed
-from serving.configuration.file import ServingConfiguration
 from serving.configuration.resolve import UnknownSurfaceError
-from serving.configuration.rules import holds
 from serving.cursor import CursorError
 from serving.explanation.phrasing import Phraser
 from serving.explanation.served_list import explain_list
-from serving.filtering.compile import known_properties
 from serving.filtering.expression import FilterError
-from serving.items import END
 from serving.list_record import write_record
 from serving.online.store import RequestRecord, StoreError
 from serving.query import RequestError, UnknownItemError
 from serving.recommend import Made, Recommender
-from serving.replies import (
-    CatalogueReply,
-    Category,
-    HistoryReply,
-    ItemsReply,
-    PastItem,
-    RuleCard,
-    SurfaceCard,
-    UserCard,
-    UsersReply,
-)
+from serving.replies import HistoryReply, ItemsReply, UsersReply
 from serving.routes import BY_NAME
 from serving.schemas import (
     ExplainParameters,
@@ -56,15 +34,12 @@ from serving.schemas import (
     to_json,
 )
 from serving.settings import Settings
+from serving.web.descriptions import UserIndex, describe_catalogue, describe_user, list_history
 from serving.web.http import Head, HttpAnswer, RefusedError, read_input, validated
 from serving.web.openapi import document
 from serving.web.writes import NO_STORE
 
 REQUEST_ID = re.compile("[0-9a-f]{32}")
-MAX_CATEGORIES = 500
-"""Categories on the page, largest first."""
-MAX_PREFIX_USERS = 5_000
-"""Users with a prefix, in order of text, among which the shortest ids are listed."""
 FAULTS = (CursorError, FilterError, RequestError, UnknownItemError, UnknownSurfaceError)
 """Faults of a request that fits its schema."""
 
@@ -191,21 +166,12 @@ class Handlers:
         return HttpAnswer(200, to_json(document()), {})
 
     def catalogue(self, _: None, head: Head) -> HttpAnswer:
-        bundle = self._recommender.bundle
         try:
             keeps_events = self._recommender.live.store() is not None
         except StoreError:
             keeps_events = True
-        described = CatalogueReply(
-            bundle=bundle.version,
-            profile=self._recommender.profile,
-            num_items=bundle.num_item_rows - 1,
-            shows_users=head["shown"],
-            categories=_category_sizes(bundle),
-            properties=known_properties(bundle),
-            surfaces=_surfaces(self._recommender.configuration, time.time()),
-            keeps_events=keeps_events,
-            num_users=bundle.users.num_user_rows - 1 if head["shown"] else None,
+        described = describe_catalogue(
+            self._recommender, shows_users=head["shown"], keeps_events=keeps_events
         )
         return HttpAnswer(200, to_json(described), {})
 
@@ -231,10 +197,12 @@ class Handlers:
     def users(self, given: UsersParameters, _: Head) -> HttpAnswer:
         bundle = self._recommender.bundle
         if given.random:
-            found = _random_users(bundle, given.k, self._random)
+            rows = range(1, bundle.users.num_user_rows)
+            chosen = self._random.sample(rows, min(given.k, len(rows)))
         else:
             ids = self._user_index.beginning_with(given.prefix, given.k)
-            found = [_user_card(bundle, bundle.users.row_of(user_id) or 0) for user_id in ids]
+            chosen = [bundle.users.row_of(user_id) or 0 for user_id in ids]
+        found = [describe_user(bundle, row) for row in chosen]
         return HttpAnswer(200, to_json(UsersReply(bundle.version, found)), {})
 
     def history(self, given: HistoryParameters, head: Head) -> HttpAnswer:
@@ -242,71 +210,6 @@ class Handlers:
         row = bundle.users.row_of(user_id)
         if row is None:
             raise RefusedError(404, "unknown_user", "no user of the bundle has this id")
-        items = _past_items(self._recommender, row, given.k)
+        items = list_history(self._recommender, row, given.k)
         reply = HistoryReply(bundle.version, user_id, len(bundle.users.history(row)), items)
         return HttpAnswer(200, to_json(reply), {})
-
-
-def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCard]:
-    """Describe the surfaces with the rules and the experiment in force at a time."""
-    cards = []
-    for name, surface in configuration.surfaces.items():
-        rules = [
-            RuleCard(rule.name, deed(rule))
-            for rule in configuration.rules
-            if rule.on(name) and holds(rule.span, now)
-        ]
-        running = (
-            one.name for one in configuration.experiments if one.on(name) and holds(one.span, now)
-        )
-        cards.append(SurfaceCard(name, surface.kind, rules, next(running, None)))
-    return cards
-
-
-def _past_items(recommender: Recommender, user_row: int, k: int) -> list[PastItem]:
-    """List a user's latest k events, newest first."""
-    users = recommender.bundle.users
-    rows, times = users.history(user_row), users.history_times(user_row)
-    found = []
-    for place in range(len(rows) - 1, max(len(rows) - 1 - k, -1), -1):
-        card = recommender.cards.of(int(rows[place]))
-        moment = None if times is None else int(times[place])
-        found.append(PastItem(card.item_id, card.title, card.categories, card.semantic_id, moment))
-    return found
-
-
-def _user_card(bundle: Bundle, user_row: int) -> UserCard:
-    """Describe a user for a list."""
-    return UserCard(bundle.users.user_ids[user_row], len(bundle.users.history(user_row)))
-
-
-def _random_users(bundle: Bundle, k: int, random: Random) -> list[UserCard]:
-    """Draw k users, or all where there are fewer."""
-    rows = range(1, bundle.users.num_user_rows)
-    return [_user_card(bundle, row) for row in random.sample(rows, min(k, len(rows)))]
-
-
-def _category_sizes(bundle: Bundle) -> list[Category]:
-    """List the largest categories by name, with their numbers of items."""
-    catalogue = bundle.catalogue
-    counts = np.bincount(catalogue.category_values, minlength=catalogue.num_category_rows)
-    counts[0] = 0
-    largest = np.argsort(-counts, kind="stable")[:MAX_CATEGORIES].tolist()
-    found = {catalogue.category_names[row]: int(counts[row]) for row in largest if counts[row]}
-    return [Category(name, found[name]) for name in sorted(found, key=str.casefold)]
-
-
-class UserIndex:
-    """User ids in order of their folded text."""
-
-    def __init__(self, user_ids: Iterable[str]) -> None:
-        self._ids = sorted((user_id.casefold(), user_id) for user_id in islice(user_ids, 1, None))
-
-    def beginning_with(self, prefix: str, k: int) -> list[str]:
-        """List k user ids with a prefix, short ones first; case does not matter."""
-        folded = prefix.casefold()
-        first = bisect_left(self._ids, (folded,))
-        last = bisect_left(self._ids, (folded + END,))
-        near = self._ids[first : min(last, first + MAX_PREFIX_USERS)]
-        shortest = heapq.nsmallest(k, near, key=lambda pair: (len(pair[0]), pair))
-        return [user_id for _, user_id in shortest]

@@ -19,6 +19,7 @@ from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.build_semantic_ids import read_behaviour
 from pipelines.stages.list import STAGES
 from recsys.data.item_mask import ItemMask
+from recsys.retrieval.generated import timed_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
@@ -28,7 +29,6 @@ from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.sources import generative_source
 from serving.surfaces import HOME
 
 Recsys = Callable[..., Result]
@@ -126,7 +126,7 @@ def test_appended_item_is_generated(own: Path, recsys: Recsys) -> None:
     assert torch.equal(codes[: len(before)], before)
     assert int(codes[row, 0]) in before[1:, 0].tolist()
     assert bundle.generative is not None
-    source = generative_source(bundle.generative, 25, None)
+    source = timed_source(bundle.generative.model, bundle.generative.trie, 25, None)
     mask = ItemMask.all(bundle.num_item_rows)
     for session in (["item-0"], ["item-4", "item-5"]):
         with torch.inference_mode():
