@@ -11,12 +11,12 @@ A request, in order:
    `live.py` reads what the visitor did since the release from the online store (`online/`);
    `query.py` looks up ids, history and context features;
    `exclusions.py` decides which items may be shown, and why others may not;
-   `sources.py` lists candidates from each source of the surface (`surfaces.py`);
-   `ranking.py` merges the lists, and `bundle/ranker.py` reorders the first places;
+   `retrieval.py` queries each source (`sources.py`) of the surface (`surfaces.py`), merges the
+   lists (`ranking.py`), and has `bundle/ranker.py` reorder the first places;
    `arrangement.py` applies rules, diversity, caps and exploration (`configuration/`);
-   `reasons.py` gives reasons, if requested.
+   `reply_items.py` builds the items, with reasons if requested.
 4. The reply (`schemas.py`) names the parts that made it and each degraded one; `log.py` logs
-   one line, and the front keeps the list's record (`online/records.py`), from which
+   one line, and the front keeps the list's record (`list_record.py`), from which
    `explanation/` explains it.
 
 `settings.py` holds the options of both; `configuration/` reads surfaces, rules and experiments;

@@ -163,7 +163,7 @@ class ServerMetrics:
     def _request_counter(self, route: str, status: int) -> Counter:
         known, code = route in PATHS, _STATUSES.get(status)
         counted = self._requests.labels(route if known else OTHER, code or OTHER)
-        # Only what is in the fixed sets is kept: the rest has no bound.
+        # Only members of the fixed sets are kept: the rest has no bound.
         if known and code:
             self._by_route_and_status[route, status] = counted
         return counted

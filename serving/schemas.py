@@ -52,7 +52,7 @@ DegradedCode = Literal[
     "no_word_found",
 ]
 Scope = Literal["read", "events", "users", "metrics", "admin"]
-"""What a key may do."""
+"""Permission of a key."""
 Scalar = str | int | float | bool | None | list[str]
 Id = Annotated[str, Field(min_length=1, max_length=512)]
 SurfaceName = Annotated[str, Field(min_length=1, max_length=512)]
@@ -167,7 +167,7 @@ class RankRequest(Strict):
         return self
 
     def request(self) -> Request:
-        """Give the request for the list."""
+        """Return the request for the list."""
         same = {name: getattr(self, name) for name in RankRequest.model_fields if name != "items"}
         return Request(**same, candidates=self.items, k=len(self.items))
 
@@ -197,7 +197,7 @@ class BatchRequest(Strict):
 
 
 class SimilarParameters(Parameters):
-    """Of ``/v1/similar/{item_id}``."""
+    """Query parameters of ``/v1/similar/{item_id}``."""
 
     k: int = Field(default=20, ge=1, le=MAX_K)
 
@@ -221,7 +221,7 @@ class ItemsRequest(Strict):
 
 
 class SearchParameters(Parameters):
-    """Of ``/v1/search``."""
+    """Query parameters of ``/v1/search``."""
 
     q: str = Field(default="", max_length=200)
     """Words of a title, or their beginnings; empty lists the most popular items."""
@@ -229,14 +229,14 @@ class SearchParameters(Parameters):
 
 
 class ItemsParameters(Parameters):
-    """Of ``/v1/items``."""
+    """Query parameters of ``/v1/items``."""
 
     id: list[Id] = Field(min_length=1, max_length=100)
     """Repeat it for more than one item."""
 
 
 class UsersParameters(Parameters):
-    """Of ``/v1/users``."""
+    """Query parameters of ``/v1/users``."""
 
     prefix: str = Field(default="", max_length=512)
     k: int = Field(default=10, ge=1, le=50)
@@ -245,13 +245,13 @@ class UsersParameters(Parameters):
 
 
 class HistoryParameters(Parameters):
-    """Of ``/v1/users/{user_id}/history``."""
+    """Query parameters of ``/v1/users/{user_id}/history``."""
 
     k: int = Field(default=50, ge=1, le=500)
 
 
 class ExplainParameters(Parameters):
-    """Of ``/v1/explain/{request_id}``."""
+    """Query parameters of ``/v1/explain/{request_id}``."""
 
     item_id: Id | None = None
     """An item that may be missing from the list; the reply then says why."""

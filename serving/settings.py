@@ -171,7 +171,7 @@ class Settings(ServingOptions):
 
     @property
     def store_url(self) -> str:
-        """Where the online store is."""
+        """Address of the online store."""
         return self.store or f"sqlite:{self.bundles.absolute().parent / 'online'}"
 
     @property
@@ -180,7 +180,7 @@ class Settings(ServingOptions):
         return self.workers or usable_cpus()
 
     def to_json(self) -> dict[str, Any]:
-        """Give the settings as another process reads them."""
+        """Write the settings for another process."""
         document: dict[str, Any] = TypeAdapter(Settings).dump_python(self, mode="json")
         return document
 

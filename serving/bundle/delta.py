@@ -69,9 +69,9 @@ def semantic_ids_of(
             if found is None and says is not None:
                 found = ItemSemanticIds.load(directory, says.version)
         elif found is not None:
-            nobody = NewIds.none(num_item_rows - num_before, found.ids.num_levels)
+            no_ids = NewIds.none(num_item_rows - num_before, found.ids.num_levels)
             with reading(directory / "semantic_ids"):
-                found = found.extended(NewIds.load(directory) or nobody)
+                found = found.extended(NewIds.load(directory) or no_ids)
         if found is not None and found.num_item_rows != num_item_rows:
             raise ValueError(
                 f"{directory} has semantic IDs for {found.num_item_rows} item rows, the rest of it "

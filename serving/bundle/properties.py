@@ -40,7 +40,7 @@ from serving.bundle.manifest import BundleManifest, PropertyKind
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]
 MAX_BYTES = 64 << 20
-"""Of all masks of one bundle in one process: 536 of a million rows."""
+"""Limit of all masks of one bundle in one process: 536 of a million rows."""
 MAX_MASKS = 4_096
 
 

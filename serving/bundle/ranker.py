@@ -259,6 +259,6 @@ def reranked(merged: MergedOne, scores: Tensor, k: int) -> MergedOne:
     order = np.argsort(-found, kind="stable")
     places = np.concatenate([order, np.arange(len(found), length)])[:k]
     ranked = found[order]
-    behind = np.repeat(ranked[-1:], length - len(found))
+    lowest = np.repeat(ranked[-1:], length - len(found))
     reordered = MergedOne(*(part[places] for part in merged))
-    return reordered._replace(scores=np.concatenate([ranked, behind])[:k])
+    return reordered._replace(scores=np.concatenate([ranked, lowest])[:k])

@@ -56,7 +56,7 @@ class ServingConfiguration:
     version: str = "built-in"
     """First hexadecimal digits of the file's SHA-256."""
     source: str = "built-in"
-    """Name of the file, for messages."""
+    """The file's name, for messages."""
 
 
 def read_configuration(path: Path) -> ServingConfiguration:

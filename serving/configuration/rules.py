@@ -90,7 +90,7 @@ Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=1_000), After
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Period:
-    """What has a name, and holds on some surfaces for some time."""
+    """A named rule or experiment, in force on some surfaces for some time."""
 
     name: Text
     surfaces: Names | None = None
@@ -139,13 +139,13 @@ class Audience:
     """Requests with a user id, without one, or both."""
 
     def has(self, user_id: str | None, domain: str | None) -> bool:
-        """Tell whether a request is for one of them."""
+        """Return whether a request is for one of them."""
         if self.visitors != "all" and (user_id is None) != (self.visitors == "anonymous"):
             return False
         return self.domains is None or domain in self.domains
 
     def meets(self, other: Audience) -> bool:
-        """Tell whether a request can be for both."""
+        """Return whether a request can be for both."""
         if "all" not in (self.visitors, other.visitors) and self.visitors != other.visitors:
             return False
         return share(self.domains, other.domains)

@@ -179,7 +179,7 @@ def _text_values(test: Relation | Membership, kind: str) -> list[str]:
 def _numbers(test: Relation | Membership, column: NumberColumn) -> Mask:
     values = column.values
     if column.kind == "date":
-        # A date of the filter stands for its whole day.
+        # A date of the filter covers its whole day.
         values = np.floor_divide(values, DAY)
         requested = [_day(value, test) for value in _values(test)]
     else:

@@ -188,7 +188,7 @@ class RedisConnections:
             except (redis.AuthenticationError, redis.exceptions.BusyLoadingError):
                 raise
             except (redis.ConnectionError, redis.exceptions.NoScriptError):
-                # Redis has been started anew meanwhile, or forgot its scripts. Every call may be
+                # Redis has restarted meanwhile, or forgot its scripts. Every call may be
                 # repeated: what has been stored is not stored twice.
                 self._drop_idle()
                 connection = self._opened(limit_ms)

@@ -285,7 +285,7 @@ end
 return {#members, removed}
 """
 
-# ARGV: prefix, arrived before which time, behind which place, most events.
+# ARGV: prefix, arrived before which time, after which place, most events.
 # Returns how many were looked at, how many removed, and the last place.
 REMOVE_EVENTS = """
 local entries = redis.call(

@@ -338,7 +338,7 @@ class RedisStore(OnlineStore):
                 "remove_events", events_before_ms, place, REMOVED_A_SCRIPT, slow=True
             )
             place = int(last)
-            # Clocks of servers differ by less than it takes for so many events to arrive.
+            # Clocks of servers differ by less time than this number of events takes to arrive.
             if looked < REMOVED_A_SCRIPT or removed == 0:
                 break
             time.sleep(PAUSE_SECONDS)

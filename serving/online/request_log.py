@@ -175,6 +175,6 @@ class RequestLogWriter:
         if not len(self._queue):
             self._num_flushed = self._num_flushes
         counts = (self._written.num_records, self._written.num_dropped, self._num_flushed)
-        # Where the front is gone nobody counts.
+        # Without a front, no process counts.
         with suppress(OSError):
             self._socket.sendall(COUNTS.pack(*counts))

@@ -195,7 +195,7 @@ def describe_failure(path: Path, error: Exception) -> StoreError:
 
 def _before_fork() -> None:
     FILES_LOCK.acquire()
-    # Lists first: whoever writes them reads who was forgotten in events.db.
+    # Lists first: their writer reads who was forgotten in events.db.
     for file in sorted(_all, key=lambda one: one.path.name, reverse=True):
         file._lock.acquire()
         _held_over_fork.append(file)

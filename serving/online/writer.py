@@ -202,7 +202,7 @@ class EventWriter:
         loops = {task.loop for task in tasks}
         for loop in loops:
             mine = tasks if len(loops) == 1 else [task for task in tasks if task.loop is loop]
-            # A loop that has ended has nobody who waits any more.
+            # A loop that has ended has no waiting caller.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_settle, mine)
 

@@ -37,7 +37,7 @@ def run_worker(jobs: socket.socket, recommender: Recommender, settings: Settings
     """Answer jobs until the front closes the socket."""
     torch.set_num_threads(settings.torch_threads)
     recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
-    # What a request leaves behind is freed at once; cycles are rare, and looking for them costs.
+    # Garbage of a request is freed at once; cycles are rare, and looking for them costs.
     gc.set_threshold(20_000, 20, 50)
     Worker(jobs, Handlers(recommender, settings)).run()
 

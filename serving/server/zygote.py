@@ -52,7 +52,7 @@ def run_zygote(control: socket.socket) -> None:
     """
     _leave_signals_to_the_front()
     _reap(lambda *_: None)
-    # Everything that a request needs; what is imported here is shared by all processes.
+    # Everything that a request needs; all processes share these imports.
     import torch
 
     import serving.online.request_log
