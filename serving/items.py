@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import islice
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 from rapidfuzz.process import extractOne
@@ -245,3 +246,14 @@ class ItemSearch:
             rows = rows[np.array(alike, np.float64) >= LEAST_SHARED]
             notes = (Degraded("no_word_found"),) if len(rows) else ()
         return Searched(tuple(rows.tolist()), notes, self.text_search, candidates)
+
+
+def build_search(bundle: Bundle) -> ItemSearch:
+    """Index the titles of a bundle, popular items first."""
+    catalogue = bundle.catalogue
+    order = torch.sort(bundle.popularity.item_scores, descending=True, stable=True).indices
+    rows = order[order > 0].tolist()
+    logs = torch.log1p(bundle.item_counts)
+    popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
+    titles = TitleIndex((row, catalogue.title_of(row)) for row in rows)
+    return ItemSearch(titles, bundle.text_search, popularity, catalogue.title_of)

@@ -15,9 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from recsys.data.top_k import OneList
 from serving.arrangement import Arranged, Arranger
@@ -28,13 +26,12 @@ from serving.configuration.resolve import Resolved, Resolver
 from serving.cursor import read_cursor
 from serving.exclusions import Eligible, Exclusions
 from serving.frames import frame, user_ids
-from serving.items import ItemCards, ItemSearch, TitleIndex
+from serving.items import ItemCards, ItemSearch, build_search
 from serving.live import LiveState, Opener
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.online.store import Visitor
-from serving.query import NOTHING, Query, fitted, hydrate
-from serving.ranking import FILLER, RankedItems
-from serving.reply_items import build_items
+from serving.query import NOTHING, Query, Rows, fitted, hydrate
+from serving.ranking import FILLER, RankedItems, build_items
 from serving.retrieval import Retrieval
 from serving.schemas import (
     Assigned,
@@ -48,8 +45,6 @@ from serving.settings import ServingOptions
 
 if TYPE_CHECKING:
     import polars as pl
-
-Rows = NDArray[np.int64]
 
 
 class _Stopwatch:
@@ -119,26 +114,15 @@ class Recommender:
         self.retrieval = Retrieval(bundle, options, adapters)
         self._served_by = ServedBy(
             bundle=bundle.version,
-            index=_index_name(bundle),
+            index=bundle.retriever.index_name if bundle.retriever else None,
             semantic_ids=bundle.semantic_ids.version if bundle.semantic_ids else None,
             profile=self.profile,
         )
 
     @cached_property
-    def titles(self) -> TitleIndex:
-        """The index of titles; built on first use."""
-        order = torch.sort(self.bundle.popularity.item_scores, descending=True, stable=True).indices
-        rows = order[order > 0].tolist()
-        return TitleIndex((row, self.bundle.catalogue.title_of(row)) for row in rows)
-
-    @cached_property
     def search(self) -> ItemSearch:
         """Search of items by a text; built on first use."""
-        logs = torch.log1p(self.bundle.item_counts)
-        popularity = (logs / logs.max().clamp_min(1e-9)).float().numpy()
-        return ItemSearch(
-            self.titles, self.bundle.text_search, popularity, self.bundle.catalogue.title_of
-        )
+        return build_search(self.bundle)
 
     @classmethod
     def load(
@@ -198,21 +182,14 @@ class Recommender:
         *,
         names_history: bool = True,
         now_ms: int | None = None,
-        visitor: Visitor | None = None,
     ) -> Reply:
-        """Make one list.
-
-        Args:
-            names_history: Whether a reason may name items of the user's stored history.
-            now_ms: The clock in unix milliseconds, by default now.
-            visitor: What is known of the user, by default what the store says.
+        """Make one list; arguments are those of `make`.
 
         Raises:
             UnknownItemError: The item of surface ``similar`` is not in the catalogue.
             CursorError: The cursor is none that a reply gave.
         """
-        made = self.make(request, names_history=names_history, now_ms=now_ms, visitor=visitor)
-        return made.reply
+        return self.make(request, names_history=names_history, now_ms=now_ms).reply
 
     def make(
         self,
@@ -225,9 +202,12 @@ class Recommender:
         without: Rows = NOTHING,
         depth: int = 0,
     ) -> Made:
-        """Make one list, as `answer` does, with what its record is written from.
+        """Make one list, with the values that its record is written from.
 
         Args:
+            names_history: Whether a reason may name items of the user's stored history.
+            now_ms: The clock in unix milliseconds, by default now.
+            visitor: Events and shown items of the user, by default from the store.
             seed: Seed of draws, by default from the list's own id.
             without: Items of the history that models do not get to read.
             depth: Least number of ranked items that are kept.
@@ -316,10 +296,3 @@ class Recommender:
                 rows.append((user_id, rank, *found))
         items = ("item_id", "display_text", "score", "source", "semantic_id")
         return frame(rows, "user_id", "rank", *items)
-
-
-def _index_name(bundle: Bundle) -> str | None:
-    if bundle.retriever is None:
-        return None
-    index = bundle.retriever.index
-    return f"{index.kind}-{index.num_item_rows - 1}x{index.dim}"

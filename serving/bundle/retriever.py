@@ -52,6 +52,11 @@ class Retriever:
     model: TwoTower
     index: FaissIndex
 
+    @property
+    def index_name(self) -> str:
+        """Kind and size of the index, as replies name it."""
+        return f"{self.index.kind}-{self.index.num_item_rows - 1}x{self.index.dim}"
+
 
 def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
     """Add the vectors and the index to a bundle that holds the copied model."""

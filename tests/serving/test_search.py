@@ -76,7 +76,7 @@ def test_a_loaded_bundle_has_its_titles_indexed_for_every_forked_worker(bundles,
     def build(*_):
         raise AssertionError("built inside a request")
 
-    monkeypatch.setattr(recommend, "TitleIndex", build)
+    monkeypatch.setattr(recommend, "build_search", build)
     assert ids(searched(loaded, "11 lavender", k=1)) == ["item-11"]
     workers = []
     for _ in range(2):
