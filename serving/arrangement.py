@@ -145,7 +145,7 @@ class Arranger:
             order, propensities = slate.places, slate.propensities.tolist()
         return _shown(ranked, order, propensities, pins, moved)
 
-    def chances_of(
+    def slot_chances(
         self,
         item_rows: Sequence[int],
         ranked: RankedItems | None,

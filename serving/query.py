@@ -31,7 +31,7 @@ Rows = NDArray[np.int64]
 STALE_SECONDS = 30 * 24 * 3600
 
 
-def moment_of(
+def settle_moment(
     given: int | None,
     clock: int,
     names: Mapping[str, int],
@@ -186,7 +186,7 @@ def hydrate(
     else:
         sent = session_rows(request.session or [], bundle, degraded)
         clock = int(time.time()) if clock is None else clock
-        moment = moment_of(
+        moment = settle_moment(
             request.context.unix_time, clock, bundle.context_features, bundle.users, degraded
         )
         known, known_times = _before(moment, user_row, bundle, visitor.forgotten_ms)

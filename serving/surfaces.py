@@ -78,7 +78,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
 
 
-def duration_of(text: object) -> object:
+def read_duration(text: object) -> object:
     """Read ``90s``, ``30m``, ``6h`` or ``7d``; anything but a text stays as it is.
 
     Raises:
@@ -93,7 +93,7 @@ def duration_of(text: object) -> object:
 
 
 Duration = Annotated[
-    timedelta, BeforeValidator(duration_of), Field(gt=timedelta(0), le=MAX_DURATION)
+    timedelta, BeforeValidator(read_duration), Field(gt=timedelta(0), le=MAX_DURATION)
 ]
 
 
@@ -251,7 +251,7 @@ ALIASES = {"similar": "related"}
 """Other names of built-in surfaces."""
 
 
-def surfaces_of(
+def find_surfaces(
     exclude_history: bool, surfaces: Mapping[str, Surface] = BUILT_IN
 ) -> dict[str, Surface]:
     """Return the surfaces by each of their names, as a bundle was evaluated."""

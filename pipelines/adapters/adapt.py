@@ -14,7 +14,7 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.workspace import Workspace, bundles_dir, publishing
 from serving.bundle.adapters import BASES, BaseName, publish_adapter, write_adapter
 from serving.bundle.manifest import CURRENT
-from serving.bundle.published import Link, chain_of
+from serving.bundle.published import Link, read_chain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def adapt_to(
 
 def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
     """Find the bundle that deltas stand on, and which of its models is adapted."""
-    base = chain_of(bundle)[0]
+    base = read_chain(bundle)[0]
     known: tuple[BaseName, ...] = BASES
     present = [name for name in known if (base.directory / name).is_dir()]
     wanted = config.adapter.model

@@ -151,10 +151,10 @@ def read_ids(context: Context, source: IdVersions, version: str) -> IdTable:
 
 
 def _of_bundle(bundle: Path) -> IdTable:
-    from serving.bundle.delta import semantic_ids_of
-    from serving.bundle.published import chain_of
+    from serving.bundle.delta import read_semantic_ids
+    from serving.bundle.published import read_chain
 
-    found = semantic_ids_of(chain_of(bundle))
+    found = read_semantic_ids(read_chain(bundle))
     if found is None:
         raise ValueError("the bundle has no semantic IDs")
     return IdTable.of(found.item_codes, found.ids)

@@ -84,7 +84,7 @@ class BundlePolicy:
         except ValueError as error:
             return Refused(f"the policy refuses the request ({error})")
         rows = [catalogue.row_of(item_id) or 0 for item_id in served.item_ids]
-        found = recommender.arranger.chances_of(
+        found = recommender.arranger.slot_chances(
             rows, made.ranked, made.resolved, made.query, made.eligible.mask
         )
         ids = catalogue.item_ids

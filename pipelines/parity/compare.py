@@ -117,7 +117,7 @@ def compare_records(
             "when the user was forgotten", "serving.online.store.OnlineStore.forget"
         )
     if (moment := _gap(logged.get("unix_time"), online.get("unix_time"))) is not None:
-        yield ListDifference("moment of the features", "serving.query.moment_of", moment)
+        yield ListDifference("moment of the features", "serving.query.settle_moment", moment)
     was, features = logged.get("features"), online["features"]
     if was is not None:
         yield from _compare_features(was["query"], features["query"], "")

@@ -41,7 +41,7 @@ from serving.bundle.manifest import (
     publish,
     read_manifest,
 )
-from serving.bundle.published import chain_of
+from serving.bundle.published import read_chain
 
 REFUSED_BUNDLES = "refused"
 """Folder of the bundle that was refused last, to look at and to force."""
@@ -97,7 +97,7 @@ def served_base(bundles: Path) -> BundleManifest | None:
     if not current.exists():
         return None
     try:
-        return chain_of(current.resolve())[0].manifest
+        return read_chain(current.resolve())[0].manifest
     except OtherVersionError:
         raise
     except ValueError as error:
@@ -207,7 +207,7 @@ def make_challenger(
         if version == served:
             raise ValueError(f"{version} is the champion; name another version as challenger")
         check_approved(bundles, version, action="promote", force=False)
-        chain_of(directory)
+        read_chain(directory)
         words = [f"{version} became challenger by hand.", *by_hand.words()]
         before = read_challenger(bundles)
         change = _decide(bundles, version, "kept as challenger", words=words)
@@ -265,7 +265,7 @@ def make_champion(
         by_hand.check_served(served_version(bundles))
         overridden = check_approved(bundles, version, action=action, force=force)
         take_refused(bundles, version)
-        chain_of(bundle_directory(bundles, version))
+        read_chain(bundle_directory(bundles, version))
         was_challenger = read_challenger(bundles) == version
         words = [f"{version} became champion by recsys {action}."]
         if overridden is not None:
@@ -296,7 +296,7 @@ def record_champion(
 
 def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> None:
     """Log a bundle for the registry, and what it was appended to."""
-    for link in chain_of(bundle_directory(bundles, version)):
+    for link in read_chain(bundle_directory(bundles, version)):
         verdicts = [verdict.model_dump() for verdict in link.manifest.verdicts]
         entry = registry_entry(bundles, link.manifest.version, link.digest, verdicts)
         run.register(model, **entry)

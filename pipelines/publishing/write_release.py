@@ -27,7 +27,7 @@ from serving.bundle.manifest import (
     read_manifest,
     verify_files,
 )
-from serving.bundle.properties import Properties, seconds_of
+from serving.bundle.properties import Properties, to_unix_seconds
 from serving.bundle.write import BundleParts, write_bundle
 from serving.filtering.compile import RESERVED
 
@@ -112,7 +112,7 @@ def _read_as(texts: pl.Series) -> PropertyKind | None:
 def _are_dates(texts: pl.Series) -> bool:
     try:
         for text in texts:
-            seconds_of(text)
+            to_unix_seconds(text)
     except (ValueError, OverflowError):
         return False
     return True

@@ -26,9 +26,9 @@ from pipelines.engine.artifacts import MANIFEST, digest_of_json, read_json, to_j
 from recsys.data.durable import write_durably
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Profile
-from serving.query import moment_of
+from serving.query import settle_moment
 from serving.recommend import Recommender
-from serving.surfaces import surfaces_of
+from serving.surfaces import find_surfaces
 
 LISTS, FAILED = "lists", "failed"
 ROWS_PER_PART = 200_000
@@ -130,7 +130,7 @@ KEYS = {"home": "user_id", "related": "item_id"}
 def find_key(surface: str, recommender: Recommender) -> str:
     """Return ``user_id`` or ``item_id``, the key of a surface's lists."""
     bundle, named = recommender.bundle, recommender.configuration.surfaces
-    surfaces = surfaces_of(bundle.exclude_history, named)
+    surfaces = find_surfaces(bundle.exclude_history, named)
     usable = [name for name, one in surfaces.items() if one.kind in KEYS]
     if surface not in usable:
         what = "needs what only a request knows" if surface in surfaces else "is not known"
@@ -182,7 +182,7 @@ def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], v
     if unix_time is None:
         unix_time = earlier.get("unix_time")
     if unix_time is None:
-        unix_time = moment_of(None, int(time.time()), bundle.context_features, bundle.users, [])
+        unix_time = settle_moment(None, int(time.time()), bundle.context_features, bundle.users, [])
     size = min(ROWS_PER_PART // request.k, max(250, -(-len(keys) // 16)))
     job = Job(
         bundle=bundle.version,

@@ -38,7 +38,7 @@ from serving.query import fitted
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.surfaces import surfaces_of
+from serving.surfaces import find_surfaces
 
 MAX_TRIES = 2
 SHARED = "put it on a file system that all nodes of the Ray cluster mount at the same path"
@@ -106,7 +106,7 @@ def totals(job: Job, parts: list[Part]) -> dict[str, Any]:
 
 def check_request(job: Job, recommender: Recommender) -> None:
     """Refuse options that every request would fail with."""
-    surfaces = surfaces_of(recommender.bundle.exclude_history, recommender.configuration.surfaces)
+    surfaces = find_surfaces(recommender.bundle.exclude_history, recommender.configuration.surfaces)
     try:
         fitted(Request.model_validate(job.request("1")), surfaces[job.surface])
     except ValidationError as error:

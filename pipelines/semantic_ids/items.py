@@ -140,9 +140,9 @@ def bundle_items(bundle: Path) -> Items:
     """Read the items of a bundle, or of a delta with the bundle that it extends."""
     from serving.bundle.catalogue import Catalogue
     from serving.bundle.delta import Delta
-    from serving.bundle.published import chain_of
+    from serving.bundle.published import read_chain
 
-    first, *deltas = chain_of(bundle)
+    first, *deltas = read_chain(bundle)
     catalogue = Catalogue.load(first.directory)
     for link in deltas:
         catalogue = Delta.load(link).extend(catalogue)

@@ -150,11 +150,11 @@ def send(
         ValueError: A file of it is missing or altered, or the place has another bundle of its name.
         UnreachableError: The place failed; copied files are kept for the next time.
     """
-    from serving.bundle.published import chain_of
+    from serving.bundle.published import read_chain
 
     with reaching(address):
         place = CopyPlace(address)
-        for link in chain_of(bundle_directory(bundles, version)):
+        for link in read_chain(bundle_directory(bundles, version)):
             _send_one(place, link.directory, link.manifest, link.digest)
         for name, content in (more or {}).items():
             place.write(name, content)

@@ -31,7 +31,7 @@ from serving.bundle.manifest import (
     seal,
 )
 from serving.bundle.properties import Properties, load_properties
-from serving.bundle.published import Link, chain_of
+from serving.bundle.published import Link, read_chain
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
@@ -52,7 +52,7 @@ class NewItem:
     have are not kept."""
 
 
-def semantic_ids_of(
+def read_semantic_ids(
     chain: Sequence[Link], released: ItemSemanticIds | None = None
 ) -> ItemSemanticIds | None:
     """Read the semantic IDs of a chain and hold each link's version against its manifest.
@@ -168,10 +168,10 @@ def write_delta(
     """
     if not items:
         raise ValueError("a delta needs at least one new item")
-    chain = chain_of(bundle_directory(bundles_dir, parent_version).resolve())
+    chain = read_chain(bundle_directory(bundles_dir, parent_version).resolve())
     base, newest = chain[0], chain[-1]
     vectors = _check_vectors(chain, len(items), content, item_vectors)
-    ids = _extended(semantic_ids_of(chain), semantic_ids, len(items), parent_version)
+    ids = _extended(read_semantic_ids(chain), semantic_ids, len(items), parent_version)
     earlier = [Delta.load(link) for link in chain[1:]]
     released = parent = Catalogue.load(base.directory)
     for delta in earlier:

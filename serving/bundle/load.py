@@ -22,7 +22,7 @@ from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.delta import Delta, semantic_ids_of
+from serving.bundle.delta import Delta, read_semantic_ids
 from serving.bundle.history_models import (
     ENSEMBLE,
     Blends,
@@ -51,7 +51,7 @@ from serving.bundle.items import (
 )
 from serving.bundle.manifest import BundleManifest, verify_files, vocabulary_digests
 from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
-from serving.bundle.published import Link, chain_of, permitted
+from serving.bundle.published import Link, permitted, read_chain
 from serving.bundle.ranker import LoadedRanker, load_ranker
 from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
@@ -135,7 +135,7 @@ def load_bundle(path: Path, loaded: Bundle | None = None) -> Bundle:
     # A folder that may not be listed would look empty, its files missing.
     for _ in os.walk(target, onerror=_raise):
         pass
-    chain = chain_of(target)
+    chain = read_chain(target)
     held = Held(link.directory for link in chain)
     for link in chain:
         verify_files(link.directory, link.manifest)
@@ -172,7 +172,7 @@ def _load_released(link: Link) -> Bundle:
     properties = load_properties(directory, manifest)
     properties.check(directory, num_item_rows)
     items = load_items(directory, manifest, catalogue)
-    semantic_ids = semantic_ids_of([link])
+    semantic_ids = read_semantic_ids([link])
     blends = load_blends(directory, manifest)
     reads_demand = any(blend.demand is not None for blend in blends.values())
     demand = users.measure_demand(num_item_rows) if reads_demand else None
@@ -216,7 +216,7 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         catalogue = delta.extend(catalogue)
         properties = delta.extend_properties(properties)
     items = grown_items(released.items, catalogue, released.catalogue.num_category_rows, deltas)
-    semantic_ids = semantic_ids_of(chain, released.semantic_ids)
+    semantic_ids = read_semantic_ids(chain, released.semantic_ids)
     old = released
     retriever, generative, similar = old.retriever, old.generative, old.content_similarity
     content_similarity = None if similar is None else similar.grown(items.content)

@@ -366,7 +366,7 @@ def build_column(name: str, kind: PropertyKind, values: Sequence[object]) -> Col
     return NumberColumn(kind=kind, values=np.array(numbers, np.float64))
 
 
-def seconds_of(value: object) -> float:
+def to_unix_seconds(value: object) -> float:
     """Turn a date, a time, their ISO text or unix seconds into unix seconds; no zone is UTC."""
     if isinstance(value, str):
         value = datetime.fromisoformat(value)
@@ -396,7 +396,7 @@ def _truth(value: object) -> float:
 
 _READ: dict[PropertyKind, Callable[[object], float]] = {
     "number": _number,
-    "date": seconds_of,
+    "date": to_unix_seconds,
     "boolean": _truth,
 }
 

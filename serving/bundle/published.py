@@ -101,7 +101,7 @@ class Link:
     digest: str
 
 
-def chain_of(directory: Path) -> list[Link]:
+def read_chain(directory: Path) -> list[Link]:
     """Follow a delta's parents down to its bundle, oldest first."""
     manifest, digest = read_manifest(directory)
     chain = [Link(directory, manifest, digest)]

@@ -276,10 +276,10 @@ def _keys_at(kind: type, location: Sequence[str | int]) -> list[str]:
         hints = typing.get_type_hints(kind, include_extras=True)
         named = {_key(name, hint): hint for name, hint in hints.items()}
         kind = next(_dataclasses_in(named.get(str(part))), kind)
-    return keys_of(kind)
+    return list_keys(kind)
 
 
-def keys_of(kind: type) -> list[str]:
+def list_keys(kind: type) -> list[str]:
     """List the keys of a table."""
     hints = typing.get_type_hints(kind, include_extras=True)
     keys = [_key(name, hint) for name, hint in hints.items()]

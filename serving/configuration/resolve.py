@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import ALWAYS, Experiment, Rule, holds
-from serving.surfaces import ALIASES, Surface, surfaces_of
+from serving.surfaces import ALIASES, Surface, find_surfaces
 
 RANGE = float(1 << 64)
 
@@ -43,7 +43,7 @@ class Resolver:
         Args:
             exclude_history: Whether surfaces that do not say leave out the history.
         """
-        settled = surfaces_of(exclude_history, configuration.surfaces)
+        settled = find_surfaces(exclude_history, configuration.surfaces)
         self._planned = {
             name: _Plan(surface, configuration)
             for name, surface in settled.items()

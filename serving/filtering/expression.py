@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple, NoReturn, get_args
 
 MAX_TEXT = 4_096
 """Characters of an expression."""
@@ -248,8 +248,7 @@ class _Parser:
         return self._comparison(name, position)
 
     def _comparison(self, name: str, position: int) -> Relation:
-        operators: tuple[Operator, ...] = ("=", "!=", "<", "<=", ">", ">=")
-        for operator in operators:
+        for operator in get_args(Operator):
             if self._takes(operator, "==" if operator == "=" else operator):
                 return Relation(name, operator, self._value(), position)
         self._refuse("=, !=, <, <=, >, >=, 'in', 'not in', 'is missing' or 'is not missing'")
@@ -303,10 +302,6 @@ def parse(text: str) -> Expression:
         FilterError: Names the character at fault and the remedy.
     """
     if len(text) > MAX_TEXT:
-        raise FilterError(
-            "invalid_filter",
-            f"character {MAX_TEXT + 1}: a filter has at most {MAX_TEXT} characters, this one has "
-            f"{len(text)}",
-            MAX_TEXT + 1,
-        )
+        message = f"a filter has at most {MAX_TEXT} characters, this one has {len(text)}"
+        raise _invalid(message, MAX_TEXT + 1)
     return _parsed(text)

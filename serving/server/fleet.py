@@ -176,7 +176,7 @@ class Fleet:
         generation = WorkerGeneration(target, identity, self._changed, self._worker_ended)
         message = {"settings": self.settings.to_json(), "target": str(target)}
         shared = None if whole else self._released
-        if shared is not None and not shared.broken and shared.is_release_of(target):
+        if shared is not None and not shared.broken and shared.shares_release(target):
             generation.parent = shared
         try:
             async with asyncio.timeout(LOAD_SECONDS):

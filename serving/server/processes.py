@@ -205,7 +205,7 @@ class WorkerGeneration(Process):
             self.fork_at = now + MIN_LIFE_SECONDS
         self._changed()
 
-    def is_release_of(self, target: Path) -> bool:
+    def shares_release(self, target: Path) -> bool:
         """True if a bundle is this one, or a delta of it."""
         return target.parent == self.target.parent and (
             target.name.partition("+")[0] == self.target.name

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from features.point_in_time import FEATURES, UserState
 from serving.bundle.load import load_bundle
-from serving.query import STALE_SECONDS, build_state, context_rows, hydrate, moment_of
+from serving.query import STALE_SECONDS, build_state, context_rows, hydrate, settle_moment
 from serving.recommend import Recommender
 from serving.schemas import Degraded, Request
 from serving.surfaces import HOME
@@ -76,11 +76,11 @@ def test_data_long_past_is_served_as_of_its_end_and_says_so(timed):
         (newest - 5, newest + 1, True),
     ):
         degraded = []
-        assert moment_of(None, clock, ALL, timed.users, degraded) == expected
+        assert settle_moment(None, clock, ALL, timed.users, degraded) == expected
         assert bool(degraded) == says
     # A model that reads nothing of the clock has nothing to say about it.
     degraded = []
-    moment_of(None, newest - 5, {"user_num_events": 11}, timed.users, degraded)
+    settle_moment(None, newest - 5, {"user_num_events": 11}, timed.users, degraded)
     assert degraded == []
 
 

@@ -49,11 +49,11 @@ def experiments(
     """
     from pipelines.experiments.analysis import METRICS, AnalysisConfig, analyse
     from pipelines.experiments.page import outcome_name
-    from serving.surfaces import duration_of
+    from serving.surfaces import read_duration
 
     if metric not in METRICS:
         raise ValueError(f"--metric {metric} is not known; choose one of {', '.join(METRICS)}")
-    length = duration_of(window)
+    length = read_duration(window)
     if not isinstance(length, timedelta) or not length:
         raise ValueError(f"--window {window} must be longer than 0")
     settings, weights = AnalysisConfig(metric=metric, window=length), arm_weights(serving_config)

@@ -93,9 +93,9 @@ def read_log(url: str, export: Path | None, sample: int, since: str | None) -> L
 
     from pipelines.inputs.opened_store import opened
     from pipelines.parity.log import log_of_export, log_of_store
-    from serving.surfaces import duration_of
+    from serving.surfaces import read_duration
 
-    span: Any = duration_of(since)
+    span: Any = read_duration(since)
     is_span = isinstance(span, timedelta)
     since_ms = int(1_000 * (time.time() - span.total_seconds())) if is_span else 0
     if export is not None:

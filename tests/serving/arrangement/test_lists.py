@@ -279,7 +279,7 @@ def test_chances_of_a_list_that_was_drawn_are_its_propensities(of, name):
     for seed in range(8):
         made = recommender.make(Request(user_id="user-2", k=6), seed=seed)
         rows = [recommender.bundle.catalogue.row_of(one) for one in listed(made.reply)]
-        found = recommender.arranger.chances_of(
+        found = recommender.arranger.slot_chances(
             rows, made.ranked, made.resolved, made.query, made.eligible.mask
         )
         assert [one.chance for one in found] == list(made.arranged.propensities)
@@ -296,7 +296,7 @@ def test_a_surface_that_draws_nothing_shows_its_own_list_for_certain(of, surface
 
     def chances(of_list):
         parts = (made.ranked, made.resolved, made.query, made.eligible.mask)
-        return [one.chance for one in recommender.arranger.chances_of(of_list, *parts)]
+        return [one.chance for one in recommender.arranger.slot_chances(of_list, *parts)]
 
     assert chances(rows) == [1, 1, 1, 1, 1]
     swapped = [rows[1], rows[0], *rows[2:]]
@@ -311,7 +311,7 @@ def test_the_chances_of_another_policy_for_a_drawn_list_are_known(of):
     made = drawn.make(Request(user_id="user-2", k=3), seed=3)
     rows = [drawn.bundle.catalogue.row_of(one) for one in listed(made.reply)]
     other = calmer.make(Request(user_id="user-2", k=3), seed=4)
-    found = calmer.arranger.chances_of(
+    found = calmer.arranger.slot_chances(
         rows, other.ranked, other.resolved, other.query, other.eligible.mask
     )
     for slot, (logged, one) in enumerate(zip(made.arranged.propensities, found, strict=True)):

@@ -17,7 +17,7 @@ from recsys.retrieval.blend.history_features import HistoryFeatures
 from recsys.semantic_ids.codes import NO_CODE
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
-from serving.bundle.published import chain_of
+from serving.bundle.published import read_chain
 from serving.bundle.semantic_ids import NewIds
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -76,7 +76,7 @@ def answers(bundle, profile):
 
 def test_a_delta_holds_all_items_since_the_release(made):
     for number, items in (("1", "ab"), ("2", "abc"), ("3", "abcdef")):
-        chain = chain_of(made / f"bundle-v1+{number}")
+        chain = read_chain(made / f"bundle-v1+{number}")
         assert [link.manifest.version for link in chain] == ["v1", f"v1+{number}"]
         bundle = load_bundle(made / f"bundle-v1+{number}")
         assert list(bundle.catalogue.item_ids)[41:] == list(items)

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from serving.configuration.file import check_configuration, keys_of
+from serving.configuration.file import check_configuration, list_keys
 from serving.configuration.rules import Arm, Audience, Experiment, Overrides, Rule, RuleKind
 from serving.surfaces import KINDS, Calibration, Diversity, Exploration, Surface
 
@@ -31,7 +31,7 @@ def test_examples_hold_together():
 )
 def test_every_key_is_named(part):
     named = set(re.findall(r"[\w]+", " ".join(re.findall(r"`([^`\n]+)`", PAGE) + EXAMPLES)))
-    assert set(keys_of(part)) - named == set()
+    assert set(list_keys(part)) - named == set()
 
 
 def test_every_kind_has_its_row():

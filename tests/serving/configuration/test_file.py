@@ -17,7 +17,7 @@ from serving.configuration.file import (
     check_configuration,
     read_configuration,
 )
-from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration, surfaces_of
+from serving.surfaces import BUILT_IN, HOME, Diversity, Exploration, find_surfaces
 
 
 def read(text: str) -> ServingConfiguration:
@@ -92,15 +92,15 @@ def test_similar_is_another_name_of_related():
     assert configuration.surfaces["related"].k == 7
     assert "similar" not in configuration.surfaces
     assert configuration.rules[0].surfaces == ("related",)
-    assert surfaces_of(True)["similar"] is surfaces_of(True)["related"]
+    assert find_surfaces(True)["similar"] is find_surfaces(True)["related"]
 
 
 def test_what_a_file_leaves_open_is_as_the_bundle_was_evaluated():
-    kept, left_out = surfaces_of(False)["home"], surfaces_of(True)["home"]
+    kept, left_out = find_surfaces(False)["home"], find_surfaces(True)["home"]
     assert (kept.exclude_seen, kept.max_seen_share) == (False, 0.5)
     assert (left_out.exclude_seen, left_out.max_seen_share) == (True, 1.0)
     fixed = read("[surfaces.home]\nexclude_seen = true").surfaces
-    assert surfaces_of(False, fixed)["home"].exclude_seen is True
+    assert find_surfaces(False, fixed)["home"].exclude_seen is True
 
 
 def test_times_are_toml_times_or_texts():
