@@ -34,7 +34,7 @@ BLEND = "recsys.retrieval.blend.one.OneQueryBlend.merge"
 FUSION = "serving.ranking.by_reciprocal_rank"
 FUSED = f"{BLEND}, {FUSION}"
 ITEM_FIELDS = {
-    "source": "serving.ranking.Ranked.leading",
+    "source": "serving.ranking.RankedItems.leading",
     "propensity": "recsys.reranking.exploration",
     "rules": "serving.arrangement",
 }
