@@ -80,7 +80,7 @@ class Filter(Strict):
     items, and a list that is short or empty for it says so."""
     where: str | None = Field(default=None, min_length=1, max_length=MAX_TEXT)
     """Only items for which this is true, such as ``price < 50 and brand in ['a', 'b']``;
-    docs/filters.md has the language. It always holds, and what is missing is never true."""
+    docs/filters.md has the language. It always applies, and missing values never pass."""
 
     @field_validator("where")
     @classmethod
@@ -127,7 +127,7 @@ class Request(Strict):
     """Whether each item comes with a reason and the contributions of its sources; k may then be at
     most 100."""
     dry_run: bool = False
-    """Whether the list leaves no trace: it is not logged and counts as shown to nobody."""
+    """Whether the list leaves no trace: it is not logged and does not count as shown."""
     cursor: str | None = Field(default=None, max_length=MAX_CURSOR)
     """``start`` for the first page of a list, then what the page before gave; pages never repeat an
     item. Without it a reply has no cursor."""
@@ -348,7 +348,7 @@ class Reply:
     experiment: Assigned | None = None
     """Absent where the surface has none, or the request no user."""
     cursor: str | None = None
-    """Of the next page; absent where the request had none, or there is nothing behind this page."""
+    """Cursor of the next page; absent if the request had none or this page is the last."""
 
 
 WhyNotCode = Literal[
@@ -374,7 +374,7 @@ class HistoryItem:
 
     item_id: str
     place: int
-    """Place by score of the item of the list without it; 201 for any behind the 200th."""
+    """Place by score of the item of the list without it; 201 for any after the 200th."""
     title: str | None = None
 
 

@@ -58,7 +58,7 @@ class Settings(ServingOptions):
     bundles: Path = Path("bundles")
     """Folder with ``bundle-*`` and the link ``current``."""
     bundle: str | None = None
-    """Name of the one in that folder that is served (``bundle-v2``); None follows ``current``."""
+    """Version in that folder that is served (``bundle-v2``); None follows ``current``."""
     workers: int | None = None
     """Processes that make lists; None is one for each usable CPU."""
     queue_ms: float = 100.0
@@ -97,7 +97,7 @@ class Settings(ServingOptions):
     log_requests: bool = True
     """Whether each request is a line of the log."""
     keys: Path | None = None
-    """File of clients' keys (serving/security/keys.py); None asks nobody for one."""
+    """File of clients' keys (serving/security/keys.py); None requires none."""
     allow_anonymous: bool = False
     """Whether a server without keys may listen on an address that other machines reach."""
     expose_users: bool = False
@@ -110,7 +110,7 @@ class Settings(ServingOptions):
     """Whether a server without keys lets anyone hide items and forget users; for a trial."""
     store: str | None = None
     """Online store of events, served lists and hidden items: ``sqlite:FOLDER``,
-    ``redis://HOST:PORT/0`` or ``none``; None is SQLite in the folder ``online`` beside the bundles'
+    ``redis://HOST:PORT/0`` or ``none``; None is SQLite in ``online`` next to the bundles'
     folder, or no store where that cannot be written."""
     store_timeout_ms: float = 50.0
     """Lists omit what the store says where it takes longer, and say so."""
@@ -124,9 +124,9 @@ class Settings(ServingOptions):
     """OpenAI-compatible server that rewords explanations where a request wants that, such as
     ``http://127.0.0.1:8080/v1``; titles of the list and its history are sent to it."""
     phrasing_model: str | None = None
-    """Its model; needed beside ``phrasing_url``."""
+    """Its model; needed with ``phrasing_url``."""
     phrasing_key_variable: str = ""
-    """Name of the environment variable that holds its key."""
+    """Environment variable that holds its key."""
     phrasing_timeout_seconds: float = 2.0
     """An answer that takes longer is not waited for: the sentence stays as it was."""
     otlp_endpoint: str | None = None

@@ -165,9 +165,9 @@ class Rule(Period):
     """An expression over the items' properties. With ``items``, both must hold. A pin shows the
     best ranked item that it holds for."""
     slot: Annotated[int, Field(ge=1, le=MAX_K)] | None = None
-    """Of a pin: its place in the list, from 1."""
+    """Rank of a pinned item, from 1."""
     places: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Of a boost or bury: how many places the item is moved."""
+    """Number of ranks that a boost or bury moves the item."""
     users: Audience = EVERYONE
     priority: Annotated[int, Field(ge=-1_000, le=1_000)] = 0
 

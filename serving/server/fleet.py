@@ -3,7 +3,7 @@
 A generation is the loader and the workers of one bundle. Two loops supervise, and no failure ends
 either. One alone decides which generation serves: when ``current`` moves it loads the next one
 while the served one continues; when a loader or its memory is lost it loads that one again. The
-other replaces workers that end, and kills those that hang, whatever the first waits for.
+other replaces workers that end, and kills those that hang, independent of the first.
 
 A ``ValueError`` is the bundle's fault: it is refused until something else is published. An
 ``OSError`` (no descriptors, a process that ended or hangs) is the machine's: it is tried again.

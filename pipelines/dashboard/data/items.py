@@ -62,7 +62,7 @@ class RunCatalogue:
         return None if found is None else int(found)
 
     def matching(self, text: str) -> NDArray[np.bool_]:
-        """Mark the rows whose title or id has a text in it, whatever the case, [N]."""
+        """Mark the rows whose title or id has a text in it, in any case, [N]."""
         wanted = text.casefold()
         if not wanted:
             return np.arange(len(self)) > 0

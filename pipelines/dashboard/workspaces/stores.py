@@ -77,7 +77,7 @@ def _times(folder: str, names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> Run:
-    """Read a workspace; whatever is wrong with one must not hide the others."""
+    """Read a workspace; a fault in one must not hide the others."""
     try:
         return read_workspace(path)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -98,7 +98,7 @@ class Stores:
 
     Args:
         places: Folders to look in.
-        watch: Look for changes in the background, and reply at once with what is known, as a
+        watch: Look for changes in the background, and reply at once with the known runs, as a
             server does. Otherwise each reply looks first, which takes long with many runs.
         every: Seconds between two looks of a store that watches.
     """
