@@ -19,10 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from recsys.data.item_mask import ItemMask
-from recsys.reranking.calibration import calibrated
-from recsys.reranking.caps import Caps, Group, capped
-from recsys.reranking.diversity import dpp, mmr
+from recsys.data.top_k import ItemMask
+from recsys.reranking.diversity import Caps, Group, calibrated, capped, dpp, mmr
 from recsys.reranking.exploration import (
     Policy,
     Slate,

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from serving.arrangement import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from recsys.data.top_k import OneList
 from recsys.models.names import CONTENT, MODELS, POPULARITY, TWO_TOWER
-from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.one import MergedOne, fused_one
+from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
 from serving.bundle.load import Bundle
 from serving.bundle.ranker import Scored
 from serving.items import ItemCards

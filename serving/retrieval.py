@@ -16,8 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import OneList
+from recsys.data.top_k import ItemMask, OneList
 from recsys.models.names import CONTENT
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.sources import LateError

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import OneList
+from recsys.data.top_k import ItemMask, OneList
 from recsys.models import names
 from recsys.models.adapted.model import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity

@@ -27,7 +27,7 @@ from recsys.models.names import (
     SEQUENCE,
     TWO_TOWER,
 )
-from recsys.retrieval.blend.filling import FILL
+from recsys.retrieval.blend.config import FILL
 
 MAX_SEEN_SHARE = 0.5
 """Of ``home`` where lists may hold the history: half of a list is what the user has not had."""

@@ -28,7 +28,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, reranked_places
 from recsys.evaluation.ranking import RankingResult, list_ranks
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
-from recsys.models.adapted.model import AdaptedRanker, ranker_targets, twin_of
+from recsys.models.adapted.model import AdaptedRanker, copy_layers, ranker_targets
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import StepLosses
 from recsys.training.ranking_examples import RankingExamples
@@ -178,7 +178,7 @@ def ranked_by_domain(
         within: Items of the adapted domain, [N] bool, to rank its queries alone among those of
             their candidates; None ranks every query among all of its candidates.
     """
-    adapted = AdaptedRanker(twin_of(model), adapters)
+    adapted = AdaptedRanker(copy_layers(model), adapters)
     chosen = torch.arange(len(queries))
     if within is not None:
         chosen = torch.from_numpy(queries.domain_of_query == queries.domain).nonzero()[:, 0]
@@ -187,7 +187,7 @@ def ranked_by_domain(
     for place, query in enumerate(chosen.tolist()):
         domain = queries.names[queries.domain_of_query[query]]
         batch = examples.whole_batch(torch.tensor([query]))
-        reader, own = model.reader_of(batch, 0), batch.candidates.values
+        reader, own = model.encode_reader(batch, 0), batch.candidates.values
         if adapted.knows(domain):
             found = adapted.score_candidates(reader, own, batch.candidate_dense, domain)
         else:

@@ -18,8 +18,13 @@ from torch import Tensor, nn
 
 from pipelines.adapters.task import DomainQueries, Judged, Task, TrainedAdapter
 from recsys.data.batch import JaggedBatch
-from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
-from recsys.data.windows import BatchOrder, training_windows
+from recsys.data.windows import (
+    BatchOrder,
+    domain_positions,
+    domain_window_batch,
+    domain_windows,
+    training_windows,
+)
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.models import names

@@ -24,10 +24,9 @@ from pipelines.engine.errors import UnstableTrainingError
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.training.run import ProgressBar
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.dataset import Rows
-from recsys.data.held_out import HeldOut
+from recsys.data.dataset import HeldOut, Rows
 from recsys.evaluation.ranking import RankingResult
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import device_named
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.training.loop import LoopConfig, TrainingDiverged, TrainResult, train

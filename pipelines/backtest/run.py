@@ -22,8 +22,8 @@ from pipelines.engine.ray_cluster import ray_cluster
 from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
 from recsys.replay.folder import FIRST, read_json
-from recsys.replay.measures import document_of
-from recsys.replay.run import replay_of
+from recsys.replay.measures import measure_replay
+from recsys.replay.run import describe_replay
 from recsys.replay.run import run as run_replay
 
 FOLDER = "backtest"
@@ -50,7 +50,7 @@ def backtest(
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK):
         prepared = prepare_replay(config, folder, show_progress=show_progress)
-        replay = replay_of(
+        replay = describe_replay(
             prepared,
             replace(config.backtest, models=tuple(prepared.recipe.models)),
             folder,
@@ -73,7 +73,7 @@ def write(replay: Replay) -> Backtest:
     from pipelines.pages.file import write_page
 
     folder = replay.folder.path
-    document = document_of(replay)
+    document = measure_replay(replay)
     page = backtest_page(document)
     document["words"] = state_results(page)
     write_durably(folder / DOCUMENT, to_json(document))

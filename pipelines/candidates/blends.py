@@ -19,11 +19,9 @@ from pathlib import Path
 
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
-from recsys.data.dataset import Split
-from recsys.data.held_out import HeldOut
+from recsys.data.dataset import HeldOut, Split
 from recsys.fitting.blend import FUSION, ProfileBlend, SourceLists, known_demand, lists_by_source
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.names import SLOW_MODELS
 from recsys.retrieval.sources import Source
 from serving.bundle.manifest import Profile

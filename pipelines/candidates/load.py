@@ -10,9 +10,8 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
-from recsys.fitting.catalogue import catalogue_with
-from recsys.fitting.index import index_of_model
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.catalogue import catalogue_with, index_of_model
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, device_named
 from recsys.models.names import MODELS
 from recsys.models.outside import spec_at

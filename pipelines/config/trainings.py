@@ -10,8 +10,7 @@ from recsys.evaluation.ranking import check_metric_name
 from recsys.layers.lora.linear import LoraConfig
 from recsys.models.generative.config import TeachingConfig
 from recsys.training.optim import ScheduleConfig
-from recsys.training.passes import TrainingConfig
-from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.passes import RankerFitConfig, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -236,7 +236,7 @@ def check_triton(environment: Environment) -> CheckResult:
 KERNELS_CODE = """
 import json, torch
 from recsys.kernels.choice import uses
-from recsys.kernels.tuning import SHIPPED, cache_folder, file_name
+from recsys.kernels.choice import SHIPPED, cache_folder, file_name
 here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 tuned = None
 if here.type == "cuda":

@@ -21,7 +21,7 @@ from torch import Tensor
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import ModelAnalysis, SplitAnalysis
 from recsys.data.batch import Jagged
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     average_popularity,
     catalogue_coverage,
@@ -50,7 +50,7 @@ from recsys.evaluation.slices import (
     slice_metrics,
     user_activity_slices,
 )
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 
 CATEGORY_SLICES = 20
 """Categories that are slices, those with the most held-out events."""

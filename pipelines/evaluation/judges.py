@@ -25,11 +25,11 @@ from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.judges import (
     Judge,
     Known,
-    biases_of,
+    available_rubrics,
     click_agreement,
+    measure_biases,
     planted_lists,
     rank_correlation,
-    rubrics_of,
     separation,
 )
 
@@ -121,7 +121,7 @@ def measured(judge: Judge, judged: Judged, planted: Mapping[str, Tensor]) -> dic
         for kind, lists in planted.items()
     }
     clicks = click_agreement(scores, judged.hits, BootstrapConfig(num_resamples=1_000))
-    biases = biases_of(judge, judged.lists[judged.served], judged.users, good)
+    biases = measure_biases(judge, judged.lists[judged.served], judged.users, good)
     return {
         "mean": {name: float(one.nanmean()) for name, one in scores.items()},
         "separates": separated,
@@ -146,7 +146,7 @@ def judge_lists(
     planted = planted_lists(lists[whole], judged.users[whole], judged.known, generator)
     found = {
         name: measured(partial(rubric, known=judged.known), judged, planted)
-        for name, rubric in rubrics_of(judged.known).items()
+        for name, rubric in available_rubrics(judged.known).items()
     }
     scores = {name: one.pop("scores") for name, one in found.items()}
     document = {

@@ -12,12 +12,12 @@ from pipelines.engine.artifacts import files_under
 from recsys.content.encoder import (
     Encoder,
     HashEncoder,
+    JoinedEncoder,
     SentenceTransformerEncoder,
     WordEncoder,
 )
 from recsys.content.endpoint import Endpoint
 from recsys.content.endpoint_encoder import EndpointEncoder
-from recsys.content.joined_encoder import JoinedEncoder
 from recsys.content.language_model import (
     MODEL_ENDINGS,
     LocalLanguageModel,
@@ -25,8 +25,7 @@ from recsys.content.language_model import (
     packaged_smollm2,
 )
 from recsys.content.minilm import MiniLMEncoder
-from recsys.content.prompt import LanguageModel
-from recsys.content.text import item_text
+from recsys.content.prompt import LanguageModel, item_text
 from recsys.content.transformer_encoder import TransformerEncoder
 
 

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from pipelines.config.run import RunConfig
 from recsys.data.batch import Jagged
+from recsys.data.dataset import HeldOut as HeldOut
 from recsys.data.dataset import Sequences
-from recsys.data.held_out import HeldOut as HeldOut
-from recsys.data.held_out import ragged as ragged
-from recsys.fitting.inputs import GIVEN, ModelInputs
-from recsys.fitting.queries import RetrievalSettings
+from recsys.data.dataset import ragged as ragged
+from recsys.fitting.queries import GIVEN, ModelInputs, RetrievalSettings
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 Rows = NDArray[np.int64]

@@ -18,7 +18,7 @@ from features.scan import naming
 from pipelines.config.operation import MIN_PAST, PAST_DAYS, MonitoringConfig
 from pipelines.monitoring.signals import Measurement, find_signal
 from recsys.data.durable import replace_file
-from recsys.evaluation.drift import Past, band_of
+from recsys.evaluation.drift import Past, usual_band
 
 DAYS_A_MONTH = 30.4
 JUDGED = pl.Schema(
@@ -122,7 +122,7 @@ class SignalRecord:
         found = {}
         for name, (one, bundle) in measured.items():
             signal = find_signal(name)
-            band = band_of(pasts[name], weekday, one.noise, signal.tail, chance)
+            band = usual_band(pasts[name], weekday, one.noise, signal.tail, chance)
             is_ready = band.num_past >= MIN_PAST
             is_alarm = is_ready and not band.low <= one.score <= band.high
             before = int(pasts[name].streaks[-1]) if place else 0

@@ -28,7 +28,7 @@ from pipelines.inputs.item_columns import check_images, image_vectors
 from pipelines.inputs.opened_store import opened
 from pipelines.publishing.promotion import note_champion, served_version
 from pipelines.semantic_ids.append import published_ids
-from recsys.content.attribute_schema import extraction_of
+from recsys.content.attribute_schema import build_extraction
 from recsys.content.attributes import enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached
@@ -114,7 +114,7 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
     # Bundles of earlier versions name a device.
     settings = without_keys(made.settings, ["device"])
     config = validate(EnrichItemsConfig, settings, f"{directory}/manifest.json enrichment")
-    extraction = extraction_of(config.attributes)
+    extraction = build_extraction(config.attributes)
     keep = extraction.keep if made.kept is None else made.kept
     try:
         model = make_language_model(config)

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from pipelines.config.release import ReleaseConfig
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Sequences, Split
+from recsys.data.dataset import HeldOut, Sequences, Split, ragged
 from recsys.data.durable import replace_file
-from recsys.data.held_out import HeldOut, ragged
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import CURRENT
 from serving.bundle.users import Users

@@ -28,10 +28,10 @@ from pipelines.ranking.fit import has_both_classes
 from pipelines.ranking.out_of_sample import hold_back, refitted_sources
 from pipelines.ranking.shown_lists import shown_lists
 from recsys.fitting.blend import SourceLists, known_demand, learned_blend
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.sources import Source, behaviour_vectors
-from recsys.training.ranking_examples import RankingExamples, tasks_of
+from recsys.training.ranking_examples import RankingExamples, choose_tasks
 from recsys.training.shown_lists import impression_examples
 
 
@@ -79,7 +79,7 @@ def ranking_data(
 
     outcomes = outcomes_of(features, inputs, held_back.held_out)
     like_from = config.ranker_training.like_from
-    tasks, reason = tasks_of(outcomes, like_from)
+    tasks, reason = choose_tasks(outcomes, like_from)
     train = ranking_examples(builder, inputs, held_back.held_out, lists, outcomes, tasks, like_from)
     tasks, reason, train = calibratable(tasks, reason, train, config)
 

@@ -18,8 +18,8 @@ from pipelines.inputs.tensors import HeldOut
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import Rows
 from recsys.fitting.blend import SourceLists
-from recsys.fitting.inputs import ModelInputs
-from recsys.models.ease import Ease
+from recsys.fitting.queries import ModelInputs
+from recsys.models.item_weights.ease import Ease
 from recsys.models.ranker.batch import Candidates
 from recsys.retrieval.blend.candidate_features import CandidateBuilder
 from recsys.retrieval.blend.history_features import HistoryFeatures

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from pipelines.config.run import RunConfig
 from recsys.data.top_k import reranked_places
 from recsys.evaluation.ranking import list_ranks, per_user_metric
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import TrainingRun, run_training
 from recsys.models.ranker.config import RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import BASE, feature_names
 from recsys.training.loop import TrainResult
-from recsys.training.ranker_fit import SHOWN_SHARE, logits_of, ranker_loss, scores_of
+from recsys.training.ranker_fit import SHOWN_SHARE, predict_logits, ranker_loss, score_candidates
 from recsys.training.ranking_examples import RankingExamples
 from recsys.training.shown_lists import fit_examination, shown_losses, usable
 
@@ -131,7 +131,7 @@ def fit_ranker(
     result = run_training(model, loss_at, training, steps, run, evaluate)
     model = model.to("cpu").eval()
     present = examples.candidates.present[split.held_out]
-    logits = logits_of(model, examples, split.held_out)
+    logits = predict_logits(model, examples, split.held_out)
     model.fit_calibration(logits, examples.labels[split.held_out][present])
     return model, result
 
@@ -141,6 +141,6 @@ def metric_by_query(
 ) -> Tensor:
     """Measure a ranker's order of each query's candidates, [U]; NaN without a target."""
     rows = examples.candidates.item_rows[chosen]
-    places = reranked_places(scores_of(ranker, examples, chosen), rows.shape[1])
+    places = reranked_places(score_candidates(ranker, examples, chosen), rows.shape[1])
     ranks = list_ranks(rows.gather(1, places), examples.targets.take(chosen))
     return per_user_metric(ranks, metric)

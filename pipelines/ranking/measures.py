@@ -20,11 +20,11 @@ from recsys.evaluation.calibration import (
     expected_calibration_error,
     reliability_curve,
 )
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.layers.moe.routing import expert_use, load_by_group
-from recsys.models.ranker.config import flops_of
+from recsys.models.ranker.config import count_flops
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_fit import logits_of
+from recsys.training.ranker_fit import predict_logits
 from recsys.training.ranking_examples import RankingExamples
 
 BLOCK = 64
@@ -56,7 +56,7 @@ def trunk_summary(ranker: Ranker, values: Tensor, measures: dict[str, Any]) -> d
     examination = ranker.examination
     return {
         "trunk": ranker.config.trunk,
-        "flops": flops_of(ranker.config, ranker.inputs)["total"],
+        "flops": count_flops(ranker.config, ranker.inputs)["total"],
         "parameters": sum(one.numel() for one in ranker.parameters()),
         "validation": float(values.nanmean()),
         "ahead": 0.0,
@@ -71,7 +71,7 @@ def measure_ranker(
 ) -> dict[str, Any]:
     """Measure each task's probabilities, and routing where the trunk has a router."""
     everyone = torch.arange(len(examples.labels))
-    logits = logits_of(model, examples, everyone)
+    logits = predict_logits(model, examples, everyone)
     labels = examples.labels[examples.candidates.present]
     probabilities = model.calibrated(logits)
     tasks = {
@@ -88,7 +88,7 @@ def task_measures(logits: Tensor, probabilities: Tensor, labels: Tensor) -> dict
     """Measure AUC and calibration of one task over candidates [M]; NaN labels are left out."""
     known = ~labels.isnan()
     own, truth = probabilities[known], labels[known]
-    curve = reliability_curve(own, truth, num_bins=NUM_BINS, equal_counts=True)
+    curve = reliability_curve(own, truth, num_bins=NUM_BINS)
     auc = area_under_curve(logits[known], truth)
     return {
         "auc": None if math.isnan(auc) else auc,

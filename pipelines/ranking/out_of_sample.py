@@ -22,8 +22,8 @@ from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, refit_of
 from pipelines.training.run import fit
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.fitting.index import index_of_model
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.catalogue import index_of_model
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.sequence.members import of_first
 from recsys.retrieval.sources import Source

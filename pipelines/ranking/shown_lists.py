@@ -22,7 +22,7 @@ from pipelines.inputs.tensors import HeldOut, ragged
 from pipelines.ranking.examples import LED_TO_SECONDS, rows_of
 from pipelines.ranking.out_of_sample import queries_at
 from recsys.data.dataset import Rows, Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.training.ranking_examples import LIKE, NEXT, UNOBSERVED
 from recsys.training.shown_lists import Impressions
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recsys.models.names import POPULARITY
 from recsys.models.popularity import Popularity
-from recsys.semantic_ids.purity import NO_CATEGORY
+from recsys.semantic_ids.quality import NO_CATEGORY
 
 Rows = NDArray[np.int64]
 MOST_ITEMS = 0.5

@@ -32,8 +32,8 @@ from recsys.data.batch import Jagged
 from recsys.evaluation.slices import item_popularity_slices
 from recsys.semantic_ids.codes import NO_CODE, id_keys
 from recsys.semantic_ids.lifecycle import KeptShares
-from recsys.semantic_ids.purity import NO_CATEGORY
 from recsys.semantic_ids.quality import (
+    NO_CATEGORY,
     LevelQuality,
     QualityReport,
     code_counts,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipelines.semantic_ids.items import Items, Rows
 from recsys.semantic_ids.codes import NO_CODE, ItemCodes, SemanticIds, id_keys
-from recsys.semantic_ids.purity import NO_CATEGORY
+from recsys.semantic_ids.quality import NO_CATEGORY
 
 TYPICAL = 3
 """Titles that describe a prefix: its most popular items."""

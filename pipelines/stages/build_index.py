@@ -8,7 +8,7 @@ import torch
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import Rows, read_inputs, released_order
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.names import TWO_TOWER
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import build_index as build

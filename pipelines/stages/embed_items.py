@@ -29,12 +29,11 @@ from pipelines.inputs.item_columns import (
 from pipelines.inputs.tensors import CONTENT_FILE, released_order
 from pipelines.stages.enrich_items import load_enrichment
 from recsys.content.attribute_gate import K, choose_attributes, cut_queries
-from recsys.content.attribute_schema import Extraction, extraction_of
+from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import Value, enriched_text
 from recsys.content.columns import ColumnEncoder
 from recsys.content.embedding_cache import encode_cached, in_turn
-from recsys.content.encoder import Encoder, HashEncoder, Vectors
-from recsys.content.joined_encoder import JoinedEncoder
+from recsys.content.encoder import Encoder, HashEncoder, JoinedEncoder, Vectors
 from recsys.data.dataset import Sequences
 
 
@@ -128,7 +127,7 @@ def embed_items(
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
-    extraction = extraction_of(context.config.enrichment.attributes)
+    extraction = build_extraction(context.config.enrichment.attributes)
     known = load_enrichment(context.inputs["enrich_items"], extraction)
     encoder = make_encoder(config)
     rows = list(items.iter_rows(named=True))

@@ -23,7 +23,7 @@ from pipelines.inputs.content_models import (
     language_model_files,
     make_language_model,
 )
-from recsys.content.attribute_schema import Extraction, extraction_of
+from recsys.content.attribute_schema import Extraction, build_extraction
 from recsys.content.attributes import Value
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
@@ -93,7 +93,7 @@ def enrich_items(context: StageContext) -> StageRows:
         )
     summary = {
         "model": model.name,
-        "prompt_version": extraction_of(config.attributes).version,
+        "prompt_version": build_extraction(config.attributes).version,
         "num_left_out": result.num_left_out,
         "cost": config.cost(*result.spent),
         "budget_reached": result.budget_reached,

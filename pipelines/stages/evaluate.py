@@ -40,7 +40,7 @@ from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK, select_top_k
 from recsys.evaluation.ranking import RankingResult, evaluate_lists, joined_results
 from recsys.fitting.blend import ProfileBlend, fold_of_users, known_demand
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.names import GENERATIVE
 from recsys.retrieval.sources import Source, eligible_scores, lists_of, rank_by_all
 from recsys.semantic_ids.quality import invalid_share

@@ -30,7 +30,7 @@ from pipelines.inputs.tensors import read_inputs, tie_orders
 from recsys.data.threads import one_thread
 from recsys.fitting.blend import ProfileBlend, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.configs import TextTowerConfig
 from recsys.models.names import source_name
 from recsys.retrieval.sources import Source

@@ -62,7 +62,7 @@ from pipelines.searching.texts import item_texts
 from pipelines.semantic_ids.artefact import read_version
 from pipelines.stages.build_semantic_ids import publish_version, store_of
 from pipelines.tracking.decisions import Decision, append_decision
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models import names
 from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue

@@ -14,7 +14,7 @@ from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes, read_version
 from pipelines.training.run import train_each_order
 from recsys.fitting.generative import GENERATIVE
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import Data
 from recsys.models.names import SEQUENCE
 

@@ -29,8 +29,8 @@ from pipelines.ranking.examples import candidate_builder
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
 from pipelines.ranking.measures import measure_ranker, trunk_summary
 from pipelines.training.run import Curve, training_run
-from recsys.fitting.blend import NUM_STANDARD_ERRORS, standard_error
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.blend import NUM_STANDARD_ERRORS, paired_difference
+from recsys.fitting.queries import ModelInputs
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.sources import Source, behaviour_vectors
 from recsys.training.loop import TrainResult
@@ -43,15 +43,13 @@ def decision(values: Tensor, blend_values: Tensor, metric: str) -> dict[str, Any
     Args:
         values: Metric of the ranker's order, [U]; NaN without a target.
     """
-    differences = values - blend_values
-    differences = differences[~differences.isnan()]
-    ahead, error = float(differences.mean()), standard_error(differences)
+    ahead, error, num_users = paired_difference(values, blend_values)
     low, high = (ahead + sign * NUM_STANDARD_ERRORS * error for sign in (-1, 1))
     return {
         "served": low > 0,
         "reason": (
             f"on validation the ranker's order has {ahead:+.4f} {metric} against the blend's (95% "
-            f"interval {low:+.4f} to {high:+.4f}, {len(differences)} users); it is served only if "
+            f"interval {low:+.4f} to {high:+.4f}, {num_users} users); it is served only if "
             "the whole interval is above 0"
         ),
         "metric": metric,

@@ -12,8 +12,7 @@ from pipelines.inputs.tensors import retrieval_settings
 from pipelines.training.fitters import is_on, settings_of
 from recsys.data.dataset import FitSplit
 from recsys.fitting.counted import CHOICE_USERS
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Start, TrainingRun, device_named
 
 

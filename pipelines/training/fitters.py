@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from pipelines.config.run import RunConfig, TrainingConfig
 from recsys.data.dataset import FitSplit, Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Refit, Start
 from recsys.models.names import MODELS, ModelName
 

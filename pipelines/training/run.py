@@ -20,8 +20,7 @@ from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.training.fitters import ModelFitter
 from recsys.data.dataset import FitSplit
-from recsys.fitting.inputs import ModelInputs, NewEvents
-from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, device_named
 from recsys.kernels.choice import summary
 from recsys.training.distributed.several import local_device, present_ranks

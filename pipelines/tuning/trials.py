@@ -32,8 +32,7 @@ from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
 from recsys.fitting.blend import SourceLists, known_demand
 from recsys.fitting.catalogue import SPECS
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import rank_queries
+from recsys.fitting.queries import ModelInputs, rank_queries
 from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
 from recsys.replay.experiment import Recipe, RecipeFitter, lists_of_source

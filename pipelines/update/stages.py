@@ -43,10 +43,10 @@ from pipelines.stages.list import STAGES
 from pipelines.training.baselines import baselines_of
 from pipelines.training.fitters import ModelFitter, whole_model
 from pipelines.training.run import fit, write_training
-from recsys.content.attribute_schema import extraction_of
+from recsys.content.attribute_schema import build_extraction
 from recsys.content.columns import ColumnEncoder
 from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
-from recsys.fitting.inputs import GIVEN, ModelInputs, NewEvents
+from recsys.fitting.queries import GIVEN, ModelInputs, NewEvents
 from recsys.fitting.sequence import SEQUENCE
 from recsys.fitting.spec import Data, ModelSpec, Refit
 from recsys.fitting.two_tower import TWO_TOWER
@@ -149,7 +149,7 @@ def embed_items(context: StageContext) -> StageRows:
     check_images(context.config.content, "" if served is None else served.images, base.version)
     weight = context.config.content.column_weight
     made = None if served is None else served.enrichment
-    extraction = extraction_of(context.config.enrichment.attributes)
+    extraction = build_extraction(context.config.enrichment.attributes)
     keep = None if made is None else extraction.keep if made.kept is None else made.kept
     if made is not None and made.prompt_version != extraction.version:
         raise ValueError(

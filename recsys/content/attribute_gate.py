@@ -2,7 +2,7 @@
 
 Events that are neither validation nor test are cut into queries: a user's last items there, each
 looked for by the mean vector of the items before it, as content similarity does for items that no
-training has seen. An attribute's gain is NDCG@k with it behind the items' text minus NDCG@k
+training has seen. An attribute's gain is NDCG@k with it after the items' text minus NDCG@k
 without, query by query.
 
 An attribute must gain over the text alone and over the same words exchanged among items.
@@ -45,7 +45,7 @@ class Queries(NamedTuple):
     histories: list[Rows]  # Q of [1..MAX_HISTORY]
 
 
-class Decision(NamedTuple):
+class GateDecision(NamedTuple):
     """Measurement of one attribute."""
 
     attribute: str
@@ -115,28 +115,28 @@ def clustered_variance(differences: NDArray[np.float64], groups: Rows) -> float:
 
 def decide(
     attribute: str, differences: NDArray[np.float64], queries: Queries, num_items: int, tests: int
-) -> Decision:
-    """Keep an attribute whose interval lies above zero.
+) -> GateDecision:
+    """Keep an attribute whose interval is above zero.
 
     Args:
         differences: NDCG with the attribute minus NDCG without, [Q].
     """
     num = len(differences)
     if num == 0:
-        return Decision(attribute, False, 0.0, 0.0, 0.0, 0, num_items, "no event to measure by")
+        return GateDecision(attribute, False, 0.0, 0.0, 0.0, 0, num_items, "no event to measure by")
     groups = min(len(np.unique(queries.users)), len(np.unique(queries.targets)))
     if num_items == 0:
-        return Decision(attribute, False, 0.0, 0.0, 0.0, num, 0, "no item has it")
+        return GateDecision(attribute, False, 0.0, 0.0, 0.0, num, 0, "no item has it")
     if groups < MIN_GROUPS:
         reason = f"{groups} users or items to measure by, at least {MIN_GROUPS} are needed"
-        return Decision(attribute, False, 0.0, 0.0, 0.0, num, num_items, reason)
+        return GateDecision(attribute, False, 0.0, 0.0, 0.0, num, num_items, reason)
     gain = float(differences.mean())
     variance = clustered_variance(differences, queries.users)
     variance += clustered_variance(differences, queries.targets)
     margin = NormalDist().inv_cdf(1 - LEVEL / 2 / tests) * variance**0.5
     low, high = gain - margin, gain + margin
     reason = "lists gain" if low > 0 else "lists lose" if high < 0 else "no gain was shown"
-    return Decision(attribute, low > 0, gain, low, high, num, num_items, reason)
+    return GateDecision(attribute, low > 0, gain, low, high, num, num_items, reason)
 
 
 def choose_attributes(
@@ -147,7 +147,7 @@ def choose_attributes(
     *,
     num_items: int,
     seed: int,
-) -> list[Decision]:
+) -> list[GateDecision]:
     """Measure each attribute by itself, in the order given.
 
     Args:

@@ -1,4 +1,4 @@
-"""Columns of a catalogue as numbers beside the vectors of its text.
+"""Columns of a catalogue as numbers that join the vectors of its text.
 
 A number or a date becomes a piecewise-linear encoding over the quantiles of the catalogue
 (Gorishniy et al. 2022, arXiv:2203.05556), a category one column a value, a list one a member, a
@@ -230,7 +230,7 @@ def day_of(value: object) -> float:
 
 def common_width(name: str, column: Sequence[Any]) -> int:
     """Find the width of all vectors of a column."""
-    read = (vector_of(name, row, value) for row, value in enumerate(column))
+    read = (read_vector(name, row, value) for row, value in enumerate(column))
     widths = {len(one) for one in read if one is not None}
     if len(widths) > 1:
         raise ValueError(
@@ -245,7 +245,7 @@ def common_width(name: str, column: Sequence[Any]) -> int:
     return width
 
 
-def vector_of(name: str, row: int, value: Any) -> Numbers | None:
+def read_vector(name: str, row: int, value: Any) -> Numbers | None:
     """Read one vector, also one written as JSON; None where it is missing."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
@@ -267,7 +267,7 @@ def as_vectors(name: str, column: Sequence[Any], width: int) -> Numbers:
     """Read vectors, [n, width]; a row of NaN where one is missing."""
     rows = np.full((len(column), width), np.nan)
     for row, value in enumerate(column):
-        read = vector_of(name, row, value)
+        read = read_vector(name, row, value)
         if read is None:
             continue
         if len(read) != width:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from recsys.content.text import clean_text
+from recsys.content.prompt import clean_text
 
 MAX_ATTRIBUTES = 20
 MAX_VALUES = 100

@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.content.encoder import Encoder, Vectors, normalized
-from recsys.content.joined_encoder import JoinedEncoder
+from recsys.content.encoder import Encoder, JoinedEncoder, Vectors, normalized
 from recsys.data.durable import write_durably
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ def encode_cached(
     progress: Callable[[int, int], None] | None = None,
     encoding: Encoding = in_turn,
 ) -> Vectors:
-    """Encode texts, reading from the cache what is there and adding what is not.
+    """Encode texts; vectors that the cache lacks are added to it.
 
     Returns:
         [n, D] float32, rows of unit length, or zeros for texts without words.

@@ -12,6 +12,7 @@ Axes: n texts, D width.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
@@ -233,3 +234,31 @@ def normalized(vectors: NDArray[np.floating]) -> Vectors:
     lengths[lengths == 0] = 1
     scaled: Vectors = wide / lengths
     return scaled
+
+
+class JoinedEncoder:
+    """A sentence encoder's vectors with hashed words, the first one's columns first.
+
+    A sentence encoder loses the words that distinguish items: brands, series, sizes.
+
+    Rows are not of unit length: what reads the first encoder alone takes its first columns.
+    """
+
+    def __init__(self, first: Encoder, second: Encoder, *, weight: float = 1.0) -> None:
+        """Take the encoders."""
+        if not 0 < weight < math.inf:
+            raise ValueError(f"weight must be > 0 and finite, got {weight}")
+        self.first, self.second, self.weight = first, second, weight
+        self.name = f"{first.name}+{weight:g}x{second.name}"
+        self.dim = first.dim + second.dim
+        self.shard_rows = min(first.shard_rows, second.shard_rows)
+
+    def encode(
+        self, texts: Sequence[str], progress: Callable[[int], None] | None = None
+    ) -> Vectors:
+        return self.joined(self.first.encode(texts, progress), texts)
+
+    def joined(self, first: Vectors, texts: Sequence[str]) -> Vectors:
+        """Join the first one's vectors of the texts with the second one's, [n, D]."""
+        second = np.float32(self.weight) * self.second.encode(texts)
+        return np.concatenate([first, second], axis=1)

@@ -37,7 +37,7 @@ _NO_SCHEMAS = re.compile(r"response_format|json_schema|structured", re.IGNORECAS
 
 
 class Endpoint:
-    """A language model behind HTTP, reached through the openai SDK."""
+    """A language model over HTTP, reached through the openai SDK."""
 
     def __init__(
         self, config: EndpointConfig, *, sleep: Callable[[float], None] = time.sleep
@@ -109,7 +109,7 @@ class Endpoint:
         def answer(index: int) -> None:
             try:
                 log.charge(index)
-                log.record(index, completion_of(reply_to(index)))
+                log.record(index, read_completion(reply_to(index)))
             except Exception as error:
                 log.record(index, error)
 
@@ -219,7 +219,7 @@ class Endpoint:
         return line if len(line) <= 200 else f"{line[:200]}..."
 
 
-def completion_of(reply: Mapping[str, Any]) -> Completion:
+def read_completion(reply: Mapping[str, Any]) -> Completion:
     """Read a chat reply; an answer that is missing is an empty one, which no schema accepts."""
     choices = reply.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None

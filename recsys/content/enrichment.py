@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from recsys.content.agreement import agreed
-from recsys.content.attribute_schema import Extraction, extraction_of
+from recsys.content.attribute_schema import Extraction, agreed, build_extraction
 from recsys.content.attributes import Attribute, parse_reply
 from recsys.content.config import EnrichmentConfig
 from recsys.content.enrichment_ledger import (
@@ -33,8 +32,8 @@ from recsys.content.prompt import (
     LanguageModel,
     Prompt,
     Tokens,
+    clean_text,
 )
-from recsys.content.text import clean_text
 
 logger = logging.getLogger(__name__)
 MAX_FAULT_CHARS = 400
@@ -59,7 +58,7 @@ def enrich(
     """Find the attributes of texts: from the ledger, or else from the model."""
     lines = [clean_text(text)[: config.max_text_chars].rstrip() for text in texts]
     keys = [text_key(line) for line in lines]
-    extraction = extraction_of(config.attributes)
+    extraction = build_extraction(config.attributes)
     with open_ledger(cache_dir, model.name, extraction.version, extraction.schema) as ledger:
         draws = [
             list_draws(config, *one) if one[1] else {} for one in zip(keys, lines, strict=True)
@@ -110,7 +109,7 @@ class Session:
     ) -> None:
         self._ledger, self._model, self._config, self._texts = ledger, model, config, texts
         self._progress = progress
-        self._extraction: Extraction = extraction_of(config.attributes)
+        self._extraction: Extraction = build_extraction(config.attributes)
         self._lock = threading.Lock()
         self._keys: list[str] = []
         self._prompts: list[Prompt] = []
@@ -139,7 +138,7 @@ class Session:
                 raise self._fatal
 
     def _prompt(self, key: str) -> Prompt:
-        """Ask about one text; once more by what was wrong before."""
+        """Ask about one text; again with the faults of the reply before."""
         faults, draw = self._ledger.failures.get(key, [""]), self._texts[key]
         prompt = self._extraction.prompt(draw.line, repair=faults[-1][:MAX_FAULT_CHARS])
         return prompt._replace(draw=draw.number, temperature=draw.temperature)

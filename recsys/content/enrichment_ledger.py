@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from recsys.content.attributes import SCHEMA, Attribute, Provenance, Value, checked
+from recsys.content.attributes import SCHEMA, Attribute, AttributeSource, Value, checked
 from recsys.content.prompt import (
     Schema,
     Tokens,
@@ -104,7 +104,7 @@ class EnrichmentLedger:
                 self.failures.setdefault(key, []).append(str(document["reason"]))
             elif state == "done":
                 values = checked(document["values"], self._schema)
-                made = Provenance(
+                made = AttributeSource(
                     *(str(document[name]) for name in ("model", "prompt_version", "time"))
                 )
                 self._close(key, document)

@@ -123,12 +123,12 @@ def load_vision_model(path: Path) -> tuple[Any, Any]:
 
 
 def missing_as_none(vectors: Vectors) -> list[Vectors | None]:
-    """Take each row; None for one of zeros, which stands for an image that cannot be read."""
+    """Take each row; None for one of zeros, for an image that cannot be read."""
     return [row if row.any() else None for row in vectors]
 
 
 def files_in(folder: Path, names: Sequence[Any]) -> Mapping[int, Path]:
-    """Find the files that items name, by the items' places; less what is not there."""
+    """Find the files that items name, by the items' places; missing files are left out."""
     root, found = folder.resolve(), {}
     for place, name in enumerate(names):
         if name is None or not str(name).strip():

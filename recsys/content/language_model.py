@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from recsys.content.attribute_schema import entries_of, guide_of, lines_of, said_by
+from recsys.content.attribute_schema import describe_properties, lines_of, said_by, split_entries
 from recsys.content.prompt import (
     TEMPLATE_TOKENS,
     Completion,
@@ -46,7 +46,7 @@ def packaged_smollm2() -> Path:
 
 
 def check_model(path: Path) -> None:
-    """Refuse what is neither a Hugging Face folder nor a GGUF file."""
+    """Refuse a path that is neither a Hugging Face folder nor a GGUF file."""
     if not (path if path.suffix == ".gguf" else path / "config.json").is_file():
         raise ValueError(
             f"{path} is no model: it must be a folder with a config.json, or a .gguf file"
@@ -187,14 +187,14 @@ class LocalLanguageModel:
         lines = self._next_lines(pages, per_line, penalty, self._only(pages, listed))
         for sheet, (line, tokens) in zip(sheets, lines, strict=True):
             known = sheet.answer[name]
-            entries = entries_of(line, kind)
+            entries = split_entries(line, kind)
             added = [entry for entry in entries if entry not in known][: most - len(known)]
             known += added
             sheet.page += f" {'; '.join(added)}"
             sheet.tokens = sheet.tokens.plus(tokens)
 
     def _only(self, pages: list[str], lines: Sequence[str]) -> Callable[..., list[int]] | None:
-        """Allow nothing but some lines behind pages; None where any line will do."""
+        """Allow only some lines after pages; None where any line will do."""
         if not lines:
             return None
         whole = [
@@ -257,7 +257,7 @@ class Sheet:
 
 def page_of(prompt: Prompt, schema: Schema) -> str:
     """Write the examples and the prompt's text in the form that a local model continues."""
-    blocks = [] if prompt.examples else [guide_of(schema)]
+    blocks = [] if prompt.examples else [describe_properties(schema)]
     for example in prompt.examples:
         lines = [f"item: {example.text}"]
         for name in schema["properties"]:

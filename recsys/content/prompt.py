@@ -11,9 +11,55 @@ hash, and a local model as one line; one prompt holds one text, so no text can s
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+
+MAX_RAW_CHARS = 100_000
+# A letter, slash or ! must follow, so that "under < 5 kg" stays.
+_TAG = re.compile(r"<[a-zA-Z/!][^<>]*>")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff\ud800-\udfff]")
+
+
+def clean_text(text: str | None) -> str:
+    """Strip HTML tags, control and invisible characters and surplus whitespace; None gives "".
+
+    Entities are decoded twice, for catalogues that escaped them twice, and text beyond
+    100,000 characters is cut off first.
+    """
+    if not text:
+        return ""
+    text = html.unescape(html.unescape(text[:MAX_RAW_CHARS]))
+    text = _CONTROL.sub(" ", _TAG.sub(" ", text))
+    text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    return " ".join(text.split())
+
+
+def item_text(
+    title: str | None = None,
+    *,
+    description: str | None = None,
+    brand: str | None = None,
+    categories: Sequence[str] = (),
+    further: Sequence[str] = (),
+    max_chars: int = 2000,
+) -> str:
+    """Format an item as one line, the most telling parts first, since encoders read no end."""
+    if max_chars < 1:
+        raise ValueError(f"max_chars must be >= 1, got {max_chars}")
+    path = ", ".join(filter(None, map(clean_text, categories)))
+    parts = [clean_text(title), clean_text(brand), path, clean_text(description)]
+    parts += [clean_text(text) for text in further]
+    text = ". ".join(part.rstrip(".") or part for part in parts if part)
+    if len(text) <= max_chars:
+        return text
+    cut = text[: max_chars + 1].rfind(" ")
+    return text[: cut if cut > 0 else max_chars].rstrip()
+
 
 Schema = Mapping[str, Any]
 # No tokenizer makes more tokens than bytes; a chat template adds some around each message.
@@ -21,7 +67,7 @@ TEMPLATE_TOKENS = 64
 
 
 def type_of(kind: Schema) -> str:
-    """Return the JSON type of a property; that of null beside it is left out."""
+    """Return the JSON type of a property; null as an alternative is left out."""
     return str(kind["type"] if isinstance(kind["type"], str) else kind["type"][0])
 
 
@@ -30,7 +76,7 @@ def may_be_null(kind: Schema) -> bool:
     return not isinstance(kind["type"], str)
 
 
-class Example(NamedTuple):
+class PromptExample(NamedTuple):
     """A text with the answer a model should give; shown to local models only."""
 
     text: str
@@ -42,7 +88,7 @@ class Prompt(NamedTuple):
 
     instructions: str
     text: str
-    examples: tuple[Example, ...] = ()
+    examples: tuple[PromptExample, ...] = ()
     temperature: float | None = None
     """None leaves it to the model's settings."""
     draw: int = 0

@@ -1,7 +1,7 @@
 """Ragged batches: the one form in which features travel between disk, models and serving.
 
 A feature holds any number of values per example: a history of items, one user row, the
-categories of an item. Values of all examples lie in one flat tensor, ``offsets`` cuts it:
+categories of an item. Values of all examples are in one flat tensor, ``offsets`` cuts it:
 
     values   7 3 9 | | 4 4        three examples with 3, 0 and 2 values
     offsets  0       3 3     5
@@ -23,7 +23,7 @@ STAGED_BYTES = 1 << 16
 """Up to this size a CUDA driver copies pageable memory without waiting."""
 
 
-def offsets_of(lengths: Tensor) -> Tensor:
+def cut_offsets(lengths: Tensor) -> Tensor:
     """Cut flat values into examples of the given lengths, [B] -> [B + 1]."""
     return functional.pad(lengths.cumsum(0), (1, 0))
 
@@ -59,20 +59,20 @@ class Jagged(NamedTuple):
         # Without the size it would wait for the device to count.
         return torch.repeat_interleave(examples, self.lengths(), output_size=len(self.values))
 
-    def padded(self, length: int, *, fill: int = 0) -> Tensor:
+    def padded(self, length: int) -> Tensor:
         """Return the last ``length`` values of each example right-aligned, [B, length]."""
         lengths = self.lengths().clamp(max=length)  # [B]
         column = torch.arange(length, device=self.values.device)
         source = self.offsets[1:, None] - length + column  # [B, length]
         present = column >= length - lengths[:, None]
         if len(self.values) == 0:
-            return self.values.new_full((self.batch_size, length), fill)
-        return self.values[source.clamp(min=0)].masked_fill(~present, fill)
+            return self.values.new_zeros((self.batch_size, length))
+        return self.values[source.clamp(min=0)].masked_fill(~present, 0)
 
     def take(self, examples: Tensor) -> Jagged:
         """Pick examples by number, in any order and as often as named, [R] -> R examples."""
         begin, lengths = self.offsets[examples], self.lengths()[examples]
-        offsets = offsets_of(lengths)
+        offsets = cut_offsets(lengths)
         place = torch.arange(int(lengths.sum()), device=self.offsets.device)
         source = place + torch.repeat_interleave(begin - offsets[:-1], lengths)
         weights = None if self.weights is None else self.weights[source]
@@ -86,7 +86,7 @@ class Jagged(NamedTuple):
     def from_lists(cls, lists: Sequence[Sequence[int]]) -> Jagged:
         lengths = torch.tensor([len(values) for values in lists], dtype=torch.int64)
         flat = [value for values in lists for value in values]
-        return cls(torch.tensor(flat, dtype=torch.int64), offsets_of(lengths))
+        return cls(torch.tensor(flat, dtype=torch.int64), cut_offsets(lengths))
 
     @classmethod
     def one_each(cls, values: Tensor) -> Jagged:
@@ -146,10 +146,40 @@ def latest(history: Jagged, limit: int) -> Jagged:
     from_end = history.offsets[1:][history.segments()] - torch.arange(
         len(history.values), device=history.values.device
     )
-    return Jagged(history.values[from_end <= limit], offsets_of(lengths))
+    return Jagged(history.values[from_end <= limit], cut_offsets(lengths))
 
 
 def all_finite(values: Tensor) -> bool:
     """Whether every value is finite; 30 times as fast as ``values.isfinite().all()`` on a CPU."""
     # NaN is the least and the greatest of what holds one.
     return not values.numel() or bool(torch.stack(values.aminmax()).isfinite().all())
+
+
+class StepShare:
+    """One process's view of a step; here the whole batch is in it.
+
+    Each process takes a part of the batch, and the mean of their losses is the loss of the whole. A
+    loss that needs more than its part (in-batch negatives, the number of labels) asks here.
+
+    Axes: P labels of a part, G labels of the whole batch.
+    """
+
+    def all_labels(self, labels: Tensor) -> Tensor:
+        """Join the labels of all processes, [P] -> [G], in the order of their ranks."""
+        return labels
+
+    def weight(self, labels: Tensor) -> Tensor | float:
+        """Weigh a mean over this part's labels so that the mean over processes is the whole's.
+
+        Args:
+            labels: Item rows, [P], or one column a task, [P, T], each with a mean of its own; 0 is
+                no label.
+        """
+        return 1.0
+
+    def draws(self, device: torch.device) -> torch.Generator | None:
+        """Return the generator of draws that are equal in all processes; None is torch's."""
+        return None
+
+
+WHOLE = StepShare()

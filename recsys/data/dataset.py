@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch, offsets_of
+from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 
 Rows = NDArray[np.int64]
 Split = Literal["train", "validation", "test", "all"]
@@ -153,7 +153,7 @@ class Sequences:
         """Take each user's events before ``ends`` [U], U ragged item rows."""
         rows = np.asarray(self.item_rows[self.positions_before(ends)])
         lengths = np.asarray(ends) - np.asarray(self.offsets[:-1])
-        return Jagged(torch.from_numpy(rows), offsets_of(torch.from_numpy(lengths)))
+        return Jagged(torch.from_numpy(rows), cut_offsets(torch.from_numpy(lengths)))
 
     def item_counts(self, ends: Rows, num_item_rows: int) -> Tensor:
         """Count each item's events before each user's ``ends``, [num_item_rows]."""
@@ -186,7 +186,7 @@ class Sequences:
         """
         users = self.users_of(positions)  # [B]
         starts = np.maximum(self.offsets[users], positions - max_history)  # [B]
-        offsets = offsets_of(torch.from_numpy(positions - starts))
+        offsets = cut_offsets(torch.from_numpy(positions - starts))
         places = concatenated_ranges(starts, positions)
         history = np.asarray(self.item_rows[places])
         features = {
@@ -217,3 +217,62 @@ def concatenated_ranges(starts: Rows, ends: Rows) -> Rows:
         part = ranges[first : first + RANGES_PER_SLICE]
         part += np.arange(first, first + len(part))
     return ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """The queries and targets of one split, one query a user."""
+
+    positions: Rows
+    """Each user's first held-out event, [B]; what precedes it is the query."""
+    targets: Jagged
+    """Item rows held out, per query."""
+    seen: Jagged
+    """Item rows of the user's whole history before the first target, per query."""
+
+    @classmethod
+    def of(cls, sequences: Sequences, split: Split) -> HeldOut:
+        """Collect the users that have a target in the split, in user order."""
+        labels = sequences.label_positions(split)
+        users, first, counts = np.unique(
+            sequences.users_of(labels), return_index=True, return_counts=True
+        )
+        positions = labels[first]
+        lengths = positions - sequences.offsets[users]
+        before = concatenated_ranges(sequences.offsets[users], positions)
+        return cls(
+            positions=positions,
+            targets=ragged(np.asarray(sequences.item_rows[labels]), counts),
+            seen=ragged(np.asarray(sequences.item_rows[before]), lengths),
+        )
+
+    def target_positions(self) -> Rows:
+        """Return the position of each target; those of a query follow each other, [M]."""
+        return concatenated_ranges(self.positions, self.positions + self.targets.lengths().numpy())
+
+    def take(self, queries: Rows) -> HeldOut:
+        """Pick queries by their place, [R]."""
+        rows = torch.from_numpy(queries)
+        return HeldOut(
+            positions=self.positions[queries],
+            targets=self.targets.take(rows),
+            seen=self.seen.take(rows),
+        )
+
+    def drawn(self, num_queries: int, seed: int) -> Rows:
+        """Draw at most ``num_queries`` places once by the seed, ascending."""
+        if num_queries >= len(self.positions):
+            return np.arange(len(self.positions))
+        rng = np.random.default_rng([seed, num_queries])
+        return np.sort(rng.choice(len(self.positions), num_queries, replace=False))
+
+    def sample(self, num_queries: int, seed: int) -> HeldOut:
+        """Keep at most ``num_queries``, drawn once by the seed."""
+        if num_queries >= len(self.positions):
+            return self
+        return self.take(self.drawn(num_queries, seed))
+
+
+def ragged(values: Rows, lengths: Rows) -> Jagged:
+    """Cut values into examples of the given lengths."""
+    return Jagged(torch.from_numpy(values), torch.from_numpy(np.append(0, np.cumsum(lengths))))

@@ -1,6 +1,6 @@
 """Files and folders that a kill or a power cut leaves whole or absent, and locks between processes.
 
-Everything is written beside its place under a name that begins with ``PARTIAL``, forced to disk and
+Everything is written in its folder, under a name that begins with ``PARTIAL``, forced to disk and
 renamed. Failures to do so rise.
 """
 
@@ -36,13 +36,13 @@ def digest_once(path: Path) -> str:
     """Hash a file that this process, or the one it was forked from, may have hashed already.
 
     A file is the same as long as its inode, size and times of change are. The time of its last
-    change of state cannot be set by whoever writes to it.
+    change of state cannot be set by its writer.
     """
-    before = _state_of(path)
+    before = _read_state(path)
     if (found := _digests.get(before)) is None:
         begun = time.time_ns()
         found = digest_of_file(path)
-        if _state_of(path) == before and max(before[3:]) < begun - SETTLED_NS:
+        if _read_state(path) == before and max(before[3:]) < begun - SETTLED_NS:
             _digests[before] = found
     return found
 
@@ -55,13 +55,13 @@ def digests_once(paths: Sequence[Path]) -> list[str]:
         return list(threads.map(digest_once, paths))
 
 
-def _state_of(path: Path) -> tuple[int, ...]:
+def _read_state(path: Path) -> tuple[int, ...]:
     state = path.stat()
     return (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def flush(file: IO[Any]) -> None:
-    """Force what was written to an open file to disk."""
+    """Force the writes of an open file to disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -142,8 +142,8 @@ def locked(path: Path, *, wait: bool | float = True) -> Iterator[bool]:
     """Hold a lock file; the kernel releases it when the process ends, however it ends.
 
     Args:
-        wait: Wait for the process that holds it, or for so many seconds. Otherwise the block runs
-            without the lock.
+        wait: Wait for the process that holds it, or this number of seconds. Otherwise the
+            block runs without the lock.
 
     Yields:
         Whether the lock is held.

@@ -112,7 +112,7 @@ class StringTable:
         return self._index().get(text) if row is None else row
 
     def first_repeated(self) -> int | None:
-        """Find the first row whose text stands in an earlier row; None where all differ."""
+        """Find the first row whose text is in an earlier row; None where all differ."""
         before, num_before = self._before, 0
         if before is not None:
             if (row := before.first_repeated()) is not None:

@@ -15,7 +15,94 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
+
+class ItemMask:
+    """An immutable set of item rows in [1, num_item_rows); row 0 (padding) is never in it."""
+
+    def __init__(self, allowed: NDArray[np.bool_]) -> None:
+        """Take a boolean per item row, [num_item_rows]."""
+        if allowed.ndim != 1 or allowed.dtype != np.bool_:
+            raise ValueError(
+                f"an item mask is one boolean per item row, got {allowed.dtype} {allowed.shape}"
+            )
+        self._keep(allowed.copy(), None)
+
+    def _keep(self, allowed: NDArray[np.bool_], left_out: NDArray[np.int64] | None) -> None:
+        allowed[:1] = False
+        allowed.flags.writeable = False
+        self._allowed, self._left_out = allowed, left_out
+        self._count: int | None = None
+
+    @classmethod
+    def all_but(cls, num_item_rows: int, rows: NDArray[np.int64]) -> ItemMask:
+        """Leave out a few rows; scores are then blanked by these alone, not by all rows."""
+        allowed = np.ones(num_item_rows, np.bool_)
+        allowed[rows] = False
+        mask = cls.__new__(cls)
+        mask._keep(allowed, rows)
+        return mask
+
+    @classmethod
+    def all(cls, num_item_rows: int) -> ItemMask:
+        return cls(np.ones(num_item_rows, np.bool_))
+
+    @property
+    def num_item_rows(self) -> int:
+        return len(self._allowed)
+
+    @property
+    def bytes(self) -> NDArray[np.uint8]:
+        """The packed bits, [ceil(num_item_rows / 8)], bit i of byte j is row 8 j + i."""
+        return np.packbits(self._allowed, bitorder="little")
+
+    def __and__(self, other: ItemMask) -> ItemMask:
+        return ItemMask(self._allowed & self._same_size(other))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ItemMask) and np.array_equal(self._allowed, other._allowed)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _same_size(self, other: ItemMask) -> NDArray[np.bool_]:
+        if other.num_item_rows != self.num_item_rows:
+            raise ValueError(
+                f"masks of {self.num_item_rows} and {other.num_item_rows} item rows do not "
+                "combine; build both from the same bundle"
+            )
+        return other._allowed
+
+    def allows(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each row whether it may be shown; rows outside the catalogue may not."""
+        if len(rows) and rows.min() >= 0 and rows.max() < self.num_item_rows:
+            return self._allowed[rows]
+        inside = (rows >= 0) & (rows < self.num_item_rows)
+        return inside & self._allowed[np.where(inside, rows, 0)]
+
+    def count(self) -> int:
+        if self._count is None:
+            self._count = int(np.count_nonzero(self._allowed))
+        return self._count
+
+    def rows(self) -> NDArray[np.int64]:
+        return np.flatnonzero(self._allowed)
+
+    def as_bool(self) -> Tensor:
+        """Return one boolean per item row, [num_item_rows]."""
+        return torch.from_numpy(self._allowed.copy())
+
+    def blank(self, scores: NDArray[np.float32]) -> None:
+        """Write -inf over the scores of rows that may not be shown, [num_item_rows], in place."""
+        if len(scores) != self.num_item_rows:
+            raise ValueError(
+                f"the item mask covers {self.num_item_rows} item rows, the catalogue has "
+                f"{len(scores)}; build the mask from the same bundle"
+            )
+        if self._left_out is None:
+            scores[~self._allowed] = -np.inf
+        else:
+            scores[self._left_out] = -np.inf
+            scores[:1] = -np.inf
+
 
 NO_ROW = -1
 """Stands where a list has fewer than k items; its score is -inf."""
@@ -65,18 +152,6 @@ def reranked_places(scores: Tensor, length: int) -> Tensor:
     return torch.cat([order, behind.expand(len(scores), -1)], dim=1)
 
 
-def top_k_of_scores(scores: Tensor, k: int, mask: ItemMask | None = None) -> TopK:
-    """Rank item rows by ready-made scores, which are left as they are.
-
-    Args:
-        scores: [B, N], column = item row; column 0 is skipped and -inf means not eligible.
-    """
-    if scores.ndim != 2 or scores.shape[1] < 1:
-        raise ValueError(f"scores must be [B, N] with N >= 1, got {tuple(scores.shape)}")
-    allowed = allowed_rows(mask, scores.shape[1]).to(scores.device)
-    return select_top_k(scores.float().masked_fill(~allowed, -torch.inf), k)
-
-
 def select_top_k(scores: Tensor, k: int) -> TopK:
     """Rank the columns of [B, N] float32 scores in which -inf marks all that is not eligible.
 
@@ -123,15 +198,13 @@ def _select_from_one(scores: Tensor, k: int) -> TopK:
 
 
 def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = None) -> OneList:
-    """Rank items by float32 scores on a CPU, [N], of which -inf marks what is not eligible.
+    """Rank items by float32 scores on a CPU, [N], of which -inf marks items that are not eligible.
 
     Args:
         item_rows: Distinct rows that the scores are of, [N], in any order; None is all.
     """
     _check_k(k)
-    # Not len(), which for a tensor is a function in Python.
-    number = scores.shape[0]
-    if number == 0:
+    if (number := scores.shape[0]) == 0:
         return OneList(scores.numpy(), np.empty(0, np.int64))
     if number <= FEW:
         return _best_of_few(scores.numpy(), k, item_rows)
@@ -148,10 +221,8 @@ def best_of_one(scores: Tensor, k: int, item_rows: NDArray[np.int64] | None = No
     if (found[1:] == found[:-1]).any():
         if len(found) > taken and found[taken - 1] == found[taken]:
             # Whatever lies above the last value is in the list in any case.
-            above, equals = (
-                rows[found > found[taken]],
-                np.flatnonzero(scores.numpy() == found[taken]),
-            )
+            above = rows[found > found[taken]]
+            equals = np.flatnonzero(scores.numpy() == found[taken])
             equals = equals if item_rows is None else np.sort(item_rows[equals])
             rows = np.concatenate([above, equals[: taken - len(above)]])
             found = found[:taken]

@@ -9,6 +9,7 @@ Axes: U users, W windows, B windows of a batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -17,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch, offsets_of
-from recsys.data.dataset import Rows, Sequences, concatenated_ranges
+from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
+from recsys.data.dataset import Rows, Sequences, Split, concatenated_ranges
 
 
 class Windows(NamedTuple):
@@ -56,7 +57,7 @@ def training_windows(
 
 def window_batch(sequences: Sequences, starts: Rows, ends: Rows) -> JaggedBatch:
     """Read windows as a batch, [B]: ``history``, and ``history.times`` where there are times."""
-    offsets = offsets_of(torch.from_numpy(ends - starts))
+    offsets = cut_offsets(torch.from_numpy(ends - starts))
     places = concatenated_ranges(starts, ends)
 
     def feature(values: Rows) -> Jagged:
@@ -118,3 +119,115 @@ class BatchOrder:
             self._permutation = rng.permutation(self.num_samples)
             self._epoch = epoch
         return self._permutation[place * self.batch_size : (place + 1) * self.batch_size]
+
+
+Mask = NDArray[np.bool_]
+
+
+def domain_positions(sequences: Sequences, split: Split, own_items: Mask) -> Rows:
+    """List the labels of a split that are items of a domain, ascending, [P].
+
+    Args:
+        own_items: Whether each item row is of the domain, [N].
+    """
+    positions = sequences.label_positions(split)
+    kept: Rows = positions[own_items[np.asarray(sequences.item_rows[positions])]]
+    return kept
+
+
+def domain_windows(sequences: Sequences, windows: Windows, own_items: Mask) -> Windows:
+    """Keep the windows with a label of a domain; a window's first event is no label."""
+    own = own_items[np.asarray(sequences.item_rows)]  # [E]
+    before = np.concatenate([[0], np.cumsum(own)])
+    counts = before[windows.ends] - before[windows.starts + 1]  # [W]
+    return Windows(windows.starts[counts > 0], windows.ends[counts > 0])
+
+
+def domain_window_batch(
+    sequences: Sequences, starts: Rows, ends: Rows, own_items: Mask
+) -> JaggedBatch:
+    """Read windows as ``window_batch`` does, and ``history.counted``: 1 for the domain's events."""
+    batch = window_batch(sequences, starts, ends)
+    history = batch["history"]
+    counted = torch.from_numpy(own_items)[history.values].long()
+    features: Mapping[str, Jagged] = {
+        **batch.features,
+        "history.counted": history._replace(values=counted),
+    }
+    return JaggedBatch(features)
+
+
+class SampledItems(NamedTuple):
+    """Items every label of the batch is ranked against.
+
+    The labels of a batch serve each other, which favours frequent items; uniform draws reach the
+    rest (mixed negative sampling, Yang et al., WWW 2020). Subtracting ``log_expected`` from a score
+    makes the sampled softmax an unbiased estimate of the full one (logQ correction, Yi et al.,
+    RecSys 2019).
+    """
+
+    rows: Tensor
+    """[C] int64; the in-batch ones first, in the order of the labels."""
+    log_expected: Tensor
+    """[C] log of the number of times the item is expected among the candidates."""
+    num_uniform: int
+    """Last candidates that are an even sample of the catalogue."""
+
+
+def every_item(num_item_rows: int, device: torch.device | str = "cpu") -> SampledItems:
+    """Take the whole catalogue once: the sampled softmax becomes the full one."""
+    rows = torch.arange(1, num_item_rows, device=device)
+    return SampledItems(rows, torch.zeros(len(rows), device=device), len(rows))
+
+
+def mixed_candidates(
+    labels: Tensor,
+    num_uniform: int,
+    item_counts: Tensor,
+    generator: torch.Generator | None = None,
+) -> SampledItems:
+    """Join the batch's labels and uniform draws, with replacement, from the catalogue.
+
+    Draws come from torch's global generator of the labels' device, so a seeded run repeats them.
+
+    Args:
+        labels: Label item rows, [B], drawn in proportion to ``item_counts``.
+        item_counts: Training events of each item, [N]; row 0 is ignored.
+    """
+    num_items = len(item_counts) - 1
+    shape = (num_uniform,)
+    uniform = torch.randint(1, num_items + 1, shape, device=labels.device, generator=generator)
+    rows = torch.cat([labels, uniform])
+    counts = item_counts.float()
+    # A label outside the counted events still occurred once.
+    in_batch = len(labels) * counts[rows].clamp(min=1) / counts[1:].sum().clamp(min=1)  # [C]
+    return SampledItems(rows, torch.log(in_batch + num_uniform / num_items), num_uniform)
+
+
+def sampled_softmax_loss(
+    label_scores: Tensor,
+    candidate_scores: Tensor,
+    candidates: SampledItems,
+    labels: Tensor,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Cross-entropy of each label against the candidates, the mean over the batch.
+
+    Candidates that equal the label (accidental hits, its own in-batch column included) are left
+    out: the label enters the softmax exactly once, with its plain score.
+
+    Args:
+        label_scores: Score of each query's label, [B].
+        candidate_scores: Score of each query with each candidate, [B, C].
+        labels: Label item rows, [B].
+    """
+    hits = labels[:, None] == candidates.rows  # [B, C]
+    corrected = candidate_scores - candidates.log_expected
+    # In place, because a copy of [B, C] costs as much as the softmax.
+    corrected = corrected.masked_fill_(hits, -torch.inf)
+    normalizer = torch.logsumexp(torch.cat([label_scores[:, None], corrected], dim=1), dim=1)
+    target = label_scores
+    if label_smoothing > 0:
+        even = candidate_scores[:, -candidates.num_uniform :].mean(dim=1)  # [B]
+        target = (1 - label_smoothing) * label_scores + label_smoothing * even
+    return (normalizer - target).mean()

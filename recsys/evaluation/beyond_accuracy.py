@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, normalize
 
-from recsys.data.batch import Jagged, offsets_of
-from recsys.data.item_mask import ItemMask
+from recsys.data.batch import Jagged, cut_offsets
+from recsys.data.top_k import ItemMask
 
 MAX_CELLS = 1 << 22
 """Floats held at once while users are worked off in chunks (32 MiB)."""
@@ -154,7 +154,7 @@ def category_diversity(lists: Tensor, k: int, categories: Jagged, num_categories
 def listed_items(lists: Tensor, k: int) -> Jagged:
     """First k items of each list without the padding of short ones, U ragged item rows."""
     shown = _first(lists, k)
-    return Jagged(shown[shown > 0], offsets_of((shown > 0).sum(1)))
+    return Jagged(shown[shown > 0], cut_offsets((shown > 0).sum(1)))
 
 
 def category_totals(
@@ -167,7 +167,7 @@ def category_totals(
     """
     lengths = categories.lengths()[items.values]  # [M], categories of each listed item
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)  # [P]
-    place = torch.arange(len(owner)) - offsets_of(lengths)[:-1][owner]
+    place = torch.arange(len(owner)) - cut_offsets(lengths)[:-1][owner]
     found = categories.values[categories.offsets[:-1][items.values[owner]] + place]  # [P]
     totals = torch.zeros(items.batch_size * num_categories, dtype=torch.float64)
     cells = items.segments()[owner] * num_categories + found

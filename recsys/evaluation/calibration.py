@@ -16,6 +16,9 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.evaluation.beyond_accuracy import MAX_CELLS, category_totals, listed_items
 
+SMOOTHING = 0.01
+"""Share of the history's mix in a list's, so that no category makes the divergence infinite."""
+
 
 class ReliabilityCurve(NamedTuple):
     """Predicted against observed frequency, one row for each bin that is not empty."""
@@ -29,26 +32,21 @@ class ReliabilityCurve(NamedTuple):
 
 
 def reliability_curve(
-    probabilities: Tensor, labels: Tensor, *, num_bins: int = 15, equal_counts: bool = False
+    probabilities: Tensor, labels: Tensor, *, num_bins: int = 15
 ) -> ReliabilityCurve:
     """Bin predictions by probability and compare each bin's mean with its share of positives.
+
+    Bins are cut at quantiles: click probabilities crowd near 0, where equal widths would put nearly
+    all of them in one bin. Equal predictions share a bin.
 
     Args:
         probabilities: [P] in [0, 1].
         labels: [P], 0 or 1.
-        equal_counts: Cut at quantiles instead of equal widths. Click probabilities crowd near 0,
-            where equal widths put nearly all of them in one bin. Equal predictions share a bin.
     """
     probabilities, labels = _checked(probabilities, labels)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be >= 1, got {num_bins}")
-    if equal_counts:
-        ordered = probabilities.sort().values
-        # A prediction's place is that of the first equal one, so ties do not straddle a cut.
-        bins = torch.searchsorted(ordered, probabilities) * num_bins // len(ordered)
-    else:
-        # Right-closed bins (0, w], (w, 2w], ..., as in Guo et al.; 0 falls into the first.
-        bins = (probabilities * num_bins).ceil().long().sub(1).clamp_min(0)
+    ordered = probabilities.sort().values
+    # A prediction's place is that of the first equal one, so ties do not straddle a cut.
+    bins = torch.searchsorted(ordered, probabilities) * num_bins // len(ordered)
     counts = torch.bincount(bins, minlength=num_bins)
     filled = counts > 0
     return ReliabilityCurve(
@@ -85,25 +83,18 @@ def list_miscalibration(
     histories: Jagged,
     categories: Jagged,
     num_categories: int,
-    *,
-    smoothing: float = 0.01,
 ) -> Tensor:
     """Divergence of a list's mix of categories from the history's, in nats, [U].
 
     Steck, RecSys 2018: KL(p || q') = sum of p log(p / q') over the categories of the history,
-    with q' = (1 - smoothing) q + smoothing p, p of the history and q of the first k items.
+    with q' = (1 - SMOOTHING) q + SMOOTHING p, p of the history and q of the first k items.
     0 is a list with the user's mix; a list without any of the user's categories has
-    -log(smoothing), 4.6 at the default, and so has an empty one. NaN where the history has no
+    -log(SMOOTHING), 4.6, and so has an empty one. NaN where the history has no
     category, because there is nothing to be calibrated to.
 
     Args:
         lists: Item rows best first, [U, K], -1 where short.
     """
-    if not 0 < smoothing < 1:
-        raise ValueError(
-            f"smoothing must lie between 0 and 1, got {smoothing}; without it a category that "
-            "the list lacks makes the divergence infinite"
-        )
     if len(lists) != histories.batch_size:
         raise ValueError(
             f"{len(lists)} lists but {histories.batch_size} histories; both must cover the same "
@@ -117,7 +108,7 @@ def list_miscalibration(
         past = Jagged(histories.values[ends[0] : ends[-1]], ends - ends[0])
         p = category_shares(past, categories, num_categories)  # [b, C]
         q = category_shares(listed_items(rows, k), categories, num_categories)
-        mixed = (1 - smoothing) * q + smoothing * p
+        mixed = (1 - SMOOTHING) * q + SMOOTHING * p
         divergence = torch.where(p > 0, p * (p / mixed).log(), 0.0).sum(1)
         parts.append(divergence.masked_fill(p.sum(1) == 0, torch.nan))
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)

@@ -226,7 +226,7 @@ def weekday_effects(past: Past) -> Numbers:
     return effects
 
 
-def band_of(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -> AlarmBand:
+def usual_band(past: Past, weekday: int, noise: float, tail: Tail, chance: float) -> AlarmBand:
     """Bound a day's score so that a usual day passes the bounds with a chance.
 
     Args:

@@ -63,17 +63,15 @@ class Known:
         ones = torch.ones(pairs.shape[1])
         return torch.sparse_coo_tensor(pairs, ones, size, is_coalesced=True, check_invariants=True)
 
-    def history(self, user: int) -> Tensor:
+    def items(self, user: int) -> Tensor:
+        """Return all of a user's events."""
         first, last = self.histories.offsets[user : user + 2].tolist()
-        return self.histories.values[max(first, last - MAX_HISTORY) : last]
+        return self.histories.values[first:last]
 
     def popular(self, user: int, k: int) -> Tensor:
         """The k most popular items that a user does not have."""
-        own = self.histories.values[
-            int(self.histories.offsets[user]) : int(self.histories.offsets[user + 1])
-        ]
         counts = self.popularity.double().clone()
-        counts[own] = -1
+        counts[self.items(user)] = -1
         counts[0] = -1
         return counts.topk(min(k, len(counts) - 1)).indices
 
@@ -100,7 +98,7 @@ def relevance(lists: Tensor, users: Tensor, known: Known) -> Tensor:
         for row, user in enumerate(users.tolist()):
             at = column[lists[row]]
             there = at >= 0
-            if not there.any() or not len(history := known.history(user)):
+            if not there.any() or not len(history := known.items(user)[-MAX_HISTORY:]):
                 continue
             near = cosines[history][:, at[there]]  # [H, c]
             best = near.topk(min(NUM_NEAREST, len(near)), dim=0).values.mean(0)
@@ -150,7 +148,7 @@ RUBRICS: Mapping[str, Rubric] = dict(
 )
 
 
-def rubrics_of(known: Known) -> dict[str, Rubric]:
+def available_rubrics(known: Known) -> dict[str, Rubric]:
     """Return the rubrics that there are data for."""
     missing = {
         "distinct": known.content.shape[1] == 0,
@@ -215,9 +213,7 @@ def _category_sets(known: Known) -> Tensor:
 
 def _off_taste(user: int, k: int, sets: Tensor, known: Known, generator: torch.Generator) -> Tensor:
     """Draw items furthest from a user's categories that the user does not have, [k]."""
-    own = known.histories.values[
-        int(known.histories.offsets[user]) : int(known.histories.offsets[user + 1])
-    ]
+    own = known.items(user)
     taste = sets @ sets[own].sum(0)
     taste[own] = torch.inf
     taste[known.popularity == 0] = torch.inf
@@ -284,7 +280,7 @@ class Biases(NamedTuple):
     """Mean change where a list is cut to its first half; below 0 it prefers long lists."""
 
 
-def biases_of(judge: Judge, lists: Tensor, users: Tensor, scores: Tensor) -> Biases:
+def measure_biases(judge: Judge, lists: Tensor, users: Tensor, scores: Tensor) -> Biases:
     """Measure how a judge follows order and length, from its scores of the unchanged lists, [L]."""
     scores = scores.double()
     turned = judge(lists.flip(1), users).double()

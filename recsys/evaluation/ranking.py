@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch, offsets_of
+from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 from recsys.data.top_k import NO_ROW, TopK, select_top_k
 
 UNRANKED = 0
@@ -181,8 +181,7 @@ def evaluate_ranking(
             "history" feature is cut to what the model reads). A target among them is a miss.
     """
     config = config or RankingConfig()
-    targets = distinct_targets(targets)
-    ranks, lists, user_rows = [], [], []
+    parts: list[RankingResult] = []
     buffer = torch.empty(0, 0)
     end = 0
     for batch in batches:
@@ -195,9 +194,9 @@ def evaluate_ranking(
             buffer = torch.empty(given.shape)
         scores = buffer[: len(given)].copy_(given)
         _exclude(scores, None if exclude is None else _slice(exclude, begin, end))
-        lists.append(select_top_k(scores, max(config.ks)))
-        ranks.append(target_ranks(scores, _slice(targets, begin, end)))
-        user_rows.append(batch["user"].values)
+        lists = select_top_k(scores, max(config.ks))
+        own = _slice(targets, begin, end)
+        parts.append(evaluate_lists(lists, scores, batch, own, config))
     if end != targets.batch_size:
         raise ValueError(
             f"{end} queries came in batches but targets are given for {targets.batch_size}; "
@@ -208,19 +207,7 @@ def evaluate_ranking(
             "no query has a target, so there is nothing to measure; check the split, or "
             "evaluate on one with held-out events"
         )
-
-    all_ranks = Jagged(torch.cat(ranks), targets.offsets)
-    return RankingResult(
-        metrics=mean_metrics(all_ranks, config),
-        num_users=int((targets.lengths() > 0).sum()),
-        user_rows=torch.cat(user_rows),
-        targets=targets,
-        ranks=all_ranks,
-        top_k=TopK(
-            torch.cat([best.scores for best in lists]),
-            torch.cat([best.item_rows for best in lists]),
-        ),
-    )
+    return joined_results(parts, config)
 
 
 def evaluate_lists(
@@ -281,7 +268,7 @@ def joined_results(parts: Sequence[RankingResult], config: RankingConfig) -> Ran
 
 def _joined(parts: Sequence[Jagged]) -> Jagged:
     lengths = torch.cat([part.lengths() for part in parts])
-    return Jagged(torch.cat([part.values for part in parts]), offsets_of(lengths))
+    return Jagged(torch.cat([part.values for part in parts]), cut_offsets(lengths))
 
 
 def mean_metrics(ranks: Jagged, config: RankingConfig) -> dict[str, float]:
@@ -362,7 +349,7 @@ def distinct_targets(targets: Jagged) -> Jagged:
     first.scatter_reduce_(0, group, torch.arange(len(pairs)), reduce="amin")
     kept = torch.zeros(len(pairs), dtype=torch.bool)
     kept[first[first < len(pairs)]] = True
-    return Jagged(targets.values[kept], offsets_of(kept.long())[targets.offsets])
+    return Jagged(targets.values[kept], cut_offsets(kept.long())[targets.offsets])
 
 
 def _check_covered(num_queries: int, targets: Jagged, exclude: Jagged | None) -> None:

@@ -202,7 +202,7 @@ ADJUSTMENTS = {"holm": holm, "benjamini_hochberg": benjamini_hochberg}
 def _paired_tests(
     baseline: EvaluatedRun, candidate: EvaluatedRun, config: ComparisonConfig
 ) -> list[MetricComparison]:
-    """Test one candidate on every metric; p-values stand unadjusted."""
+    """Test one candidate on every metric; p-values are not adjusted."""
     theirs = as_table(baseline.metrics)  # [U, M]
     ours = as_table({metric: candidate.metrics[metric] for metric in baseline.metrics})
     differences = ours - theirs

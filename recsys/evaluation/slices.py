@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, offsets_of
+from recsys.data.batch import Jagged, cut_offsets
 from recsys.evaluation.bootstrap import Interval, bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
@@ -177,7 +177,7 @@ def slice_metrics(
         users = (lengths > 0).nonzero().squeeze(1)
         values: dict[str, Interval] = {}
         if num_targets:
-            kept = Jagged(ranks.values[part.targets], offsets_of(lengths[users]))
+            kept = Jagged(ranks.values[part.targets], cut_offsets(lengths[users]))
             values = bootstrap_intervals(
                 {name: per_user_metric(kept, name) for name in metrics}, config
             )

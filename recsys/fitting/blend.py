@@ -22,17 +22,15 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.dataset import FitSplit
 from recsys.data.top_k import TopK, no_items
-from recsys.evaluation.ranking import distinct_targets, list_ranks, per_user_metric
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries
+from recsys.evaluation.ranking import list_ranks, per_user_metric
+from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.names import CONTENT
+from recsys.retrieval.blend.candidate_features import blended_lists, fitted_blend
 from recsys.retrieval.blend.choices import queries_found
-from recsys.retrieval.blend.config import BlendConfig, LearnedBlendConfig
+from recsys.retrieval.blend.config import FILL, BlendConfig, LearnedBlendConfig
 from recsys.retrieval.blend.demand import demand_before
-from recsys.retrieval.blend.filling import FILL
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
-from recsys.retrieval.blend.source_lists import blended_lists, fitted_blend
 from recsys.retrieval.sources import Source, joined_lists, lists_of, lists_of_rows, rank_by_all
 
 LEARNED, FUSION = "learned", "reciprocal_rank_fusion"
@@ -83,18 +81,6 @@ class SourceLists:
     """Demand of each item in the same events (``demand_before``), [N, D]; None without times."""
 
     @classmethod
-    def collect(
-        cls,
-        sources: Mapping[str, Source],
-        queries: EvaluationQueries,
-        item_counts: Tensor,
-        seed: int,
-        demand: Tensor | None = None,
-    ) -> SourceLists:
-        """Query every source, by model; the seed draws the halves."""
-        return cls.of_queries(lists_by_source(sources, queries), queries, item_counts, seed, demand)
-
-    @classmethod
     def of_queries(
         cls,
         lists: dict[str, TopK],
@@ -103,7 +89,7 @@ class SourceLists:
         seed: int,
         demand: Tensor | None = None,
     ) -> SourceLists:
-        """Put lists, by source, with the queries that they answer."""
+        """Put lists, by source, with the queries that they answer; the seed draws the halves."""
         folds = fold_of_users(queries.inputs.sequences.num_user_rows, seed)[queries.user_rows()]
         targets, lengths = queries.held_out.targets, queries.history_lengths()
         return cls(lists, targets, lengths, folds, item_counts, demand)
@@ -131,10 +117,6 @@ class SourceLists:
             None if self.demand is None else self.demand.to(device),
         )
 
-    def distinct_targets(self) -> Jagged:
-        """Return the targets of each query, each once."""
-        return distinct_targets(self.targets)
-
     def num_found(self) -> int:
         return len(queries_found(self.lists, self.targets))
 
@@ -150,11 +132,6 @@ def lists_by_source(sources: Mapping[str, Source], queries: EvaluationQueries) -
         lists_of(rank_by_all(sources, batch.queries, batch.allowed, queries.list_length))
         for batch in queries.batches()
     ]
-    return joined_by_source(parts)
-
-
-def joined_by_source(parts: Sequence[Mapping[str, TopK]]) -> dict[str, TopK]:
-    """Put the lists of consecutive queries below each other, by source."""
     return {name: joined_lists([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -180,7 +157,7 @@ def default_device(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if device.type == "cpu" else device
 
 
-def fusion_of(sources: Sequence[str], weights: Mapping[str, float]) -> LearnedBlend:
+def fusion_profile(sources: Sequence[str], weights: Mapping[str, float]) -> LearnedBlend:
     """Write a surface's reciprocal rank fusion as weights: the same order of items.
 
     There content ranks only items that are appended after a release.
@@ -188,7 +165,7 @@ def fusion_of(sources: Sequence[str], weights: Mapping[str, float]) -> LearnedBl
     return weighted({name: weights.get(name, 1.0) for name in sources if name != CONTENT.source})
 
 
-def single_of(sources: Sequence[str], chosen: str) -> LearnedBlend:
+def single_profile(sources: Sequence[str], chosen: str) -> LearnedBlend:
     """Rank by one source; the others fill its list up."""
     return weighted({name: 1.0 if name == chosen else FILL for name in sources})
 
@@ -232,7 +209,7 @@ class ProfileBlend:
             lists: By source, [B, k] each.
             history_lengths: [B].
             item_counts: Events of each item that the sources were fitted on, [N].
-            folds: Half of each query's user, [B]; None takes what is served.
+            folds: Half of each query's user, [B]; None takes the served blend.
             length: Places that are kept; None keeps every item of any list.
         """
         chosen = {name: lists[name] for name in self.served.sources}
@@ -325,10 +302,10 @@ def fit_blend(
     metric: str,
     device: torch.device = CPU,
 ) -> FittedBlend:
-    """Fit a profile's weights, judge them, and choose what is served."""
+    """Fit a profile's weights, judge them, and choose the served blend."""
     sources = tuple(examples.lists)
-    fusion = fusion_of(sources, fusion_weights)
-    alternatives = {FUSION: fusion, **{name: single_of(sources, name) for name in sources}}
+    fusion = fusion_profile(sources, fusion_weights)
+    alternatives = {FUSION: fusion, **{name: single_profile(sources, name) for name in sources}}
     values = {FUSION: ProfileBlend.unlearned(fusion).measured(examples, metric, device=device)}
     values |= {name: measured_source(examples, name, metric, device) for name in sources}
     document: dict[str, Any] = {
@@ -345,9 +322,7 @@ def fit_blend(
     else:
         values[LEARNED] = measured
         best = max(alternatives, key=lambda name: float(values[name].nanmean()))
-        ahead = values[best] - values[LEARNED]
-        ahead = ahead[~ahead.isnan()]
-        difference, error = float(ahead.mean()), standard_error(ahead)
+        difference, error, _ = paired_difference(values[best], values[LEARNED])
         wins = difference > NUM_STANDARD_ERRORS * error
         served = ProfileBlend.unlearned(alternatives[best]) if wins else learned
         document |= {
@@ -385,9 +360,7 @@ def judged_demand(
     with_it = learned_profile(examples, config, device)
     assert with_it is not None
     of_both = reached(with_it), reached(without)
-    ahead = of_both[0] - of_both[1]
-    ahead = ahead[~ahead.isnan()]
-    difference, error = float(ahead.mean()), standard_error(ahead)
+    difference, error, _ = paired_difference(*of_both)
     reads = difference > DEMAND_STANDARD_ERRORS * error
     document = {
         "read": reads,
@@ -401,7 +374,7 @@ def judged_demand(
 
 def unjudged_blend(sources: Sequence[str], fusion_weights: Mapping[str, float]) -> FittedBlend:
     """Choose the surface's weights where no user has a held-out event to judge others by."""
-    fusion = fusion_of(tuple(sources), fusion_weights)
+    fusion = fusion_profile(tuple(sources), fusion_weights)
     document = {
         "sources": list(sources),
         "num_queries": 0,
@@ -425,7 +398,7 @@ def measured_source(
     is_short = (rows[:, :k] < 1).any(1) if rows.shape[1] >= k else torch.ones(len(rows)) > 0
     short = is_short.nonzero()[:, 0]
     if len(short):
-        blend = ProfileBlend.unlearned(single_of(tuple(examples.lists), source))
+        blend = ProfileBlend.unlearned(single_profile(tuple(examples.lists), source))
         part = examples.of(short, tuple(examples.lists))
         values[short] = blend.measured(part, metric, device=device)
     return values
@@ -487,8 +460,9 @@ def weights_and_shares(
     }
 
 
-def standard_error(differences: Tensor) -> float:
-    """Estimate how far a mean of paired differences [U] may be off."""
-    if len(differences) < 2:
-        return float("inf")
-    return float(differences.std() / len(differences) ** 0.5)
+def paired_difference(ours: Tensor, theirs: Tensor) -> tuple[float, float, int]:
+    """Average the differences of queries [U] with a target: mean, its standard error, number."""
+    ahead = ours - theirs
+    ahead = ahead[~ahead.isnan()]
+    error = float(ahead.std() / len(ahead) ** 0.5) if len(ahead) > 1 else float("inf")
+    return float(ahead.mean()), error, len(ahead)

@@ -16,8 +16,7 @@ import torch
 
 from recsys.data.dataset import FitSplit, Rows
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries, measure
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, measure
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, counted, vector_source
 from recsys.models import names
 from recsys.models.configs import (

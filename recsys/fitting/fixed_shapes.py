@@ -225,7 +225,7 @@ class FixedWindows(NamedTuple):
 
 
 class FixedQueries(NamedTuple):
-    """Labels of a two-tower and what was known before them, brought to one shape."""
+    """Labels of a two-tower and the queries before them, in one shape."""
 
     batch_size: int
     num_item_rows: int

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from recsys.data.dataset import FitSplit
 from recsys.data.windows import BatchOrder, training_windows
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
 from recsys.fitting.sequence import num_windows
 from recsys.fitting.spec import Data, Fitted, ModelSpec, Start, StopBy, TrainingRun, fit_retriever
 from recsys.models import names

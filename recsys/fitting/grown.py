@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from recsys.data.dataset import Rows
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import grown_state
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel

@@ -13,7 +13,7 @@ from torch import Tensor
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.data.windows import BatchOrder, Windows, training_windows
 from recsys.fitting.fixed_shapes import FixedWindows
-from recsys.fitting.inputs import ModelInputs, NewEvents
+from recsys.fitting.queries import ModelInputs, NewEvents
 from recsys.fitting.spec import (
     Data,
     Fitted,
@@ -25,10 +25,10 @@ from recsys.fitting.spec import (
     vector_source,
 )
 from recsys.models import names
+from recsys.models.item_to_item import ItemNeighbours
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.sequence.neighbours import ItemNeighbours
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.loop import TrainResult
@@ -37,7 +37,7 @@ from recsys.training.progress import Tracker
 
 Trained = tuple[SequenceModel, TrainResult]
 SEEDS = 1000
-"""Seeds of a run lie below; those of its further members above."""
+"""Seeds of a run are below; those of its further members above."""
 
 
 def member_seed(seed: int, number: int) -> int:

@@ -14,8 +14,14 @@ from torch import Tensor, nn
 from recsys.data.batch import JaggedBatch
 from recsys.data.dataset import FitSplit, Sequences
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.inputs import ModelInputs, NewEvents
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
+from recsys.fitting.queries import (
+    EvaluationQueries,
+    ModelInputs,
+    NewEvents,
+    RetrievalSettings,
+    measure,
+)
+from recsys.models.item_tower import OF_EVENTS
 from recsys.models.names import ModelName
 from recsys.models.outside import Over
 from recsys.retrieval.sources import IndexedSource, ScoredSource, Source
@@ -29,8 +35,10 @@ from recsys.training.ranks import ALONE, Ranks
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 CPU = torch.device("cpu")
-OF_EVENTS = ("item_counts", "neighbours", "neighbour_shares")
-"""Buffers that are counted in the events that a model is fitted on, not trained."""
+NOT_TRAINED = TrainResult(
+    num_steps=0, best_step=0, best_metric=None, bad_steps=0, stopped_early=False
+)
+"""Result of a fit that has no training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +169,7 @@ def fit_retriever(
         load_trained(model, stop_by.weights)
         if num_examples == 0:
             # Nothing is new: the model only takes new rows and counts.
-            return TrainResult(
-                num_steps=0, best_step=0, best_metric=None, bad_steps=0, stopped_early=False
-            )
+            return NOT_TRAINED
         config = training.for_continued_refit(num_examples)
         return run_training(model, loss_at, training, config, run, None)
     if isinstance(stop_by, Refit):
@@ -180,12 +186,6 @@ def fit_retriever(
     return run_training(model, loss_at, training, config, run, evaluate)
 
 
-NOT_TRAINED = TrainResult(
-    num_steps=0, best_step=0, best_metric=None, bad_steps=0, stopped_early=False
-)
-"""Result of a fit that has no training."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Everything that a model may be fitted on or loaded over."""
@@ -194,8 +194,7 @@ class Data:
     settings: RetrievalSettings = field(default_factory=RetrievalSettings)
     """How lists are requested."""
     index: Callable[[Any, ModelInputs], VectorIndex] | None = None
-    """Builds the index of a model's items (`recsys.fitting.index`), for a catalogue that is ranked
-    by lists."""
+    """Builds the index of a model's items, for a catalogue that is ranked by lists."""
     item_codes: Callable[[], ItemCodes] | None = None
     """Reads the semantic IDs; None without any."""
     teacher: Path | None = None
@@ -222,12 +221,8 @@ class Start(NamedTuple):
         return self.stop_by if isinstance(self.stop_by, EvaluationQueries) else None
 
 
-class Fit(Protocol):
-    """Fits a model on the events of a split; None if they give it nothing to rank by."""
-
-    def __call__(
-        self, config: Any, data: Data, until: FitSplit, start: Start, /
-    ) -> Fitted[Any] | None: ...
+Fit = Callable[[Any, Data, FitSplit, Start], Fitted[Any] | None]
+"""Fits a model of some settings on the events of a split; None if nothing can be ranked by them."""
 
 
 @dataclass(frozen=True, kw_only=True)

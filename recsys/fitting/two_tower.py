@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import moved
-from recsys.data.dataset import FitSplit, Rows, Sequences
+from recsys.data.dataset import FitSplit, Rows
 from recsys.data.windows import BatchOrder
 from recsys.fitting.fixed_shapes import FixedQueries
-from recsys.fitting.inputs import ModelInputs, NewEvents
+from recsys.fitting.queries import ModelInputs, NewEvents
 from recsys.fitting.spec import (
     Data,
     Fitted,
@@ -31,11 +31,6 @@ from recsys.models.two_tower import TwoTower
 from recsys.retrieval.sources import ScoredSource
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.passes import TrainingConfig
-
-
-def num_labels(sequences: Sequences, split: FitSplit) -> int:
-    """Count the examples of one pass."""
-    return sequences.num_labels(split)
 
 
 def untrained_two_tower(
@@ -134,5 +129,5 @@ TWO_TOWER = ModelSpec(
     fit=_fit,
     load=lambda folder, over: TwoTower.load(folder, over.catalogue),
     source=vector_source,
-    num_examples=lambda _, sequences, split: num_labels(sequences, split),
+    num_examples=lambda _, sequences, split: sequences.num_labels(split),
 )

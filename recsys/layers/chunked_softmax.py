@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.kernels.softmax_rows.op import room_for_columns, softmax_rows
-from recsys.layers.lookup import looked_up
+from recsys.layers.embedding.tables import looked_up
 
 MAX_SCORES = 1 << 26
 """Scores that are in memory at a time, 256 MiB in float32."""
@@ -164,7 +164,7 @@ class _Excluded(NamedTuple):
         return self.columns[first:end], self.positions[first:end] - begin
 
     def turned_to(self, labels: Tensor, begin: int) -> tuple[Tensor, Tensor]:
-        """Do the same without waiting for a GPU: what is not the block's goes to a label."""
+        """Do the same without waiting for a GPU: numbers of other blocks go to a label."""
         places = self.positions - begin
         here = (places >= 0) & (places < len(labels))
         return torch.where(here, self.columns, labels[0]), torch.where(here, places, 0)

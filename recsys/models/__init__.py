@@ -1,1 +1,1 @@
-"""Candidate models, each whole in one file: popularity, item-to-item, two-tower."""
+"""Candidate models and the ranker."""

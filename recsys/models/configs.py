@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsys.layers.embedding.collection import Backend
+from recsys.layers.embedding.tables import Backend
 
 REMOVED_SETTINGS: Mapping[str, object] = {
     "memory_orders": (),
@@ -165,7 +165,7 @@ class ItemKnnConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatsConfig:
-    """Whether what was taken before is a source, and its settings."""
+    """Whether items taken before are a source, and its settings."""
 
     enabled: bool = True
     """Takes effect only where lists may hold the history (evaluation.exclude_history = false)."""
@@ -227,7 +227,7 @@ class TwoTowerConfig:
     dropout: float = 0.4
     """Share of values that are dropped in a training step."""
     id_dropout: float = 0.05
-    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    """Share of items whose id is hidden in a training step, so that content replaces them."""
     content_weight: float = 3.0
     """Multiplies the projected content; larger lets content learn faster than the ids."""
     temperature: float = 0.07

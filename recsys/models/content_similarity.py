@@ -42,12 +42,12 @@ START = torch.zeros(1, dtype=torch.int64)
 
 
 class Whitening(NamedTuple):
-    """How content becomes what is compared; fitted once, and kept where a catalogue grows."""
+    """Map from content to the compared vectors; fitted once, and kept where a catalogue grows."""
 
     mean: Tensor
     """[F] of all items with content."""
     directions: Tensor
-    """[F, F], multiplies what is left without the mean."""
+    """[F, F], multiplies content less its mean."""
 
     def to(self, device: torch.device | str) -> Whitening:
         return Whitening(self.mean.to(device), self.directions.to(device))
@@ -153,7 +153,7 @@ class ContentSimilarity:
         return len(self.vectors)
 
     def all_item_vectors(self) -> Tensor:
-        """Return what is compared, [N, F]; rows of zeros have no content."""
+        """Return the compared vectors, [N, F]; rows of zeros have no content."""
         return self.vectors
 
     def grown(self, content: Tensor) -> ContentSimilarity:

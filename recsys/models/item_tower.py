@@ -27,7 +27,8 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.threads import side_by_side
-from recsys.layers.embedding.collection import Backend, EmbeddingBags, TableConfig
+from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
+from recsys.layers.embedding.tables import Backend
 from recsys.models.configs import REMOVED_SETTINGS, without_removed
 
 Config = TypeVar("Config")
@@ -36,6 +37,8 @@ ID_INIT_SCALE = 0.3
 """Factor of the id table's first values, so that content leads before ids are learned."""
 NEIGHBOURS = "item.neighbours"
 """Feature by which the tower looks up the ids of neighbours."""
+OF_EVENTS = ("item_counts", "neighbours", "neighbour_shares")
+"""Buffers that are counted in the events that a model is fitted on, not trained."""
 ENCODED_AT_A_TIME = 1 << 16
 ALL_UP_TO = 4
 """Items of the catalogue for each row that a step reads, up to which a GPU encodes all of them."""
@@ -166,7 +169,7 @@ class ItemTower(nn.Module):
         met = met & (self.item_counts[torch.where(met, rows, 0)] > 0)
         features = dict(items.features)
         if self.num_neighbours:
-            features[NEIGHBOURS] = self._neighbours_of(torch.where(met, rows, 0))
+            features[NEIGHBOURS] = self._look_up_neighbours(torch.where(met, rows, 0))
         if self.training and self.config.id_dropout > 0:
             met = met & (torch.rand(len(rows), device=rows.device) >= self.config.id_dropout)
         features["item"] = items["item"]._replace(values=torch.where(met, rows, 0))
@@ -178,7 +181,7 @@ class ItemTower(nn.Module):
             vectors = vectors + self.config.content_weight * self.content(content)
         return vectors
 
-    def _neighbours_of(self, rows: Tensor) -> Jagged:
+    def _look_up_neighbours(self, rows: Tensor) -> Jagged:
         """Look up the neighbours of items with events, R ragged rows; row 0 has none."""
         offsets = torch.arange(len(rows) + 1, device=rows.device) * self.num_neighbours
         shares = self.neighbour_shares[rows].flatten()
@@ -220,7 +223,7 @@ class CatalogueModel(nn.Module):
         few, tables = self.inputs.num_item_rows <= ALL_UP_TO * num_rows, self.item_tower.tables
         return few and tables.updates is None and not tables.is_sharded
 
-    def content_of(self, rows: Tensor) -> Tensor:
+    def look_up_content(self, rows: Tensor) -> Tensor:
         """Look up content embeddings, [R] -> [R, content_dim]."""
         return self._content[rows]
 

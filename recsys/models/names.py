@@ -179,7 +179,6 @@ ADDRESS = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 NAME = r"[a-z][a-z0-9_]{0,39}"
 TAKEN = ("popular", "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
 """Names of sources, of rows and of a bundle's parts that are no model's."""
-"""Names of sources, of rows and of a bundle's parts that are no model's."""
 
 
 def source_name(model: str) -> str:

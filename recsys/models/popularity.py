@@ -1,7 +1,7 @@
 """Popularity with a half-life: what everyone took lately, the fallback that always has a list.
 
 An event that is ``age`` days older than the newest one counts 2 ** (-age / half_life_days).
-Events without times cannot age, so all of them count once there, whatever the half-life.
+Events without times cannot age, so all of them count once there, with any half-life.
 
 Axes: B queries, E events, N item rows (row 0 is padding and scores -inf).
 """
@@ -26,7 +26,7 @@ Rows = NDArray[np.int64]
 SECONDS_PER_DAY = 86_400
 MAX_HALF_LIVES = 60.0
 """Older events count as if they were so old: float32 still holds the order of items that have no
-others, as where a log of years ago goes on today."""
+others, as if a log of years ago continues today."""
 
 
 class Popularity:

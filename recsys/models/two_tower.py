@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
-from recsys.data.share import WHOLE, StepShare
+from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
+from recsys.data.windows import every_item, mixed_candidates, sampled_softmax_loss
 from recsys.layers.attention.latest import LatestEvent, unit_vector
-from recsys.layers.embedding.collection import Backend, EmbeddingBags
-from recsys.layers.feed_forward import feed_forward
-from recsys.layers.lookup import looked_up
+from recsys.layers.attention.softmax import feed_forward
+from recsys.layers.embedding.collection import EmbeddingBags
+from recsys.layers.embedding.tables import Backend, looked_up
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import (
     NORM_FLOOR,

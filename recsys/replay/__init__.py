@@ -1,1 +1,1 @@
-"""Replay a log along one timeline: fit on what was known, answer what came next, move on."""
+"""Replay a log along one timeline: fit on the past, answer the next step, move on."""

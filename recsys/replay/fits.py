@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.catalogue import SPECS
-from recsys.fitting.inputs import ModelInputs, NewEvents
-from recsys.fitting.queries import EvaluationQueries, measure
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, NewEvents, measure
 from recsys.fitting.spec import ModelSpec, Refit, Start, device_named
 from recsys.models.configs import PopularityConfig
 from recsys.models.names import MODELS, POPULARITY
@@ -68,9 +67,6 @@ class WarmUpChoices:
     """Examples of the training that chose the steps, by trained model."""
     schedule_steps: Mapping[str, int | None] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Member(NamedTuple):
     """A fitted model as a source."""
@@ -83,7 +79,7 @@ class Member(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Trained weights that a step continues, and what is new since."""
+    """Trained weights that a step continues, and the new events since."""
 
     by_model: Mapping[str, Mapping[str, Tensor]]
     new: NewEvents
@@ -94,7 +90,7 @@ class StepFits:
     """The models of one step of a replay."""
 
     experiment: RecipeFitter
-    """With the inputs whose ``train`` is what was known before the step."""
+    """With the inputs whose ``train`` ends before the step."""
     models: tuple[str, ...]
     config: ReplayConfig
     choices: WarmUpChoices | None = None
@@ -191,14 +187,6 @@ def inputs_before(inputs: ModelInputs, timeline: Timeline, known: int, until: in
     return replace(inputs, sequences=cut)
 
 
-def new_events(
-    timeline: Timeline, since: int, until: int, config: ReplayConfig, seed: int
-) -> NewEvents:
-    """Return the events since a moment, for models that know all events before ``until``."""
-    starts = np.minimum(timeline.before(since), timeline.before(until))
-    return NewEvents(starts=starts, replay_share=config.replay_share, seed=seed)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Replay:
     """A log to be replayed."""
@@ -285,12 +273,13 @@ class Replay:
         return tuple(name for name in self.models if name not in TRAINED or name in known)
 
     def _continued(self, before: int, number: int) -> Weights:
-        """Read the weights of an earlier step, and say what is new since."""
+        """Read the weights of an earlier step, and find the new events since."""
         folder = self.folder.models(before, FIRST if before == 1 else "incremental")
         files = {name: folder / name / f"{name}.safetensors" for name in TRAINED}
         by_model = {name: load_file(path) for name, path in files.items() if path.exists()}
-        since, until = self.steps[before].begin, self.steps[number].begin
-        new = new_events(self.timeline, since, until, self.config, self.seed + number)
+        since, until = (self.timeline.before(self.steps[one].begin) for one in (before, number))
+        share, seed = self.config.replay_share, self.seed + number
+        new = NewEvents(starts=np.minimum(since, until), replay_share=share, seed=seed)
         return Weights(by_model, new)
 
 
@@ -301,7 +290,7 @@ class Unit(NamedTuple):
     numbers: tuple[int, ...]
 
 
-def units_of(replay: Replay) -> tuple[Unit, ...]:
+def list_units(replay: Replay) -> tuple[Unit, ...]:
     """List the units after the first two steps, the longest first."""
     later = tuple(range(2, len(replay.steps)))
     if not later:
@@ -354,7 +343,7 @@ def run_step(
             member.model.save(folder.models(number, policy) / member.name)  # type: ignore[operator]
         members.append(member)
     if policy == WARM_UP:
-        write_json(folder.path / "choices.json", WarmUpChoices(**made).as_json())
+        write_json(folder.path / "choices.json", asdict(WarmUpChoices(**made)))
     document = {
         "models": [member.name for member in members],
         "num_queries": len(queries),

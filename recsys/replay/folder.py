@@ -1,4 +1,4 @@
-"""The files of a replay: what is requested in each step, and every row's lists.
+"""The files of a replay: the requests of each step, and every row's lists.
 
     replay.json                     what is replayed: data, recipe, settings, steps
     ledger.jsonl                    the look at the steps, which nothing may be tuned on
@@ -120,8 +120,7 @@ def load_source(path: Path) -> TopK:
 
 def save_events(timeline: Timeline, path: Path) -> None:
     """Write all events, so that models from elsewhere can be fitted on the same ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(
+    save_arrays(
         path,
         item_rows=timeline.item_rows,
         offsets=np.asarray(timeline.events.offsets),

@@ -86,9 +86,8 @@ class StepMeasures:
         """Slice queries by their user and targets, each [Q] bool; one new target is enough."""
         replay, queries = self.replay, self.queries
         starts = np.asarray(replay.inputs.sequences.offsets)[queries.user_rows]
-        is_new_user = torch.from_numpy(
-            replay.timeline.before(self.step.begin)[queries.user_rows] == starts
-        )
+        known = replay.timeline.before(self.step.begin)[queries.user_rows]
+        is_new_user = torch.from_numpy(known == starts)
         counts = replay.item_counts(self.step.begin)[queries.targets.values]  # [M]
         fewest = torch.full((len(queries),), torch.iinfo(torch.int64).max)
         fewest.scatter_reduce_(0, queries.targets.segments(), counts, "amin")
@@ -137,7 +136,7 @@ def rows_of(replay: Replay) -> list[tuple[str, str]]:
     return [*own, *((PEER, name) for name in sorted(names))]
 
 
-def document_of(replay: Replay) -> dict[str, Any]:
+def measure_replay(replay: Replay) -> dict[str, Any]:
     """Measure all rows of all judged steps: the content of ``backtest.json``."""
     description = read_json(replay.folder.path / "replay.json")
     collected: dict[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]] = defaultdict(list)
@@ -155,12 +154,15 @@ def document_of(replay: Replay) -> dict[str, Any]:
                 rows.append(failed(one.step.number, policy, row, str(error)))
                 continue
             if measured is None:
-                rows += failures(replay, one.step.number, policy, row)
+                why = replay.folder.step(one.step.number) / "lists" / f"{policy}.{row}.error.txt"
+                if why.exists():
+                    text = why.read_text(encoding="utf-8", errors="replace")
+                    rows.append(failed(one.step.number, policy, row, text))
                 continue
             collected[policy, row].append((one, measured))
             age = (one.step.begin - replay.steps[1].begin) / SECONDS_PER_DAY
             rows.append(row_of(policy, row, one.step.number, age, measured))
-            slices += slices_of(one, policy, row, measured)
+            slices += measure_slices(one, policy, row, measured)
     return {
         "data_set": replay.prepared.name,
         "data_digest": replay.prepared.data_digest,
@@ -173,16 +175,12 @@ def document_of(replay: Replay) -> dict[str, Any]:
         "policies": {name: POLICIES[name] for name in replay.config.policies},
         "rows": rows,
         "slices": slices,
-        "summary": [
-            summary_row(policy, row, collected[policy, row])
-            for policy, row in names
-            if collected[policy, row]
-        ],
-        "leads": [lead_of(policy, names, collected) for policy in replay.config.policies],
+        "summary": [summary_row(*row, found) for row in names if (found := collected[row])],
+        "leads": [compare_lead(policy, names, collected) for policy in replay.config.policies],
     }
 
 
-def lead_of(
+def compare_lead(
     policy: str,
     names: Iterable[tuple[str, str]],
     collected: Mapping[tuple[str, str], list[tuple[StepMeasures, ListMeasures]]],
@@ -199,13 +197,8 @@ def lead_of(
     steps = []
     for place, (one, _) in enumerate(collected[policy, SERVED]):
         at_step = max(of_row, key=lambda row: float(of_row[row][place].mean()))
-        steps.append(
-            {
-                "step": one.step.number,
-                "member": at_step,
-                **paired(served[place] - of_row[at_step][place]),
-            }
-        )
+        ahead = paired(served[place] - of_row[at_step][place])
+        steps.append({"step": one.step.number, "member": at_step, **ahead})
     differences = [ours - theirs for ours, theirs in zip(served, of_row[best], strict=True)]
     errors = [paired(one)["standard_error"] for one in differences]
     return {
@@ -240,19 +233,12 @@ def row_of(policy: str, row: str, step: int, age: float, measured: ListMeasures)
     }
 
 
-def failures(replay: Replay, number: int, policy: str, row: str) -> Iterator[dict[str, Any]]:
-    """Return why a peer has no lists of a step."""
-    path = replay.folder.step(number) / "lists" / f"{policy}.{row}.error.txt"
-    if path.exists():
-        yield failed(number, policy, row, path.read_text(encoding="utf-8", errors="replace"))
-
-
 def failed(number: int, policy: str, row: str, error: str) -> dict[str, Any]:
     """Write the line of a row that has no lists of a step."""
     return {"policy": policy, "row": row, "step": number, "error": error.strip()}
 
 
-def slices_of(
+def measure_slices(
     one: StepMeasures, policy: str, row: str, measured: ListMeasures
 ) -> Iterator[dict[str, Any]]:
     """Measure the slices that have queries."""

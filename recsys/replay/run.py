@@ -1,7 +1,4 @@
-"""Replay a log: the warm-up, the first judged step, then every policy side by side.
-
-Axes: none.
-"""
+"""Replay a log: the warm-up, the first judged step, then every policy side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from recsys.fitting.blend import FittedBlend, SourceLists
 from recsys.fitting.spec import device_named
 from recsys.models.names import source_name
 from recsys.replay.experiment import PreparedData
-from recsys.replay.fits import Replay, Say, Unit, run_step, run_unit, units_of
+from recsys.replay.fits import Replay, Say, Unit, list_units, run_step, run_unit
 from recsys.replay.folder import (
     FIRST,
     KEPT,
@@ -98,7 +95,7 @@ Elsewhere = Callable[[Callable[[Task], list[str]], Iterable[Task]], Iterator[lis
 """Applies a function to tasks on other machines and hands the results back."""
 
 
-def replay_of(
+def describe_replay(
     prepared: PreparedData,
     config: ReplayConfig,
     folder: Path,
@@ -159,14 +156,14 @@ def note_look(replay: Replay) -> None:
 
 
 def run(replay: Replay, say: Say, elsewhere: Elsewhere | None = None) -> None:
-    """Do what is not done yet: fits, lists, blends."""
+    """Make the fits, lists and blends that are missing."""
     write_queries(replay)
     for number, policy in ((0, WARM_UP), (1, FIRST)):
         if not replay.folder.is_done(number, policy):
             run_step(replay, policy, number)
             seconds = read_json(replay.folder.done(number, policy))["seconds"]
             say(f"{policy} models: {seconds:,.1f} s")
-    units = [unit for unit in units_of(replay) if any(_open(replay, unit))]
+    units = [unit for unit in list_units(replay) if not is_done(replay, unit)]
     if elsewhere is not None:
         for lines in elsewhere(unit_lines, [(replay, unit) for unit in units]):
             for line in lines:
@@ -181,9 +178,9 @@ def run(replay: Replay, say: Say, elsewhere: Elsewhere | None = None) -> None:
     shutil.rmtree(replay.folder.path / "checkpoints", ignore_errors=True)
 
 
-def _open(replay: Replay, unit: Unit) -> Iterator[int]:
-    """List a unit's steps that are not done."""
-    return (number for number in unit.numbers if not replay.folder.is_done(number, unit.policy))
+def is_done(replay: Replay, unit: Unit) -> bool:
+    """Return whether all steps of a unit are fitted and queried."""
+    return all(replay.folder.is_done(number, unit.policy) for number in unit.numbers)
 
 
 def write_queries(replay: Replay) -> None:

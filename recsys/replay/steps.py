@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged
-from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.data.held_out import HeldOut, ragged
+from recsys.data.dataset import HeldOut, Rows, Sequences, concatenated_ranges, ragged
 
 Policy = Literal["full", "incremental", "never"]
 POLICIES: dict[Policy, str] = {
@@ -109,7 +108,7 @@ class Step:
     number: int
     """0 is the warm-up."""
     begin: int
-    """Unix seconds; models know what was before."""
+    """Unix seconds; models know the events before it."""
     end: int
     """Unix seconds, exclusive."""
 
@@ -166,7 +165,7 @@ Flags = NDArray[np.bool_]
 
 
 class Timeline:
-    """Every user's events in order of time, with what is the same for all steps."""
+    """Every user's events in order of time, shared by all steps."""
 
     def __init__(self, events: Sequences, num_item_rows: int) -> None:
         assert events.times is not None, "cut_steps refuses events without times"
@@ -198,11 +197,7 @@ class Timeline:
 
     def repeats(self) -> Flags:
         """Mark the events of an item that the user had before, [E]."""
-        pairs = self.users * self.num_item_rows + self.item_rows
-        _, first = np.unique(pairs, return_index=True)
-        repeated = np.ones(len(pairs), bool)
-        repeated[first] = False
-        return repeated
+        return _repeated(self.users * self.num_item_rows + self.item_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,11 +229,11 @@ class StepQueries:
         # A user's events of one time follow each other, so the first of them begins a query.
         starts = np.ones(len(times), bool)
         starts[1:] = (np.diff(times) != 0) | (np.diff(users) != 0)
+        query_of = np.cumsum(starts) - 1  # [E]
         if exclude_history:
             wanted = inside & ~timeline.repeats()
         else:
-            wanted = inside & ~_twice_at_once(timeline, starts)
-        query_of = np.cumsum(starts) - 1  # [E]
+            wanted = inside & ~_repeated(query_of * timeline.num_item_rows + timeline.item_rows)
         numbers, counts = np.unique(query_of[wanted], return_counts=True)
         history_ends = np.flatnonzero(starts)[numbers]
         found = cls(
@@ -288,9 +283,8 @@ class StepQueries:
         )
 
 
-def _twice_at_once(timeline: Timeline, starts: Flags) -> Flags:
-    """Mark the events that repeat an item of their own query, [E]."""
-    pairs = (np.cumsum(starts) - 1) * timeline.num_item_rows + timeline.item_rows
+def _repeated(pairs: Rows) -> Flags:
+    """Mark the events of a pair that an earlier event has, [E]."""
     _, first = np.unique(pairs, return_index=True)
     repeated = np.ones(len(pairs), bool)
     repeated[first] = False

@@ -1,9 +1,15 @@
-"""Lists whose items are unlike each other: maximal marginal relevance, and a point process.
+"""Lists with unlike items, with few items of a group, or with the mix of the user's history.
 
-Axes: n candidates, D width of item vectors, k list length.
+Maximal marginal relevance, a determinantal point process, caps, calibration (Steck, RecSys 2018).
+
+Axes: n candidates, D width of item vectors, C classes, G most classes of one candidate, k list
+length.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +23,7 @@ Float32 vectors of length 1 leave up to 3e-7 of an exact copy.
 """
 
 
-def relevance_of(scores: NDArray[np.floating]) -> Floats:
+def scale_relevance(scores: NDArray[np.floating]) -> Floats:
     """Bring scores to [0, 1] over the candidates; 1 for all where they are equal."""
     values = np.asarray(scores, np.float64)
     if not len(values) or (spread := values.max() - values.min()) <= 0:
@@ -39,7 +45,7 @@ def mmr(
     number = min(k, len(scores))
     if strength == 0:
         return np.arange(number)
-    own = (1 - strength) * relevance_of(scores)
+    own = (1 - strength) * scale_relevance(scores)
     nearest = np.zeros(len(own), vectors.dtype)
     chosen = np.empty(number, np.int64)
     for slot in range(number):
@@ -57,7 +63,7 @@ def dpp(
 
     Chen, Zhang & Zhou, NeurIPS 2018 (arXiv:1709.05135): each step adds the item with the largest
     gain in log det of the kernel, whose Cholesky factor grows by one row. Where the rest are copies
-    of what was chosen they follow by score.
+    of chosen items they follow by score.
 
     Args:
         scores: Of the candidates, best first, [n].
@@ -68,7 +74,7 @@ def dpp(
     if strength == 0:
         return np.arange(number)
     # Strength times the gain in log det, so that nothing is divided by a strength near 0.
-    quality = 2 * (1 - strength) * relevance_of(scores)
+    quality = 2 * (1 - strength) * scale_relevance(scores)
     rows = np.empty((number, len(quality)))
     new = np.ones(len(quality))
     chosen = np.empty(number, np.int64)
@@ -93,3 +99,104 @@ def _check(scores: NDArray[np.floating], vectors: NDArray[np.floating], strength
         raise ValueError(
             f"{len(scores)} candidates need as many vectors, got an array of {vectors.shape}"
         )
+
+
+Group = tuple[int, int]
+"""The number of a cap, and the row of a value that it is for."""
+
+Groups = Mapping[int, Sequence[Group]] | Sequence[Sequence[Group]]
+"""By candidate."""
+
+
+class Caps:
+    """Counts of each group in a list so far."""
+
+    def __init__(self, groups: Groups, limits: Sequence[int]) -> None:
+        """Take the groups of each candidate, and the most items of a group by number of the cap."""
+        self._groups, self._limits = groups, limits
+        self._taken: Counter[Group] = Counter()
+
+    def among(self, places: Sequence[int]) -> Caps:
+        """Continue with some of the candidates, renumbered."""
+        found = Caps([self._groups[place] for place in places], self._limits)
+        found._taken = self._taken
+        return found
+
+    def fits(self, place: int) -> bool:
+        """Return whether a candidate breaks no cap."""
+        return all(self._taken[group] < self._limits[group[0]] for group in self._groups[place])
+
+    def take(self, place: int) -> bool:
+        """Count a candidate that is in the list, and tell whether a group is full by it."""
+        own = self._groups[place]
+        self._taken.update(own)
+        return any(self._taken[group] >= self._limits[group[0]] for group in own)
+
+
+def capped(order: NDArray[np.int64], caps: Caps, k: int) -> NDArray[np.int64]:
+    """Take candidates in their order, leaving out those of which a group is full."""
+    chosen: list[int] = []
+    for place in order.tolist():
+        if len(chosen) == k:
+            break
+        if caps.fits(place):
+            caps.take(place)
+            chosen.append(place)
+    return np.array(chosen, np.int64)
+
+
+SMOOTHING = 0.01
+"""Share of the target in the list's own mix, so that a missing class is finitely bad."""
+
+
+def calibrated(
+    scores: NDArray[np.floating],
+    classes: NDArray[np.floating],
+    target: NDArray[np.floating],
+    k: int,
+    strength: float,
+) -> Places:
+    """Choose by relevance and by how near the list's mix is to the target's, greedily.
+
+    Each step maximises (1 - strength) * sum of relevance - strength * KL(target || mix). Of the
+    divergence only the classes that a candidate has depend on it, so that alone is computed.
+
+    Args:
+        scores: Of the candidates, best first, [n].
+        classes: Share of each class in each candidate, rows sum to 1 or 0, [n, C].
+        target: Mix of the history, sums to 1, [C].
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be in [0, 1], got {strength}")
+    number = min(k, len(scores))
+    wanted = np.asarray(target, np.float64)
+    if strength == 0 or not wanted.any():
+        return np.arange(number)
+    own = (1 - strength) * scale_relevance(scores)
+    there = wanted > 0
+    wanted, shares = wanted[there], np.asarray(classes, np.float64)[:, there]
+    which, parts = _sparse(shares)
+    weights = strength * wanted
+    mix = np.zeros(len(wanted))
+    chosen = np.empty(number, np.int64)
+    for slot in range(number):
+        step = (1 - SMOOTHING) / (slot + 1)
+        before = step * mix + SMOOTHING * wanted
+        gain = weights[which] * np.log1p(parts * (step / before)[which])  # [G, n]
+        chosen[slot] = best = int((own + gain.sum(0)).argmax())
+        own[best] = -np.inf
+        mix = mix + shares[best]
+    return chosen
+
+
+def _sparse(shares: Floats) -> tuple[Places, Floats]:
+    """Pack the classes that each candidate has, and their shares, both [G, n]; 0 where fewer."""
+    rows, columns = np.nonzero(shares)
+    counts = np.bincount(rows, minlength=len(shares))
+    # How many of its candidate's classes stand before each one.
+    before = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+    size = (max(1, int(counts.max(initial=0))), len(shares))
+    which, parts = np.zeros(size, np.int64), np.zeros(size)
+    which[before, rows] = columns
+    parts[before, rows] = shares[rows, columns]
+    return which, parts

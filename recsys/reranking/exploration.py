@@ -1,4 +1,4 @@
-"""Lists that try what the model is not sure of, with the exact probability of what was shown.
+"""Lists that try what the model is not sure of, with the exact probability of the shown items.
 
 Each slot is drawn again from the candidates that are left, so the probability of a list is the
 product over its slots, and each factor is known in closed form or by an integral.
@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recsys.reranking.caps import Caps
-from recsys.reranking.diversity import Floats, Places, relevance_of
+from recsys.reranking.diversity import Caps, Floats, Places, scale_relevance
 
 REACH = 7.0
 """Standard deviations on either side of a mean beyond which a normal counts as 0 or 1 (1e-12)."""
@@ -89,7 +88,7 @@ def plackett_luce(
     random: np.random.Generator,
     caps: Caps | None = None,
 ) -> Slate:
-    """Draw each slot by the softmax of what is left (Plackett 1975; Luce 1959).
+    """Draw each slot by the softmax of the remaining items (Plackett 1975; Luce 1959).
 
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
@@ -100,7 +99,7 @@ def plackett_luce(
 def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Policy:
     """Return the chances of `plackett_luce`."""
     _check_positive("temperature", temperature)
-    relevance = relevance_of(scores)
+    relevance = scale_relevance(scores)
 
     def chances(left: Places) -> Floats:
         # By the best of what is left, so that the rest do not all become 0 after a far better one.
@@ -141,7 +140,7 @@ def thompson_policy(
     if not len(scores):
         return lambda left: np.ones(len(left))
     slots = max(1, min(num_slots, len(scores)))
-    return _Largest(relevance_of(scores), np.maximum(spread, LEAST_DEVIATION), slots).chances
+    return _Largest(scale_relevance(scores), np.maximum(spread, LEAST_DEVIATION), slots).chances
 
 
 def chances_of_list(
@@ -225,7 +224,7 @@ def _drawn(
     random: np.random.Generator,
     caps: Caps | None,
 ) -> Slate:
-    """Draw slot by slot among what is left and breaks no cap."""
+    """Draw slot by slot among the remaining items that break no cap."""
     left = np.arange(number)
     places: list[int] = []
     propensities: list[float] = []

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK, no_items
-from recsys.layers.codes.decode_step import Beams, Decoded, DecodeStep
+from recsys.data.top_k import NO_ROW, ItemMask, TopK, no_items
+from recsys.layers.codes.tokens import Beams, Decoded, DecodeStep
 from recsys.semantic_ids.trie import Restriction, Trie
 
 __all__ = ["BeamSearch", "Beams", "CapturedSearch", "DecodeStep", "Decoded", "check_scores"]
@@ -99,7 +98,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         level: int,
         restriction: Restriction | None,
     ) -> Tensor:
-        """Score every code behind every beam, -inf where no allowed item follows, [B, C]."""
+        """Score every code after every beam, -inf where no allowed item follows, [B, C]."""
         logits = decoded.logits
         expected = (*scores.shape, self.trie.level_sizes[level])
         if logits.shape != expected:
@@ -129,7 +128,7 @@ class BeamSearch(Generic[ContextT, StateT]):
         return mask.view(*states.shape, self.trie.level_sizes[level])
 
     def _rank_items(self, candidates: Tensor, states: Tensor, k: int) -> TopK:
-        """Rank the items that are one code away, candidates [B, C] behind states [B, W]."""
+        """Rank the items that are one code away, candidates [B, C] after states [B, W]."""
         found = no_items(len(candidates), k, candidates.device)
         taken = min(k, candidates.shape[1])
         columns = _surely_best(candidates, taken)  # [B, c]

@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK, allowed_rows, no_items, select_top_k
+from recsys.data.top_k import NO_ROW, ItemMask, TopK, allowed_rows, no_items, select_top_k
 from recsys.kernels.choice import runs
 from recsys.kernels.topk_search.op import DTYPES, MAX_DIM, MAX_K, fused_top_k, mask_words
 
@@ -32,7 +31,7 @@ def exact_top_k(
 ) -> TopK:
     """Find the k items with the greatest inner product for each query.
 
-    Scores are float32 whatever the inputs are, and each is rounded as this device's matrix
+    Scores are float32 for inputs of any type, and each is rounded as this device's matrix
     product rounds it: equal items tie exactly only where it rounds them equally.
 
     Args:

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.durable import digest_of_file, replace_file
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, OneList, TopK, best_of_one, no_items
+from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items
 from recsys.retrieval.exact import check_queries, exact_top_k
 from recsys.retrieval.faiss_build import build_bare_index
 from recsys.retrieval.faiss_library import (
@@ -85,7 +84,7 @@ class FaissIndex:
     def max_effort(self) -> int:
         """Effort beyond which a search finds nothing more (IVF: all lists) or costs too much."""
         if self.kind == "ivf_sq8":
-            return int(_lists_of(self._index).nlist)
+            return int(_read_lists(self._index).nlist)
         return min(MAX_HNSW_EFFORT, self.num_item_rows) if self.kind == "hnsw" else 1
 
     @property
@@ -255,7 +254,7 @@ class FaissIndex:
         return mask.count()
 
     def _parameters(self, width: int, num_allowed: int, mask: ItemMask | None) -> Any:
-        """Search parameters; the effort grows as a mask thins out what is found."""
+        """Search parameters; the effort grows as a mask thins out the hits."""
         faiss = load_faiss()
         selector = None
         if mask is not None and num_allowed < self.num_item_rows - 1:
@@ -271,7 +270,7 @@ class FaissIndex:
         )
 
     def _probed(self, num_allowed: int, power: float = 1.0) -> int:
-        """Grow the effort as a mask thins out what is found."""
+        """Grow the effort as a mask thins out the hits."""
         thinner = (self.num_item_rows - 1) / num_allowed
         return min(self.max_effort, int(self.effort * thinner**power))
 
@@ -350,12 +349,12 @@ def _check_items(vectors: Tensor, dim: int, *, first_row: int) -> None:
             )
 
 
-def _lists_of(index: Any) -> Any:
+def _read_lists(index: Any) -> Any:
     return load_faiss().downcast_index(index.base_index)
 
 
 def _one_list(scores: Tensor, rows: Tensor, k: int) -> TopK:
-    """Order what was found for one query, best first and equal ones by row, [1, k]."""
+    """Order the hits of one query, best first and equal ones by row, [1, k]."""
     found, known = rows.numpy(), scores.numpy()
     is_item = found > 0
     found, known = found[is_item], known[is_item]

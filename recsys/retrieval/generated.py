@@ -15,9 +15,8 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.kernels.choice import is_on
-from recsys.layers.codes.decode_step import Beams, Decoded
-from recsys.models.generative.history_reader import BeamState, GenerativeContext
-from recsys.models.generative.model import GenerativeModel
+from recsys.layers.codes.tokens import Beams, Decoded
+from recsys.models.generative.model import BeamState, GenerativeContext, GenerativeModel
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch, check_scores
 from recsys.retrieval.sources import LateError, Ranking, Source, with_history
 from recsys.semantic_ids.codes import ItemCodes
@@ -47,7 +46,7 @@ class GeneratedSource(Source, Generic[ContextT, StateT]):
     """Items whose semantic IDs a generative model finds most probable.
 
     On a GPU searches of a shape that comes often are captured, each as one CUDA graph. A graph
-    reads the weights where they lie: a model that is trained on or loaded in place may go on.
+    reads the weights in place: a model that is trained on or loaded in place stays valid.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""One way to search vectors, whatever made them and wherever they are.
+"""One way to search vectors of any model on any device.
 
 Sequence, two-tower and content vectors are searched through `VectorIndex`: exactly while comparing
 all of them is the faster way, by IVF lists beyond on a CPU, and on a GPU exactly while they fit its
@@ -17,8 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import OneList, TopK, best_of_one
+from recsys.data.top_k import ItemMask, OneList, TopK, best_of_one
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.retrieval.exact import check_queries, exact_top_k, is_selective, kernel_takes
 from recsys.retrieval.faiss_index import build_index
@@ -54,7 +53,7 @@ class ExactIndex:
                 "the item tower's inputs and weights"
             )
         self._vectors = vectors.detach().contiguous()
-        self._halves = halves_of(self._vectors) if halves and vectors.is_cuda else None
+        self._halves = copy_halves(self._vectors) if halves and vectors.is_cuda else None
 
     @property
     def dim(self) -> int:
@@ -134,7 +133,7 @@ def gpu_layout(num_rows: int, dim: int, num_bytes: int) -> tuple[torch.dtype | N
     return None, False
 
 
-def halves_of(vectors: Tensor) -> Tensor | None:
+def copy_halves(vectors: Tensor) -> Tensor | None:
     """Copy vectors [N, D] in half precision, scaled to it; None where it cannot hold them."""
     longest = vectors[1:].abs().amax(1)
     largest = longest.amax()

@@ -20,7 +20,7 @@ MAX_SHARE = 1 / 8
 """Most of an index's lists that a search looks into: vectors that need more have no
 neighbourhoods, as those of a model that has learned nothing."""
 ALLOWED_LISTS = 64
-"""Lists that a search may look into whatever their share: they take less than a millisecond."""
+"""Lists that a search may look into at any share: they take less than a millisecond."""
 
 
 def tuned_index(vectors: Tensor, queries: Tensor) -> tuple[FaissIndex, float]:

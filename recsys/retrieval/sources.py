@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, one_example
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, OneList, TopK, best_of_one, no_items, select_top_k
+from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.names import SEQUENCE, source_name
 from recsys.retrieval.vector_index import VectorIndex

@@ -12,8 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import OneList, TopK
+from recsys.data.top_k import ItemMask, OneList, TopK
 
 
 class VectorIndex(Protocol):

@@ -171,7 +171,7 @@ class SemanticIds:
         keys, order = id_keys(self.codes[self.item_rows], self.level_sizes).sort(stable=True)
         return keys, self.item_rows[order]
 
-    def item_rows_of(self, codes: Tensor) -> Tensor:
+    def find_item_rows(self, codes: Tensor) -> Tensor:
         """Find the item rows of codes [B, L]: [B] int64, 0 where no item has them."""
         if codes.ndim != 2 or codes.shape[1] != self.num_levels:
             raise ValueError(

@@ -1,8 +1,8 @@
 """Make codes unique: move items to the nearest free code.
 
-A prefix is kept wherever it has free IDs. Level by level, a code takes as many items as it has free
+A prefix that has free IDs is kept. Level by level, a code takes as many items as it has free
 IDs, nearest first; the others move to their next nearest code with free IDs. Items of codes that
-are not full keep all codes. It succeeds wherever there are enough free IDs.
+are not full keep all codes. It succeeds if there are enough free IDs.
 
 Axes: N items, L levels, K codes of a level, G groups (different prefixes), R rows of a chunk.
 """

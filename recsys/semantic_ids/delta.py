@@ -18,7 +18,7 @@ FILE_NAME = "semantic_ids_delta"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Delta:
+class VersionDelta:
     """Changes from the version ``parent`` to ``version``."""
 
     parent: str
@@ -51,7 +51,7 @@ class Delta:
         write_tensors(directory, FILE_NAME, tensors, description)
 
     @classmethod
-    def load(cls, directory: Path) -> Delta:
+    def load(cls, directory: Path) -> VersionDelta:
         """Read back; raises a ValueError where the files are damaged or of another kind."""
         tensors, description = read_tensors(directory, FILE_NAME, FILE_NAME)
         return cls(
@@ -90,7 +90,7 @@ def _padded(ids: SemanticIds, num_rows: int, num_levels: int) -> Tensor:
     return codes
 
 
-def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
+def diff(parent: SemanticIds, child: SemanticIds) -> VersionDelta:
     """Find what ``child`` adds, moves and retires."""
     if parent.num_levels != child.num_levels or child.num_item_rows < parent.num_item_rows:
         raise ValueError(
@@ -99,7 +99,7 @@ def diff(parent: SemanticIds, child: SemanticIds) -> Delta:
             "the same levels and as many rows or more"
         )
     rows = changed_rows(parent, child)
-    return Delta(
+    return VersionDelta(
         parent=parent.version,
         version=child.version,
         level_sizes=child.level_sizes,

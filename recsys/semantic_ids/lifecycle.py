@@ -66,7 +66,7 @@ def _kept_codes(ids: SemanticIds, rows: Tensor, given_rows: Tensor, codes: Tenso
     """Look up the IDs that rows [M] had before a rollback, [M, L]; NO_CODE for a row without."""
     found = torch.full((len(rows), ids.num_levels), NO_CODE, dtype=torch.int32)
     places = {row: place for place, row in enumerate(rows.tolist())}
-    free = ids.item_rows_of(codes) == 0
+    free = ids.find_item_rows(codes) == 0
     used: set[tuple[int, ...]] = set()
     for row, code in zip(given_rows[free].tolist(), codes[free], strict=True):
         place, key = places.pop(row, None), tuple(code.tolist())
@@ -111,7 +111,7 @@ class KeptShares:
     full: float
     """Share of items whose whole ID is the same; 1 where no item is in both."""
     per_level: tuple[float, ...]
-    """Share of items with the same code at a level, whatever the levels before."""
+    """Share of items with the same code at a level, regardless of the levels before."""
     per_prefix: tuple[float, ...]
     """Share of items with the same codes up to a level."""
 

@@ -1,5 +1,8 @@
 """Quality of semantic IDs, measured before any model is trained on them.
 
+Purity is the share of items with one prefix in one category. Deep prefixes hold one item each and
+are pure, so a purity is compared with that of the same prefixes with shuffled categories.
+
 Axes: N items, L levels, K codes of a level, D width, Q sampled items, n neighbours.
 """
 
@@ -14,8 +17,42 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds, id_keys
-from recsys.semantic_ids.purity import purity, purity_by_chance
 from recsys.semantic_ids.rq_kmeans import CHUNK_ROWS, ResidualKMeans
+
+NO_CATEGORY = -1
+NUM_SHUFFLES = 5
+
+
+def purity(prefix_keys: Tensor, categories: Tensor) -> float:
+    """Share of items in the commonest category of their prefix, of those that have a category.
+
+    Args:
+        prefix_keys: [N] int64.
+        categories: [N] int64, -1 for none.
+    """
+    known = categories != NO_CATEGORY
+    categories = categories[known]
+    if len(categories) == 0:
+        return 0.0
+    _, prefix = torch.unique(prefix_keys[known], return_inverse=True)
+    num_categories = int(categories.max()) + 1
+    cells, counts = torch.unique(prefix * num_categories + categories, return_counts=True)
+    best = torch.zeros(int(prefix.max()) + 1, dtype=torch.int64, device=counts.device)
+    best.scatter_reduce_(0, cells // num_categories, counts, "amax")
+    return float(best.sum() / len(prefix))
+
+
+def purity_by_chance(prefix_keys: Tensor, categories: Tensor) -> float:
+    """Average the purity over a few shuffles of the categories among the items that have one."""
+    known = categories != NO_CATEGORY
+    keys, own = prefix_keys[known], categories[known]
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(NUM_SHUFFLES):
+        order = torch.randperm(len(own), generator=generator).to(own.device)
+        found.append(purity(keys, own[order]))
+    return sum(found) / NUM_SHUFFLES
+
 
 NUM_SAMPLED, NUM_NEIGHBOURS = 2_000, 10
 """Items whose neighbours are compared, and neighbours of each."""

@@ -1,7 +1,7 @@
 """Trie of semantic IDs: which codes may follow a prefix, and which item an ID is.
 
 The leaves are the IDs in ascending order, so the items below a node are one range of leaves. The
-first levels are dense (a node is its prefix, read as a number); behind them a level lists its nodes
+first levels are dense (a node is its prefix, read as a number); after them a level lists its nodes
 by prefix and says where each one's children begin. A beam steps from state to state, one code a
 level, and never walks a prefix again. Nothing here waits for the device or has a shape that depends
 on data, so a search can be captured as a CUDA graph.
@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds, id_keys
 from recsys.semantic_ids.trie_tables import (
     build_tables,

@@ -24,10 +24,10 @@ MASK_CELLS = 1 << 25
 
 
 class TailLevel(NamedTuple):
-    """A level behind the dense ones: where its nodes' children begin, and the children, in order.
+    """A level after the dense ones: where its nodes' children begin, and the children, in order.
 
     The keys are padded, so that a window of M never runs past the end. The padding's keys
-    are so large that they are nobody's children, also not those of the padding one level up.
+    are so large that they are children of no node, also not those of the padding one level up.
     """
 
     first_child: Tensor

@@ -4,7 +4,8 @@ versions/<version>/   semantic_ids.*, quantizer/, origin.json (how they were mad
                       from the parent if that is here
 current               the current version's digest and those before it, newest last, as JSON
 
-A version is written beside its place, forced to disk and renamed: a kill leaves it absent or whole.
+A version is written next to its place, forced to disk and renamed: after a kill it is absent or
+whole.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from recsys.data.durable import new_directory, write_durably
 from recsys.semantic_ids.codes import FILE_NAME, SemanticIds
 from recsys.semantic_ids.delta import FILE_NAME as DELTA
-from recsys.semantic_ids.delta import Delta, diff
+from recsys.semantic_ids.delta import VersionDelta, diff
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans
 from recsys.semantic_ids.tensor_file import read_description
 
@@ -147,7 +148,7 @@ class VersionStore:
             if described["quantizer_digest"] != newest.quantizer_digest:
                 break
             codes = self._codes_left_behind(child, parent)
-            found.append(codes[newest.item_rows_of(codes) == 0])
+            found.append(codes[newest.find_item_rows(codes) == 0])
             child, parent = parent, described["parent"]
         retired: Tensor = torch.unique(torch.cat(found), dim=0)
         return retired
@@ -173,7 +174,7 @@ class VersionStore:
             made_alike = described["quantizer_digest"] == newest.quantizer_digest
             if made_alike and tuple(described["level_sizes"]) == newest.level_sizes:
                 ids = self.load(other)
-                found = ids.item_rows[newest.item_rows_of(ids.codes[ids.item_rows]) == 0]
+                found = ids.item_rows[newest.find_item_rows(ids.codes[ids.item_rows]) == 0]
                 rows.append(found)
                 codes.append(ids.codes[found])
         pairs: Tensor = torch.cat([torch.cat(rows)[:, None], torch.cat(codes).long()], dim=1)
@@ -186,7 +187,7 @@ class VersionStore:
             ids = self.load(parent)
             return ids.codes[ids.item_rows]
         # A version is the whole catalogue, its delta one day's items; most days lose none.
-        delta = Delta.load(self._place(child))
+        delta = VersionDelta.load(self._place(child))
         lost = torch.cat([delta.retired, delta.moved])
         if len(lost) == 0:
             return torch.empty(0, len(delta.level_sizes), dtype=torch.int32)

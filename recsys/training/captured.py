@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from recsys.data.batch import moved
-from recsys.kernels.choice import is_on
 from recsys.training.optim import Muon, clip_gradients
 
 
@@ -194,12 +193,3 @@ class CapturedStep:
         loss = loss.detach()
         self._guard.step(loss + norm)
         return loss, norm
-
-
-def can_capture(
-    loss_at: object, guard: StepGuard, device: torch.device, num_steps: int, *, moves_rows: bool
-) -> bool:
-    """Whether steps may be captured: on CUDA, by the fused optimizer alone, of one shape."""
-    fixed = isinstance(loss_at, FixedShapeLoss)
-    fast = device.type == "cuda" and is_on("captured_step") and not guard.waits
-    return fixed and fast and not moves_rows and num_steps >= MIN_STEPS

@@ -147,7 +147,7 @@ def load_latest(directory: Path) -> Checkpoint | None:
 
 
 def sweep_temporaries(directory: Path) -> None:
-    """Delete what a killed writer left behind; one writer per directory at a time."""
+    """Delete the leftovers of a killed writer; one writer per directory at a time."""
     for path in directory.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(path)
 

@@ -101,14 +101,10 @@ def scores_after_events(model: SequenceModel, batch: JaggedBatch) -> Tensor:
     inputs = model.all_item_inputs()
     encoded = model.encoder(functional.embedding(history.values, inputs), history, times)
     items = model.normalized(inputs.float())
-    return catalogue_logits(encoded, items, seen_before(history), model.config.temperature)
-
-
-def catalogue_logits(queries: Tensor, items: Tensor, seen: Jagged, temperature: float) -> Tensor:
-    """Score every item for each query, [M, D] and [N, D] -> [M, N]; items seen get ``LEFT_OUT``."""
+    seen = seen_before(history)
     # Full precision: bfloat16 cannot separate the teacher's first places.
-    with torch.autocast(queries.device.type, enabled=False):
-        scores = queries.float() @ items.float().T / temperature
+    with torch.autocast(encoded.device.type, enabled=False):
+        scores: Tensor = encoded.float() @ items.float().T / model.config.temperature
     out = torch.zeros_like(scores, dtype=torch.bool)
     out[:, 0] = True
     out[seen.segments(), seen.values] = True

@@ -22,7 +22,8 @@ import torch.utils.deterministic
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recsys.training.captured import BadSteps, CapturedStep, StepGuard, can_capture
+from recsys.kernels.choice import is_on
+from recsys.training.captured import MIN_STEPS, BadSteps, CapturedStep, FixedShapeLoss, StepGuard
 from recsys.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -38,10 +39,10 @@ from recsys.training.optim import (
 )
 from recsys.training.progress import (
     Progress,
+    SilentProgress,
     SilentTracker,
-    Spent,
-    StderrProgress,
     Tracker,
+    TrainState,
     seconds_now,
     steps_to_skip,
 )
@@ -103,28 +104,6 @@ class TrainingDiverged(RuntimeError):
 
     exit_code = 70
     """For the process that ran the training (sysexits' EX_SOFTWARE)."""
-
-
-@dataclass
-class TrainState:
-    """The counters that go into a checkpoint."""
-
-    step: int = 0
-    best_step: int = 0
-    best_metric: float | None = None
-    evaluations_since_best: int = 0
-    bad_steps: int = 0
-    stopped_early: bool = False
-    skipped_steps: float = 0.0
-    """Steps of the schedule that ``max_seconds`` left no time for."""
-    seconds: float = 0.0
-    """Spent so far; this and what follows is 0 without ``max_seconds``."""
-    first_step_seconds: float = 0.0
-    num_validations: int = 0
-    validation_seconds: float = 0.0
-
-    def place(self) -> float:
-        return self.step + self.skipped_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +192,7 @@ class Training:
             step=self.state.step,
             tensors={
                 "model": self.ranks.state_of(self.model),
-                "optimizer": self.ranks.optimizer_state_of(self.model, self.optimizer),
+                "optimizer": self.ranks.gather_optimizer_state(self.model, self.optimizer),
                 "random": self.ranks.random_states(),
                 "best": self.best,
             },
@@ -270,16 +249,9 @@ class Training:
             state.seconds = self.ranks.agreed(seconds_now() - self._begun_at)
             if state.step == 1:
                 state.first_step_seconds = state.seconds
-            spent = Spent(
-                num_steps=state.step,
-                seconds=state.seconds,
-                first_step_seconds=state.first_step_seconds,
-                num_validations=state.num_validations,
-                validation_seconds=state.validation_seconds,
-            )
             every = self.config.eval_every if validates else None
             remaining = max(0.0, self.config.num_steps - state.place())
-            state.skipped_steps += steps_to_skip(spent, remaining, limit, every)
+            state.skipped_steps += steps_to_skip(state, remaining, limit, every)
         return self.has_ended()
 
     def has_ended(self) -> bool:
@@ -357,12 +329,13 @@ def captured_step(
 ) -> CapturedStep | None:
     """Prepare to run steps as CUDA graphs; None where they cannot be, or should not."""
     config, device = run.config, next(run.model.parameters()).device
-    moves_rows, alone = bool(tables.layers), run.ranks.size == 1
-    if not (alone and can_capture(loss_at, guard, device, config.num_steps, moves_rows=moves_rows)):
+    # On CUDA, in one process and by the fused optimizer alone.
+    fast = device.type == "cuda" and is_on("captured_step") and not guard.waits
+    pays = config.num_steps >= MIN_STEPS and run.ranks.size == 1 and not tables.layers
+    if not (fast and pays and isinstance(loss_at, FixedShapeLoss)):
         return None
     precision = partial(autocast, device, config.precision)
-    loss: Any = loss_at
-    return CapturedStep(loss, run.model, guard, run.optimizer, config.max_grad_norm, precision)
+    return CapturedStep(loss_at, run.model, guard, run.optimizer, config.max_grad_norm, precision)
 
 
 def launched_step(
@@ -420,7 +393,7 @@ def train(
         OSError: If a checkpoint could not be written, or at the start if none ever could.
     """
     tracker = SilentTracker() if tracker is None else tracker
-    progress = StderrProgress() if progress is None else progress
+    progress = SilentProgress() if progress is None else progress
     device = next(model.parameters()).device
     run, tables = Training(model, optimizer, config, checkpoint_dir, ranks), RowTables(model)
     ranks.begin(model)

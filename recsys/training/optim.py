@@ -174,8 +174,7 @@ class AdamWConfig:
     alone, without a mean of gradients, as DLRM's tables. ``auto``: ``adam`` for large tables on
     CUDA with Triton, where it was measured faster, else dense."""
     matrices: Literal["adam", "orthogonal"] = "adam"
-    """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps
-    (``training/orthogonal.py``)."""
+    """How the matrices inside blocks move: by Adam, or by Muon's orthogonal steps."""
     max_row_norm: float | None = 1.0
     """Norm to which each row's gradient is clipped if tables move by rows: a global norm is known
     only after they have moved. Sharded tables cannot clip and need inf, which never clips."""

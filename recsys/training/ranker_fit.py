@@ -12,16 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.share import WHOLE, StepShare
+from recsys.data.batch import WHOLE, StepShare
 from recsys.data.windows import BatchOrder
 from recsys.models.ranker.batch import Feedback, RankingBatch
 from recsys.models.ranker.model import Ranker
 from recsys.models.ranker.network import Correction, Ranked
 from recsys.training.captured import FixedShapeLoss
 from recsys.training.expert_balance import settling
-from recsys.training.ranker_config import RankerFitConfig
-from recsys.training.ranker_shapes import FixedLists
-from recsys.training.ranking_examples import Drawn, RankingExamples, draw_places
+from recsys.training.passes import RankerFitConfig
+from recsys.training.ranking_examples import Drawn, FixedLists, RankingExamples, draw_places
 from recsys.training.ranks import ALONE, Ranks
 
 BLOCK = 256
@@ -118,7 +117,7 @@ def fit_line(
     """Fit the linear correction of each task to whole lists by L-BFGS; the problem is convex.
 
     The softmax over a query's candidates is fitted to those with the task's feedback. The network
-    then learns what is not linear.
+    then learns the rest, which is not linear.
 
     Args:
         chosen: Queries with a positive candidate, [U].
@@ -139,7 +138,7 @@ def fit_line(
 
 
 def _fitted_line(features: Tensor, base: Tensor, wanted: Tensor, l2: float) -> Tensor:
-    """Maximise the likelihood of what is wanted [Q, k] by weights of features [Q, k, F], [F]."""
+    """Maximise the likelihood of the wanted items [Q, k] by weights of features [Q, k, F], [F]."""
     weight = torch.zeros(features.shape[2], device=features.device, requires_grad=True)
     count = wanted.sum().clamp(min=1)
 
@@ -215,14 +214,9 @@ class StepLosses:
         return listwise + TASK_SHARE * tasks
 
 
-def device_of(ranker: Ranker) -> torch.device:
-    """Return where a ranker's weights are."""
-    return next(ranker.parameters()).device
-
-
-def logits_of(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
+def predict_logits(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
     """Predict every candidate of queries as they are served, [M, T]."""
-    device = device_of(ranker)
+    device = next(ranker.parameters()).device
     parts = [
         ranker.logits(examples.whole_batch(part).to(device)).cpu()
         for part in torch.split(chosen, BLOCK)
@@ -230,7 +224,7 @@ def logits_of(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tens
     return torch.cat(parts)
 
 
-def scores_of(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
+def score_candidates(ranker: Ranker, examples: RankingExamples, chosen: Tensor) -> Tensor:
     """Score every candidate of queries as they are served, [U, k]; -inf where a list is short."""
     parts = [
         ranker.score_lists(examples.candidates.take(part), examples.queries_of(part))

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recsys.data.share import WHOLE, StepShare
+from recsys.data.batch import WHOLE, StepShare
 from recsys.training.checkpoint import random_states, set_random_states
 from recsys.training.optim import AdamWConfig, load_optimizer_tensors, optimizer_tensors
 
@@ -21,20 +21,21 @@ Rows = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
-    """The processes of one training, seen from one of them.
+class Ranks:
+    """The processes of one training, seen from one of them; here one alone.
 
     All of them call every method, in the same order.
     """
 
-    rank: int
-    size: int
+    rank, size = 0, 1
 
     def part(self, examples: Rows) -> Rows:
         """Take this rank's examples of a step, or all where ranks are fewer."""
+        return examples
 
     def share(self, step: int, seed: int) -> StepShare:
         """Return the share of a step's batch for a loss."""
+        return WHOLE
 
     def shard(self, model: nn.Module, config: AdamWConfig) -> None:
         """Spread large tables over the ranks; the model is on its device, without an optimizer."""
@@ -44,92 +45,49 @@ class Ranks(Protocol):
 
     def mean(self, value: Tensor) -> Tensor:
         """Average a scalar over the ranks."""
+        return value
 
     def mean_gradients(self, model: nn.Module) -> None:
         """Average the gradients of all weights that every rank holds."""
 
     def agreed(self, value: float) -> float:
         """Take the first rank's value, such as of its clock."""
+        return value
 
     def in_turn(self, work: Callable[[], T]) -> T:
         """Do what may clean up a shared folder: the first rank before the others."""
-
-    def state_of(self, model: nn.Module) -> dict[str, Tensor]:
-        """Gather whole weights at the first rank, on its host where tables are sharded."""
-
-    def load_state(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-        """Load whole weights; each rank takes what it holds."""
-
-    def optimizer_state_of(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-        """Gather the optimizer's state as ``optimizer_tensors`` names it."""
-
-    def load_optimizer_state(
-        self, model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]
-    ) -> None:
-        """Put back what ``optimizer_state_of`` gave, of any number of ranks."""
-
-    def random_states(self) -> dict[str, Tensor]:
-        """Gather the states of all ranks' generators at the first."""
-
-    def set_random_states(self, states: Mapping[str, Tensor]) -> None:
-        """Put this rank's generators back."""
-
-    def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
-        """Make the model one that a single process can use, on every rank."""
-
-
-class OneRank:
-    """A training in one process."""
-
-    rank, size = 0, 1
-
-    def part(self, examples: Rows) -> Rows:
-        return examples
-
-    def share(self, step: int, seed: int) -> StepShare:
-        return WHOLE
-
-    def shard(self, model: nn.Module, config: AdamWConfig) -> None:
-        pass
-
-    def begin(self, model: nn.Module) -> None:
-        pass
-
-    def mean(self, value: Tensor) -> Tensor:
-        return value
-
-    def mean_gradients(self, model: nn.Module) -> None:
-        pass
-
-    def agreed(self, value: float) -> float:
-        return value
-
-    def in_turn(self, work: Callable[[], T]) -> T:
         return work()
 
     def state_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """Gather whole weights at the first rank, on its host where tables are sharded."""
         return model.state_dict()
 
     def load_state(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+        """Load whole weights; each rank takes what it holds."""
         model.load_state_dict(dict(state))
 
-    def optimizer_state_of(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    def gather_optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+        """Gather the optimizer's state as ``optimizer_tensors`` names it."""
         return optimizer_tensors(model, optimizer)
 
     def load_optimizer_state(
         self, model: nn.Module, optimizer: Optimizer, tensors: Mapping[str, Tensor]
     ) -> None:
+        """Put back what ``gather_optimizer_state`` gave, of any number of ranks."""
         load_optimizer_tensors(model, optimizer, tensors)
 
     def random_states(self) -> dict[str, Tensor]:
+        """Gather the states of all ranks' generators at the first."""
         return random_states()
 
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
+        """Put this rank's generators back."""
         set_random_states(states)
 
     def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
+        """Make the model one that a single process can use, on every rank."""
         if best:
             model.load_state_dict(dict(best))
 
 
-ALONE = OneRank()
+ALONE = Ranks()

@@ -15,7 +15,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.windows import BatchOrder
 from recsys.models.ranker.batch import Candidates, Feedback
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import minimise
 from recsys.training.ranking_examples import NOT_SHOWN, UNOBSERVED, RankingExamples
 from recsys.training.ranks import ALONE, Ranks

@@ -26,7 +26,12 @@ from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
 from recsys.models import names
-from recsys.models.adapted.model import AdaptedRanker, AdaptedRetriever, check_row_layers, twin_of
+from recsys.models.adapted.model import (
+    AdaptedRanker,
+    AdaptedRetriever,
+    check_row_layers,
+    copy_layers,
+)
 from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
@@ -217,7 +222,7 @@ def load_adapters(bundles_dir: Path, models: Mapping[BaseName, Model]) -> Adapte
             if base not in models:
                 raise ValueError(f"{directory} adapts a {base}, which the bundle does not have")
             if base not in twins:
-                twins[base] = twin_of(models[base])
+                twins[base] = copy_layers(models[base])
                 digests[base] = digest_of_weights(models[base])
             adapter = load_adapter(directory, twins[base], base_digest=digests[base])
             if base == "ranker":

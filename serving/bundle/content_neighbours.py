@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK, no_items
+from recsys.data.top_k import ItemMask, TopK, no_items
 from recsys.semantic_ids.codes import NO_CODE, id_keys
 from serving.bundle.semantic_ids import ItemSemanticIds
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.durable import Held
-from recsys.layers.embedding.collection import filled_later
+from recsys.layers.embedding.tables import filled_later
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights

@@ -2,7 +2,7 @@
 
     ranker/   config.json, ranker.safetensors      recsys/models/ranker/model.py
               learned_blend.json, .safetensors     merges the candidates, as in training
-              ease.safetensors                     recsys/models/ease.py
+              ease.safetensors                     recsys/models/item_weights/ease.py
               behaviour.safetensors                a sequence model's item vectors, if there is one
               candidates.json                      how many places it reorders
               calibration.json                     calibration on validation, for people to read
@@ -33,11 +33,10 @@ from recsys.data.top_k import OneList, TopK, reranked_places
 from recsys.models.adapted.model import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.model import Ranker
-from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
+from recsys.retrieval.blend.candidate_features import CandidateBuilder, blended_lists, feature_names
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne
-from recsys.retrieval.blend.source_lists import blended_lists
 from serving.bundle.arrays import check_rows, reading
 from serving.bundle.history_models import check_inputs, encode_items
 from serving.bundle.manifest import BundleManifest, Profile

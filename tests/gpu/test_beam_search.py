@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK
+from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.retrieval.code_decoder import BeamState, CodeDecoder, CodeDecoderConfig, Context

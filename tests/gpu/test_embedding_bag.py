@@ -7,9 +7,8 @@ import torch
 
 from recsys.kernels.embedding_bag import grouping, updating
 from recsys.kernels.embedding_bag.launch import Kernel
-from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import EmbeddingBags
-from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
+from recsys.kernels.embedding_bag.layout import OptimizerConfig, TableLayout
+from recsys.kernels.embedding_bag.op import FusedEmbeddingBags
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.gpu
 def test_rows_beyond_two_to_the_31_elements(cuda: torch.device) -> None:
     rows, dim = 40_000_000, 64
     layout = TableLayout((rows, 5), (dim, dim), (0, 1))
-    bags = EmbeddingBags(
+    bags = FusedEmbeddingBags(
         layout, OptimizerConfig(), learning_rate=0.5, dtype=torch.bfloat16, device=cuda
     )
     ids = torch.tensor([rows - 1, rows - 2, 0, 4], device=cuda)
@@ -41,7 +40,7 @@ def test_same_bits_in_twenty_large_runs(cuda: torch.device, alpha: float) -> Non
     grad = torch.randn(4096, 288, generator=generator, device=cuda)
     runs = []
     for _ in range(20):
-        bags = EmbeddingBags(layout, OptimizerConfig(), device=cuda)
+        bags = FusedEmbeddingBags(layout, OptimizerConfig(), device=cuda)
         bags(ids, offsets).backward(grad)
         runs.append((bags.weights, bags.second))
     assert all(torch.equal(weights, runs[0][0]) for weights, _ in runs)
@@ -66,7 +65,7 @@ def test_all_kernels_are_launched_by_the_driver(
     offsets = torch.arange(201, device=cuda) * 3
     bits = []
     for _ in range(2):
-        bags = EmbeddingBags(layout, OptimizerConfig(), device=cuda)
+        bags = FusedEmbeddingBags(layout, OptimizerConfig(), device=cuda)
         out = bags(ids, offsets)
         out.backward(torch.ones_like(out))
         bits.append((bags.weights, bags.second))

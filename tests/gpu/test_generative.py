@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.kernels.choice import without
 from recsys.layers.codes import decoder as code_decoder
 from recsys.layers.codes.decoder import SharedContext, joint_attention
 from recsys.models.generative.config import GenerativeConfig
-from recsys.models.generative.history_reader import BeamState
-from recsys.models.generative.model import GenerativeContext, GenerativeInputs, GenerativeModel
+from recsys.models.generative.model import (
+    BeamState,
+    GenerativeContext,
+    GenerativeInputs,
+    GenerativeModel,
+)
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.retrieval.generated import GeneratedSource

@@ -12,8 +12,7 @@ import torch
 
 from recsys.data.batch import JaggedBatch
 from recsys.fitting.counted import fit_ease
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings
 from recsys.fitting.sequence import fit_sequence
 from recsys.fitting.spec import TrainingRun
 from recsys.fitting.two_tower import fit_two_tower

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.data.windows import BatchOrder
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.models.configs import TwoTowerConfig

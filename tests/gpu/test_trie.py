@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.trie import Trie
 
 pytestmark = pytest.mark.gpu

@@ -18,7 +18,7 @@ from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.semantic_ids.store import SemanticIdStore
 from pipelines.stages.build_semantic_ids import read_behaviour
 from pipelines.stages.list import STAGES
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.generated import timed_source
 from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig

@@ -12,7 +12,7 @@ from click.testing import Result
 from recsys.content.attributes import SCHEMA
 from recsys.content.encoder import HashEncoder
 from recsys.content.language_model import model_digest
-from recsys.content.text import item_text
+from recsys.content.prompt import item_text
 from tests.recsys.content.openai_server import (
     OpenAIServer,
     Reply,

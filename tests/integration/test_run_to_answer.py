@@ -18,7 +18,6 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.fitting.queries import RetrievalSettings
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.generative.model import GenerativeModel
-from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.popularity import Popularity
 from recsys.models.sequence.model import SequenceModel
@@ -110,7 +109,7 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
     )
     sources: dict[str, Source] = {
         "popularity": ScoredSource(popularity.score, needs_history=False),
-        "item_to_item": ScoredSource(ItemToItem.load(refit / "item_to_item").score),
+        "item_to_item": ScoredSource(ItemWeights.load(refit / "item_to_item").score),
         "ease": ScoredSource(ItemWeights.load(refit / "ease").score),
         "content": ScoredSource(ContentSimilarity.load(refit / "content").score),
         "two_tower": ScoredSource(two_tower.score),

@@ -29,13 +29,12 @@ from recsys.models.configs import (
     TwoTowerConfig,
 )
 from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.ease import Ease
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_to_item import ItemToItem
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.co_occurrence import CoOccurrence, UserItems
-from recsys.models.item_weights.ease import ease_model, most_frequent, shared_users
+from recsys.models.item_weights.ease import Ease, ease_model, most_frequent, shared_users
 from recsys.models.popularity import Popularity
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.retrieval.beam_search import BeamSearch
+from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.source_features import FEATURES
-from recsys.retrieval.blend.source_lists import blended_lists
 from recsys.retrieval.generated import GeneratedSource
 from recsys.retrieval.sources import ScoredSource, allowed_items
 from serving.bundle.load import load_bundle

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.top_k import OneList
-from recsys.retrieval.blend.filling import FILL
+from recsys.retrieval.blend.config import FILL
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.load import load_bundle
 from serving.bundle.write import write_bundle

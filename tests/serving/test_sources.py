@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK, no_items
+from recsys.data.top_k import ItemMask, TopK, no_items
 from serving.bundle.load import load_bundle
 from serving.query import hydrate
 from serving.schemas import Context, Request

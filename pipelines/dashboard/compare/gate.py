@@ -21,8 +21,7 @@ from pipelines.pages.wording import metric_label
 from pipelines.publishing.comparison import Compared, judge
 from pipelines.publishing.same_queries import SameQueries
 from pipelines.tracking.decisions import decision_on
-from recsys.data.dataset import concatenated_ranges
-from recsys.data.held_out import ragged
+from recsys.data.dataset import concatenated_ranges, ragged
 from recsys.evaluation.paired import Paired, SliceLoss
 
 Answer = Literal["first", "second", "no evidence"]

@@ -28,7 +28,7 @@ from pipelines.evaluation.analyse import category_names, item_domains
 from pipelines.inputs.tensors import load_catalogue
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences, concatenated_ranges
-from recsys.evaluation.paired import time_blocks
+from recsys.evaluation.bootstrap import time_blocks
 from recsys.evaluation.slices import (
     history_length_slices,
     item_popularity_slices,

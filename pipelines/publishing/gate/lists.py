@@ -23,7 +23,7 @@ from pipelines.engine.history import JUDGES, read_result
 from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
 from pipelines.publishing.write_release import TIMED
 from recsys.data.batch import Jagged
-from recsys.evaluation.judges import RUBRICS, Known, rubrics_of
+from recsys.evaluation.judges import RUBRICS, Known, available_rubrics
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.recommend import Recommender
@@ -89,7 +89,7 @@ def judged_verdicts(
     if not subject.config.judges:
         return
     known, table = known_data(subject.challenger), subject.challenger.users
-    rubrics = rubrics_of(known)
+    rubrics = available_rubrics(known)
     rows = torch.tensor([table.row_of(one) or 0 for one in users])
     new, old = (_rows(lists, subject) for lists in (challenger, champion))
     for name in subject.config.judges:

@@ -13,11 +13,11 @@ Axes: n lists, U users.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
+from recsys.evaluation.bootstrap import student_quantile
 from recsys.evaluation.off_policy.estimators import Estimate
 from recsys.evaluation.off_policy.logs import Floats, Integers, LoggedLists
 
@@ -77,28 +77,12 @@ def _moment(parts: Floats, power: int) -> float:
 
 
 def _without_skew(quantile: float, skew: float, number: int) -> float:
-    """Turn a quantile of what has no skew into one of the t statistic (Hall, 1992, section 2)."""
+    """Turn a quantile without skew into one of the t statistic (Hall, 1992, section 2)."""
     root = math.sqrt(number)
     if abs(skew) < 1e-6:
         return quantile - skew / (6 * root)
     inner = 1 + skew * (quantile / root - skew / (6 * number))
     return 3 * root / skew * (math.copysign(abs(inner) ** (1 / 3), inner) - 1)
-
-
-def student_quantile(probability: float, degrees: float) -> float:
-    """Compute a quantile of Student's distribution (Hill's expansion; CACM algorithm 396, 1970).
-
-    To 0.3% from three degrees on between the quantiles 0.005 and 0.995.
-    """
-    z = NormalDist().inv_cdf(probability)
-    squared = z * z
-    terms = (
-        (squared + 1) / 4,
-        (5 * squared**2 + 16 * squared + 3) / 96,
-        (3 * squared**3 + 19 * squared**2 + 17 * squared - 15) / 384,
-        (79 * squared**4 + 776 * squared**3 + 1482 * squared**2 - 1920 * squared - 945) / 92160,
-    )
-    return z * (1 + sum(term / degrees**power for power, term in enumerate(terms, start=1)))
 
 
 MOST_STAKED = 0.75
@@ -124,37 +108,24 @@ def default_looks(number: int, count: int = 24) -> Integers:
     return np.unique(np.geomspace(first, number, count).round().astype(np.int64))
 
 
-def betting_sequence(
-    log: LoggedLists,
-    weights: Floats,
-    *,
-    most: float | None = None,
-    error: float = 0.05,
-    looks: Integers | None = None,
-) -> Sequence:
+def betting_sequence(log: LoggedLists, weights: Floats, *, error: float = 0.05) -> Sequence:
     """Bound the mean reward of a list at every look, with both sides wrong by ``error`` together.
 
-    Args:
-        most: The largest reward of a slot; 1 by default. Rewards must lie between 0 and it.
-        looks: How many lists were seen, ascending; by default `default_looks`.
+    Rewards of a slot must be in [0, 1].
     """
-    most = 1.0 if most is None else most
     rewards = log.earned
-    if not most > 0 or (rewards < 0).any() or (rewards > most).any():
+    if (rewards < 0).any() or (rewards > 1).any():
         raise ValueError(
-            f"rewards of a slot must lie between 0 and {most}, got {rewards.min()} to "
-            f"{rewards.max()}; pass the largest as most="
+            f"rewards of a slot must lie between 0 and 1, got {rewards.min()} to {rewards.max()}"
         )
     if not 0 < error < 1:
         raise ValueError(f"error must lie between 0 and 1, got {error}")
-    looks = default_looks(len(log)) if looks is None else looks
-    slots = rewards.shape[1]
-    earned = (weights * rewards / most).sum(1) / slots
-    missed = (weights * (1 - rewards / most)).sum(1) / slots
-    scale = most * slots
+    looks, slots = default_looks(len(log)), rewards.shape[1]
+    earned = (weights * rewards).sum(1) / slots
+    missed = (weights * (1 - rewards)).sum(1) / slots
     low = _lower_bounds(earned, looks, error / 2)
     high = 1 - _lower_bounds(missed, looks, error / 2)
-    return Sequence(looks, scale * low, scale * np.maximum(high, low))
+    return Sequence(looks, slots * low, slots * np.maximum(high, low))
 
 
 def _lower_bounds(values: Floats, looks: Integers, error: float) -> Floats:

@@ -33,7 +33,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoggedLists:
-    """Lists, what was earned in each slot, and how likely each policy shows each slot's item."""
+    """Lists, the reward of each slot, and how likely each policy shows each slot's item."""
 
     rewards: Floats
     """[n, K]; places after a list's length count for nothing, here and below."""
@@ -48,8 +48,8 @@ class LoggedLists:
         shape = self.rewards.shape
         if len(shape) != 2 or 0 in shape:
             raise ValueError(
-                f"rewards must be [lists, slots] with at least one of each, got shape {shape}; for "
-                "single actions use LoggedLists.of_actions"
+                f"rewards must be [lists, slots] with at least one of each, got shape {shape}; "
+                "single actions are lists of one slot"
             )
         for name in ("propensities", "evaluated"):
             if (found := getattr(self, name).shape) != shape:
@@ -70,22 +70,6 @@ class LoggedLists:
             "it was drawn",
         )
         self._check("evaluated", (self.evaluated >= 0) & (self.evaluated <= 1 + 1e-9), "in [0, 1]")
-
-    @classmethod
-    def of_actions(cls, rewards: Floats, propensities: Floats, evaluated: Floats) -> LoggedLists:
-        """Take logged single actions, [n] each."""
-        shapes = {np.shape(one) for one in (rewards, propensities, evaluated)}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-            raise ValueError(
-                "rewards, propensities and evaluated of single actions must be one-dimensional and "
-                f"of one length, got shapes {sorted(shapes)}"
-            )
-        columns = (
-            np.asarray(one, np.float64)[:, None] for one in (rewards, propensities, evaluated)
-        )
-        first, second, third = columns
-        lengths = np.ones(len(first), np.int64)
-        return cls(rewards=first, propensities=second, evaluated=third, lengths=lengths)
 
     def __len__(self) -> int:
         return len(self.rewards)

@@ -54,14 +54,14 @@ def blocks(count: int, block: int) -> int:
 
 @lru_cache(maxsize=64)
 def _key_kernel(block: int) -> Kernel:
-    from recsys.kernels.embedding_bag.triton_grouping import _key_ids
+    from recsys.kernels.embedding_bag.triton_kernel import _key_ids
 
     return Kernel(_key_ids, {"block": block})
 
 
 @lru_cache(maxsize=64)
 def _list_kernel(chunk: int, short: int, block: int) -> Kernel:
-    from recsys.kernels.embedding_bag.triton_grouping import _list_work
+    from recsys.kernels.embedding_bag.triton_kernel import _list_work
 
     constants = {"chunk": chunk, "short": short, "block": block}
     return Kernel(_list_work, constants, num_warps=LIST_WARPS)

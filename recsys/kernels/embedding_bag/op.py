@@ -5,20 +5,69 @@ Axes: T tables, F features, B batch, M ids, D width, R rows of all tables.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from recsys.kernels.embedding_bag import dispatch, grouping
-from recsys.kernels.embedding_bag.dispatch import Batch
-from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.optimizer import (
+from recsys.kernels.embedding_bag.grouping import Runs, group, group_during_lookup
+from recsys.kernels.embedding_bag.layout import (
     OptimizerConfig,
     OptimizerState,
-    Tables,
+    TableArrays,
+    TableLayout,
+    is_adam,
     new_state,
 )
+from recsys.kernels.embedding_bag.updating import update as update_rows
+
+
+class Batch(NamedTuple):
+    """Arguments of a lookup: ids [M], offsets [F * B + 1], sample weights [M] or None."""
+
+    ids: Tensor
+    offsets: Tensor
+    sample_weights: Tensor | None
+
+
+def empty_output(layout: TableLayout, batch: Batch, like: Tensor) -> Tensor:
+    """Make the unwritten result of a lookup, [B, sum of D_f]."""
+    size = (batch.offsets.shape[0] - 1) // len(layout.feature_tables)
+    return like.new_empty(size, layout.columns[-1], dtype=torch.float32)
+
+
+def lookup_bytes(layout: TableLayout, weights: Tensor, batch: Batch) -> int:
+    """Estimate the bytes of rows read and results written, as if every feature had as many ids."""
+    num_features, columns = len(layout.feature_tables), layout.columns[-1]
+    num_ids, num_bags = batch.ids.shape[0], batch.offsets.shape[0] - 1
+    return columns * (num_ids * weights.element_size() + 4 * num_bags) // num_features
+
+
+def lookup(layout: TableLayout, weights: Tensor, feature_data: Tensor, batch: Batch) -> Tensor:
+    """Look up and pool."""
+    from recsys.kernels.embedding_bag.triton_kernel import forward
+
+    out = empty_output(layout, batch, weights)
+    return forward(layout, weights, feature_data, *batch, out)
+
+
+def update(
+    tables: TableArrays,
+    batch: Batch,
+    grad: Tensor,
+    scalars: tuple[Tensor | None, Tensor | None],
+    runs: Runs | None = None,
+) -> None:
+    """Move the rows that occur, in place; scalars: grad_scale, skip; ``runs``: of this batch."""
+    if is_adam(tables.config):
+        skip, state = scalars[1], tables.state
+        state.step.add_(1 if skip is None else (skip == 0).to(state.step.dtype))
+    if not len(batch.ids):
+        return
+    if runs is None:
+        runs = group(tables.layout, tables.feature_data, batch)
+    update_rows(tables, runs, grad, scalars)
+
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_IDS = 2**31 - 2**14
@@ -68,7 +117,7 @@ class _Lookup(torch.autograd.Function):
     def forward(
         ctx: Any,
         anchor: Tensor,
-        bags: EmbeddingBags,
+        bags: FusedEmbeddingBags,
         batch: Batch,
         scalars: tuple[Tensor | None, Tensor | None],
     ) -> Tensor:
@@ -77,26 +126,26 @@ class _Lookup(torch.autograd.Function):
         ctx.batch, ctx.scalars, ctx.runs = batch, scalars, None
         ctx.tables = tables = bags.tables()
 
-        def lookup() -> Tensor:
-            return dispatch.lookup(layout, tables.weights, data, batch)
+        def pooled() -> Tensor:
+            return lookup(layout, tables.weights, data, batch)
 
         if not batch.ids.shape[0]:
-            return lookup()
-        num_bytes = dispatch.lookup_bytes(layout, tables.weights, batch)
-        out, ctx.runs = grouping.group_during_lookup(layout, data, batch, lookup, num_bytes)
+            return pooled()
+        num_bytes = lookup_bytes(layout, tables.weights, batch)
+        out, ctx.runs = group_during_lookup(layout, data, batch, pooled, num_bytes)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dispatch.update(ctx.tables, ctx.batch, grads[0].contiguous(), ctx.scalars, ctx.runs)
+        update(ctx.tables, ctx.batch, grads[0].contiguous(), ctx.scalars, ctx.runs)
         return None, None, None, None
 
 
-class EmbeddingBags(nn.Module):
+class FusedEmbeddingBags(nn.Module):
     """Many embedding tables whose rows are updated by the backward itself.
 
     Autograd sees no gradient of the tables: `backward` moves the rows that occurred.  Results are
-    float32 whatever the tables' type, and bitwise the same in every run.
+    float32 for tables of any type, and bitwise the same in every run.
     """
 
     weights: Tensor
@@ -134,13 +183,13 @@ class EmbeddingBags(nn.Module):
         """View one table, [rows, D]."""
         return self.layout.table(self.weights, table)
 
-    def tables(self) -> Tables:
+    def tables(self) -> TableArrays:
         """Return what the update reads and writes."""
         # Not by attribute, which takes a module 0.7 us for each.
         own = self._buffers
         state = OptimizerState(*(cast("Tensor", own[name]) for name in OptimizerState._fields))
         weights, data = cast("Tensor", own["weights"]), cast("Tensor", own["feature_data"])
-        return Tables(self.layout, self.config, weights, state, data)
+        return TableArrays(self.layout, self.config, weights, state, data)
 
     def forward(
         self,
@@ -165,7 +214,7 @@ class EmbeddingBags(nn.Module):
         check_batch(self.layout, ids, offsets, sample_weights)
         batch = Batch(ids, offsets, sample_weights)
         if not torch.is_grad_enabled():
-            return dispatch.lookup(self.layout, self.weights, self.feature_data, batch)
+            return lookup(self.layout, self.weights, self.feature_data, batch)
         scalars = (grad_scale, skip)
         return _Lookup.apply(  # type: ignore[no-any-return,no-untyped-call]
             self.anchor, self, batch, scalars

@@ -1,6 +1,6 @@
 """Triton kernels of the backward with the optimizer inside; bitwise deterministic.
 
-`triton_grouping` lists the work: rows that occur once (singles) or a few times (short runs), other
+`triton_kernel` lists the work: rows that occur once (singles) or a few times (short runs), other
 runs and pieces of long runs (items), and long runs. `_update_items` adds up an item's gradients a
 tile of ids at a time; a whole run is applied at once, a piece's sum is kept. `_update_long` adds a
 long run's sums in ascending order and applies. A chunk meets at most two long runs, the one of its
@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from recsys.kernels.embedding_bag.triton_grouping import ITEMS, LONG
+from recsys.kernels.embedding_bag.triton_kernel import ITEMS, LONG
 
 SGD, ROWWISE_ADAGRAD, ADAM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 SIZES = ("num_ids", "stride", "num_features", "grad_stride", "first_key", "end_key", "start")
@@ -24,19 +24,9 @@ SIZES = ("num_ids", "stride", "num_features", "grad_stride", "first_key", "end_k
 
 @triton.jit
 def _gradients(
-    grad,
-    feature_data,
-    sorted_scales,
-    i,
-    place,
-    live,
-    d,
-    num_features,
-    grad_stride,
-    dim: tl.constexpr,
-    uniform: tl.constexpr,
-    aligned: tl.constexpr,
-):
+    grad, feature_data, sorted_scales, i, place, live, d, num_features, grad_stride,
+    dim: tl.constexpr, uniform: tl.constexpr, aligned: tl.constexpr,
+):  # fmt: skip
     """Read the gradient of the sorted ids i at their places, [len(i), block_d] float32."""
     place = place.to(tl.int64)
     if uniform:
@@ -72,28 +62,10 @@ def _row_state(second, key, live, rule: tl.constexpr):
 
 @triton.jit
 def _apply(
-    g,
-    w,
-    old,
-    key,
-    live,
-    d,
-    weights,
-    first,
-    second,
-    learning_rate,
-    corrections,
-    grad_scale,
-    first_key,
-    start,
-    epsilon,
-    beta1: tl.constexpr,
-    beta2: tl.constexpr,
-    max_row_norm,
-    dim: tl.constexpr,
-    rule: tl.constexpr,
-    shared: tl.constexpr,
-):
+    g, w, old, key, live, d, weights, first, second, learning_rate, corrections, grad_scale,
+    first_key, start, epsilon, beta1: tl.constexpr, beta2: tl.constexpr, max_row_norm,
+    dim: tl.constexpr, rule: tl.constexpr, shared: tl.constexpr,
+):  # fmt: skip
     """Move rows w [R, D] by their gradients g and write them and their state; old: `_row_state`.
 
     ``shared``: several warps hold copies of one row, all read its state and one writes it. Where a

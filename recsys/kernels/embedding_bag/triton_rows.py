@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from recsys.kernels.embedding_bag.triton_backward import SIZES, _apply, _gradients, _row_state
-from recsys.kernels.embedding_bag.triton_grouping import SHORT
+from recsys.kernels.embedding_bag.triton_kernel import SHORT
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import Config, config_for, shape_class
 from recsys.kernels.embedding_bag.grouping import CHUNK, Runs, blocks
 from recsys.kernels.embedding_bag.launch import (
     Arguments,
@@ -16,15 +17,14 @@ from recsys.kernels.embedding_bag.launch import (
     num_multiprocessors,
     part_streams,
 )
-from recsys.kernels.embedding_bag.layout import WidthClass
-from recsys.kernels.embedding_bag.optimizer import (
+from recsys.kernels.embedding_bag.layout import (
     Optimizer,
     OptimizerConfig,
-    Tables,
+    TableArrays,
+    WidthClass,
     bias_corrections,
     is_adam,
 )
-from recsys.kernels.tuning import Config, config_for, shape_class
 
 # How a kernel is cut unless it was tuned: ``elements`` of a tile are one warp's, ``programs`` a
 # multiprocessor's, ``registers`` the most of a thread. Another tile adds gradients in another
@@ -133,7 +133,7 @@ def _tiles(shapes: str, dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
 
 
 def update(
-    tables: Tables,
+    tables: TableArrays,
     runs: Runs,
     grad: Tensor,
     scalars: tuple[Tensor | None, Tensor | None],

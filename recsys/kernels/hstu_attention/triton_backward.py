@@ -22,7 +22,7 @@ from recsys.kernels.hstu_attention.triton_kernel import (
     _sigmoid,
     _store_rows,
     blocks_of,
-    widths_of,
+    kernel_widths,
 )
 
 
@@ -166,7 +166,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    widths, pairs = widths_of(q, v), (len(offsets) - 1) * q.shape[1]
+    widths, pairs = kernel_widths(q, v), (len(offsets) - 1) * q.shape[1]
     blocks = blocks_of("keys", q, v, biased=bias.present)
     scalars = (q.shape[2] ** -0.5, 1.0 / max_length)
     strides = (q.stride(0), k.stride(0), v.stride(0), do.stride(0))

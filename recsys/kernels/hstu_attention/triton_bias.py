@@ -66,7 +66,7 @@ def _position_bias(table, shift, row, column, sign: tl.constexpr, on_gpu: tl.con
 
 
 @triton.jit
-def _bucket_of(elapsed):
+def _time_bucket(elapsed):
     """Floor of log2 of 1 + seconds, 0 for what is less; 0x3FF00000 begins 1.0."""
     return (tl.maximum(_exponent_word(elapsed), 0x3FF00000) >> 20) - 1023
 
@@ -95,7 +95,7 @@ def _time_span(begin_m, block_m: tl.constexpr, begin_n, block_n: tl.constexpr, p
         spans = bias[5] + place[3] * bias[6]
         least_query, most_query = _span_ends(spans, begin_m, block_m, 0)
         least_known, most_known = _span_ends(spans, begin_n, block_n, 2)
-        low, high = _bucket_of(least_query - most_known), _bucket_of(most_query - least_known)
+        low, high = _time_bucket(least_query - most_known), _time_bucket(most_query - least_known)
     return low, high
 
 
@@ -130,7 +130,7 @@ def _add_bias(s, row_at, column_at, span, place, bias, on_gpu: tl.constexpr, by_
                 above = _exponent_word(elapsed) >= _least_word(high)
                 s += tl.where(above, tl.load(table + high), tl.load(table + low))
             else:
-                bucket = _bucket_of(elapsed)
+                bucket = _time_bucket(elapsed)
                 s += _read_entry(table, bucket) if on_gpu else tl.load(table + bucket)
     return s
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from recsys.kernels.hstu_attention.triton_backward import _score_gradients
 from recsys.kernels.hstu_attention.triton_bias import (
     Bias,
-    _bucket_of,
     _elapsed,
+    _time_bucket,
     _time_span,
 )
 from recsys.kernels.hstu_attention.triton_kernel import (
@@ -27,7 +27,7 @@ from recsys.kernels.hstu_attention.triton_kernel import (
     _load_rows,
     _place,
     blocks_of,
-    widths_of,
+    kernel_widths,
 )
 
 BIAS_PARTS = 32
@@ -62,7 +62,7 @@ def _add_times(
         run += ds
     else:
         elapsed = _elapsed(begin_m, begin_n, ds.shape[0], ds.shape[1], place, bias, False)
-        bucket = tl.minimum(_bucket_of(elapsed), num_times - 1)
+        bucket = tl.minimum(_time_bucket(elapsed), num_times - 1)
         if begin_m == begin_n:
             i, j = begin_m + tl.arange(0, ds.shape[0]), begin_n + tl.arange(0, ds.shape[1])
             live = _allowed(i[:, None], j[None, :], place)
@@ -150,7 +150,7 @@ def backward_biases(
         bias.position_buckets, q.shape[2] ** -0.5, 1.0 / max_length,
         q.stride(0), k.stride(0), v.stride(0), do.stride(0),
         len(offsets) - 1, num_blocks, max_length, num_positions=counts[0], num_times=counts[1],
-        **bias.sizes(q), **widths_of(q, v), block=block, parts=BIAS_PARTS,
+        **bias.sizes(q), **kernel_widths(q, v), block=block, parts=BIAS_PARTS,
         num_warps=chosen["num_warps"], maxnreg=chosen["maxnreg"],
         block_p=triton.next_power_of_2(max(1, counts[0])),
         block_t=triton.next_power_of_2(max(1, counts[1])),

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from recsys.kernels.choice import config_for, shape_class
 from recsys.kernels.hstu_attention.triton_bias import Bias, _add_bias, _time_span
-from recsys.kernels.tuning import config_for, shape_class
 
 Blocks = tuple[int, int, int, int, int | None]
 
@@ -143,7 +143,7 @@ def _forward(
         _store_rows(out, acc * inverse_length, i, place, stride_o, dim_v, block_dv)
 
 
-def widths_of(q: Tensor, v: Tensor) -> dict[str, int]:
+def kernel_widths(q: Tensor, v: Tensor) -> dict[str, int]:
     """Give a kernel its widths, each also as the power of two that a tile has."""
     return {
         "heads": q.shape[1],
@@ -187,6 +187,6 @@ def forward(
     _forward[grid](
         q, k, v, out, offsets, *bias.tensors(),
         q.shape[2] ** -0.5, 1.0 / max_length, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
-        **bias.sizes(q), **widths_of(q, v), **blocks,
+        **bias.sizes(q), **kernel_widths(q, v), **blocks,
     )  # fmt: skip
     return out

@@ -62,17 +62,17 @@ class _RoutedExperts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from recsys.kernels.routed_experts import triton_backward, triton_kernel, triton_rows
+        from recsys.kernels.routed_experts import triton_kernel, triton_rows
 
         up, down, weights, own, hidden, outputs, row_of_slot, slot_of, ends, tiles = (
             ctx.saved_tensors
         )
-        plan = triton_rows.Plan(row_of_slot, slot_of, ends, tiles, TILE_ROWS)
+        plan = triton_rows.VisitPlan(row_of_slot, slot_of, ends, tiles, TILE_ROWS)
         grad = grads[0].contiguous()
         of_slots, of_weights = triton_rows.spread(grad, outputs, plan.slot_of, weights)
         of_hidden = triton_kernel.product(of_slots, down, plan, transposed=True, like=hidden)
-        of_down = triton_backward.weight_gradient(of_slots, hidden, plan)
-        of_up = triton_backward.weight_gradient(of_hidden, own, plan)
+        of_down = triton_kernel.weight_gradient(of_slots, hidden, plan)
+        of_up = triton_kernel.weight_gradient(of_hidden, own, plan)
         back = triton_kernel.product(of_hidden, up, plan, transposed=True)
         of_rows = triton_rows.collect(back, plan.slot_of, None, weights.shape[1])
         return of_rows, of_up, of_down, None, of_weights

@@ -16,7 +16,7 @@ BLOCK_VISITS = 256
 COUNTS_AT_ONCE = 4096
 
 
-class Plan(NamedTuple):
+class VisitPlan(NamedTuple):
     """The order in which experts take visits, all int32; no number of it is read by the host."""
 
     row_of_slot: Tensor
@@ -105,7 +105,7 @@ def count_visits(experts: Tensor, num_experts: int) -> Tensor:
     return _block_counts(experts.contiguous(), num_experts)[0].sum(0)[:num_experts]
 
 
-def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
+def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> VisitPlan:
     """Sort visits by expert, in two passes and without waiting for the device."""
     experts = experts.contiguous()
     visits, top_k = experts.numel(), experts.shape[1]
@@ -121,7 +121,7 @@ def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
         block_t=triton.next_power_of_2(triton.cdiv(num_tiles, programs)), tile_rows=tile_rows,
         at_once=max(16, min(COUNTS_AT_ONCE // block_e, triton.next_power_of_2(programs))),
     )  # fmt: skip
-    return Plan(row_of_slot, slot_of, ends, tiles, tile_rows)
+    return VisitPlan(row_of_slot, slot_of, ends, tiles, tile_rows)
 
 
 @triton.jit

@@ -8,14 +8,47 @@ Axes: P positions, C candidates.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from recsys.kernels.choice import runs
-from recsys.kernels.softmax_rows.reference import SoftmaxRows, softmax_rows_reference
+
+
+class SoftmaxRows(NamedTuple):
+    """Softmaxes of rows of scores, before the division by their sums."""
+
+    weights: Tensor
+    """[P, C] exp(score - highest), in the scores' type."""
+    sums: Tensor
+    """[P, 1] of them, float32."""
+    highest: Tensor
+    """[P, 1] largest score, float32."""
+
+
+def softmax_rows_reference(
+    scores: Tensor, log_inclusion: Tensor | None, labels: Tensor
+) -> SoftmaxRows:
+    """Take the log of the inclusion off every score but the label's, and exponentiate.
+
+    Args:
+        scores: [P, C]; overwritten where they are float32.
+        log_inclusion: [C] float32; None is zeros.
+        labels: Column of each row that keeps its score, [P].
+    """
+    exact = scores.float()
+    if log_inclusion is not None:
+        exact -= log_inclusion
+        exact.scatter_add_(1, labels[:, None], log_inclusion[labels][:, None].to(exact.dtype))
+    highest = exact.amax(1, keepdim=True)
+    exact = exact.sub_(highest).exp_()
+    sums = exact.sum(1, keepdim=True)
+    return SoftmaxRows(exact.to(scores.dtype), sums, highest)
+
 
 NAME = "softmax_rows"
 MULTIPLE = 8
-"""Rows of this many halves lie at whole 16 bytes, which fast matrix products need."""
+"""Rows of this many halves begin at whole 16 bytes, which fast matrix products need."""
 
 
 def room_for_columns(vectors: Tensor, num_columns: int) -> int:
@@ -29,7 +62,7 @@ def softmax_rows(
     """Take the log of the inclusion off every score but the label's, and exponentiate.
 
     Args:
-        scores: [P, C or more], contiguous; overwritten. What lies behind C columns counts for
+        scores: [P, C or more], contiguous; overwritten. Columns after C count for
             nothing.
         log_inclusion: [C] float32; None is zeros.
         labels: Column of each row that keeps its score, which is finite, [P].
@@ -44,9 +77,9 @@ def softmax_rows(
     if log_inclusion is not None and log_inclusion.shape != (num_columns,):
         raise ValueError(f"log_inclusion must be [{num_columns}], got {tuple(log_inclusion.shape)}")
     if runs(NAME, scores):
-        from recsys.kernels.softmax_rows import triton_kernel
+        from recsys.kernels.softmax_rows.triton_kernel import softmax_rows as fused
 
-        return triton_kernel.softmax_rows(scores, log_inclusion, labels, num_columns)
+        return SoftmaxRows(*fused(scores, log_inclusion, labels, num_columns))
     if num_columns == scores.shape[1]:
         return softmax_rows_reference(scores, log_inclusion, labels)
     found = softmax_rows_reference(scores[:, :num_columns].contiguous(), log_inclusion, labels)

@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from recsys.kernels.softmax_rows.reference import SoftmaxRows
-
 MAX_BLOCK = 8_192
 """Columns that a program holds at a time."""
 
@@ -55,7 +53,7 @@ def _softmax_rows(
 
 def softmax_rows(
     scores: Tensor, log_inclusion: Tensor | None, labels: Tensor, num_columns: int
-) -> SoftmaxRows:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the kernel; arguments and results as of ``op.softmax_rows``."""
     num_rows, stride = scores.shape
     sums = torch.empty(num_rows, 1, device=scores.device, dtype=torch.float32)
@@ -67,4 +65,4 @@ def softmax_rows(
             num_columns, stride, corrected=log_inclusion is not None, block=block,
             num_warps=8 if block > 1_024 else 4,
         )  # fmt: skip
-    return SoftmaxRows(scores, sums, highest)
+    return scores, sums, highest

@@ -1,7 +1,7 @@
 """Exact inner-product search on the GPU that never writes the scores to memory.
 
 Two passes. The first multiplies queries with items tile by tile and keeps the best score of each
-group of 32 neighbouring rows, a 32nd of the scores. The best k items lie in the k groups with the
+group of 32 neighbouring rows, a 32nd of the scores. The best k items are in the k groups with the
 best maxima: an item of any other group is beaten by one item of each of those k. The second pass
 scores these groups' items again, in float32 and one order of additions, and ranks them.
 
@@ -13,8 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK
+from recsys.data.top_k import NO_ROW, ItemMask, TopK
 from recsys.kernels.topk_search import GROUP
 
 MAX_ITEM_ROWS = 1 << 32

@@ -13,9 +13,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.kernels.hstu_attention.op import hstu_attention
-from recsys.kernels.hstu_attention.reference import PositionBias, TimeBias
-from recsys.layers.attention.softmax import BlockConfig, Layout, RelativeBias
+from recsys.kernels.hstu_attention.op import PositionBias, TimeBias, hstu_attention
+from recsys.layers.attention.softmax import BlockConfig, RelativeBias, SequenceLayout
 
 
 class HstuBlock(nn.Module):
@@ -32,7 +31,7 @@ class HstuBlock(nn.Module):
         self.output = nn.Linear(config.dim, config.dim)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, events: Tensor, layout: Layout) -> Tensor:
+    def forward(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend to each event itself and those before it, [M, D] -> [M, D]."""
         projected = functional.silu(self.projection(self.input_norm(events)))  # [M, 4 D]
         gate, value, query, key = projected.chunk(4, dim=1)
@@ -53,7 +52,7 @@ class HstuBlock(nn.Module):
         out: Tensor = events + self.output(read)
         return out
 
-    def _biases(self, layout: Layout) -> tuple[PositionBias | None, TimeBias | None]:
+    def _biases(self, layout: SequenceLayout) -> tuple[PositionBias | None, TimeBias | None]:
         bias = self.bias
         position = time = None
         if bias.positions is not None:

@@ -14,12 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.kernels.hstu_attention.reference import distance_buckets, time_buckets
-from recsys.layers.feed_forward import feed_forward
+from recsys.kernels.hstu_attention.op import distance_buckets, time_buckets
+
+
+def feed_forward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
+    """Build a normed feed-forward layer, [..., D] -> [..., D]; the caller adds it to its input."""
+    return nn.Sequential(
+        nn.LayerNorm(dim),
+        nn.Linear(dim, hidden_dim),
+        nn.GELU(),
+        nn.Dropout(dropout),
+        nn.Linear(hidden_dim, dim),
+    )
 
 
 @dataclass(frozen=True)
-class Layout:
+class SequenceLayout:
     """Places of the events of a batch of sequences; computed once for all blocks."""
 
     offsets: Tensor
@@ -34,7 +44,9 @@ class Layout:
     """[M] int64 unix seconds, where there are times."""
 
     @classmethod
-    def of(cls, offsets: Tensor, segments: Tensor, max_length: int, times: Tensor | None) -> Layout:
+    def of(
+        cls, offsets: Tensor, segments: Tensor, max_length: int, times: Tensor | None
+    ) -> SequenceLayout:
         """Arrange sequences of at most ``max_length`` events."""
         places = torch.arange(len(segments), device=offsets.device) - offsets[segments]
         length = max_length
@@ -96,7 +108,7 @@ class RelativeBias(nn.Module):
         buckets = distance_buckets(config.max_length, max(1, config.position_buckets))
         self.register_buffer("buckets", buckets, persistent=False)
 
-    def forward(self, layout: Layout) -> Tensor | None:
+    def forward(self, layout: SequenceLayout) -> Tensor | None:
         """Add up the biases of every pair of places, [1 or B, H, T, T], None without any."""
         bias = None
         if self.positions is not None:
@@ -109,7 +121,7 @@ class RelativeBias(nn.Module):
             bias = by_time if bias is None else bias + by_time
         return bias
 
-    def of_last(self, layout: Layout) -> Tensor | float:
+    def of_last(self, layout: SequenceLayout) -> Tensor | float:
         """Add up the biases of each sequence's last place with every other, [B, H, 1, T]."""
         bias: Tensor | float = 0.0
         lengths = layout.offsets.diff()
@@ -142,7 +154,7 @@ def by_pair(by_distance: Tensor) -> Tensor:
 
 
 class AttentionBlock(nn.Module):
-    """Causal self-attention and a feed-forward layer, each behind a norm and added to its input."""
+    """Causal self-attention and a feed-forward layer, each after a norm and added to its input."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -154,7 +166,7 @@ class AttentionBlock(nn.Module):
         self.hidden = feed_forward(config.dim, config.hidden_dim, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, events: Tensor, layout: Layout) -> Tensor:
+    def forward(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend to each event itself and those before it, [M, D] -> [M, D]."""
         projected = layout.padded(self.query_key_value(self.attention_norm(events)))
         query, key, value = (by_head(part, self.num_heads) for part in projected.chunk(3, dim=2))
@@ -164,7 +176,7 @@ class AttentionBlock(nn.Module):
         out: Tensor = events + self.dropout(self.hidden(events))
         return out
 
-    def last(self, events: Tensor, layout: Layout) -> Tensor:
+    def last(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Work out what ``forward`` says of each sequence's last event, [M, D] -> [B, D].
 
         No sequence may be empty, and no layer be corrected by an adapter.
@@ -195,7 +207,7 @@ def by_head(padded: Tensor, num_heads: int) -> Tensor:
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
     """Attend to the same place and earlier ones, all [B, H, T, D / H].
 
-    Sequences are left-aligned, so what pads them lies behind and is never read by an event.
+    Sequences are left-aligned, so padding follows and is never read by an event.
     """
     if bias is None:
         return functional.scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -1,6 +1,6 @@
 """A block of attention to the latest events, to means of earlier blocks, and to a few blocks whole.
 
-Yuan et al. 2025 (Native Sparse Attention, arXiv:2502.11089): each event reads what lies within a
+Yuan et al. 2025 (Native Sparse Attention, arXiv:2502.11089): each event reads events within a
 window as ordinary attention does, the mean key and value of every earlier block of events, and all
 events of the few blocks whose mean fits it best; gates of the event weigh the three.
 
@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from recsys.kernels.hstu_attention.reference import distance_buckets
-from recsys.layers.attention.softmax import BlockConfig, Layout, by_head, by_pair
-from recsys.layers.feed_forward import feed_forward
+from recsys.kernels.hstu_attention.op import distance_buckets
+from recsys.layers.attention.softmax import (
+    BlockConfig,
+    SequenceLayout,
+    by_head,
+    by_pair,
+    feed_forward,
+)
 
 WINDOW = 200
 """Latest events that are read as by ordinary attention."""
@@ -47,7 +52,7 @@ class SparseBlock(nn.Module):
         buckets = distance_buckets(WINDOW, max(1, config.position_buckets)).long()
         self.register_buffer("buckets", buckets, persistent=False)
 
-    def forward(self, events: Tensor, layout: Layout) -> Tensor:
+    def forward(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Attend to each event itself and those before it, [M, D] -> [M, D]."""
         query, parts, gates = self._prepared(events, layout)
         chunks = []
@@ -67,7 +72,7 @@ class SparseBlock(nn.Module):
         together = torch.cat(chunks, dim=2)
         return self._written(events, layout.flat(together.transpose(1, 2).flatten(2)))
 
-    def last(self, events: Tensor, layout: Layout) -> Tensor:
+    def last(self, events: Tensor, layout: SequenceLayout) -> Tensor:
         """Work out what ``forward`` says of each sequence's last event, [M, D] -> [B, D].
 
         No sequence may be empty.
@@ -84,7 +89,7 @@ class SparseBlock(nn.Module):
         return self._written(events[layout.offsets[1:] - 1], read.transpose(1, 2).flatten(1))
 
     def _prepared(
-        self, events: Tensor, layout: Layout
+        self, events: Tensor, layout: SequenceLayout
     ) -> tuple[Tensor, list[Tensor], tuple[Tensor, ...]]:
         """Return queries, [B, H, T, D / H]; keys, values and means of both by block; gates."""
         normed = self.attention_norm(events)

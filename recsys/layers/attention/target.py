@@ -2,7 +2,7 @@
 
 DIN scores each pair by a small network; here by a dot product of projections, because 300
 candidates times 50 events would cost that network more than all else of a ranker. The keys are made
-once for a user. A learned place stands before every history, so that an empty one is read too.
+once for a user. A learned place comes before every history, so that an empty one is read too.
 
 Axes: B users, C candidates of each, T places of a history, D width, A width of keys.
 """

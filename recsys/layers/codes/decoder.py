@@ -1,4 +1,4 @@
-"""Blocks that read a history and decode semantic IDs behind it, code by code.
+"""Blocks that read a history and decode semantic IDs after it, code by code.
 
 A block either reads places that attend to the places before them, or decodes tokens that attend,
 by one softmax, to their own tokens before them and to a history whose keys and values were computed
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.kernels.hstu_attention.reference import distance_buckets
-from recsys.layers.feed_forward import feed_forward
+from recsys.kernels.hstu_attention.op import distance_buckets
+from recsys.layers.attention.softmax import feed_forward
 
 MANY_SCORES = 1 << 24
 """Scores of beams against a context from which writing them costs more than a fused kernel: on an
-H200 200 beams of 16 requests behind 2048 places, 8 layers, took 62 ms and take 25; of one request
+H200 200 beams of 16 requests after 2048 places, 8 layers, took 62 ms and take 25; of one request
 7.7 ms, and 8.2 fused."""
 
 
@@ -60,7 +60,7 @@ class OwnTokens(NamedTuple):
 
 
 class DistanceBias(nn.Module):
-    """Learned bias of each head by how many places back another one lies."""
+    """Learned bias of each head by how many places back another one is."""
 
     def __init__(self, num_heads: int, num_buckets: int, num_places: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class DistanceBias(nn.Module):
 
 
 class CodeBlock(nn.Module):
-    """Attention and a feed-forward layer, each behind a norm and added to its input."""
+    """Attention and a feed-forward layer, each after a norm and added to its input."""
 
     def __init__(self, config: CodeBlockConfig) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class CodeBlock(nn.Module):
         return self._add(places, self.output(read.transpose(1, 2).flatten(2))), key, value
 
     def keys_and_values(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what ``read`` gives beside the places, if those are not read any more."""
+        """Return what ``read`` gives besides the places, if those are not read any more."""
         _, key, value = self._projected(places)
         return key, value
 

@@ -8,7 +8,7 @@ Tables train in one of two ways. *Dense*: autograd makes a gradient as large as 
 optimizer that moves every row. *By rows* (``update_rows``): the backward itself moves the rows that
 occurred, which is what large tables need.
 
-Row 0 of every table stands for "unknown". It starts at zero, so a value never met in training
+Row 0 of every table means "unknown". It starts at zero, so a value never met in training
 adds nothing, and it learns like any other row where training data holds unknown values. Ragged
 batches have no padding; a caller that pads with row 0 for ``lookup`` masks those places.
 
@@ -17,13 +17,11 @@ Axes: B examples, M values of one feature in the whole batch, D width.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -41,61 +39,18 @@ from recsys.layers.embedding.row_updates import (
     named_state,
 )
 from recsys.layers.embedding.tables import (
+    FILLED_LATER,
+    Backend,
     PlainCollection,
     TableConfig,
+    check_on_cpu,
     check_rows,
     check_tables,
     pooling_weights,
+    torchrec_collection,
 )
 
-if TYPE_CHECKING:
-    from torchrec import EmbeddingBagCollection
-
-__all__ = ["Backend", "EmbeddingBags", "RowUpdateConfig", "TableConfig", "check_rows"]
-
-Backend = Literal["auto", "torchrec", "triton", "torch"]
-
-
-def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
-    """Build TorchRec's collection; importing it takes about two seconds."""
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
-
-    # TorchRec 1.8 calls a function that torch 2.13 warns about, once per process, to no one's use.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    configs = [
-        EmbeddingBagConfig(
-            name=table.name,
-            num_embeddings=table.num_rows,
-            embedding_dim=table.embedding_dim,
-            feature_names=list(table.features),
-            pooling=PoolingType.SUM,
-        )
-        for table in tables
-    ]
-    return EmbeddingBagCollection(configs, is_weighted=True, device=torch.device("meta"))
-
-
-def check_on_cpu(values: Mapping[str, Jagged], features: Sequence[tuple[str, TableConfig]]) -> None:
-    """Refuse ids outside their table where looking waits for no device."""
-    for feature, table in features:
-        if values[feature].values.device.type == "cpu":
-            check_rows(feature, values[feature].values, table.num_rows)
-
-
-_FILLED_LATER = ContextVar("filled_later", default=False)
-
-
-@contextmanager
-def filled_later() -> Iterator[None]:
-    """Leave tables that are made inside undrawn: the weights of a file are about to fill them.
-
-    Drawing the rows of a million items takes longer than reading them.
-    """
-    token = _FILLED_LATER.set(True)
-    try:
-        yield
-    finally:
-        _FILLED_LATER.reset(token)
+__all__ = ["EmbeddingBags", "RowUpdateConfig", "TableConfig", "check_rows"]
 
 
 class EmbeddingBags(nn.Module):
@@ -122,7 +77,7 @@ class EmbeddingBags(nn.Module):
         self.updates: RowUpdates | None = None
         self._looked_up = False
         self.is_sharded = False
-        """True if rows lie on several ranks (``training/distributed/sharded.py``)."""
+        """True if rows are on several ranks (``training/distributed/sharded.py``)."""
         self.lies_on_every_rank = False
         """True if several ranks train whole copies of the tables, which then move dense."""
         self._by_torchrec = backend == "torchrec" and find_spec("torchrec") is not None
@@ -133,7 +88,7 @@ class EmbeddingBags(nn.Module):
         # the generator in the same state, whatever the backend.
         # Not by ``to_empty``, which imports sympy for half a second.
         self.collection._apply(lambda made: torch.empty(made.shape, dtype=made.dtype))
-        if not _FILLED_LATER.get():
+        if not FILLED_LATER.get():
             self.reset_parameters()
 
     @property
@@ -197,7 +152,7 @@ class EmbeddingBags(nn.Module):
     def joined(self, batch: JaggedBatch) -> Tensor:
         """Pool every feature as ``forward`` does, side by side, [B, sum of embedding_dim].
 
-        Features stand in the order of their tables. Where rows move, nothing is copied that
+        Features are in the order of their tables. Where rows move, nothing is copied that
         ``forward`` would cut apart, neither here nor in the backward.
         """
         features = self._features

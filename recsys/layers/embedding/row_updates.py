@@ -4,9 +4,9 @@ A dense optimizer reads and writes every row and its state at every step, which 
 longer than the rest of a step. Here the optimizer runs on the rows that occur. Adam is then the
 lazy kind: the moments of a row decay when it occurs, not at every step.
 
-Two of the three kinds stand here, the third in ``layers/fbgemm_updates.py``. They agree to
+Two of the three kinds are here, the third is in ``layers/fbgemm_updates.py``. They agree to
 1e-6 of the weights' size in float32, and keep their state by table under torch's slot names, so a
-run may go on with another kind.
+run may continue with another kind.
 
 Axes: B examples, M values of all features, U different rows, D width.
 """
@@ -22,9 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged
-from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import EmbeddingBags as KernelBags
-from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, bias_corrections
+from recsys.kernels.embedding_bag.layout import (
+    Optimizer,
+    OptimizerConfig,
+    TableLayout,
+    bias_corrections,
+)
+from recsys.kernels.embedding_bag.op import FusedEmbeddingBags as KernelBags
 from recsys.layers.embedding.tables import TableConfig, joined
 
 Rule = Literal["sgd", "rowwise_adagrad", "adam", "rowwise_adam"]
@@ -37,7 +41,7 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "rowwise_adam": ("exp_avg", "exp_avg_sq"),
 }
 PATH = "collection.embedding_bags.{}.weight"
-"""Name of a table's weights in its layer."""
+"""State name of a table's weights in its layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +78,7 @@ class RowUpdates(Protocol):
 
     weights: Mapping[str, nn.Parameter]
     refuses_ids: bool
-    """True if ``pool`` on a CPU raises a RuntimeError where an id lies outside its table."""
+    """True if ``pool`` on a CPU raises a RuntimeError if an id is outside its table."""
 
     def pool(self, values: Mapping[str, Jagged], weights: Tensor | None) -> dict[str, Tensor]:
         """Sum every feature's rows, feature name -> [B, D].
@@ -129,7 +133,7 @@ def load_named_state(updates: RowUpdates, tensors: Mapping[str, Tensor]) -> None
 
 
 def same_places(weights: Mapping[str, nn.Parameter], views: Mapping[str, Tensor]) -> None:
-    """Refuse tables that no longer lie where their updates write."""
+    """Refuse tables that were moved away from where their updates write."""
     for name, weight in weights.items():
         if weight.data_ptr() != views[name].data_ptr():
             raise ValueError(

@@ -5,14 +5,23 @@ Axes: B examples, M values of one feature in the whole batch, D width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from recsys.data.batch import Jagged
+
+if TYPE_CHECKING:
+    from torchrec import EmbeddingBagCollection
+
+Backend = Literal["auto", "torchrec", "triton", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +125,58 @@ class PlainCollection(nn.Module):
                 for table in tables
             }
         )
+
+
+def looked_up(vectors: Tensor, places: Tensor) -> Tensor:
+    """Take rows [R, D] by their places [P], [P, D].
+
+    On a CPU the gradients of equal rows are added in their order. On a GPU they are added as they
+    come: torch's embedding adds them one after the other for up to 3,072 places, a fifth of a small
+    training step, and sorts the places for more.
+    """
+    if vectors.is_cuda:
+        return vectors.index_select(0, places)
+    return functional.embedding(places, vectors)
+
+
+def torchrec_collection(tables: Sequence[TableConfig]) -> EmbeddingBagCollection:
+    """Build TorchRec's collection; importing it takes about two seconds."""
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, PoolingType
+
+    # TorchRec 1.8 calls a function that torch 2.13 warns about, once per process, to no one's use.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    configs = [
+        EmbeddingBagConfig(
+            name=table.name,
+            num_embeddings=table.num_rows,
+            embedding_dim=table.embedding_dim,
+            feature_names=list(table.features),
+            pooling=PoolingType.SUM,
+        )
+        for table in tables
+    ]
+    return EmbeddingBagCollection(configs, is_weighted=True, device=torch.device("meta"))
+
+
+def check_on_cpu(values: Mapping[str, Jagged], features: Sequence[tuple[str, TableConfig]]) -> None:
+    """Refuse ids outside their table where looking waits for no device."""
+    for feature, table in features:
+        if values[feature].values.device.type == "cpu":
+            check_rows(feature, values[feature].values, table.num_rows)
+
+
+FILLED_LATER = ContextVar("filled_later", default=False)
+"""Whether tables that are made stay undrawn."""
+
+
+@contextmanager
+def filled_later() -> Iterator[None]:
+    """Leave tables that are made inside undrawn: the weights of a file are about to fill them.
+
+    Drawing the rows of a million items takes longer than reading them.
+    """
+    token = FILLED_LATER.set(True)
+    try:
+        yield
+    finally:
+        FILLED_LATER.reset(token)

@@ -1,6 +1,6 @@
 """Adapters on disk, as PEFT writes and reads them: adapter_config.json, adapter_model.safetensors.
 
-What PEFT has no place for lies in the safetensors header: the digest of the base's weights and
+What PEFT has no place for is in the safetensors header: the digest of the base's weights and
 the domain. ``PeftModel.from_pretrained(base, directory)`` reads such a directory as it is; tables,
 which are parameters to PEFT, it corrects once it merges them (``merge_and_unload``).
 """
@@ -74,7 +74,7 @@ def save_adapter(adapter: LoraAdapter, directory: Path, *, domain: str) -> None:
 def sort_header(path: Path) -> None:
     """Sort the metadata of a safetensors file, which the library writes in any order.
 
-    Equal adapters are equal files then. The header's length stays, and with it where tensors lie.
+    Equal adapters are equal files then. The header's length stays, and so do the places of tensors.
     """
     whole = path.read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")

@@ -9,7 +9,7 @@ computes the same bits without an adapter. Rows of embedding tables are correcte
 (``lora/table.py``).
 
 ``LoraAdapter`` holds the matrices of one domain, to train and save; ``LoraBank`` keeps the
-merged weights of several domains (``lora/bank.py``).
+merged weights of several domains (``models/adapted``).
 
 Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank.
 """
@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 
 from recsys.data.batch import JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags
-from recsys.layers.lora.table import LowRankRows, Table, checked_rows, targeted_tables
+from recsys.layers.lora.table import LoraTable, LowRankRows, checked_rows, targeted_tables
 
 Hook = Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]
 Pooled = dict[str, Tensor]
@@ -164,7 +164,7 @@ class LoraAdapter(nn.Module):
         return self._outside[1]
 
     @property
-    def tables(self) -> dict[str, Table]:
+    def tables(self) -> dict[str, LoraTable]:
         """The base's tables of which rows are corrected, by name."""
         return self._outside[2]
 
@@ -243,7 +243,7 @@ class LoraAdapter(nn.Module):
 def _check_size(
     base: nn.Module,
     layers: dict[str, nn.Linear],
-    tables: dict[str, tuple[Table, Tensor]],
+    tables: dict[str, tuple[LoraTable, Tensor]],
     config: LoraConfig,
 ) -> None:
     for name, layer in layers.items():

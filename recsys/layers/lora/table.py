@@ -24,12 +24,12 @@ from recsys.data.batch import Jagged
 from recsys.layers.embedding.collection import EmbeddingBags
 
 
-class Table(NamedTuple):
+class LoraTable(NamedTuple):
     """One table of a model."""
 
     layer: EmbeddingBags
     parameter: str
-    """Name of its weight in the model, ``<layer>.collection.embedding_bags.<table>.weight``."""
+    """Its weight in the model, ``<layer>.collection.embedding_bags.<table>.weight``."""
     features: tuple[str, ...]
 
     @property
@@ -37,10 +37,10 @@ class Table(NamedTuple):
         return self.layer.weight(self.parameter.split(".")[-2])
 
 
-def tables_of(base: nn.Module) -> dict[str, Table]:
+def find_tables(base: nn.Module) -> dict[str, LoraTable]:
     """Find the embedding tables of a model, by their names."""
     return {
-        table.name: Table(
+        table.name: LoraTable(
             layer, f"{path}.collection.embedding_bags.{table.name}.weight", tuple(table.features)
         )
         for path, layer in base.named_modules()
@@ -49,9 +49,9 @@ def tables_of(base: nn.Module) -> dict[str, Table]:
     }
 
 
-def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, Table]:
+def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, LoraTable]:
     """Select tables by name."""
-    there = tables_of(base)
+    there = find_tables(base)
     for name in names:
         if name not in there:
             raise ValueError(
@@ -63,7 +63,7 @@ def targeted_tables(base: nn.Module, names: tuple[str, ...]) -> dict[str, Table]
     return {name: there[name] for name in names}
 
 
-def checked_rows(name: str, table: Table, rows: Mapping[str, Tensor]) -> Tensor:
+def checked_rows(name: str, table: LoraTable, rows: Mapping[str, Tensor]) -> Tensor:
     """Sort the rows of a table that an adapter corrects, [K]."""
     own = torch.unique(rows[name]) if name in rows else torch.empty(0, dtype=torch.int64)
     num_rows = len(table.weight)
@@ -78,7 +78,7 @@ def checked_rows(name: str, table: Table, rows: Mapping[str, Tensor]) -> Tensor:
 class LowRankRows(nn.Module):
     """The correction of some rows of one table."""
 
-    def __init__(self, table: Table, rows: Tensor, rank: int) -> None:
+    def __init__(self, table: LoraTable, rows: Tensor, rank: int) -> None:
         """Create a correction without effect.
 
         Args:

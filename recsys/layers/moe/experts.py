@@ -3,7 +3,7 @@
 Rows are sorted by expert. On CUDA in 16-bit types, grouped matrix products then do all experts at
 once (`kernels/routed_experts`: a product of its own size for each). Elsewhere, and where an expert
 has few rows, they are cut into blocks of one size, padded, each multiplied by its expert's weights
-in a batched product: what is padded is less than a block an expert, however uneven the load.
+in a batched product: the padding is less than a block an expert, however uneven the load.
 
 Axes: B rows, K experts of each row, E experts, S slots (rows in the order in which experts take
 them, padding included), R slots of a block, N blocks, D width, F inner width, O output width.

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from recsys.layers.codes.decoder import CodeBlockConfig
-from recsys.layers.embedding.collection import Backend
+from recsys.layers.embedding.tables import Backend
 from recsys.models.configs import check_positive
 from recsys.models.item_tower import ItemSizes
 
@@ -34,9 +34,9 @@ class GenerativeConfig:
     a vector of the item that another model has made, which is read as it is."""
     carries_place: bool = False
     """Whether tokens also carry the state of the place that they follow, so that attention
-    need not find what was read last."""
+    need not find the last one."""
     id_dropout: float = 0.05
-    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    """Share of items whose id is hidden in a training step, so that content replaces them."""
     content_weight: float = 3.0
     """Factor of the content's vector relative to that of the id."""
     softmax_over: Literal["level", "catalogue"] = "catalogue"
@@ -51,7 +51,7 @@ class GenerativeConfig:
     num_uniform_negatives: int | None = None
     """Uniform draws per step that the dense head ranks besides the batch's labels; None is all."""
     leave_out_history: bool = True
-    """Whether items that a position has seen do not stand against its label in the dense head."""
+    """Whether items that a position has seen do not compete with its label in the dense head."""
     backend: Backend = "auto"
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.layers.attention.softmax import Layout
+from recsys.layers.attention.softmax import SequenceLayout
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.item_tower import NORM_FLOOR
-from recsys.models.sequence.model import RankedItems
+from recsys.models.sequence.model import ScoredItems
 
 FIRST_WEIGHT = 0.1
 """Weight of a sequence's first event, which no event precedes."""
@@ -125,7 +125,7 @@ class DenseRanking:
     def __init__(
         self,
         config: GenerativeConfig,
-        ranked: RankedItems,
+        ranked: ScoredItems,
         items: Tensor,
         history: Jagged,
         positions: Positions,
@@ -142,10 +142,10 @@ class DenseRanking:
     def _seen(self, history: Jagged) -> Jagged:
         """List the columns of the events that each position has read, P rows of one length.
 
-        What is not ranked needs no leaving out, so the label's column stands there, which never is.
+        What is not ranked needs no leaving out, so its place takes the label's column.
         """
         length = self.config.max_length
-        layout = Layout.of(history.offsets, history.segments(), length + 1, None)
+        layout = SequenceLayout.of(history.offsets, history.segments(), length + 1, None)
         rows = layout.padded(history.values)[self.positions.sequences, :length]  # [P, T]
         column = torch.searchsorted(self.ranked.rows, rows).clamp(max=len(self.ranked.rows) - 1)
         place = torch.arange(rows.shape[1], device=rows.device)

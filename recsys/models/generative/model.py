@@ -13,22 +13,20 @@ codes of a level, N item rows, R distinct items, J blocks, H heads, D width.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.layers.attention.softmax import Layout
-from recsys.layers.codes.children import CodeChildren
-from recsys.layers.codes.decode_step import Beams, Decoded
-from recsys.layers.codes.decoder import CodeBlock, OwnTokens
-from recsys.layers.codes.tokens import CodeTokens
-from recsys.layers.embedding.collection import Backend
+from recsys.layers.attention.softmax import SequenceLayout
+from recsys.layers.codes.decoder import CodeBlock, DistanceBias, OwnTokens, SharedContext
+from recsys.layers.codes.tokens import Beams, CodeChildren, CodeTokens, Decoded
+from recsys.layers.embedding.tables import Backend
 from recsys.models.generative.config import GenerativeConfig, GenerativeInputs
-from recsys.models.generative.history_reader import BeamState, GenerativeContext, HistoryReader
 from recsys.models.generative.loss import (
     DenseRanking,
     Positions,
@@ -46,7 +44,86 @@ from recsys.models.item_tower import (
     RetrievalModel,
     read_settings,
 )
-from recsys.models.sequence.model import RankedItems, sampled_items
+from recsys.models.sequence.model import ScoredItems, sampled_items
+
+POSITION_BUCKETS = 32
+"""Distances between places that have a bias of their own."""
+
+
+class GenerativeContext(NamedTuple):
+    """A batch of histories as every beam reads them."""
+
+    keys: Tensor
+    """[J, B, H, T, D / H]"""
+    values: Tensor
+    """[J, B, H, T, D / H]"""
+    bias: Tensor
+    """By distance, -inf where there is no event, [B or 1, H, W or 1, T]."""
+    carried: Tensor
+    """State of its place that each token carries, [B, W or 1, D]; of width 0 without."""
+
+    def block(self, index: int) -> SharedContext:
+        return SharedContext(self.keys[index], self.values[index], self.bias)
+
+
+class BeamState(NamedTuple):
+    """State of the beams."""
+
+    keys: Tensor
+    """Keys of the tokens decoded so far, [J, B, W, S, H, D / H]."""
+    values: Tensor
+    """[J, B, W, S, H, D / H]"""
+
+
+class HistoryReader(nn.Module):
+    """Turns the places of a history into keys and values for the decoder's blocks."""
+
+    def __init__(self, config: GenerativeConfig) -> None:
+        super().__init__()
+        dim, places = config.embedding_dim, config.max_length + 1
+        self.config = config
+        self.start = nn.Parameter(torch.randn(dim) / math.sqrt(dim))
+        self.dropout = nn.Dropout(config.dropout)
+        self.carried_norm = nn.LayerNorm(dim) if config.carries_place else None
+        self.among_places = DistanceBias(config.num_heads, POSITION_BUCKETS, places)
+        self.to_places = DistanceBias(config.num_heads, POSITION_BUCKETS, places)
+
+    def index_places(self, inputs: Tensor, layout: SequenceLayout) -> Tensor:
+        """Pad events after the start, [M, D] -> [B, T, D]."""
+        padded = layout.padded(inputs)
+        start = self.start.to(padded.dtype).expand(len(padded), 1, -1)
+        places = torch.cat([start, padded], dim=1)
+        placed: Tensor = self.dropout(places)
+        return placed
+
+    def forward(self, places: Tensor, blocks: list[CodeBlock]) -> tuple[Tensor, Tensor, Tensor]:
+        """Read places [B, T, D] by the decoder's blocks, each with the places before it.
+
+        Returns:
+            Keys and values, [J, B, H, T, D / H] each, and the state of each place, [B, T, D]; of
+            width 0 where tokens carry none.
+        """
+        bias = self.among_places.pairs(places.shape[1])[None]  # [1, H, T, T]
+        shared = []
+        # In training the draws of dropout behind the last block stay in their order.
+        is_read = self.training or self.carried_norm is not None
+        for index, block in enumerate(blocks):
+            if index == len(blocks) - 1 and not is_read:
+                shared.append(block.keys_and_values(places))
+                break
+            places, key, value = block.read(places, bias)
+            shared.append((key, value))
+        carried = places[..., :0] if self.carried_norm is None else self.carried_norm(places)
+        keys, values = zip(*shared, strict=True)
+        return torch.stack(keys), torch.stack(values), carried
+
+    def bias(self, places: Tensor, num_places: int) -> Tensor:
+        """Mask all but the first ``places`` events, [...] -> [..., H, T]."""
+        place = torch.arange(num_places, device=places.device)
+        distance = places[..., None] - place
+        bias: Tensor = self.to_places(distance)
+        return bias.masked_fill((distance < 0)[..., None, :], -torch.inf)
+
 
 __all__ = ["GenerativeConfig", "GenerativeContext", "GenerativeInputs", "GenerativeModel"]
 
@@ -143,14 +220,14 @@ class GenerativeModel(RetrievalModel):
         inside = (history.values >= 0) & (history.values < self.num_item_rows)
         return Jagged(torch.where(inside, history.values, 0), history.offsets)
 
-    def _places(self, history: Jagged, layout: Layout, from_tower: Tensor | None) -> Tensor:
+    def _places(self, history: Jagged, layout: SequenceLayout, from_tower: Tensor | None) -> Tensor:
         """Arrange the events for the reader, [B, T, D]."""
         inputs = self.tokens.events(self.codes[history.values])
         if self.config.items == "codes_vectors":
             inputs = inputs + self._from_vectors(history.values)
         if from_tower is not None:
             inputs = inputs + from_tower
-        return self.reader.places_of(inputs, layout)
+        return self.reader.index_places(inputs, layout)
 
     @torch.no_grad()
     def context(self, queries: JaggedBatch) -> GenerativeContext:
@@ -160,7 +237,9 @@ class GenerativeModel(RetrievalModel):
             queries: ``history`` (item rows, oldest first); empty ones are read as the start alone.
         """
         history = self._history(queries, self.config.max_length)
-        layout = Layout.of(history.offsets, history.segments(), self.config.max_length, None)
+        layout = SequenceLayout.of(
+            history.offsets, history.segments(), self.config.max_length, None
+        )
         from_tower = None
         if self.config.items == "codes_tower":
             from_tower = self.all_item_inputs()[history.values]
@@ -179,7 +258,7 @@ class GenerativeModel(RetrievalModel):
     def decode_step(
         self, context: GenerativeContext, beams: Beams[BeamState] | None, /
     ) -> Decoded[BeamState]:
-        """Score the next code of every beam, see ``recsys.layers.codes.decode_step``."""
+        """Score the next code of every beam, see ``recsys.layers.codes.tokens``."""
         softmax_over = self.config.softmax_over
         if beams is None:
             hidden, state = self._decode(context, self._first_token(context), None)
@@ -233,7 +312,7 @@ class GenerativeModel(RetrievalModel):
 
         Args:
             batch: ``history``, whole sequences of at most max_length + 1 events (longer ones are
-                cut to the latest), and whatever else of each event a teacher reads.
+                cut to the latest), and the other features of each event that a teacher reads.
         """
         config = self.config
         # A sequence's last event is read by no position, but to take it out a GPU would wait.
@@ -260,7 +339,7 @@ class GenerativeModel(RetrievalModel):
 
     def _tower_inputs(
         self, labels: Tensor, read: Tensor
-    ) -> tuple[RankedItems | None, Tensor, Tensor]:
+    ) -> tuple[ScoredItems | None, Tensor, Tensor]:
         """Encode items by the tower, each once.
 
         Returns:
@@ -273,7 +352,7 @@ class GenerativeModel(RetrievalModel):
             return None, rows, self.item_inputs(rows)
         if draws is None or draws >= num_item_rows - 1:
             rows, inputs = self.item_inputs_of_all()
-            return RankedItems(rows[1:], None), rows, inputs
+            return ScoredItems(rows[1:], None), rows, inputs
         ranked = sampled_items(labels, draws, self.item_tower.item_counts)
         rows = torch.unique(torch.cat([ranked.rows, read]))
         return ranked, rows, self.item_inputs(rows)
@@ -284,7 +363,7 @@ class GenerativeModel(RetrievalModel):
         if self.config.items == "codes_tower":
             from_tower = functional.embedding(torch.searchsorted(rows, history.values), inputs)
         length = self.config.max_length + 1
-        layout = Layout.of(history.offsets, history.segments(), length, None)
+        layout = SequenceLayout.of(history.offsets, history.segments(), length, None)
         places = self._places(history, layout, from_tower)
         every = torch.arange(places.shape[1], device=places.device)
         bias = self.reader.bias(every, len(every)).transpose(0, 1)[None]  # [1, H, T, T]

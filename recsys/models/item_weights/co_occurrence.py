@@ -166,10 +166,10 @@ class CoOccurrence:
         while begin < len(item_rows):
             inside = np.cumsum(work[begin:]) <= MAX_CELLS
             end = begin + max(1, int(np.argmin(inside)) if not inside.all() else len(inside))
-            yield self._pairs_of(item_rows[begin:end], int(work[begin:end].sum()))
+            yield self._count_pairs(item_rows[begin:end], int(work[begin:end].sum()))
             begin = end
 
-    def _pairs_of(self, item_rows: Rows, num_pairs: int) -> CountedPairs:
+    def _count_pairs(self, item_rows: Rows, num_pairs: int) -> CountedPairs:
         if num_pairs > MAX_CELLS:  # of one item with very many users
             counts = self.rows_of(item_rows)[0]
             others = np.flatnonzero(counts)

@@ -34,7 +34,7 @@ DENSE_UP_TO = 8
 
 
 def _last_places(rows: NDArray[np.integer[Any]], num_item_rows: int) -> NDArray[np.bool_]:
-    """Mark where each row stands last, [M]."""
+    """Mark the last place of each row, [M]."""
     place = np.arange(len(rows))
     last = np.empty(num_item_rows, np.int64)
     last[rows] = place

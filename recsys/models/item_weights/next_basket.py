@@ -94,7 +94,7 @@ def next_basket_model(
 def _followers(
     baskets: Baskets, events: Rows, rows: Rows, num_item_rows: int, window: int
 ) -> NDArray[np.float64]:
-    """Weigh what is in the baskets after some items' events, [S, N]."""
+    """Weigh the items of the baskets after some items' events, [S, N]."""
     cells = len(rows) * num_item_rows
     found = np.zeros(cells)
     for distance in range(1, window + 1):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch, offsets_of
+from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 from recsys.models.ranker.config import RankerInputs
 
 
@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
     def batch(self, queries: JaggedBatch) -> RankingBatch:
         """Build a ranker's batch of these queries with all their candidates."""
         present = self.present
-        candidates = Jagged(self.item_rows[present], offsets_of(present.sum(1)))
+        candidates = Jagged(self.item_rows[present], cut_offsets(present.sum(1)))
         return RankingBatch(queries, candidates, None, self.features[present])
 
 

@@ -1,17 +1,17 @@
-"""Settings of the ranker, the cost of a candidate, and trunks of equal cost to compare.
+"""Settings of the ranker, and the cost of a candidate.
 
 Cost is counted in floating-point operations of matrix products for one candidate (two for each
-multiply-add), without what is computed once for a query or once for the catalogue.
+multiply-add), less the work that is done once for a query or once for the catalogue.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from recsys.layers.embedding.collection import Backend
+from recsys.layers.embedding.tables import Backend
 from recsys.models.configs import check_positive
 from recsys.models.item_tower import FeatureSizes
 
@@ -127,7 +127,7 @@ def num_fields(inputs: RankerInputs) -> int:
     return 2 + user + bool(inputs.context_features) + bool(inputs.candidate_dense)
 
 
-def flops_of(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
+def count_flops(config: RankerConfig, inputs: RankerInputs) -> dict[str, int]:
     """Count the operations of one candidate by part, ``total`` among them."""
     dim, num_tasks = config.embedding_dim, len(inputs.tasks)
     width = num_fields(inputs) * dim
@@ -148,29 +148,3 @@ def _trunk_flops(config: RankerConfig, width: int) -> int:
     if config.trunk == "sparse":
         return 2 * config.embedding_dim * config.num_experts + config.top_k * expert
     return expert
-
-
-def at_equal_compute(config: RankerConfig, inputs: RankerInputs, trunk: Trunk) -> RankerConfig:
-    """Configure another trunk at the closest cost of a candidate.
-
-    A dense trunk has one network as wide as the experts' cost allows; a shared bottom has one of
-    the size of an expert and spends the rest in its heads.
-    """
-    target = flops_of(config, inputs)["total"]
-    other = replace(config, trunk=trunk)
-    if trunk == config.trunk:
-        return other
-    grows: Literal["head_dim", "hidden_dim"] = (
-        "head_dim" if trunk == "shared_bottom" else "hidden_dim"
-    )
-
-    def cost(size: int) -> int:
-        return flops_of(replace(other, **{grows: size}), inputs)["total"]  # type: ignore[arg-type]
-
-    size = 1 + round((target - cost(1)) / (cost(2) - cost(1)))
-    if size < 1:
-        raise ValueError(
-            f"a {trunk} trunk costs at least {cost(1)} operations a candidate, the given one "
-            f"{target}; give it more"
-        )
-    return replace(other, **{grows: size})  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ depend on the request is precomputed, and the rest is fused:
   the base score by one.
 
 A tile is laid out with a column for each candidate, so that sums over a row's width, biases and
-routing weights run along the memory. Products and bounds are torch's, what is between them numpy's,
+routing weights run along the memory. Products and bounds are torch's, the steps between numpy's,
 into arrays that are kept: to start an operation costs numpy a third of what it costs torch.
 
 Scores equal training's up to rounding. Not used with adapters or on other devices.
@@ -35,11 +35,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.cross import CrossNetwork
 from recsys.layers.moe.layer import SparseMoe
 from recsys.layers.moe.routing import Routing
-from recsys.layers.wide_linear import WideLinear
-from recsys.models.ranker.network import MAX_STANDARDISED, Correction, Heads, Reader, Trunk
+from recsys.layers.wide_linear import CrossNetwork, WideLinear
+from recsys.models.ranker.network import MAX_STANDARDISED, Correction, Heads, QueryReader, Trunk
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -75,7 +74,7 @@ class FoldedReader(NamedTuple):
 
 
 class _Linear(NamedTuple):
-    """A product and what is added to it."""
+    """A product and its bias."""
 
     weight: Tensor
     """[O, I]."""
@@ -192,7 +191,7 @@ class FoldedRanker:
         """Check that no adapter corrects a layer, by a hook or a replaced forward."""
         return not any(one._forward_hooks or "forward" in vars(one) for one in self._watched)
 
-    def read(self, reader: Reader) -> FoldedReader:
+    def read(self, reader: QueryReader) -> FoldedReader:
         history = reader.history
         return self._read(
             history.values[0].numpy(), history.mask[0, 0].numpy(), reader.fields.numpy()

@@ -3,7 +3,7 @@
 Candidates and events go through the item tower (id, content, categories); a candidate attends to
 the user's history; fields cross (DCN-v2); a trunk follows, by default a sparse mixture of experts;
 then a small head for each task. With a ``base_feature`` the model learns a correction of that
-score, and equals it at first. Trunks of equal compute: ``config.at_equal_compute``.
+score, and equals it at first.
 
 Training: cross entropy of each task, with learned task weights and a position-bias model
 (``layers/examination.py``). Serving: calibrated probabilities and one score of them, computed for
@@ -24,19 +24,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch, latest
-from recsys.data.share import WHOLE, StepShare
+from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.calibrator import Calibrator
-from recsys.layers.cross import CrossNetwork
-from recsys.layers.embedding.collection import Backend
-from recsys.layers.examination import Examination
+from recsys.layers.calibrator import Calibrator, Examination
+from recsys.layers.embedding.tables import Backend
 from recsys.layers.moe.routing import Routing
+from recsys.layers.wide_linear import CrossNetwork
 from recsys.models.item_tower import CatalogueModel, ItemCatalogue, ItemTower, read_settings
 from recsys.models.ranker.batch import Candidates, Feedback, RankingBatch, check_batch
 from recsys.models.ranker.config import RankerConfig, RankerInputs, num_fields
 from recsys.models.ranker.folded import FoldedRanker, FoldedReader, Layers, folded
-from recsys.models.ranker.network import Correction, Heads, QueryFields, Ranked, Reader, Trunk
+from recsys.models.ranker.network import Correction, Heads, QueryFields, QueryReader, Ranked, Trunk
 
 Finish = Callable[[Tensor], Tensor]
 MOST_QUERY_FIELDS = 10_000
@@ -126,7 +124,7 @@ class Ranker(CatalogueModel):
         normed: Tensor = self.item_norm(super().tower_output(items, content))
         return normed
 
-    def read(self, batch: RankingBatch, history: Jagged, vectors: Tensor) -> Reader:
+    def read(self, batch: RankingBatch, history: Jagged, vectors: Tensor) -> QueryReader:
         """Encode queries for their candidates.
 
         Args:
@@ -134,11 +132,11 @@ class Ranker(CatalogueModel):
             vectors: Field of each event, [M, D].
         """
         ready = self.attention.prepare(history, vectors)
-        return Reader(ready, self.query_fields(batch.queries, batch.query_dense))
+        return QueryReader(ready, self.query_fields(batch.queries, batch.query_dense))
 
     def rank(
         self,
-        reader: Reader,
+        reader: QueryReader,
         items: Tensor,
         dense: Tensor | None,
         kept: Tensor | None,
@@ -213,12 +211,8 @@ class Ranker(CatalogueModel):
             None,
         )
 
-    def loss(self, batch: RankingBatch, feedback: Feedback) -> Tensor:
-        """Weighted cross entropy of all tasks plus the router's loss; see ``loss_of``."""
-        return self.loss_of(self(batch), feedback)
-
     def loss_of(self, ranked: Ranked, feedback: Feedback, share: StepShare = WHOLE) -> Tensor:
-        """Compute the loss of predictions, of this process's share of the step's batch."""
+        """Compute the weighted loss of all tasks and of the router, for this process's share."""
         labels, slots = feedback
         unseen = slots is None and self.shown_level is not None
         if (slots is None) != (self.examination is None) and not unseen:
@@ -257,7 +251,7 @@ class Ranker(CatalogueModel):
         return scores
 
     @torch.no_grad()
-    def reader_of(self, batch: RankingBatch, query: int) -> Reader:
+    def encode_reader(self, batch: RankingBatch, query: int) -> QueryReader:
         """Encode one query of a batch; a server does it once for a request."""
         features = dict(batch.queries.features)
         if batch.queries.batch_size > 1:
@@ -273,20 +267,20 @@ class Ranker(CatalogueModel):
         events = functional.embedding(self._known(history.values), self.all_item_inputs())
         return self.read(one, history, events)
 
-    def reader_of_one(self, history: Tensor, features: Mapping[str, int]) -> Reader:
-        """Encode one query, the same bits as ``reader_of``; call it without gradients.
+    def reader_of_one(self, history: Tensor, features: Mapping[str, int]) -> QueryReader:
+        """Encode one query, the same bits as ``encode_reader``; call it without gradients.
 
         Args:
             history: Item rows, oldest first.
         """
         latest_rows = self._known(history[-self.config.max_history :])
         inputs = self.all_item_inputs().index_select(0, latest_rows)
-        return Reader(self.attention.prepare_one(inputs), self.query_fields.of_one(features))
+        return QueryReader(self.attention.prepare_one(inputs), self.query_fields.of_one(features))
 
     @torch.no_grad()
     def folded_reader_of_one(
         self, history: Tensor, features: Mapping[str, int]
-    ) -> Reader | FoldedReader:
+    ) -> QueryReader | FoldedReader:
         """Encode one query for the folded weights, where there are any: less work, equal scores.
 
         Not for a model whose adapter is chosen between this and the scores.
@@ -307,7 +301,7 @@ class Ranker(CatalogueModel):
         return fields
 
     def score_candidates(
-        self, reader: Reader | FoldedReader, rows: Tensor, dense: Tensor | None
+        self, reader: QueryReader | FoldedReader, rows: Tensor, dense: Tensor | None
     ) -> Tensor:
         """Score candidates of one query by tiles, the same bits as ``score``, [C] -> [C].
 
@@ -321,26 +315,26 @@ class Ranker(CatalogueModel):
         check_batch(batch, self.inputs)
         with torch.no_grad():
             parts = [
-                self._of_tiles(self.reader_of(batch, query), rows, dense, finish)
+                self._of_tiles(self.encode_reader(batch, query), rows, dense, finish)
                 for query, rows, dense in _per_query(batch)
             ]
         return torch.cat([torch.empty(0, *shape, device=self._content.device), *parts])
 
     def _of_tiles(
         self,
-        reader: Reader | FoldedReader,
+        reader: QueryReader | FoldedReader,
         rows: Tensor,
         dense: Tensor | None,
         finish: Finish,
     ) -> Tensor:
         """Run whole tiles, because even a sigmoid rounds differently in a shorter tensor."""
         size, count = self.config.tile_rows, len(rows)
-        logits_of = self._tile_logits(reader)
+        predict_logits = self._tile_logits(reader)
         if count <= size:
-            return finish(logits_of(rows, dense))[:count]
+            return finish(predict_logits(rows, dense))[:count]
         tiles = [
             finish(
-                logits_of(
+                predict_logits(
                     rows[begin : begin + size],
                     None if dense is None else dense[begin : begin + size],
                 )
@@ -360,7 +354,7 @@ class Ranker(CatalogueModel):
         return laid_out if laid_out is not None and laid_out.is_bare() else None
 
     def _tile_logits(
-        self, reader: Reader | FoldedReader
+        self, reader: QueryReader | FoldedReader
     ) -> Callable[[Tensor, Tensor | None], Tensor]:
         """Return what predicts a query's tiles, [size, T], folded where possible.
 
@@ -372,7 +366,7 @@ class Ranker(CatalogueModel):
         if laid_out is not None:
             read = reader if isinstance(reader, FoldedReader) else laid_out.read(reader)
             return partial(_folded_logits, laid_out, read, size)
-        assert isinstance(reader, Reader)
+        assert isinstance(reader, QueryReader)
         inputs, routing = self.all_item_inputs(), self.all_item_routing()
 
         def logits(rows: Tensor, dense: Tensor | None) -> Tensor:

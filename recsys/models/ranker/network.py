@@ -25,7 +25,7 @@ MAX_STANDARDISED = 5.0
 """Standardised features are clamped to this."""
 
 
-class Reader(NamedTuple):
+class QueryReader(NamedTuple):
     """Queries encoded for any candidates."""
 
     history: ReadableHistory

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from recsys.layers.attention.softmax import BlockConfig
-from recsys.layers.calendar import LAST_DAY
-from recsys.layers.embedding.collection import Backend
+from recsys.layers.embedding.tables import Backend
 from recsys.models.configs import check_positive
-from recsys.models.sequence.encoder import KINDS, Block
+
+Block = Literal["attention", "hstu", "sparse"]
+LAST_DAY = 47_482
+"""Days from 1970 to 2100."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +58,7 @@ class SequenceConfig:
     dropout: float = 0.4
     """Share of values that are dropped in a training step."""
     id_dropout: float = 0.1
-    """Share of items whose id is hidden in a training step, so that content learns to stand in."""
+    """Share of items whose id is hidden in a training step, so that content replaces them."""
     content_weight: float = 3.0
     """Factor of the content's vector relative to that of the id."""
     num_neighbours: int = 0
@@ -70,7 +73,7 @@ class SequenceConfig:
     num_uniform_negatives: int | None = None
     """Uniform draws per step besides the batch's labels; None ranks against every item."""
     leave_out_history: bool = True
-    """Whether items that a position has seen do not stand against its label. For data where lists
+    """Whether items that a position has seen do not compete with its label. For data where lists
     do not repeat the history; a label that repeats is learnt either way."""
     backend: Backend = "auto"
     """Backend of the embedding tables: TorchRec, our kernel or torch; ``auto`` is the fastest."""
@@ -103,8 +106,8 @@ class SequenceConfig:
 
     def _check_members(self) -> None:
         for block in (self.block, *self.member_blocks):
-            if block not in KINDS:
-                raise ValueError(f"block is one of {', '.join(KINDS)}, got {block!r}")
+            if block not in get_args(Block):
+                raise ValueError(f"block is one of {', '.join(get_args(Block))}, got {block!r}")
         if self.embedding_dim % self.num_members:
             raise ValueError(
                 f"num_members must divide embedding_dim {self.embedding_dim}, got "

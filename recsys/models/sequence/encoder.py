@@ -6,7 +6,7 @@ Axes: B sequences, M events of a batch, R distinct items, D width.
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,53 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged
 from recsys.layers.attention.hstu import HstuBlock
-from recsys.layers.attention.softmax import AttentionBlock, BlockConfig, Layout
+from recsys.layers.attention.softmax import AttentionBlock, SequenceLayout
 from recsys.layers.attention.sparse import SparseBlock
-from recsys.layers.calendar import Calendar
-from recsys.layers.lookup import looked_up
+from recsys.layers.embedding.tables import looked_up
 from recsys.models.item_tower import NORM_FLOOR
+from recsys.models.sequence.config import LAST_DAY, Block, SequenceConfig
 
-Block = Literal["attention", "hstu", "sparse"]
+SECONDS_PER_DAY = 86_400
+
+
+class Calendar(nn.Module):
+    """Turns unix seconds into vectors, learned at equal distances and averaged in between.
+
+    So a model learns the demand around a time. Times after all that training saw count as the
+    last seen.
+
+    Frozen, as below an adapter, it sees no further times: the base would no longer be what it was.
+    """
+
+    def __init__(self, dim: int, days: float, *, scale: float = 0.0) -> None:
+        """Make the table."""
+        super().__init__()
+        if not 1 <= days <= LAST_DAY:
+            raise ValueError(f"days must be in [1, {LAST_DAY}], got {days}")
+        self.seconds = days * SECONDS_PER_DAY
+        self.vectors = nn.Embedding(math.ceil(LAST_DAY / days) + 1, dim)
+        nn.init.normal_(self.vectors.weight, std=scale / math.sqrt(dim))
+        self.first: Tensor
+        self.last: Tensor
+        unseen = torch.iinfo(torch.int64)
+        self.register_buffer("first", torch.tensor(unseen.max))
+        self.register_buffer("last", torch.tensor(unseen.min))
+
+    def forward(self, times: Tensor) -> Tensor:
+        """Place times, [M] int64 -> [M, D]."""
+        if self.training and self.vectors.weight.requires_grad and len(times):
+            self.first.copy_(torch.minimum(self.first, times.min()))
+            self.last.copy_(torch.maximum(self.last, times.max()))
+        # Before any training nothing was seen, and every time counts as 1970.
+        known = torch.maximum(torch.minimum(times, self.last), self.first)
+        place = torch.where(self.last >= self.first, known, 0).double() / self.seconds
+        place = place.clamp(0, self.vectors.num_embeddings - 1.001)
+        before = place.long()
+        share = (place - before).to(self.vectors.weight.dtype)[:, None]
+        table = self.vectors.weight
+        return looked_up(table, before) * (1 - share) + looked_up(table, before + 1) * share
+
+
 KINDS: dict[Block, type[AttentionBlock | HstuBlock | SparseBlock]] = {
     "attention": AttentionBlock,
     "hstu": HstuBlock,
@@ -28,31 +68,10 @@ KINDS: dict[Block, type[AttentionBlock | HstuBlock | SparseBlock]] = {
 }
 
 
-class EncoderConfig(Protocol):
-    """Settings that encoders read."""
-
-    @property
-    def num_members(self) -> int: ...
-    @property
-    def max_length(self) -> int: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def calendar_days(self) -> float: ...
-    @property
-    def absolute_positions(self) -> bool: ...
-    @property
-    def dropout(self) -> float: ...
-
-    def block_config(self) -> BlockConfig: ...
-
-    def blocks_of(self, number: int) -> Block: ...
-
-
 class HistoryEncoder(nn.Module):
-    """Turns the events of each sequence into what is expected after each of them."""
+    """Turns the events of each sequence into a vector of the expected next event after each."""
 
-    def __init__(self, config: EncoderConfig, number: int = 0) -> None:
+    def __init__(self, config: SequenceConfig, number: int = 0) -> None:
         super().__init__()
         dim = config.block_config().dim
         self.max_length = config.max_length
@@ -94,9 +113,11 @@ class HistoryEncoder(nn.Module):
             state = block(state, layout)[ends]
         return self._expected(state, None if times is None else times[ends])
 
-    def _read(self, inputs: Tensor, history: Jagged, times: Tensor | None) -> tuple[Tensor, Layout]:
-        """Prepare what the first block reads, [M, D], and where it lies."""
-        layout = Layout.of(history.offsets, history.segments(), self.max_length, times)
+    def _read(
+        self, inputs: Tensor, history: Jagged, times: Tensor | None
+    ) -> tuple[Tensor, SequenceLayout]:
+        """Prepare what the first block reads, [M, D], and its layout."""
+        layout = SequenceLayout.of(history.offsets, history.segments(), self.max_length, times)
         if self.places is not None:
             inputs = inputs + looked_up(self.places.weight, layout.places)
         if self.read_at is not None and times is not None:
@@ -113,7 +134,7 @@ class HistoryEncoder(nn.Module):
 class Encoders(nn.Module):
     """The members, each reading and writing its own share of the width."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: SequenceConfig) -> None:
         super().__init__()
         self.members = nn.ModuleList(HistoryEncoder(config, n) for n in range(config.num_members))
 

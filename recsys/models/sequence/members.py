@@ -15,16 +15,12 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_tower import OF_EVENTS, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel
 
 ENCODER = "encoder.members."
 CONTENT = "item_tower.content."
-OF_EVENTS = frozenset(
-    f"item_tower.{name}" for name in ("item_counts", "neighbours", "neighbour_shares")
-)
-"""Buffers counted from events, the same for every member."""
 
 
 def alone(config: SequenceConfig, number: int) -> SequenceConfig:
@@ -68,7 +64,7 @@ def side_by_side(config: SequenceConfig, members: Sequence[SequenceModel]) -> Se
         if name.startswith(ENCODER):
             number, rest = name.removeprefix(ENCODER).split(".", 1)
             return states[int(number)][f"{ENCODER}0.{rest}"]
-        if name in OF_EVENTS:
+        if name.endswith(OF_EVENTS):
             return states[0][name]
         return torch.cat([state[name] for state in states], dim=width_of(name))
 
@@ -85,7 +81,7 @@ def first_members(model: SequenceModel) -> SequenceModel:
     state: dict[str, Tensor] = model.state_dict()
 
     def tensor_of(name: str) -> Tensor:
-        if name.startswith(ENCODER) or name in OF_EVENTS:
+        if name.startswith(ENCODER) or name.endswith(OF_EVENTS):
             return state[name]
         return state[name].narrow(width_of(name), 0, config.embedding_dim)
 
@@ -97,7 +93,7 @@ def first_members(model: SequenceModel) -> SequenceModel:
 def width_of(name: str) -> int:
     """Return the axis along which members share a tensor of the item tower.
 
-    Tables lie [N, D], the content layer [D, F].
+    Tables are [N, D], the content layer [D, F].
     """
     return 0 if name.startswith(CONTENT) else 1
 

@@ -2,7 +2,7 @@
 
 Blocks are SASRec's attention (arXiv:1808.09781) or HSTU (arXiv:2402.17152), with learned biases by
 distance and, where events have times, by elapsed time and by date. Items go through the item tower
-(id, content, categories), both as events and as what is ranked, so an item that training never met
+(id, content, categories), both as events and as candidates, so an item that training never met
 is placed by its content. Scores are cosines; training divides them by a temperature.
 
 Training: every position of a sequence at once, softmax over the whole catalogue or over shared
@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from recsys.data.batch import Jagged, JaggedBatch, latest, moved
-from recsys.data.share import WHOLE, StepShare
+from recsys.data.batch import WHOLE, Jagged, JaggedBatch, StepShare, latest, moved
 from recsys.data.windows import next_events
 from recsys.layers.chunked_softmax import SoftmaxCandidates, softmax_loss
-from recsys.layers.embedding.collection import Backend
-from recsys.layers.lookup import looked_up
+from recsys.layers.embedding.tables import Backend, looked_up
+from recsys.models.item_to_item import ItemNeighbours
 from recsys.models.item_tower import (
     FeatureSizes,
     ItemCatalogue,
@@ -40,7 +39,6 @@ from recsys.models.item_tower import (
 )
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.encoder import Encoders, unit_shares
-from recsys.models.sequence.neighbours import ItemNeighbours
 
 
 class LabelledEvents(NamedTuple):
@@ -61,7 +59,7 @@ class LabelledEvents(NamedTuple):
     rows: Tensor | None = None
     """Distinct item rows, ascending, of all that is read or ranked, [R]; None finds them."""
     ranked: Tensor | None = None
-    """[R] 0 for rows that no label stands against; None with ``rows``."""
+    """[R] 0 for rows that compete with no label; None with ``rows``."""
 
     @classmethod
     def of(cls, events: Jagged, times: Tensor | None, counted: Tensor | None) -> LabelledEvents:
@@ -93,7 +91,7 @@ NOT_RANKED = 1e4
 counts for nothing, would leave no number."""
 
 
-class RankedItems(NamedTuple):
+class ScoredItems(NamedTuple):
     """The distinct items a training step ranks."""
 
     rows: Tensor
@@ -107,7 +105,7 @@ def sampled_items(
     num_uniform: int,
     item_counts: Tensor,
     generator: torch.Generator | None = None,
-) -> RankedItems:
+) -> ScoredItems:
     """Join the labels and uniform draws, each item once.
 
     Args:
@@ -119,7 +117,7 @@ def sampled_items(
     draws = torch.randint(1, num_items + 1, shape, device=labels.device, generator=generator)
     rows = torch.unique(torch.cat([labels, draws]))
     rows = rows[rows > 0]
-    return RankedItems(rows, log_inclusion(rows, labels, num_uniform, item_counts))
+    return ScoredItems(rows, log_inclusion(rows, labels, num_uniform, item_counts))
 
 
 def log_inclusion(rows: Tensor, labels: Tensor, num_uniform: int, item_counts: Tensor) -> Tensor:
@@ -304,13 +302,13 @@ class SequenceModel(RetrievalModel):
         """Whether a GPU encodes ``num_rows`` distinct items without counting their categories."""
         return len(self._category_rows) == 0 or self.encodes_all(num_rows)
 
-    def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> RankedItems:
+    def _ranked(self, labels: Tensor, softmax_over: Tensor | None, share: StepShare) -> ScoredItems:
         if softmax_over is not None:
-            return RankedItems(softmax_over, None)
+            return ScoredItems(softmax_over, None)
         draws = self.num_draws()
         if draws is None:
             rows = torch.arange(1, self.inputs.num_item_rows, device=labels.device)
-            return RankedItems(rows, None)
+            return ScoredItems(rows, None)
         return sampled_items(
             share.all_labels(labels),
             draws,
@@ -318,11 +316,11 @@ class SequenceModel(RetrievalModel):
             share.draws(labels.device),
         )
 
-    def _ranked_among(self, rows: Tensor, ranked: Tensor, labels: Tensor) -> RankedItems:
+    def _ranked_among(self, rows: Tensor, ranked: Tensor, labels: Tensor) -> ScoredItems:
         draws = self.num_draws()
         assert draws is not None, "rows are found where some items are drawn"
         logs = log_inclusion(rows, labels, draws, self.item_tower.item_counts)
-        return RankedItems(rows, torch.where(ranked > 0, logs, NOT_RANKED))
+        return ScoredItems(rows, torch.where(ranked > 0, logs, NOT_RANKED))
 
     def _inputs_at(self, rows: Tensor) -> Tensor:
         """Encode distinct rows [R] without waiting for a GPU, [R, D]."""
@@ -330,7 +328,7 @@ class SequenceModel(RetrievalModel):
             return self.item_inputs(rows)
         return self.item_inputs_of_all()[1].index_select(0, rows)
 
-    def _inputs(self, ranked: RankedItems, history: Jagged) -> tuple[Tensor, Tensor]:
+    def _inputs(self, ranked: ScoredItems, history: Jagged) -> tuple[Tensor, Tensor]:
         """Encode what a step needs: item rows, ascending, [R], and their inputs, [R, D]."""
         if len(ranked.rows) == self.inputs.num_item_rows - 1:
             return self.item_inputs_of_all()
@@ -341,11 +339,11 @@ class SequenceModel(RetrievalModel):
         self,
         encoded: Tensor,
         items: Tensor,
-        ranked: RankedItems,
+        ranked: ScoredItems,
         seen: Jagged | None,
         labels: Tensor,
     ) -> Tensor:
-        """Rank each position's label, [P], by what was encoded there, [P, D]; items [C, D]."""
+        """Rank each position's label, [P], by the encoding there, [P, D]; items [C, D]."""
         config, num_item_rows = self.config, self.inputs.num_item_rows
         weights = (labels > 0).float()  # an unknown item is no label
         if labels.is_cuda:

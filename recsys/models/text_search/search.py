@@ -1,6 +1,6 @@
 """Items by a text: candidates of BM25, of titles and of the text tower, in one learned order.
 
-A candidate's score is a weighted sum of what is known of it and the query: the words it has, the
+A candidate's score is a weighted sum of features of it and the query: the words it has, the
 place among titles that have all of them, the similarity of spellings and meanings, how popular it
 is, and, where somebody is known, its place in the list that is theirs.
 
@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from recsys.data.top_k import best_of_one
 from recsys.models.configs import TextTowerConfig, without_removed
 from recsys.models.text_search.lexical import WordIndex
-from recsys.models.text_search.tokens import bags_of, split
+from recsys.models.text_search.tokens import hash_texts, split
 from recsys.models.text_search.tower import (
     BATCH_SIZE,
     LEARNING_RATE,
@@ -112,7 +112,7 @@ CONFIG, TOWER, VECTORS = "search.json", "tower.safetensors", "item_vectors.safet
 
 @dataclass(frozen=True)
 class SearchCandidates:
-    """Items that a text may mean, and what is known of each."""
+    """Items that a text may mean, and the features of each."""
 
     item_rows: Rows
     """Ascending, [K]."""
@@ -176,7 +176,7 @@ class TextSearch:
             popularity: Of each item, from 0 to 1, [N].
         """
         query = split(text)
-        vector = self.tower(bags_of([query], NUM_BUCKETS))[0]
+        vector = self.tower(hash_texts([query], NUM_BUCKETS))[0]
         scores = self.words.scores(query)
         found = np.zeros(0, np.int64) if scores is None else _best_words(scores, popularity)
         titled = np.asarray(titles[:NUM_EACH], np.int64)

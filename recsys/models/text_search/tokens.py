@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +22,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.data.words import words_of
+MAX_CHARACTERS = 200
+"""Characters of a text that are split into words by default."""
+APOSTROPHES = re.compile("['\u2019]")
+
+_LETTERS = str.maketrans(
+    {
+        "\u00f8": "o",
+        "\u0142": "l",
+        "\u0111": "d",
+        "\u0131": "i",
+        "\u00e6": "ae",
+        "\u0153": "oe",
+        "\u00fe": "th",
+        "\u00f0": "d",
+    }
+)
+# Scripts written without spaces, and pictures: each character is a word.
+_SINGLE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u2600-\u27bf\U0001f000-\U0001faff"
+_WORD = re.compile(f"[{_SINGLE}]|[^\\W_{_SINGLE}]+")
+
+
+def fold(text: str) -> str:
+    """Drop case and diacritics, so that ``Amélie`` and ``AMELIE`` are one."""
+    if text.isascii():
+        return text.casefold()
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    bare = "".join(one for one in decomposed if not unicodedata.combining(one))
+    return bare.casefold().translate(_LETTERS)
+
+
+def words_of(text: str, most: int = MAX_CHARACTERS) -> list[str]:
+    """Split a text into folded words; an apostrophe splits none (``d'Amélie`` is ``damelie``)."""
+    return _WORD.findall(APOSTROPHES.sub("", fold(text[:most])))
+
 
 PART = 3
 """Characters of a part of a word."""
@@ -42,7 +77,7 @@ class Bags(NamedTuple):
     """Start of each text, [B] int64."""
 
 
-def bucket_of(token: str, num_buckets: int) -> int:
+def hash_token(token: str, num_buckets: int) -> int:
     """Hash a token; equal on every machine."""
     digest = hashlib.blake2b(token.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") % num_buckets
@@ -52,14 +87,14 @@ def bucket_of(token: str, num_buckets: int) -> int:
 def word_tokens(word: str, num_buckets: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Split a word into its buckets and their weights."""
     parts = parts_of(word)
-    tokens = [bucket_of(f"word {word[:MAX_WORD]}", num_buckets)]
-    tokens += [bucket_of(f"part {part}", num_buckets) for part in parts]
+    tokens = [hash_token(f"word {word[:MAX_WORD]}", num_buckets)]
+    tokens += [hash_token(f"part {part}", num_buckets) for part in parts]
     weights = np.full(len(tokens), PARTS_WEIGHT / math.sqrt(max(1, len(parts))), np.float32)
     weights[0] = WORD_WEIGHT
     return np.array(tokens, np.int64), weights
 
 
-def bags_of(texts: Sequence[Sequence[str]], num_buckets: int) -> Bags:
+def hash_texts(texts: Sequence[Sequence[str]], num_buckets: int) -> Bags:
     """Hash texts that are split into words; a text without a word is an empty bag."""
     tokens: list[NDArray[np.int64]] = []
     weights: list[NDArray[np.float32]] = []

@@ -9,7 +9,7 @@ Axes: B texts, T tokens, D width, N item rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.tokens import Bags, ItemText, QueryMaker, bags_of, split
+from recsys.models.text_search.tokens import Bags, ItemText, QueryMaker, hash_texts, split
 
 ENCODED_AT_ONCE = 4_096
 NUM_BUCKETS = 65_536
@@ -47,18 +47,13 @@ class TextTower(nn.Module):
     def encode(self, texts: Sequence[Sequence[str]]) -> Tensor:
         """Encode texts that are split into words, [B, D]."""
         parts = [
-            self(bags_of(texts[begin : begin + ENCODED_AT_ONCE], NUM_BUCKETS))
+            self(hash_texts(texts[begin : begin + ENCODED_AT_ONCE], NUM_BUCKETS))
             for begin in range(0, len(texts), ENCODED_AT_ONCE)
         ]
         return torch.cat(parts) if parts else torch.zeros(0, self.config.dim)
 
 
-def train_tower(
-    items: Sequence[ItemText],
-    config: TextTowerConfig,
-    seed: int,
-    progress: Callable[[int, float], None] | None = None,
-) -> TextTower:
+def train_tower(items: Sequence[ItemText], config: TextTowerConfig, seed: int) -> TextTower:
     """Train on queries that are made from items' texts.
 
     An item that fits the query by its attribute is no negative of it.
@@ -75,11 +70,11 @@ def train_tower(
     maker, random = QueryMaker(seed), np.random.default_rng(seed)
     optimizer = torch.optim.SparseAdam(list(tower.parameters()), lr=LEARNING_RATE)
     size = min(BATCH_SIZE, len(known))
-    for step in range(config.num_steps):
+    for _ in range(config.num_steps):
         rows = random.choice(len(known), size, replace=False)
         queries = [maker.make(known[row]) for row in rows]
-        left = tower(bags_of([split(query.text) for query in queries], NUM_BUCKETS))
-        right = tower(bags_of([documents[row] for row in rows], NUM_BUCKETS))
+        left = tower(hash_texts([split(query.text) for query in queries], NUM_BUCKETS))
+        right = tower(hash_texts([documents[row] for row in rows], NUM_BUCKETS))
         logits = left @ right.T / TEMPERATURE
         named = np.array(
             [[query.attribute in attributes[row] for row in rows] for query in queries]
@@ -91,6 +86,4 @@ def train_tower(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()  # type: ignore[no-untyped-call]
-        if progress is not None:
-            progress(step + 1, loss.item())
     return tower

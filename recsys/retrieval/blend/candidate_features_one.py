@@ -21,7 +21,6 @@ from torch.nn import functional
 
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.candidate_features import OF_BLEND, OF_SOURCE, feature_names
-from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.history_features import (
     HISTORY_FEATURES,
     NUM_BEST,
@@ -33,6 +32,7 @@ from recsys.retrieval.blend.history_features import (
 )
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import MergedOne, OneQueryBlend
+from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
 
 PAIRS_UP_TO, PAIRS_FROM = 4096, 256
 """Items, and width of their vectors, from which on the cosines of every two are kept, in at most

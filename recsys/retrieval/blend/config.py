@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+FILL = 0.001
+"""Weight of a source that only fills lists up: below any place of the others, in its own order."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedBlendConfig:
@@ -24,11 +27,11 @@ class LearnedBlendConfig:
     """Queries fitted on, evenly spaced; fewer where there are kinds of items."""
     max_candidates: int = 128
     """Candidates fitted on per query: the best half by rank, and an even sample of the rest that
-    stands for all of it."""
+    is weighted for all of it."""
     new_item_odds: float = 1.0
     """How many times as often as learned an item is taken to be chosen that the sources met no
     event of: what a shop gives its new items, at the others' cost. Applied where lists are merged
-    with counts of events (source_lists.py), not where weights are fitted."""
+    with counts of events (candidate_features.py), not where weights are fitted."""
 
     def __post_init__(self) -> None:
         for name, bounds in (("history", self.history_bounds), ("item", self.item_bounds)):

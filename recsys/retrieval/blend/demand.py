@@ -1,6 +1,6 @@
-"""How much each item was wanted, lately and ever: what a blend reads of an item beside its lists.
+"""How much each item was wanted, lately and ever: what a blend reads of an item besides its lists.
 
-Lists of what is popular say nothing of items below their last place. Weights of these features are
+Lists of popular items say nothing of items below their last place. Weights of these features are
 learned with those of the lists (learned.py), and only say how much more often an item is chosen
 than one without events. They are three numbers an item, since a visitor's history decides how far
 demand counts.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.dataset import Rows, Sequences
-from recsys.retrieval.blend.choice_model import Choices, Fitted, fit_weights
+from recsys.retrieval.blend.choices import Choices, FittedWeights, fit_weights
 
 DAY = 86_400
 HALF_LIVES = (7.0, 30.0, 90.0, 365.0)
@@ -34,7 +34,7 @@ of the days since the first; and of the days since the last one, less that of ``
 DEMAND_L2 = 10.0
 """Pulls weights of demand, of features of deviation 1, towards 0; worth this many queries."""
 LONGEST = 4_095
-"""Events of a history; longer ones count as so long."""
+"""Longest history by number of events; longer ones count as this long."""
 LENGTH_LOGS = torch.arange(LONGEST + 1, dtype=torch.float64).log1p()
 """By length: one table for one query and for many, whose logarithms may differ in the last bit."""
 PARTS = 3
@@ -112,7 +112,7 @@ class DemandOfChoices(NamedTuple):
 
 def fit_with_demand(
     choices: Choices, of_items: DemandOfChoices | None, l2: float, *, non_negative: bool
-) -> tuple[Fitted, Choices, Tensor | None]:
+) -> tuple[FittedWeights, Choices, Tensor | None]:
     """Fit weights of features, [P], with those of demand if there is any."""
     width = choices.features.shape[2]
     if of_items is None:

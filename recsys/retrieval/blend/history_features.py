@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, latest
-from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_weights.ease import Ease
 
 HISTORY_FEATURES = (
     *(f"linear.{what}" for what in ("history", "z_score", "latest")),
@@ -63,7 +63,7 @@ class HistoryFeatures:
         )
 
     def grown(self, catalogue: ItemCatalogue) -> HistoryFeatures:
-        """Append the rows of a catalogue that stand behind those of this one."""
+        """Append the rows of a catalogue that follow those of this one."""
         size = len(catalogue.content)
         rows = torch.cat([torch.zeros(1, dtype=torch.int64), torch.arange(self.num_items, size)])
         added = ItemCatalogue(catalogue.content[rows], catalogue.categories.take(rows))

@@ -14,27 +14,29 @@ of an item's demand, k list length.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from recsys.data.batch import Jagged
+from recsys.data.durable import write_durably
 from recsys.data.top_k import TopK, no_items
-from recsys.retrieval.blend.choice_model import (
-    Choices,
-    Fitted,
-    fit_weights,
-    negative_log_likelihood,
-)
 from recsys.retrieval.blend.choices import (
     UNKNOWN_KIND,
+    Choices,
+    FittedWeights,
     draw_choices,
+    fit_weights,
     kinds_of,
     kinds_of_rows,
+    negative_log_likelihood,
     queries_found,
 )
 from recsys.retrieval.blend.config import LearnedBlendConfig
@@ -44,15 +46,63 @@ from recsys.retrieval.blend.demand import (
     fit_with_demand,
     history_parts,
 )
-from recsys.retrieval.blend.file import read_blend, write_blend
-from recsys.retrieval.blend.fusion import ABSENT, Blended
 from recsys.retrieval.blend.source_features import (
+    ABSENT,
     FEATURES,
-    Candidates,
+    Blended,
+    MergedCandidates,
     check_lists,
     lead_scales,
     merge_lists,
 )
+
+TENSORS = "learned_blend.safetensors"
+DESCRIPTION = "learned_blend.json"
+FORMAT = 1
+
+
+def write_blend(directory: Path, tensors: Mapping[str, Tensor], about: dict[str, Any]) -> str:
+    """Write both files and return the digest that covers them."""
+    payload = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    document = {
+        **about,
+        "format": FORMAT,
+        "tensors_sha256": hashlib.sha256(payload).hexdigest(),
+    }
+    digest = _digest(document)
+    text = json.dumps({**document, "sha256": digest}, indent=2, sort_keys=True) + "\n"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in ((TENSORS, payload), (DESCRIPTION, text.encode())):
+        write_durably(directory / name, content)
+    return digest
+
+
+def read_blend(directory: Path, sha256: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `write_blend` wrote."""
+    try:
+        document = json.loads((directory / DESCRIPTION).read_bytes())
+        payload = (directory / TENSORS).read_bytes()
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise _refusal(directory, f"a part cannot be read ({error})") from error
+    named = document.pop("sha256", None) if isinstance(document, dict) else None
+    if named is None or _digest(document) != named or named != (sha256 or named):
+        raise _refusal(directory, f"{DESCRIPTION} does not match its digest {sha256 or named}")
+    if document.get("format") != FORMAT:
+        raise _refusal(
+            directory,
+            f"its format is {document.get('format')}, this version of the package reads {FORMAT}",
+        )
+    if hashlib.sha256(payload).hexdigest() != document["tensors_sha256"]:
+        raise _refusal(directory, f"{TENSORS} does not match its digest")
+    return load(payload), document
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _refusal(directory: Path, why: str) -> ValueError:
+    return ValueError(f"refused the blend in {directory}: {why}; fetch it again or fit it again")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +136,7 @@ class LearnedBlend:
         """Take ready weights.
 
         Args:
-            weights: [G + 1, I + 1, S, F] float32; the last of either axis stands for users and
+            weights: [G + 1, I + 1, S, F] float32; the last of either axis is for users and
                 items of no known kind.
             scales: What each source's leads are multiplied by, [S] float32.
             demand: Weights of items' demand, [PARTS, D] float32; None reads none.
@@ -201,7 +251,7 @@ class LearnedBlend:
             lists: Best first by source, each [B, k_s].
             history_lengths: [B]; None or -1 takes the weights of all.
             item_values: By item row, [N]; None, NaN or a row beyond it takes the weights of all.
-            log_odds: By item row, [N], what is added to the score of each listed item, in equal
+            log_odds: By item row, [N], added to the score of each listed item, in equal
                 parts to the sources that list it.
         """
         merged = merge_lists(lists)
@@ -227,9 +277,9 @@ class LearnedBlend:
         return _ranked(merged, contributions, k, tuple(lists))
 
     def _odds_of_items(
-        self, merged: Candidates, history_lengths: Tensor | None, log_odds: Tensor | None
+        self, merged: MergedCandidates, history_lengths: Tensor | None, log_odds: Tensor | None
     ) -> Tensor:
-        """Sum up what is known of the items themselves, [B, L] float64."""
+        """Sum the log odds of the items themselves, [B, L] float64."""
         total = torch.zeros(merged.item_rows.shape, dtype=torch.float64)
         if log_odds is not None:
             total += merged.of_items(log_odds)
@@ -241,7 +291,7 @@ class LearnedBlend:
                 total += by_history[:, part, None] * merged.of_items(values)
         return total
 
-    def _grown(self, merged: Candidates, chosen: Sequence[int]) -> Tensor:
+    def _grown(self, merged: MergedCandidates, chosen: Sequence[int]) -> Tensor:
         """Return by how much weights grow where sources are missing, [B, 1, 1, 1] float64."""
         size = self.weights[-1, -1].abs().sum(1).double()  # [S]
         lists_any = (merged.ranks != ABSENT).any(1)  # [B, S]
@@ -301,7 +351,7 @@ class _Kinds(NamedTuple):
 
 
 def _fit_kinds(
-    config: LearnedBlendConfig, choices: Choices, kinds: _Kinds, shared: Fitted
+    config: LearnedBlendConfig, choices: Choices, kinds: _Kinds, shared: FittedWeights
 ) -> tuple[Tensor, float]:
     """Fit each kind's weights near those of all.
 
@@ -354,7 +404,9 @@ def _item_kinds(
     return kinds_of(item_values, config.item_bounds, num_rows)
 
 
-def _ranked(merged: Candidates, contributions: Tensor, k: int, sources: tuple[str, ...]) -> Blended:
+def _ranked(
+    merged: MergedCandidates, contributions: Tensor, k: int, sources: tuple[str, ...]
+) -> Blended:
     """Order candidates by the sum of contributions [B, L, S] float64, equal ones as they are."""
     # Added smallest first: equal sets of contributions give equal sums whatever source each is of.
     scores = contributions.sort(dim=2).values.sum(2).masked_fill(merged.item_rows < 1, -torch.inf)

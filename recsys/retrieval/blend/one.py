@@ -19,8 +19,8 @@ from torch import Tensor
 from recsys.data.top_k import OneList
 from recsys.retrieval.blend.choices import UNKNOWN_KIND, kinds_of
 from recsys.retrieval.blend.demand import LENGTH_LOGS, LONGEST
-from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
 from recsys.retrieval.blend.learned import LearnedBlend
+from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
 
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -67,7 +67,7 @@ class _Merged(NamedTuple):
     source: Rows
     """[C], number of the list."""
     at: Rows
-    """[C], which of the distinct items stands there."""
+    """[C], index of the distinct item there."""
     ranks: Rows
     """[C]."""
     scores: Floats
@@ -111,7 +111,7 @@ class OneQueryBlend:
             self._demand = blend.odds.double().numpy()  # [PARTS, N]
 
     def merge(self, lists: Mapping[str, OneList], num_events: int, k: int) -> MergedOne:
-        """Merge lists, as ``source_lists.blended_lists`` does."""
+        """Merge lists, as ``candidate_features.blended_lists`` does."""
         if unknown := sorted(set(lists) - set(self.sources)):
             raise ValueError(
                 f"sources {unknown} have no weights, {sorted(self.sources)} have; leave them out "
@@ -120,7 +120,7 @@ class OneQueryBlend:
         merged = _merged(lists)
         chosen = [self.sources.index(name) for name in lists]
         leads, z_scores = _list_scores(merged)
-        weights = self._weights_of(merged, chosen, num_events)
+        weights = self._look_up_weights(merged, chosen, num_events)
         if weights.ndim == 2:
             own = weights.take(merged.source, axis=1)  # [F, C]
         else:
@@ -132,7 +132,7 @@ class OneQueryBlend:
         parts = merged.spread(values)
         if self._log_odds is not None or self._demand is not None:
             listed = merged.where >= 0
-            own = self._odds_of(merged.item_rows, num_events)
+            own = self._look_up_odds(merged.item_rows, num_events)
             parts += own * listed / np.maximum(listed.sum(0), 1)
         best, scores = _best(parts, merged, k)
         where = merged.where.take(best, axis=1).T  # [n, S]
@@ -146,7 +146,7 @@ class OneQueryBlend:
             z_scores[where] * present,
         )
 
-    def _weights_of(self, merged: _Merged, chosen: list[int], num_events: int) -> Doubles:
+    def _look_up_weights(self, merged: _Merged, chosen: list[int], num_events: int) -> Doubles:
         """Look up weights, grown where sources are missing, [F, S] or by kind of item [F, S, L]."""
         user = int(np.searchsorted(self._history_bounds, num_events, side="right"))
         if num_events < 0:
@@ -168,8 +168,8 @@ class OneQueryBlend:
         there = float(sum(self._sizes[one] for one in filled))
         return float(self._sizes.sum()) / there if there > 0 else 1.0
 
-    def _odds_of(self, item_rows: Rows, num_events: int) -> Doubles:
-        """Look up what is known of items themselves, [L]; 0 for appended ones."""
+    def _look_up_odds(self, item_rows: Rows, num_events: int) -> Doubles:
+        """Look up the log odds of items themselves, [L]; 0 for appended ones."""
         total: Doubles = np.zeros(len(item_rows))
         if self._log_odds is not None:
             total += looked_up(self._log_odds, item_rows)
@@ -229,7 +229,7 @@ def _best(parts: Doubles, merged: _Merged, k: int) -> tuple[Rows, Doubles]:
 def _added(parts: Doubles) -> Doubles:
     """Add up the parts [S, L] of each item, smallest first, [L].
 
-    Equal sets of parts then give equal sums, whatever source each is of.
+    Equal sets of parts then give equal sums, in any order of sources.
     """
     in_order = np.sort(parts, axis=0)
     total: Doubles = in_order[0].copy()

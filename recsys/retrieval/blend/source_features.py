@@ -17,7 +17,27 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, TopK
-from recsys.retrieval.blend.fusion import ABSENT, CONSTANT
+
+ABSENT = 0
+"""Rank of an item in a source that does not have it."""
+CONSTANT = 60.0
+"""Added to every rank; the paper's."""
+
+
+class Blended(NamedTuple):
+    """Merged lists, best first, and where each item came from."""
+
+    scores: Tensor
+    """[B, k] float32, -inf where the list is short."""
+    item_rows: Tensor
+    """[B, k] int64, -1 where the list is short."""
+    source_ranks: Tensor
+    """[B, k, S] int64, the item's rank from 1 in each source, `ABSENT` where it is not."""
+    sources: tuple[str, ...]
+    """Names of the S sources, in the order given."""
+    contributions: Tensor | None = None
+    """[B, k, S] float32, what each source added to the score; None where only ranks count."""
+
 
 FEATURES = ("lead", "z_score", "reciprocal_rank", "presence")
 """lead: score above the list's last one, in the source's own unit; it is small where the source is
@@ -25,10 +45,10 @@ undecided, which the others do not show. z_score: the same in standard deviation
 reciprocal_rank: of reciprocal rank fusion, 1 at rank 1, so weights on it alone give that fusion.
 presence: 1."""
 NO_ITEM = torch.iinfo(torch.int64).max
-"""Sorts holes behind all items."""
+"""Sorts holes after all items."""
 
 
-class Candidates(NamedTuple):
+class MergedCandidates(NamedTuple):
     """The distinct items of each query's lists, in the order of reciprocal rank fusion."""
 
     item_rows: Tensor
@@ -62,10 +82,10 @@ class Candidates(NamedTuple):
         present = self.ranks != ABSENT
         return values[:, :, None] * present / present.sum(2, keepdim=True).clamp_min(1)
 
-    def take(self, places: Tensor) -> Candidates:
+    def take(self, places: Tensor) -> MergedCandidates:
         """Pick items by place, [B, C] -> C items a query."""
         wide = places[:, :, None].expand(-1, -1, self.ranks.shape[2])
-        return Candidates(
+        return MergedCandidates(
             self.item_rows.gather(1, places),
             self.ranks.gather(1, wide),
             self.leads.gather(1, wide),
@@ -111,7 +131,7 @@ def lead_scales(lists: Mapping[str, TopK]) -> Tensor:
     return torch.tensor(found)
 
 
-def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
+def merge_lists(lists: Mapping[str, TopK]) -> MergedCandidates:
     """Bring equal items of all lists together."""
     check_lists(lists)
     tops = list(lists.values())
@@ -147,7 +167,7 @@ def merge_lists(lists: Mapping[str, TopK]) -> Candidates:
     fused = torch.where(ranks == ABSENT, 0.0, 1 / (CONSTANT + ranks.double()))
     # Added smallest first, so that the order of sources decides nothing.
     by_fusion = fused.sort(dim=2).values.sum(2).sort(dim=1, descending=True, stable=True).indices
-    merged = Candidates(items.masked_fill(items == NO_ITEM, NO_ROW), ranks, leads, z_scores)
+    merged = MergedCandidates(items.masked_fill(items == NO_ITEM, NO_ROW), ranks, leads, z_scores)
     return merged.take(by_fusion)
 
 

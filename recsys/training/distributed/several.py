@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from recsys.data.share import StepShare
+from recsys.data.batch import StepShare
 from recsys.data.versions import describe_difference, own_versions
 from recsys.training.checkpoint import random_states, set_random_states
 from recsys.training.distributed.sharded import ShardedTables, ShardingConfig, shard_tables
@@ -118,7 +118,7 @@ OF_RANK = "rank-{}/"
 """Begins the names of a further rank's generators in a checkpoint."""
 
 
-class RankPart:
+class RankPart(StepShare):
     """A rank's part of one step."""
 
     def __init__(self, step: int, seed: int) -> None:
@@ -138,7 +138,7 @@ class RankPart:
         return torch.Generator(device).manual_seed(self._seed)
 
 
-class SeveralRanks:
+class SeveralRanks(Ranks):
     """One rank among several; torch's process group is joined."""
 
     def __init__(self, config: ShardingConfig | None = None) -> None:
@@ -206,16 +206,16 @@ class SeveralRanks:
 
     def state_of(self, model: nn.Module) -> dict[str, Tensor]:
         if self._tables is None:
-            return model.state_dict()
+            return super().state_of(model)
         return self._tables.state_of(model)
 
     def load_state(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
         if self._tables is None:
-            model.load_state_dict(dict(state))
+            super().load_state(model, state)
         else:
             self._tables.load_state(model, state)
 
-    def optimizer_state_of(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    def gather_optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
         replicated = optimizer_tensors(model, optimizer)
         return replicated if self._tables is None else replicated | self._tables.moments()
 
@@ -251,7 +251,7 @@ class SeveralRanks:
 
     def whole(self, model: nn.Module, best: Mapping[str, Tensor]) -> None:
         if self._tables is None:
-            ALONE.whole(model, best)
+            super().whole(model, best)
         else:
             self._tables.make_whole(model, best if self.agreed(float(bool(best))) else None)
             self._tables = None

@@ -1,6 +1,6 @@
 """Embedding tables spread over ranks by TorchRec's DistributedModelParallel.
 
-A table's rows (or columns, or the whole of it) lie on one rank each, as TorchRec's planner decides
+A table's rows (or columns, or the whole of it) are on one rank each, as TorchRec's planner decides
 from the memory of the devices; lookups and gradients go through all-to-all, and the backward moves
 the rows by FBGEMM's fused optimizers. Weights and optimizer state are gathered as one tensor a
 table, so that a checkpoint knows nothing of ranks.
@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
-from recsys.layers.embedding.collection import EmbeddingBags, torchrec_collection
+from recsys.layers.embedding.collection import EmbeddingBags
 from recsys.layers.embedding.row_updates import SLOTS, RowUpdateConfig, Rule, State
-from recsys.layers.embedding.tables import PlainCollection
+from recsys.layers.embedding.tables import PlainCollection, torchrec_collection
 from recsys.training.optim import ROWS_PAY_FROM, AdamWConfig, joined_name
 
 CHUNK_BYTES = 1 << 26
@@ -48,7 +48,7 @@ class Shard:
         return whole[tuple(slice(one, one + size) for one, size in ends)[: whole.dim()]]
 
 
-def shards_of(sharded: Any) -> list[Shard]:
+def list_shards(sharded: Any) -> list[Shard]:
     """List all parts of a ShardedTensor, in the order in which they are gathered."""
     return [
         Shard(
@@ -130,7 +130,7 @@ class ShardingConfig:
     """Which tables are spread over ranks, and how."""
 
     shard_from: int = ROWS_PAY_FROM
-    """Elements of a layer's tables from which they are sharded; smaller ones lie on every rank."""
+    """Elements of a layer's tables from which they are sharded; smaller ones are on every rank."""
     sharding: Sharding = "auto"
     """How; ``auto`` lets the planner choose for each table."""
 
@@ -139,7 +139,7 @@ class ShardingConfig:
             raise ValueError(f"shard_from must be >= 0, got {self.shard_from}")
 
 
-def rule_of(layer: EmbeddingBags, config: AdamWConfig, sharding: ShardingConfig) -> Rule | None:
+def choose_rule(layer: EmbeddingBags, config: AdamWConfig, sharding: ShardingConfig) -> Rule | None:
     """Choose by which rule a layer's rows move where it is sharded; None leaves it replicated."""
     size = sum(layer.weight(name).numel() for name in layer.tables)
     device = next(layer.parameters()).device.type
@@ -162,7 +162,7 @@ class ShardedTables:
     def __init__(self, dmp: Any, layers: Mapping[str, EmbeddingBags], rule: str) -> None:
         self._dmp, self._layers, self._rule = dmp, dict(layers), rule
         self.parameters = {id(one) for layer in layers.values() for one in layer.parameters()}
-        """Identities of what lies on one rank alone."""
+        """Identities of tensors that are on one rank alone."""
 
     def begin(self, learning_rate: float) -> None:
         """Set the learning rate of the step that begins."""
@@ -190,7 +190,7 @@ class ShardedTables:
         with torch.no_grad():
             for name, value in own.items():
                 if _is_sharded(value):
-                    copy_parts(shards_of(value), local_parts(value), state[name])
+                    copy_parts(list_shards(value), local_parts(value), state[name])
                 else:
                     value.copy_(state[name])
         model.train(model.training)
@@ -199,7 +199,7 @@ class ShardedTables:
         """Gather the optimizer's state at the first rank, as ``optimizer_tensors`` names it."""
         found = {}
         for name, weights, mine in self._slots():
-            whole = gathered_parts(shards_of(weights), mine, self._shape(name, weights))
+            whole = gathered_parts(list_shards(weights), mine, self._shape(name, weights))
             if whole is not None:
                 found[name] = whole
         return found
@@ -215,7 +215,7 @@ class ShardedTables:
                     "another rule?"
                 )
             with torch.no_grad():
-                copy_parts(shards_of(weights), mine, whole)
+                copy_parts(list_shards(weights), mine, whole)
 
     def _slots(self) -> list[tuple[str, Any, dict[tuple[int, ...], Tensor]]]:
         """List each slot's name in a checkpoint, its table's weights, and this rank's parts."""
@@ -344,13 +344,13 @@ def _whole(value: Any) -> Tensor | None:
     if not _is_sharded(value):
         own: Tensor = value.detach()
         return own
-    return gathered_parts(shards_of(value), local_parts(value), tuple(value.size()))
+    return gathered_parts(list_shards(value), local_parts(value), tuple(value.size()))
 
 
 def shard_tables(
     model: nn.Module, config: AdamWConfig, sharding: ShardingConfig
 ) -> ShardedTables | None:
-    """Spread the large tables of a model over the ranks; the others lie on each.
+    """Spread the large tables of a model over the ranks; the others are on each.
 
     Returns:
         None where no table is large.
@@ -360,7 +360,7 @@ def shard_tables(
     for place, module in model.named_modules():
         if isinstance(module, EmbeddingBags):
             module.lies_on_every_rank = True
-            rule = rule_of(module, config, sharding)
+            rule = choose_rule(module, config, sharding)
             if rule is not None:
                 found[place] = module
                 rules.add(rule)
@@ -425,7 +425,7 @@ def _sharded(
     with torch.no_grad():
         for name, value in model.state_dict().items():
             if name in before:
-                copy_parts(shards_of(value), local_parts(value), before[name])
+                copy_parts(list_shards(value), local_parts(value), before[name])
     return tables
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from tests.benchmarks.harness import RESULTS, Row, command_line, write_results
 from tests.benchmarks.recipes.recipe import REFITTED, ROWS
 from tests.benchmarks.reproduction.card import FOLDER, Card, card_names, read_card, read_published
-from tests.benchmarks.reproduction.page import AS_SERVED, facts_of, markdown_page, tables_of
+from tests.benchmarks.reproduction.page import AS_SERVED, facts_of, find_tables, markdown_page
 from tests.benchmarks.reproduction.summary import expected_toml, out_of_band, summary_of
 
 LEDGER = RESULTS / "test_split_ledger.jsonl"
@@ -132,7 +132,7 @@ def main() -> None:
         if options.bands:
             write_bands(name, summary)
         facts = [*facts_of(summary, out_of_band(card, summary)), looks_of(summary["data_set"])]
-        tables = tables_of(card, summary, read_published())
+        tables = find_tables(card, summary, read_published())
         parts.append(markdown_page(card.title, facts, tables).replace("\n#", "\n##"))
         rows += rows_of(name, card, summary)
         if name in seconds:

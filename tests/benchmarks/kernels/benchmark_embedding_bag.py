@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import EmbeddingBags
-from recsys.kernels.embedding_bag.optimizer import OptimizerConfig
+from recsys.kernels.embedding_bag.layout import OptimizerConfig, TableLayout
+from recsys.kernels.embedding_bag.op import FusedEmbeddingBags
 from tests.benchmarks.harness import Row, command_line, write_results
 from tests.benchmarks.kernels.comparison import (
     BagShape,
@@ -98,13 +97,13 @@ def make_batches(case: Case) -> list[Batch]:
     ]
 
 
-def make_ours(case: Case) -> EmbeddingBags:
+def make_ours(case: Case) -> FusedEmbeddingBags:
     layout = TableLayout(
         (case.shape.rows,) * case.shape.tables,
         (case.shape.dim,) * case.shape.tables,
         tuple(range(case.shape.tables)),
     )
-    bags = EmbeddingBags(
+    bags = FusedEmbeddingBags(
         layout,
         OptimizerConfig(epsilon=1e-8),
         learning_rate=0.01,

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from recsys.kernels.hstu_attention.op import hstu_attention
-from recsys.kernels.hstu_attention.reference import (
+from recsys.kernels.hstu_attention.op import (
     PositionBias,
     TimeBias,
     distance_buckets,
+    hstu_attention,
     reference_attention,
     time_buckets,
 )

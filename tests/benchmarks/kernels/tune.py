@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from recsys.data.durable import locked, write_durably
-from recsys.kernels.tuning import (
+from recsys.kernels.choice import (
     FORMAT,
     Config,
     Question,

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from recsys.data.batch import Jagged
-from recsys.kernels.hstu_attention.op import hstu_attention
-from recsys.kernels.hstu_attention.reference import reference_attention
+from recsys.kernels.hstu_attention.op import hstu_attention, reference_attention
 from recsys.kernels.routed_experts.op import routed_experts
 from recsys.kernels.topk_search.op import fused_top_k, mask_words
 from recsys.layers.embedding.row_updates import KernelRowUpdates, RowUpdateConfig, TorchRowUpdates

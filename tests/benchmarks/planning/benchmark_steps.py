@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.embedding.collection import filled_later
+from recsys.layers.embedding.tables import filled_later
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower

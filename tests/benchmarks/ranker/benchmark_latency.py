@@ -1,7 +1,7 @@
 """Time the ranker on one CPU core: a request's candidates, beside trunks of equal cost.
 
 What is timed is what a server does for a request once the catalogue is encoded: making the query
-ready (``reader_of``) and scoring its candidates by tiles (``score_candidates``), weights random.
+ready (``encode_reader``) and scoring its candidates by tiles (``score``), with random weights.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
     Trunk,
-    at_equal_compute,
-    flops_of,
+    count_flops,
 )
 from recsys.models.ranker.model import Ranker
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
+from tests.recsys.testing.experts import at_equal_compute
 
 NUM_ITEMS = 20_000
 INPUTS = RankerInputs(
@@ -74,14 +74,14 @@ def rows_of(trunk: Trunk, num_candidates: int, seconds: float) -> list[Row]:
     batch = RankingBatch(queries, candidates_of, None, numbers)
     with torch.inference_mode():
         model.all_item_inputs()
-        reader = model.reader_of(batch, 0)
+        reader = model.encode_reader(batch, 0)
         scoring = milliseconds(lambda: model.score_candidates(reader, candidates, numbers), seconds)
         working = milliseconds(
             lambda: model.score_candidates(reader, candidates, numbers), seconds, time.thread_time
         )
-        reading = milliseconds(lambda: model.reader_of(batch, 0), seconds / 4)
+        reading = milliseconds(lambda: model.encode_reader(batch, 0), seconds / 4)
     name = f"{trunk}, {num_candidates} candidates"
-    cost = flops_of(config, INPUTS)["total"]
+    cost = count_flops(config, INPUTS)["total"]
     median = statistics.median(scoring)
     aimed = num_candidates == 300
     return [

@@ -6,6 +6,7 @@ Axes: N item rows.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,19 +17,35 @@ from torch import Tensor, nn
 
 from recsys.data.dataset import Sequences, Split
 from recsys.fitting.catalogue import CATALOGUE
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.fitting.spec import Data, ModelSpec, Refit, Start, TrainingRun
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
 from recsys.retrieval.sources import Source
 from recsys.training.loop import TrainResult
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import SilentProgress, StderrProgress
+from recsys.training.progress import SilentProgress
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.recipe import Recipe
 
 SPECS = {spec.name: spec for spec in CATALOGUE}
+
+
+class StderrProgress:
+    """Writes one line each time, with the steps done per second since the line before."""
+
+    def __init__(self) -> None:
+        self._line_before: tuple[int, float] | None = None
+
+    def show(self, step: int, num_steps: int, **values: float) -> None:
+        numbers = [f"{name} {value:.4g}" for name, value in values.items()]
+        time_s = time.monotonic()
+        if self._line_before is not None:
+            step_before, time_before_s = self._line_before
+            rate = (step - step_before) / max(1e-9, time_s - time_before_s)
+            numbers.append(f"{rate:.1f} steps/s")
+        self._line_before = (step, time_s)
+        sys.stderr.write(f"step {step}/{num_steps} {' '.join(numbers)}\n")
 
 
 def trained_as(spec: ModelSpec) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Rows, Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.semantic_ids.codes import ItemCodes
 from tests.benchmarks.recipes.recipe import Recipe, config_of

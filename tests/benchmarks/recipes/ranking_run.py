@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from recsys.evaluation.ranking import list_ranks
+from recsys.evaluation.ranking import distinct_targets, list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_demand
 from recsys.fitting.queries import RankedQueries, rank_queries
 from recsys.fitting.spec import device_named
@@ -181,4 +181,4 @@ class RankingRun:
     ) -> RankedQueries:
         """Merge lists and rank the targets in what is kept of them."""
         top = blend.merged(lists, NUM_KEPT, by_half=by_half, device=self.experiment.device)
-        return RankedQueries(top, list_ranks(top.item_rows, lists.distinct_targets()).values)
+        return RankedQueries(top, list_ranks(top.item_rows, distinct_targets(lists.targets)).values)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tests.benchmarks.reproduction.ranking_run as run_module
-from recsys.data.held_out import HeldOut
+from recsys.data.dataset import HeldOut
 from recsys.evaluation.ranking import RankingConfig, evaluate_ranking
 from recsys.fitting.sequence import fit_sequence, member_run
 from recsys.models.sequence.members import alone

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
-from recsys.evaluation.ranking import list_ranks
+from recsys.evaluation.ranking import distinct_targets, list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.queries import EvaluationQueries, RankedQueries
 from recsys.models.names import source_name
@@ -132,7 +132,7 @@ def blended(
             if key[0] in (plan.cold, plan.warm):
                 whole = ProfileBlend.unlearned(blend)
                 top = whole.merged(part, NUM_KEPT, device=experiment.device)
-                ranks = list_ranks(top.item_rows, part.distinct_targets()).values
+                ranks = list_ranks(top.item_rows, distinct_targets(part.targets)).values
                 merged[plan.names[key[0] == plan.warm], key[1]] = RankedQueries(top, ranks)
     return merged
 

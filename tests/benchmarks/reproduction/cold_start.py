@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, offsets_of
+from recsys.data.batch import Jagged, cut_offsets
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries
+from recsys.fitting.queries import EvaluationQueries, ModelInputs
 from recsys.models.item_tower import ItemCatalogue
 from recsys.semantic_ids.codes import ItemCodes
 from recsys.semantic_ids.collisions import assign_semantic_ids
@@ -228,4 +227,4 @@ def with_best_warm(cold: Tensor, lists: Tensor, num_warm: int) -> Jagged:
     """
     is_warm = (lists > 0) & ~cold[lists.clamp(min=0)]
     kept = is_warm & (is_warm.long().cumsum(1) <= num_warm)
-    return Jagged(lists[kept], offsets_of(kept.sum(1)))
+    return Jagged(lists[kept], cut_offsets(kept.sum(1)))

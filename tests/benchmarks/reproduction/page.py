@@ -46,7 +46,7 @@ class Table(NamedTuple):
     rows: list[list[str]]
 
 
-def tables_of(
+def find_tables(
     card: Card, summary: Mapping[str, Any], published: Sequence[PublishedRow]
 ) -> list[Table]:
     """Lay out one table an order, the literature in the first, and one of goals."""
@@ -194,7 +194,7 @@ def write_page(
     wrong: Sequence[OutOfBand],
 ) -> Path:
     """Write results.json and .md, and the bands they would set; return the page's place."""
-    facts, tables = facts_of(summary, wrong), tables_of(card, summary, published)
+    facts, tables = facts_of(summary, wrong), find_tables(card, summary, published)
     document = {
         **summary,
         "published": [

@@ -22,7 +22,7 @@ from tests.benchmarks.reproduction.card import (
     read_published,
 )
 from tests.benchmarks.reproduction.inputs import reads
-from tests.benchmarks.reproduction.page import facts_of, markdown_page, tables_of
+from tests.benchmarks.reproduction.page import facts_of, find_tables, markdown_page
 from tests.benchmarks.reproduction.run import check_data, plan_of
 from tests.benchmarks.reproduction.summary import (
     expected_toml,
@@ -30,7 +30,7 @@ from tests.benchmarks.reproduction.summary import (
     published_rows,
     summary_of,
 )
-from tests.recsys.testing.tables import tables_of as tables_of_world
+from tests.recsys.testing.tables import find_tables as tables_of_world
 
 ROOT = Path(__file__).parents[3]
 
@@ -108,7 +108,7 @@ def test_bands_written_down_are_bands_that_hold(card, tmp_path):
 
 def test_the_page_has_the_literature_above_what_was_measured(card):
     summary = summary_of("walks", card, [result("given", 0, 0.425)])
-    tables = tables_of(card, summary, PUBLISHED)
+    tables = find_tables(card, summary, PUBLISHED)
     assert [row[0] for row in tables[0].rows] == ["worse", "better & older", "sequence model"]
     assert tables[0].rows[0][1:3] == ["0.3000", ""]
     line = "| sequence model | 0.4250 | 0.2125 | ids, text, dates of past events | measured here |"
@@ -129,7 +129,7 @@ def test_refitted_rows_stand_apart_and_meet_no_goal(card):
     one = result("given", 0, 0.40)
     one["rows"]["sequence_refit"] = {"test": {"recall@10": 0.9, "ndcg@10": 0.8}}
     summary = summary_of("walks", card, [one])
-    first, apart, goals = tables_of(card, summary, PUBLISHED)
+    first, apart, goals = find_tables(card, summary, PUBLISHED)
     assert [line[0] for line in first.rows] == ["worse", "better & older", "sequence model"]
     assert apart.title.endswith("order: refitted with the validation event, as served")
     assert [line[:2] for line in apart.rows] == [["sequence model, refitted", "0.9000"]]
@@ -144,7 +144,7 @@ def test_libraries_run_on_our_queries_stand_apart_from_the_literature(card):
         model="EASE", source="a reader", fitted_on="all", reads="ids", numbers={"walks": (0.5, 0.4)}
     )
     summary = summary_of("walks", card, [result("given", 0, 0.4), result("shuffled", 0, 0.3)])
-    first, apart, shuffled, _ = tables_of(card, summary, [*PUBLISHED, peer])
+    first, apart, shuffled, _ = find_tables(card, summary, [*PUBLISHED, peer])
     assert "EASE" not in [line[0] for line in (*first.rows, *shuffled.rows)]
     assert apart.title.endswith("other libraries on the same queries")
     assert apart.rows == [["EASE", "0.5000", "0.4000", "ids", "all", "a reader"]]

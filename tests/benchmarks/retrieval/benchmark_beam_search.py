@@ -23,10 +23,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.models.generative.config import GenerativeConfig
-from recsys.models.generative.history_reader import BeamState
-from recsys.models.generative.model import GenerativeContext, GenerativeInputs, GenerativeModel
+from recsys.models.generative.model import (
+    BeamState,
+    GenerativeContext,
+    GenerativeInputs,
+    GenerativeModel,
+)
 from recsys.models.item_tower import ItemCatalogue
 from recsys.retrieval.beam_search import BeamSearch, CapturedSearch
 from recsys.semantic_ids.trie import Restriction, Trie

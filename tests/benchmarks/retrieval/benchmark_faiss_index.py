@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsys.data.item_mask import ItemMask
 from recsys.data.string_table import StringTable
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig

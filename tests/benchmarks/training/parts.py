@@ -24,11 +24,10 @@ import torch
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
 from recsys.fitting.sequence import fit_sequence, num_windows
 from recsys.fitting.spec import Refit, TrainingRun
-from recsys.fitting.two_tower import fit_two_tower, num_labels
+from recsys.fitting.two_tower import fit_two_tower
 from recsys.kernels.choice import without
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -116,7 +115,7 @@ def fit_steps(
     run = TrainingRun(seed=0, device=CUDA, curve=curve)
     training = replace(training, refit_epochs=None)
     if isinstance(config, TwoTowerConfig):
-        stop = Refit(best_step=num_steps, num_examples=num_labels(inputs.sequences, "train"))
+        stop = Refit(best_step=num_steps, num_examples=inputs.sequences.num_labels("train"))
         return fit_two_tower(inputs, config, training, run, stop).model
     windows = num_windows(inputs.sequences, "train", config.max_length)
     return fit_sequence(
@@ -177,7 +176,7 @@ def world_passes() -> dict[str, Any]:
     found = {}
     for name, (config, batch_size) in WORLD_MODELS.items():
         examples = (
-            num_labels(inputs.sequences, "train")
+            inputs.sequences.num_labels("train")
             if isinstance(config, TwoTowerConfig)
             else num_windows(inputs.sequences, "train", config.max_length)
         )

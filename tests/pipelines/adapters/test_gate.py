@@ -8,7 +8,7 @@ from pipelines.adapters.gate import judge_adapter
 from pipelines.adapters.task import DomainQueries, Judged
 from pipelines.config.trainings import AdapterConfig
 from recsys.data.batch import Jagged
-from recsys.data.held_out import HeldOut
+from recsys.data.dataset import HeldOut
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult
 

@@ -11,7 +11,7 @@ from pipelines.adapters.ranker import ranked_by_domain, train_adapter
 from pipelines.adapters.task import DomainQueries, Domains, Judged, Task
 from pipelines.presets import PRESETS
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.held_out import HeldOut
+from recsys.data.dataset import HeldOut
 from recsys.layers.lora.linear import digest_of_weights
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates

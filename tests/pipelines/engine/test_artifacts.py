@@ -31,7 +31,7 @@ def write_artifact(final: Path, text: str, config: dict[str, object] | None = No
     return commit(partial, final, manifest=manifest(config), run={"seconds": 1.0})
 
 
-def content_of(final: Path) -> tuple[str, str]:
+def look_up_content(final: Path) -> tuple[str, str]:
     found = Manifest.load(final)
     assert found is not None
     check_files(final, found, contents=True)
@@ -100,7 +100,7 @@ def test_killed_anywhere_leaves_the_old_artifact_or_the_new_one(tmp_path: Path) 
         write_artifact(folder / "build", "old")
         code = in_child(killed_at(step, lambda: write_artifact(folder / "build", "new")))  # noqa: B023
         sweep(folder)
-        rows, more = content_of(folder / "build")
+        rows, more = look_up_content(folder / "build")
         assert (rows, more) in {("old", "oldoldold"), ("new", "newnewnew")}
         assert [path.name for path in folder.iterdir()] == ["build"]
         outcomes.append((code, rows))
@@ -121,7 +121,7 @@ def test_disk_full_fails_loudly_and_leaves_no_partial_artifact(tmp_path: Path) -
 
     assert in_child(fill_the_disk) == 1
     sweep(tmp_path)
-    assert content_of(tmp_path / "build")[0] == "old"
+    assert look_up_content(tmp_path / "build")[0] == "old"
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
@@ -153,7 +153,7 @@ def test_failed_fsync_is_not_saved(
         fails_at = -1
         sweep(folder)
         assert [path.name for path in folder.iterdir()] == ["build"]
-        outcomes.append(content_of(folder / "build"))
+        outcomes.append(look_up_content(folder / "build"))
     assert outcomes.count(("old", "oldoldold")) >= number - 3
     assert set(outcomes) == {("old", "oldoldold"), ("new", "newnewnew")}
     assert outcomes == sorted(outcomes, reverse=True)

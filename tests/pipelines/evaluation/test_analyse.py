@@ -24,7 +24,7 @@ from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import RankingResult
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 pytestmark = pytest.mark.numerics

@@ -152,7 +152,7 @@ def write_per_user(folder: Path, made: SyntheticEvaluation, order: str, split: S
     pl.DataFrame(columns).write_parquet(folder / f"per_user_{order}_{split}.parquet")
 
 
-def slices_of(
+def measure_slices(
     table: Path, made: SyntheticEvaluation, sequences: Sequences, targets: Jagged
 ) -> list[Slice]:
     """Cut a split by history, popularity and category."""
@@ -169,7 +169,7 @@ def analysed(folder: Path, made: SyntheticEvaluation, order: str, split: Split) 
     table = folder / f"per_user_{order}_{split}.parquet"
     users, targets = read_targets(table)
     sequences = Sequences.load(folder.parent / "build_features" / "sequences" / order)
-    slices = slices_of(table, made, sequences, targets)
+    slices = measure_slices(table, made, sequences, targets)
     config = BootstrapConfig(num_resamples=made.num_resamples)
     frame = pl.read_parquet(table, columns=[f"{RANK}{model}" for model in made.models])
     models, runs = {}, []

@@ -12,7 +12,7 @@ from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.artefact import served_ranker
 from pipelines.ranking.examples import outcomes_of
 from recsys.data.dataset import Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 NAN = float("nan")

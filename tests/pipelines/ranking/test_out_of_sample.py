@@ -9,7 +9,7 @@ from pipelines.ranking.fit import split_by_user
 from pipelines.ranking.out_of_sample import events_before, hold_back, queries_at
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.training.ranking_examples import RankingExamples

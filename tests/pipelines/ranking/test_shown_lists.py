@@ -13,7 +13,7 @@ from features.schema import FilterConfig, SourceConfig
 from pipelines.presets import PRESETS
 from pipelines.ranking.shown_lists import ShownLists, shown_lists
 from recsys.data.dataset import Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 
 START = 1_700_000_000

@@ -18,7 +18,7 @@ from pipelines.semantic_ids.append import (
     published_ids,
 )
 from pipelines.semantic_ids.store import SemanticIdStore
-from recsys.content.attribute_schema import extraction_of
+from recsys.content.attribute_schema import build_extraction
 from recsys.content.attributes import PROMPT_VERSION
 from recsys.content.config import AttributeConfig
 from recsys.content.encoder import HashEncoder
@@ -295,7 +295,7 @@ def test_new_items_gain_the_attributes_that_the_bundles_kept(
 def test_new_items_are_described_by_the_shops_own_attributes(bundles: Path, tmp_path: Path) -> None:
     own = {"name": "heel", "type": "yes_no", "description": "Whether it has a heel"}
     with openai_server(chat=lambda request: chat_reply('{"heel": true}')) as server:
-        version = extraction_of((AttributeConfig(**own),)).version  # type: ignore[arg-type]
+        version = build_extraction((AttributeConfig(**own),)).version  # type: ignore[arg-type]
         made = described_by(server.base_url, prompt_version=version)
         made.settings["attributes"] = [own]
         release(tmp_path, "v2", made)

@@ -18,7 +18,7 @@ from recsys.semantic_ids.collisions import NoFreeIdError
 CONFIG = SemanticIdsConfig()
 
 
-def content_of(names: Sequence[str], *, encoder: str = "made-up", dim: int = 16) -> Content:
+def look_up_content(names: Sequence[str], *, encoder: str = "made-up", dim: int = 16) -> Content:
     """Give each name its own vector, the same in any order; "no-..." has no content."""
     vectors = torch.zeros(len(names) + 1, dim)
     for row, name in enumerate(names, start=1):
@@ -63,7 +63,7 @@ def texts(made: NextVersion, content: Content) -> dict[str, str]:
 def test_first_version_gives_each_item_with_content_an_id_of_its_own(
     store: SemanticIdStore,
 ) -> None:
-    content = content_of([*names(0, 50), "no-text", *names(50, 100)])
+    content = look_up_content([*names(0, 50), "no-text", *names(50, 100)])
     made = made_of(content, store)
     assert made.how == "trained"
     assert made.ids.parent is None
@@ -74,7 +74,7 @@ def test_first_version_gives_each_item_with_content_an_id_of_its_own(
 
 
 def test_nothing_new_keeps_the_very_same_version(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 40))
+    content = look_up_content(names(0, 40))
     first = published(content, store)
     again = made_of(content, store)
     assert again.how == "kept"
@@ -83,9 +83,9 @@ def test_nothing_new_keeps_the_very_same_version(store: SemanticIdStore) -> None
 
 
 def test_ids_follow_items_through_other_rows_and_new_items(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 40))
+    content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)
-    later = content_of(list(reversed(names(0, 60))))
+    later = look_up_content(list(reversed(names(0, 60))))
     made = published(later, store)
     after = texts(made, later)
     assert made.how == "appended"
@@ -97,13 +97,13 @@ def test_ids_follow_items_through_other_rows_and_new_items(store: SemanticIdStor
 def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
     store: SemanticIdStore,
 ) -> None:
-    content = content_of(names(0, 40))
+    content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)
-    without = content_of([*names(5, 40), *names(100, 120)])
+    without = look_up_content([*names(5, 40), *names(100, 120)])
     meanwhile = texts(published(without, store), without)
     gone = {before[name] for name in names(0, 5)}
     assert not gone & set(meanwhile.values())
-    back = content_of([*names(100, 120), *names(0, 40)])
+    back = look_up_content([*names(100, 120), *names(0, 40)])
     made = published(back, store)
     assert made.how == "kept"
     assert texts(made, back) == before | {
@@ -112,33 +112,33 @@ def test_an_item_that_leaves_and_comes_back_has_its_id_and_nobody_inherits_it(
 
 
 def test_after_a_rollback_ids_go_to_their_own_items_or_to_none(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 40))
+    content = look_up_content(names(0, 40))
     published(content, store)
-    later = content_of(names(0, 60))
+    later = look_up_content(names(0, 60))
     second = published(later, store)
     before = texts(second, later)
     store.rollback()
     # Other items whose content is that of the items rolled back, which would have the same IDs.
-    twins = content_of([*names(0, 40), *names(100, 120)])
+    twins = look_up_content([*names(0, 40), *names(100, 120)])
     twins.vectors[41:] = later.vectors[41:]
     third = published(twins, store)
     assert third.how == "appended"
     others = {name: text for name, text in texts(third, twins).items() if name in names(100, 120)}
     assert len(set(others.values())) == 20
     assert not set(others.values()) & set(before.values())
-    back = content_of([*names(0, 60), *names(100, 120)])
+    back = look_up_content([*names(0, 60), *names(100, 120)])
     assert texts(published(back, store), back) == before | others
 
 
 def test_after_a_rollback_the_same_items_make_the_same_version(store: SemanticIdStore) -> None:
-    published(content_of(names(0, 40)), store)
-    second = published(content_of(names(0, 60)), store)
+    published(look_up_content(names(0, 40)), store)
+    second = published(look_up_content(names(0, 60)), store)
     store.rollback()
-    assert made_of(content_of(names(0, 60)), store).ids.version == second.ids.version
+    assert made_of(look_up_content(names(0, 60)), store).ids.version == second.ids.version
 
 
 def test_an_item_whose_text_is_gone_keeps_its_id(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 40))
+    content = look_up_content(names(0, 40))
     before = texts(published(content, store), content)
     blank = replace(content, vectors=content.vectors.clone())
     blank.vectors[3] = 0
@@ -148,7 +148,7 @@ def test_an_item_whose_text_is_gone_keeps_its_id(store: SemanticIdStore) -> None
 
 
 def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 80))
+    content = look_up_content(names(0, 80))
     first = published(content, store)
     # The same neighbourhoods in a mirrored space.
     other = replace(content, vectors=-content.vectors, encoder="another")
@@ -162,7 +162,7 @@ def test_another_encoder_is_aligned_to_the_published_codes(store: SemanticIdStor
 
 
 def test_warm_refit_keeps_more_than_a_cold_one_of_another_seed(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 150))
+    content = look_up_content(names(0, 150))
     published(content, store)
     settings = plain(CONFIG)
     warm = refit_ids(content, store, CONFIG, settings, seed=9)
@@ -174,7 +174,7 @@ def test_warm_refit_keeps_more_than_a_cold_one_of_another_seed(store: SemanticId
 
 
 def test_other_levels_are_trained_anew_and_say_what_they_replace(store: SemanticIdStore) -> None:
-    content = content_of(names(0, 80))
+    content = look_up_content(names(0, 80))
     first = published(content, store)
     made = published(content, store, replace(CONFIG, num_levels=4))
     assert made.how == "trained"
@@ -186,31 +186,31 @@ def test_other_levels_are_trained_anew_and_say_what_they_replace(store: Semantic
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 17])
 def test_tiny_catalogues_have_ids(store: SemanticIdStore, count: int) -> None:
     config = SemanticIdsConfig()
-    content = content_of(names(0, count))
+    content = look_up_content(names(0, count))
     assert len(set(texts(made_of(content, store, config), content).values())) == count
 
 
 def test_equal_contents_get_different_ids(store: SemanticIdStore) -> None:
     config = SemanticIdsConfig()
-    content = content_of(names(0, 30))
+    content = look_up_content(names(0, 30))
     content.vectors[1:21] = content.vectors[1]
     assert len(set(texts(made_of(content, store, config), content).values())) == 30
 
 
 def test_more_codes_than_items_are_refused_with_both_numbers(store: SemanticIdStore) -> None:
     with pytest.raises(ValueError, match=r"codes_per_level = 64 .* 20 items"):
-        made_of(content_of(names(0, 20)), store, SemanticIdsConfig(codes_per_level=64))
+        made_of(look_up_content(names(0, 20)), store, SemanticIdsConfig(codes_per_level=64))
 
 
 @pytest.mark.parametrize("found", [[], ["no-a", "no-b"]])
 def test_without_content_there_is_no_version(store: SemanticIdStore, found: list[str]) -> None:
-    assert next_version(content_of(found), store, CONFIG, plain(CONFIG)) is None
+    assert next_version(look_up_content(found), store, CONFIG, plain(CONFIG)) is None
 
 
 def test_chosen_levels_that_are_full_are_chosen_again(store: SemanticIdStore) -> None:
-    few = content_of(names(0, 5))
+    few = look_up_content(names(0, 5))
     first = published(few, store)
-    many = content_of(names(0, 400))
+    many = look_up_content(names(0, 400))
     made = published(many, store)
     assert made.how == "trained"
     assert made.ids.parent == first.ids.version
@@ -219,15 +219,15 @@ def test_chosen_levels_that_are_full_are_chosen_again(store: SemanticIdStore) ->
 
 def test_named_levels_that_are_full_are_the_users_to_change(store: SemanticIdStore) -> None:
     config = SemanticIdsConfig(codes_per_level=2)
-    published(content_of(names(0, 5)), store, config)
+    published(look_up_content(names(0, 5)), store, config)
     with pytest.raises(NoFreeIdError, match="more or larger levels"):
-        made_of(content_of(names(0, 20)), store, config)
+        made_of(look_up_content(names(0, 20)), store, config)
 
 
 def test_id_rows_are_numbers_of_items_for_good(store: SemanticIdStore) -> None:
-    published(content_of(names(0, 30)), store)
+    published(look_up_content(names(0, 30)), store)
     again = SemanticIdStore(store.directory)
     assert again.id_rows_of(["item-0", "unknown", "item-29"]).tolist() == [1, 0, 30]
-    published(content_of(names(10, 40)), again)
+    published(look_up_content(names(10, 40)), again)
     rows = SemanticIdStore(store.directory).id_rows_of(names(0, 40))
     assert rows.tolist() == np.arange(1, 41).tolist()

@@ -9,7 +9,7 @@ from pipelines.stages.evaluate import Blending
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
 from recsys.fitting.blend import ProfileBlend, known_demand
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS

@@ -21,8 +21,8 @@ from recsys.fitting.blend import (
     ProfileBlend,
     SourceLists,
     fit_blend,
-    fusion_of,
-    single_of,
+    fusion_profile,
+    single_profile,
 )
 from recsys.retrieval.blend.config import BlendConfig
 from recsys.retrieval.blend.learned import LearnedBlend
@@ -84,7 +84,7 @@ def test_what_is_better_on_validation_is_served_and_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     names = ("sequence", "two_tower")
-    poor = single_of(names, "two_tower")
+    poor = single_profile(names, "two_tower")
     spoilt = ProfileBlend(served=poor, folds=(poor, poor))
     monkeypatch.setattr(fitting, "learned_profile", lambda *_: spoilt)
     made, document = fitted(examples({"sequence": 0.5, "two_tower": 0.02}))
@@ -104,7 +104,7 @@ def test_what_is_better_on_validation_is_served_and_said(
 def test_within_noise_learned_weights_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     given = examples({"sequence": 0.3, "two_tower": 0.3}, num_users=60)
     names = ("sequence", "two_tower")
-    one = single_of(names, "two_tower")
+    one = single_profile(names, "two_tower")
     monkeypatch.setattr(
         fitting, "learned_profile", lambda *_: ProfileBlend(served=one, folds=(one, one))
     )
@@ -136,7 +136,7 @@ def test_without_learned_weights_the_surface_fuses(
 
 def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
     given = examples({"sequence": 0.4, "two_tower": 0.2, "content": 0.3, "popular": 0.1})
-    merged = single(fusion_of(tuple(given.lists), HOME.weights)).lists(
+    merged = single(fusion_profile(tuple(given.lists), HOME.weights)).lists(
         given.lists, given.history_lengths, given.item_counts
     )
     names = ("sequence", "two_tower", "popular")  # content ranks appended items only
@@ -150,7 +150,7 @@ def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
 
 def test_one_source_is_served_in_its_order_and_filled_up() -> None:
     given = examples({"sequence": 0.4, "two_tower": 0.2})
-    merged = single(single_of(tuple(given.lists), "two_tower")).lists(
+    merged = single(single_profile(tuple(given.lists), "two_tower")).lists(
         given.lists, given.history_lengths, given.item_counts
     )
     assert merged.item_rows[:, :LENGTH].equal(given.lists["two_tower"].item_rows)
@@ -165,8 +165,8 @@ def test_each_half_is_measured_by_the_weights_of_the_other() -> None:
     given = examples({"sequence": 0.4, "two_tower": 0.2}, num_users=6)
     names = tuple(given.lists)
     made = ProfileBlend(
-        served=fusion_of(names, HOME.weights),
-        folds=(single_of(names, "sequence"), single_of(names, "two_tower")),
+        served=fusion_profile(names, HOME.weights),
+        folds=(single_profile(names, "sequence"), single_profile(names, "two_tower")),
     )
     merged = made.lists(given.lists, given.history_lengths, given.item_counts, given.folds)
     for user, fold in enumerate(given.folds.tolist()):

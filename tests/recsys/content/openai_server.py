@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
-from recsys.content.prompt import Completion, Example, LanguageModel, Prompt, Tokens
+from recsys.content.prompt import Completion, LanguageModel, Prompt, PromptExample, Tokens
 
 Request = dict[str, Any]
 
@@ -54,7 +54,7 @@ class _Heard:
 
 
 def answered_by(
-    model: LanguageModel, examples: tuple[Example, ...] = ()
+    model: LanguageModel, examples: tuple[PromptExample, ...] = ()
 ) -> Callable[[Request], Reply]:
     """Let a real model answer chat requests: one at a time, held to the schema that was sent.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.content.attribute_gate import Decision, Queries, choose_attributes
+from recsys.content.attribute_gate import GateDecision, Queries, choose_attributes
 from recsys.content.encoder import Vectors
 
 NUM_ITEMS, NUM_KINDS, HISTORY = 400, 20, 8
@@ -50,7 +50,7 @@ def decisions(
     queries: Queries,
     encode: Callable[[list[str]], Vectors],
     seed: int = 0,
-) -> list[Decision]:
+) -> list[GateDecision]:
     def texts_with(name: str | None, rows: Sequence[int]) -> list[str]:
         if name is None:
             return list(texts)

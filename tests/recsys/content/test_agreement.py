@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from recsys.content.agreement import agreed
-from recsys.content.attributes import Attribute, Provenance, Value
+from recsys.content.attribute_schema import agreed
+from recsys.content.attributes import Attribute, AttributeSource, Value
 from recsys.content.config import AttributeConfig, EnrichmentConfig
 from recsys.content.enrichment import enrich
 from recsys.content.enrichment_ledger import Enrichment
 from recsys.content.prompt import Prompt, Tokens
 from tests.recsys.content.test_enrichment import Script
 
-MADE = Provenance("oracle", "own", "now")
+MADE = AttributeSource("oracle", "own", "now")
 KINDS = tuple(f"kind{number}" for number in range(20))
 KIND = AttributeConfig(name="kind", type="choice", description="What it is.", values=KINDS)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from recsys.content.attribute_gate import (
-    Decision,
+    GateDecision,
     Queries,
     clustered_variance,
     cut_queries,
@@ -13,7 +13,7 @@ from recsys.content.encoder import HashEncoder
 from tests.recsys.content.planted_attributes import decisions, planted_world
 
 
-def found_in(seed: int, num_users: int = 250) -> dict[str, Decision]:
+def found_in(seed: int, num_users: int = 250) -> dict[str, GateDecision]:
     texts, attributes, users = planted_world(seed, num_users=num_users)
     found = decisions(texts, attributes, cut_queries(users, seed), HashEncoder().encode)
     return {decision.attribute: decision for decision in found}

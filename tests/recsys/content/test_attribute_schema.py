@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from recsys.content.attribute_schema import BUILT_IN, extraction_of
+from recsys.content.attribute_schema import BUILT_IN, build_extraction
 from recsys.content.attributes import checked, enriched_text, parse_reply
 from recsys.content.config import AttributeConfig, EndpointConfig, EnrichmentConfig
 from recsys.content.endpoint import Endpoint
@@ -24,7 +24,7 @@ ATTRIBUTES = (
     AttributeConfig(name="weight_kg", type="number", description="Its weight in kilograms"),
     AttributeConfig(name="washable", type="yes_no", description="Whether it may be washed"),
 )
-OWN = extraction_of(ATTRIBUTES)
+OWN = build_extraction(ATTRIBUTES)
 PLENTY = EnrichmentConfig(token_budget=10**9, attributes=ATTRIBUTES)
 GOOD = {
     "material": "cotton",
@@ -44,7 +44,7 @@ NONE = dict.fromkeys(GOOD)
 
 
 def test_without_attributes_of_ones_own_the_built_in_prompt_is_as_ever() -> None:
-    assert extraction_of(()) is BUILT_IN
+    assert build_extraction(()) is BUILT_IN
     assert BUILT_IN.version == "1-cffa0458"
 
 
@@ -53,7 +53,7 @@ def test_the_prompt_says_names_descriptions_and_values_and_its_version_follows_t
     assert "- washable: Whether it may be washed. true, false or null." in OWN.instructions
     assert OWN.schema["required"] == list(GOOD)
     assert OWN.schema["properties"]["material"]["enum"] == ["Cotton", "wool", None]
-    assert extraction_of(ATTRIBUTES[:4]).version != OWN.version
+    assert build_extraction(ATTRIBUTES[:4]).version != OWN.version
     assert OWN.keep == tuple(GOOD)
 
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from recsys.content.embedding_cache import encode_cached
-from recsys.content.encoder import HashEncoder, WordEncoder
-from recsys.content.joined_encoder import JoinedEncoder
+from recsys.content.encoder import HashEncoder, JoinedEncoder, WordEncoder
 
 TEXTS = ["Prada candy perfume", "candy perfume by prada", "led bicycle lamp", ""]
 

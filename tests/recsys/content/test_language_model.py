@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recsys.content.attribute_schema import entries_of
+from recsys.content.attribute_schema import split_entries
 from recsys.content.attributes import SCHEMA, prompt_for
 from recsys.content.embedding_cache import encode_cached
 from recsys.content.language_model import LocalLanguageModel, model_digest, page_of
@@ -187,8 +187,8 @@ def test_a_text_cannot_begin_a_line_of_its_own():
 
 
 def test_entries_are_split_at_semicolons():
-    assert entries_of(" a b ;a  b; c,; ;d") == ["a b", "c", "d"]
-    assert entries_of(" ; ") == []
+    assert split_entries(" a b ;a  b; c,; ;d") == ["a b", "c", "d"]
+    assert split_entries(" ; ") == []
 
 
 def test_no_tokens_are_counted_as_none():

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from recsys.content.text import clean_text, item_text
+from recsys.content.prompt import clean_text, item_text
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,13 @@ import numpy as np
 import torch
 
 from recsys.data.dataset import Sequences
-from recsys.data.domains import domain_positions, domain_window_batch, domain_windows
-from recsys.data.windows import training_windows, window_batch
+from recsys.data.windows import (
+    domain_positions,
+    domain_window_batch,
+    domain_windows,
+    training_windows,
+    window_batch,
+)
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel

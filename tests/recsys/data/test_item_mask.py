@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 
 ROWS = st.sets(st.integers(0, 19))
 

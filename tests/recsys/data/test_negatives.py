@@ -3,7 +3,7 @@ import math
 import torch
 from torch.nn import functional
 
-from recsys.data.negatives import every_item, mixed_candidates, sampled_softmax_loss
+from recsys.data.windows import every_item, mixed_candidates, sampled_softmax_loss
 
 
 def full_softmax_loss(scores: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:

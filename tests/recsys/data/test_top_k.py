@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data import top_k
-from recsys.data.item_mask import ItemMask
 from recsys.data.top_k import (
+    ItemMask,
     OneList,
     TopK,
     best_of_one,
     reranked_places,
     select_top_k,
-    top_k_of_scores,
 )
+from tests.recsys.testing.tensors import top_k_of_scores
 
 
 def ranked_slowly(scores: Tensor, k: int, mask: ItemMask) -> list[list[int]]:
@@ -54,7 +54,7 @@ def test_equal_scores_are_ranked_by_row_without_the_padding_row():
 
 def test_scores_are_left_as_they_are():
     scores = torch.ones(1, 5).expand(3, 5)
-    top_k_of_scores(scores, 2, ItemMask.none(5))
+    top_k_of_scores(scores, 2, ItemMask(np.zeros(5, np.bool_)))
     assert (scores == 1).all()
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recsys.data.batch import Jagged
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.evaluation.beyond_accuracy import (
     average_popularity,
     catalogue_coverage,
@@ -42,7 +42,7 @@ def test_coverage_is_the_share_of_eligible_items():
         1 / 2
     )
     with pytest.raises(ValueError, match="no item is eligible"):
-        catalogue_coverage(SHORT, 3, ItemMask.none(7))
+        catalogue_coverage(SHORT, 3, ItemMask(np.zeros(7, np.bool_)))
 
 
 def test_gini_is_0_for_equal_exposure_and_near_1_for_one_item():

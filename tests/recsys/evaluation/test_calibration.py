@@ -27,14 +27,13 @@ def test_calibration_error_of_four_predictions_by_hand():
     assert expected_calibration_error(curve) == pytest.approx((0.35 + 0.15) / 2)
 
 
-@pytest.mark.parametrize("equal_counts", [False, True])
-def test_true_probabilities_are_calibrated_and_squeezed_ones_are_not(equal_counts: bool):
+def test_true_probabilities_are_calibrated_and_squeezed_ones_are_not():
     generator = torch.Generator().manual_seed(0)
     truth = torch.rand(200_000, generator=generator)
     labels = torch.bernoulli(truth, generator=generator)
-    fair = reliability_curve(truth, labels, equal_counts=equal_counts)
+    fair = reliability_curve(truth, labels)
     assert expected_calibration_error(fair) < 0.005
-    squeezed = reliability_curve(0.5 + (truth - 0.5) / 2, labels, equal_counts=equal_counts)
+    squeezed = reliability_curve(0.5 + (truth - 0.5) / 2, labels)
     # |x - 1/2| / 2 on average over [0, 1]
     assert expected_calibration_error(squeezed) == pytest.approx(0.125, abs=0.005)
 
@@ -47,7 +46,7 @@ def test_empty_bins_are_left_out_and_the_ends_belong_to_a_bin():
 
 def test_equal_counts_keep_equal_predictions_together():
     probabilities = torch.tensor([0.01] * 7 + [0.02, 0.03, 0.5])
-    curve = reliability_curve(probabilities, torch.ones(10), num_bins=5, equal_counts=True)
+    curve = reliability_curve(probabilities, torch.ones(10), num_bins=5)
     assert curve.counts.tolist() == [7, 1, 2]
 
 

@@ -10,7 +10,6 @@ import pytest
 from recsys.evaluation.drift import (
     ACCEPTED_DAYS,
     Past,
-    band_of,
     effective_number,
     expected_score,
     mean_shift,
@@ -18,6 +17,7 @@ from recsys.evaluation.drift import (
     stability_index,
     tail_bound,
     two_sample_auc,
+    usual_band,
 )
 
 
@@ -83,7 +83,7 @@ def test_a_weekday_is_expected_at_its_usual_deviation():
 def test_less_than_a_week_expects_nothing():
     past = past_of([1.0] * 5)
     assert np.isnan(expected_score(past, 5))
-    assert band_of(past, 5, 0.1, "both", 0.01).high == np.inf
+    assert usual_band(past, 5, 0.1, "both", 0.01).high == np.inf
 
 
 def test_a_band_is_passed_about_as_often_as_it_is_meant_to_be():
@@ -92,7 +92,7 @@ def test_a_band_is_passed_about_as_often_as_it_is_meant_to_be():
     for _ in range(trials):
         scores = rng.normal(size=120)
         past = past_of(scores, residuals=scores)
-        band = band_of(past, 1, 1e-6, "both", chance)
+        band = usual_band(past, 1, 1e-6, "both", chance)
         passed += not band.low <= rng.normal() <= band.high
     assert passed / trials <= 2 * chance
     heavy = np.abs(rng.standard_t(3, 300))
@@ -105,7 +105,7 @@ def test_a_day_of_few_counts_has_a_wider_band():
     rng = np.random.default_rng(2)
     past = past_of(rng.normal(size=60), residuals=rng.normal(size=60))
     past = replace(past, noise=np.ones(60))
-    usual, small, tiny = (band_of(past, 4, noise, "both", 0.01) for noise in (1.0, 2.0, 50.0))
+    usual, small, tiny = (usual_band(past, 4, noise, "both", 0.01) for noise in (1.0, 2.0, 50.0))
     assert small.high - small.low > 1.8 * (usual.high - usual.low)
     assert tiny == small
 

@@ -9,11 +9,11 @@ from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.judges import (
     RUBRICS,
     Known,
-    biases_of,
+    available_rubrics,
     click_agreement,
+    measure_biases,
     planted_lists,
     rank_correlation,
-    rubrics_of,
     separation,
 )
 
@@ -67,7 +67,7 @@ def test_rubrics_separate_planted_lists_from_good_ones(seed):
         assert separation(scores, bad) >= 0.9, kind
         for row, user in zip(lists.tolist(), users.tolist(), strict=True):
             assert len(set(row)) == K
-            assert kind == "duplicates" or not set(row) & set(known.history(user).tolist())
+            assert kind == "duplicates" or not set(row) & set(known.items(user).tolist())
 
 
 @pytest.mark.parametrize("name", ["relevance", "distinct", "diversity", "personal"])
@@ -76,7 +76,7 @@ def test_a_rubric_is_a_share_and_knows_no_order(name):
     scores = RUBRICS[name](good, users, known)
     assert scores.shape == (U,)
     assert bool(((scores >= 0) & (scores <= 1)).all())
-    found = biases_of(lambda lists, of: RUBRICS[name](lists, of, known), good, users, scores)
+    found = measure_biases(lambda lists, of: RUBRICS[name](lists, of, known), good, users, scores)
     assert found.position == pytest.approx(0, abs=1e-9)
     empty = RUBRICS[name](torch.zeros(2, K, dtype=torch.int64), users[:2], known)
     assert bool(empty.isfinite().all())
@@ -106,14 +106,14 @@ def test_rubrics_by_hand():
 
 def test_data_that_are_missing_leave_their_rubrics_out():
     known, _, _ = world(4)
-    assert "freshness" not in rubrics_of(known)
+    assert "freshness" not in available_rubrics(known)
     bare = Known(
         histories=known.histories,
         categories=jagged([[]] * (N + 1)),
         num_categories=1,
         content=torch.empty(N + 1, 0),
     )
-    assert set(rubrics_of(bare)) == {"relevance", "personal"}
+    assert set(available_rubrics(bare)) == {"relevance", "personal"}
 
 
 def test_agreement_with_clicks_is_that_of_the_pairs_of_one_user():
@@ -133,13 +133,13 @@ def test_correlation_and_biases_of_judges_that_are_known():
     assert rank_correlation(one, -one) == pytest.approx(-1)
     assert np.isnan(rank_correlation(one, torch.ones(4)))
     lists, users = torch.arange(1, 41).reshape(10, 4), torch.arange(10)
-    first = biases_of(lambda rows, _: rows[:, 0].double(), lists, users, lists[:, 0])
+    first = measure_biases(lambda rows, _: rows[:, 0].double(), lists, users, lists[:, 0])
     assert first.position > 0.2
     assert first.length == 0
 
     def length(rows, _):
         return (rows > 0).sum(1) + rows.amax(1) * 0.1
 
-    long = biases_of(length, lists, users, length(lists, users))
+    long = measure_biases(length, lists, users, length(lists, users))
     assert long.position == pytest.approx(0)
     assert long.length < -1

@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
+from recsys.evaluation.bootstrap import group_values, time_blocks
 from recsys.evaluation.config import PairedConfig
-from recsys.evaluation.paired import detectable, group_values, paired, slice_losses, time_blocks
+from recsys.evaluation.paired import detectable, paired, slice_losses
 
 
 def pair(num_users: int, gain: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

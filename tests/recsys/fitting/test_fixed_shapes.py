@@ -15,7 +15,7 @@ from recsys.data.windows import BatchOrder, training_windows
 from recsys.fitting import sequence as sequence_fit
 from recsys.fitting import two_tower as two_tower_fit
 from recsys.fitting.fixed_shapes import FixedWindows, SampledRows, room_for
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig

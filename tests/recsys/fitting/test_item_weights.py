@@ -10,8 +10,7 @@ from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
 from recsys.fitting.counted import fit_ease, fit_item_knn, fit_next_basket, fit_repeats
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
 from recsys.models.configs import EaseWeightsConfig, ItemKnnConfig, NextBasketConfig, RepeatsConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights

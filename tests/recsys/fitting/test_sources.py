@@ -12,10 +12,9 @@ from torch.nn.functional import normalize
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
 from recsys.evaluation.ranking import RankingConfig
+from recsys.fitting.catalogue import index_of_model, tuning_queries
 from recsys.fitting.counted import popularity_source
-from recsys.fitting.index import index_of_model, tuning_queries
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import EvaluationQueries, RetrievalSettings, measure
+from recsys.fitting.queries import EvaluationQueries, ModelInputs, RetrievalSettings, measure
 from recsys.fitting.spec import Data, vector_source
 from recsys.models.configs import PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -94,7 +93,7 @@ def test_a_large_catalogue_has_an_index_tuned_on_train_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "recsys.fitting.index.FaissIndexConfig", lambda: FaissIndexConfig(flat_max_rows=1_000)
+        "recsys.fitting.catalogue.FaissIndexConfig", lambda: FaissIndexConfig(flat_max_rows=1_000)
     )
     data, model = inputs(), LatestItem()
     index = index_of_model(model, data)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.sequence import member_training
 from recsys.fitting.spec import Refit, TrainingRun, load_trained
 from recsys.fitting.two_tower import fit_two_tower, untrained_two_tower

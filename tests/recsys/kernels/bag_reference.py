@@ -11,11 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.layout import TableLayout, WidthClass
-from recsys.kernels.embedding_bag.optimizer import (
+from recsys.kernels.embedding_bag.layout import (
     Optimizer,
     OptimizerConfig,
     OptimizerState,
+    TableLayout,
+    WidthClass,
     bias_corrections,
 )
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recsys.kernels.routed_experts.triton_rows import Plan, most_tiles
+from recsys.kernels.routed_experts.triton_rows import VisitPlan, most_tiles
 
 
-def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
+def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> VisitPlan:
     """Sort visits by expert, first come first.
 
     Args:
@@ -29,7 +29,7 @@ def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
     listed[:, : len(expert)] = torch.stack(
         [expert, (ends - counts)[expert] + number * tile_rows, ends[expert]]
     )
-    return Plan(
+    return VisitPlan(
         (order // experts.shape[1]).int(),
         slot_of.int(),
         ends.int(),
@@ -38,7 +38,7 @@ def plan_visits(experts: Tensor, num_experts: int, tile_rows: int) -> Plan:
     )
 
 
-def scores_of(logits: Tensor, by_softmax: bool) -> Tensor:
+def score_candidates(logits: Tensor, by_softmax: bool) -> Tensor:
     """Scores of all experts, [B, E]."""
     return logits.softmax(1) if by_softmax else logits.sigmoid()
 

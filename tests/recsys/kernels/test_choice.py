@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from recsys.kernels.choice import KERNELS, is_on, parsed_switch, runs, summary, uses, without
-from recsys.kernels.hstu_attention.op import hstu_attention
-from recsys.kernels.hstu_attention.reference import reference_attention
+from recsys.kernels.hstu_attention.op import hstu_attention, reference_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from recsys.kernels.embedding_bag import cuda_driver
+from recsys.kernels.embedding_bag import launch
 
 
 class Driver:
@@ -55,14 +55,14 @@ PLACES = [
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     found = Driver(list(PLACES))
-    monkeypatch.setattr(cuda_driver, "driver", lambda: found)
+    monkeypatch.setattr(launch, "driver", lambda: found)
     return found
 
 
 def test_a_launch_hands_over_what_c_would(driver: Driver) -> None:
-    found = cuda_driver.packing(7, TYPES)
+    found = launch.packing(7, TYPES)
     assert found is not None
-    kernel = cuda_driver.Packed(7, *found, 128, 96)
+    kernel = launch.Packed(7, *found, 128, 96)
     for first in (1 << 40, 3):
         assert kernel.launch(5, 11, (first, -2, 1 << 50, -(1 << 40), 0.5, 9)) == 0
         function, *sizes, stream, packed = driver.launches[-1]
@@ -76,19 +76,19 @@ def test_a_launch_hands_over_what_c_would(driver: Driver) -> None:
 
 def test_the_drivers_error_is_handed_on(driver: Driver) -> None:
     driver.error = 201
-    assert cuda_driver.Packed(7, "Q", 8, 32).launch(1, 0, (0,)) == 201
+    assert launch.Packed(7, "Q", 8, 32).launch(1, 0, (0,)) == 201
 
 
 def test_a_number_that_does_not_fit_is_refused(driver: Driver) -> None:
     with pytest.raises(struct.error):
-        cuda_driver.Packed(7, "Qi", 16, 32).launch(1, 0, (0, 1 << 31))
+        launch.Packed(7, "Qi", 16, 32).launch(1, 0, (0, 1 << 31))
     assert not driver.launches
 
 
 def test_nothing_is_packed_where_the_driver_says_otherwise(driver: Driver) -> None:
-    assert cuda_driver.packing(7, TYPES[:-1]) is None
-    assert cuda_driver.packing(7, (*TYPES[:-1], "fp16")) is None
+    assert launch.packing(7, TYPES[:-1]) is None
+    assert launch.packing(7, (*TYPES[:-1], "fp16")) is None
     driver.places[3] = (PLACES[3][0] + 8, 8)
-    assert cuda_driver.packing(7, TYPES) is None
+    assert launch.packing(7, TYPES) is None
     driver.places.clear()
-    assert cuda_driver.packing(7, TYPES) is None
+    assert launch.packing(7, TYPES) is None

@@ -8,10 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.embedding_bag.layout import TableLayout
-from recsys.kernels.embedding_bag.op import EmbeddingBags
-from recsys.kernels.embedding_bag.optimizer import Optimizer, OptimizerConfig, OptimizerState
-from recsys.kernels.tuning import asking, trying
+from recsys.kernels.choice import asking, trying
+from recsys.kernels.embedding_bag.layout import (
+    Optimizer,
+    OptimizerConfig,
+    OptimizerState,
+    TableLayout,
+)
+from recsys.kernels.embedding_bag.op import FusedEmbeddingBags
 from tests.recsys.kernels import bag_reference as reference
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -40,8 +44,10 @@ def batch_of(layout: TableLayout, batch: int = 6, longest: int = 5, seed: int = 
     return [torch.cat(ids).to(DEVICE), offsets.to(DEVICE), weights.to(DEVICE)]
 
 
-def bags_of(layout: TableLayout, config: OptimizerConfig, dtype: torch.dtype) -> EmbeddingBags:
-    bags = EmbeddingBags(layout, config, learning_rate=0.1, dtype=dtype, device=DEVICE)
+def hash_texts(
+    layout: TableLayout, config: OptimizerConfig, dtype: torch.dtype
+) -> FusedEmbeddingBags:
+    bags = FusedEmbeddingBags(layout, config, learning_rate=0.1, dtype=dtype, device=DEVICE)
     generator = torch.Generator().manual_seed(1)
     bags.weights.copy_(torch.randn(layout.num_elements, generator=generator))
     return bags
@@ -52,7 +58,7 @@ def error(found: Tensor, truth: Tensor) -> float:
     return float(difference / truth.double().norm().clamp_min(1e-30))
 
 
-def wide_state(bags: EmbeddingBags) -> OptimizerState:
+def wide_state(bags: FusedEmbeddingBags) -> OptimizerState:
     first, second, rate = bags.first, bags.second, bags.learning_rate
     return OptimizerState(
         first.double().cpu(), second.double().cpu(), bags.step.cpu().clone(), rate.double().cpu()
@@ -60,7 +66,7 @@ def wide_state(bags: EmbeddingBags) -> OptimizerState:
 
 
 def run_both(
-    bags: EmbeddingBags, batch: list[Tensor], weighted: bool, seed: int = 3
+    bags: FusedEmbeddingBags, batch: list[Tensor], weighted: bool, seed: int = 3
 ) -> tuple[list[Tensor], list[Tensor]]:
     """One forward and backward here and in float64: output, rows, state."""
     ids, offsets, samples = batch
@@ -117,7 +123,7 @@ def test_agrees_with_float64(
     # Interpreted, each rule and each case meets each type, but not each pair of them all three.
     turn = (int(rule) + case) % 3
     for dtype in TYPES[turn : turn + 1] if INTERPRETING else TYPES:
-        bags = bags_of(layout, OptimizerConfig(rule=rule), dtype)
+        bags = hash_texts(layout, OptimizerConfig(rule=rule), dtype)
         for step in range(2):
             found, truth = run_both(bags, batch_of(layout, seed=step), weighted, step)
             assert error(found[0], truth[0]) < 2e-6
@@ -135,7 +141,7 @@ def test_long_runs_agree_and_repeat_their_bits(layout: TableLayout) -> None:
     ids = torch.where(torch.arange(len(ids), device=DEVICE) % 3 == 0, 3 % 7, ids * 0)
     bits = []
     for _ in range(2 if DEVICE == "cpu" else 20):
-        bags = bags_of(layout, OptimizerConfig(), torch.float32)
+        bags = hash_texts(layout, OptimizerConfig(), torch.float32)
         found, truth = run_both(bags, [ids, offsets, samples], False)
         assert error(found[-3], truth[-3]) < 2e-6
         assert error(found[-1], truth[-1]) < 1e-5
@@ -151,7 +157,7 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
     layout = TableLayout((60, 40, 50), (32, 32, 32), (0, 1, 2))
 
     def step() -> tuple[list[Tensor], list[Tensor]]:
-        bags = bags_of(layout, OptimizerConfig(), torch.float32)
+        bags = hash_texts(layout, OptimizerConfig(), torch.float32)
         return run_both(bags, [ids.to(DEVICE), offsets, ids.float().to(DEVICE)], False)
 
     with asking() as questions:
@@ -175,13 +181,13 @@ def test_launches_ask_for_their_tiles_and_every_tile_is_right() -> None:
 @KERNELS
 def test_one_hot_id(count: int) -> None:
     layout = TableLayout((5,), (8,), (0,))
-    bags = bags_of(layout, OptimizerConfig(), torch.float32)
+    bags = hash_texts(layout, OptimizerConfig(), torch.float32)
     ids = torch.full((count,), 2, device=DEVICE)
     offsets = torch.arange(count + 1, device=DEVICE)
     found, truth = run_both(bags, [ids, offsets, ids.float()], False)
     assert error(found[-3], truth[-3]) < 2e-6
     assert torch.equal(
-        layout.table(found[-3], 0)[3:], bags_of(layout, bags.config, torch.float32).table(0)[3:]
+        layout.table(found[-3], 0)[3:], hash_texts(layout, bags.config, torch.float32).table(0)[3:]
     )
 
 
@@ -198,7 +204,7 @@ def test_runs_of_every_length_at_every_place() -> None:
         ids = torch.repeat_interleave(torch.arange(len(lengths)), lengths)[first:]
         ids = ids[torch.randperm(len(ids), generator=generator)].to(DEVICE)
         offsets = torch.arange(len(ids) + 1, device=DEVICE)
-        bags = bags_of(layout, OptimizerConfig(), torch.float32)
+        bags = hash_texts(layout, OptimizerConfig(), torch.float32)
         found, truth = run_both(bags, [ids, offsets, ids.float()], False)
         assert error(found[-3], truth[-3]) < 2e-6
         assert error(found[-1], truth[-1]) < 1e-5
@@ -207,7 +213,7 @@ def test_runs_of_every_length_at_every_place() -> None:
 @KERNELS
 def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
     layout = TableLayout((10, 4), (8, 16), (0, 1))
-    bags = bags_of(layout, OptimizerConfig(), torch.float32)
+    bags = hash_texts(layout, OptimizerConfig(), torch.float32)
     before = bags.weights.clone()
     ids = torch.tensor([10, -1, 2**40, 4, -(2**40)], device=DEVICE)
     offsets = torch.tensor([0, 2, 3, 4, 5], device=DEVICE)
@@ -221,7 +227,7 @@ def test_ids_out_of_range_give_zeros_and_move_nothing() -> None:
 @pytest.mark.parametrize("batch", [0, 3])
 @KERNELS
 def test_no_ids(batch: int) -> None:
-    bags = bags_of(UNIFORM, OptimizerConfig(), torch.float32)
+    bags = hash_texts(UNIFORM, OptimizerConfig(), torch.float32)
     before = bags.weights.clone()
     ids = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     out = bags(ids, torch.zeros(3 * batch + 1, dtype=torch.int64, device=DEVICE))
@@ -236,7 +242,7 @@ def test_no_ids(batch: int) -> None:
 def test_skip_moves_nothing_and_grad_scale_scales(rule: Optimizer) -> None:
     config = OptimizerConfig(rule=rule)
     ids, offsets, _ = batch_of(UNIFORM, batch=24)
-    kept, moved, scaled = (bags_of(UNIFORM, config, torch.float32) for _ in range(3))
+    kept, moved, scaled = (hash_texts(UNIFORM, config, torch.float32) for _ in range(3))
     before = {name: one.clone() for name, one in kept.state_dict().items()}
     out = kept(ids, offsets, skip=torch.ones(1, dtype=torch.int32, device=DEVICE))
     (out * torch.nan).sum().backward()
@@ -259,8 +265,8 @@ def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimi
     grad = torch.randn(len(ids), 20, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     grad[0], grad[1] = 100 * grad[0], 1e-3 * grad[1]
     grad[2, 3] = torch.nan
-    clipped = bags_of(layout, OptimizerConfig(rule=rule, max_row_norm=0.5), torch.float32)
-    plain = bags_of(layout, OptimizerConfig(rule=rule), torch.float32)
+    clipped = hash_texts(layout, OptimizerConfig(rule=rule, max_row_norm=0.5), torch.float32)
+    plain = hash_texts(layout, OptimizerConfig(rule=rule), torch.float32)
     before = clipped.table(0).clone()
     for _ in range(2):
         clipped(ids, offsets).backward(grad)
@@ -279,7 +285,7 @@ def test_rows_are_clipped_and_a_row_without_a_finite_gradient_stays(rule: Optimi
 def test_unwritten_memory_does_not_reach_the_result(
     ids_type: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bags = bags_of(MIXED, OptimizerConfig(), torch.float32)
+    bags = hash_texts(MIXED, OptimizerConfig(), torch.float32)
     ids, offsets, samples = batch_of(MIXED, batch=12)
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     torch.use_deterministic_algorithms(True)
@@ -301,7 +307,7 @@ def test_unwritten_memory_does_not_reach_the_result(
     ],
 )
 def test_says_what_is_wrong(change: dict[str, object], message: str) -> None:
-    bags = EmbeddingBags(MIXED, OptimizerConfig())
+    bags = FusedEmbeddingBags(MIXED, OptimizerConfig())
     arguments = {"ids": torch.zeros(3).long(), "offsets": torch.zeros(5).long(), **change}
     with pytest.raises(ValueError, match=message):
         bags(**arguments)

@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from recsys.kernels.embedding_bag import triton_backward, triton_rows
-from recsys.kernels.embedding_bag.optimizer import Optimizer
+from recsys.kernels.embedding_bag.layout import Optimizer
 from recsys.kernels.embedding_bag.updating import LONG, SHORT, tile_rows, unequal_rows
 
 TYPES = {

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.kernels.hstu_attention.op import hstu_attention
-from recsys.kernels.hstu_attention.reference import (
+from recsys.kernels.choice import asking, trying
+from recsys.kernels.hstu_attention.op import (
     PositionBias,
     TimeBias,
     distance_buckets,
+    hstu_attention,
     reference_attention,
     time_buckets,
 )
-from recsys.kernels.tuning import asking, trying
 
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 """Largest error by the largest true value."""

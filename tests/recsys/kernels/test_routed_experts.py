@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from recsys.kernels.choice import asking, trying
 from recsys.kernels.routed_experts.op import Routed, count_visits, route, routed_experts
-from recsys.kernels.tuning import asking, trying
 from tests.recsys.kernels import routed_reference as reference
 from tests.recsys.testing.experts import loop_over_experts
 
@@ -140,7 +140,7 @@ def check_router(device: str, num_rows: int, num_experts: int, top_k: int, dim: 
         found, gradients = routed([rows.clone().requires_grad_(), weight.clone().requires_grad_()])
         wide = [rows.double().requires_grad_(), weight.double().requires_grad_()]
         logits = wide[0] @ wide[1].T
-        scores = reference.scores_of(logits, by_softmax)
+        scores = reference.score_candidates(logits, by_softmax)
         experts = torch.topk(scores + bias, top_k, dim=1).indices
         same = (found.experts == experts).all(1)
         assert same.double().mean() > 0.999

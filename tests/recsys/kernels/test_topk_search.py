@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import top_k_of_scores
+from recsys.data.top_k import ItemMask
 from recsys.kernels.topk_search.op import best_groups, fused_top_k, mask_words
 from tests.recsys.kernels.topk_reference import reference_top_k
+from tests.recsys.testing.tensors import top_k_of_scores
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 

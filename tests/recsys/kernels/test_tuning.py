@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recsys.kernels import tuning
-from recsys.kernels.tuning import (
+from recsys.kernels import choice
+from recsys.kernels.choice import (
     Question,
     asking,
     cache_folder,
@@ -40,7 +40,7 @@ def measured(shapes: str = SHAPES) -> Tuned:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RECSYS_KERNEL_CACHE", str(tmp_path / "kernels"))
-    tuning.forget()
+    choice.forget()
     return tmp_path / "kernels"
 
 
@@ -64,7 +64,7 @@ def test_what_was_stored_is_what_a_launch_gets(gpu: None, folder: Path) -> None:
     path = store([measured()], DEVICE)
     assert path == folder / "nvidia-example-9000-test.json"
     assert ask() == TUNED
-    tuning.forget()
+    choice.forget()
     assert ask({"another_number": 1}) == {"another_number": 1}, "of another kernel's numbers"
     assert lookup(question("dim128-length32"), DEVICE) is None
     assert lookup(question(), "NVIDIA Other") is None
@@ -77,14 +77,14 @@ def test_without_a_gpu_the_default_stands() -> None:
 
 def test_entries_of_other_sources_do_not_count(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     store([measured()], DEVICE)
-    monkeypatch.setattr(tuning, "source_digest", lambda kernel: "changed")
+    monkeypatch.setattr(choice, "source_digest", lambda kernel: "changed")
     assert ask() == DEFAULT
 
 
 def test_the_users_own_measurements_go_before_the_shipped_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(choice, "SHIPPED", tmp_path / "shipped")
     shipped = Tuned(question=question(), config=DEFAULT, ms=1, default_ms=1)
     store([shipped], DEVICE, tmp_path / "shipped")
     assert lookup(question(), DEVICE) == DEFAULT
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_used_is_named_once_and_replaced(
 
 def test_a_kernel_without_sources_is_named() -> None:
     with pytest.raises(ValueError, match="'nothing' has no Triton sources"):
-        tuning.source_digest("nothing")
+        choice.source_digest("nothing")
 
 
 def write_many(number: int) -> None:
@@ -184,9 +184,9 @@ def test_the_default_stays_where_nothing_is_clearly_faster() -> None:
 
 
 def test_what_is_shipped_can_be_read() -> None:
-    for path in tuning.SHIPPED.glob("*.json"):
+    for path in choice.SHIPPED.glob("*.json"):
         document = json.loads(path.read_text(encoding="utf-8"))
-        assert tuning.checked_entries(document)
+        assert choice.checked_entries(document)
         assert path.name == file_name(document["device"])
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recsys.layers.calendar import SECONDS_PER_DAY, Calendar
+from recsys.models.sequence.encoder import SECONDS_PER_DAY, Calendar
 
 pytestmark = pytest.mark.numerics
 

@@ -7,8 +7,8 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.layers.attention.target import TargetAttention
-from recsys.layers.cross import CrossNetwork
-from recsys.layers.examination import Examination
+from recsys.layers.calibrator import Examination
+from recsys.layers.wide_linear import CrossNetwork
 
 pytestmark = pytest.mark.numerics
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recsys.layers.attention import sparse
-from recsys.layers.attention.softmax import BlockConfig, Layout
+from recsys.layers.attention.softmax import BlockConfig, SequenceLayout
 from recsys.layers.attention.sparse import SparseBlock
 
 CONFIG = BlockConfig(dim=8, num_heads=2, hidden_dim=8, dropout=0.0, max_length=100)
@@ -24,12 +24,12 @@ def block(monkeypatch: pytest.MonkeyPatch) -> SparseBlock:
     return made
 
 
-def laid_out(*lengths: int) -> tuple[Tensor, Layout]:
+def laid_out(*lengths: int) -> tuple[Tensor, SequenceLayout]:
     generator = torch.Generator().manual_seed(1)
     events = torch.randn(sum(lengths), CONFIG.dim, generator=generator, dtype=torch.float64)
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return events, Layout.of(offsets, segments, CONFIG.max_length, None)
+    return events, SequenceLayout.of(offsets, segments, CONFIG.max_length, None)
 
 
 def softmax_of(scores: list[Tensor], values: list[Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged
-from recsys.models.ease import Ease
+from recsys.models.item_weights.ease import Ease
 
 pytestmark = pytest.mark.numerics
 

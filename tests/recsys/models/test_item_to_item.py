@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import top_k_of_scores
 from recsys.models import item_to_item
 from recsys.models.configs import ItemToItemConfig
 from recsys.models.item_to_item import ItemToItem
+from recsys.models.item_weights.model import ItemWeights
+from tests.recsys.testing.tensors import top_k_of_scores
 
 pytestmark = pytest.mark.numerics
 
@@ -125,9 +126,9 @@ def test_saved_and_loaded_scores_are_equal(tmp_path: Path, tastes: Sequences) ->
         tastes.item_rows, tastes.offsets[:-1], tastes.train_end, 41, ItemToItemConfig(window=5)
     )
     model.save(tmp_path / "item_to_item")
-    loaded = ItemToItem.load(tmp_path / "item_to_item")
+    loaded = ItemWeights.load(tmp_path / "item_to_item")
     queries = tastes.queries(tastes.label_positions("test"), max_history=50)
-    assert loaded.config == model.config
+    assert loaded.settings == model.settings
     assert torch.equal(loaded.score(queries), model.score(queries))
 
 

@@ -7,13 +7,12 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch, latest
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import top_k_of_scores
 from recsys.data.windows import BatchOrder
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
-from tests.recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding, top_k_of_scores
 
 pytestmark = pytest.mark.numerics
 

@@ -5,8 +5,7 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
-from recsys.fitting.inputs import ModelInputs
-from recsys.fitting.queries import RetrievalSettings
+from recsys.fitting.queries import ModelInputs, RetrievalSettings
 from recsys.models.configs import EaseWeightsConfig, ItemToItemConfig, PopularityConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig

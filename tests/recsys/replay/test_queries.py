@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from recsys.data.dataset import Sequences
 from recsys.data.windows import training_windows
-from recsys.fitting.inputs import NewEvents
+from recsys.fitting.queries import NewEvents
 from recsys.replay.steps import Step, StepQueries, Timeline
 
 NUM_ITEM_ROWS = 6

@@ -11,8 +11,8 @@ from recsys.data.dataset import Sequences
 from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED, read_json
-from recsys.replay.measures import document_of
-from recsys.replay.run import replay_of, run
+from recsys.replay.measures import measure_replay
+from recsys.replay.run import describe_replay, run
 from recsys.replay.steps import SECONDS_PER_DAY, ReplayConfig
 from tests.recsys.replay.logs import prepared_of, walks
 
@@ -21,7 +21,7 @@ MODELS = ("popularity", "item_to_item", "ease", "sequence")
 
 
 def replayed(log: PreparedData, folder: Path, config: ReplayConfig = CONFIG) -> Replay:
-    replay = replay_of(log, config, folder, device="cpu")
+    replay = describe_replay(log, config, folder, device="cpu")
     run(replay, lambda line: None)
     return replay
 
@@ -41,7 +41,7 @@ def whole(tmp_path_factory):
 
 
 def test_every_policy_answers_every_step(whole):
-    document = document_of(whole)
+    document = measure_replay(whole)
     names = {(row["policy"], row["row"]) for row in document["rows"]}
     policies = ("full", "incremental", "never")
     assert names == {(policy, row) for policy in policies for row in (SERVED, *MODELS)}
@@ -60,7 +60,7 @@ def test_every_policy_answers_every_step(whole):
 def test_walks_are_learned(whole):
     summary = {
         (row["policy"], row["row"]): row["metrics"]["recall@10"]
-        for row in document_of(whole)["summary"]
+        for row in measure_replay(whole)["summary"]
     }
     assert summary["full", SERVED] > 3 * summary["full", "popularity"]
     assert summary["full", SERVED] >= 0.95 * max(summary["full", name] for name in MODELS)
@@ -114,7 +114,7 @@ def test_processes_give_what_one_gives(log, whole, tmp_path):
 
 def test_another_replay_in_the_folder_is_refused(whole, log):
     with pytest.raises(ValueError, match="holds a replay of other data or settings"):
-        replay_of(log, replace(CONFIG, num_steps=2), whole.folder.path)
+        describe_replay(log, replace(CONFIG, num_steps=2), whole.folder.path)
 
 
 def test_blend_weights_of_a_step_come_from_the_step_before(whole, tmp_path, log, changed):
@@ -133,7 +133,7 @@ def test_lists_of_peers_are_measured_and_their_failures_kept(whole, tmp_path, lo
         source = folder / "steps" / str(step) / "lists"
         shutil.copy(source / "full.served.npz", source / "peer.copy.npz")
     (folder / "steps" / "3" / "lists" / "peer.copy.error.txt").write_text("out of memory\n")
-    document = document_of(replay_of(log, CONFIG, folder, device="cpu"))
+    document = measure_replay(describe_replay(log, CONFIG, folder, device="cpu"))
     rows = [row for row in document["rows"] if row["policy"] == "peer"]
     served = {
         row["step"]: row["metrics"]

@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.calibration import SMOOTHING, calibrated
-from recsys.reranking.caps import Caps, capped
-from recsys.reranking.diversity import relevance_of
+from recsys.reranking.diversity import SMOOTHING, Caps, calibrated, capped, scale_relevance
 
 groups = st.lists(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3)), max_size=3), max_size=15
@@ -34,7 +32,7 @@ def test_known_list():
 
 
 def slow(scores, classes, target, k, strength):
-    relevance, chosen = relevance_of(scores), []
+    relevance, chosen = scale_relevance(scores), []
     there = [c for c, share in enumerate(target) if share > 0]
     while len(chosen) < min(k, len(scores)):
         values = []

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.diversity import dpp, mmr, relevance_of
+from recsys.reranking.diversity import dpp, mmr, scale_relevance
 
 
 def world(seed, number=8, width=4):
@@ -14,7 +14,7 @@ def world(seed, number=8, width=4):
 
 
 def slow_mmr(scores, vectors, k, strength):
-    relevance, chosen = relevance_of(scores), []
+    relevance, chosen = scale_relevance(scores), []
     while len(chosen) < min(k, len(scores)):
         values = [
             -np.inf
@@ -29,7 +29,7 @@ def slow_mmr(scores, vectors, k, strength):
 
 def slow_dpp(scores, vectors, k, strength):
     """Each step by the determinant itself."""
-    quality = np.exp((1 - strength) / strength * relevance_of(scores))
+    quality = np.exp((1 - strength) / strength * scale_relevance(scores))
     kernel = quality[:, None] * (vectors @ vectors.T) * quality
     chosen = []
     while len(chosen) < min(k, len(scores)):

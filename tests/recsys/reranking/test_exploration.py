@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recsys.reranking.caps import Caps
-from recsys.reranking.diversity import relevance_of
+from recsys.reranking.diversity import Caps, scale_relevance
 from recsys.reranking.exploration import (
     _Largest,
     best_chances,
@@ -54,13 +53,13 @@ def drawn_by_epsilon(random, number):
 
 
 def drawn_by_gumbel(random, number):
-    keys = relevance_of(SCORES) / 0.5 + random.gumbel(size=(number, 4))
+    keys = scale_relevance(SCORES) / 0.5 + random.gumbel(size=(number, 4))
     return np.argsort(-keys, axis=1)[:, :2]
 
 
 def drawn_by_normals(random, number):
-    first = (relevance_of(SCORES) + DEVIATIONS * random.normal(size=(number, 4))).argmax(1)
-    again = relevance_of(SCORES) + DEVIATIONS * random.normal(size=(number, 4))
+    first = (scale_relevance(SCORES) + DEVIATIONS * random.normal(size=(number, 4))).argmax(1)
+    again = scale_relevance(SCORES) + DEVIATIONS * random.normal(size=(number, 4))
     again[np.arange(number), first] = -np.inf
     return np.stack([first, again.argmax(1)], 1)
 

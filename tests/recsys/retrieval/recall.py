@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.index_recall import overlap
 from recsys.retrieval.vector_index import VectorIndex

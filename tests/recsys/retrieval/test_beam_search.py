@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK, top_k_of_scores
+from recsys.data.top_k import ItemMask, TopK
 from recsys.retrieval.beam_search import Beams, BeamSearch, CapturedSearch, Decoded
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.retrieval.code_decoder import CodeDecoder, CodeDecoderConfig
+from tests.recsys.testing.tensors import top_k_of_scores
 
 pytestmark = pytest.mark.numerics
 
@@ -249,7 +249,9 @@ def test_a_catalogue_of_none_and_of_one_item(beam_width: int) -> None:
         )
         found = search.search(tables, 3)
         assert found.item_rows.tolist() == [[*ids, *[-1] * (3 - len(ids))]] * 2
-        filtered = search.search(tables, 3, [ItemMask.none(NUM_ROWS), ItemMask.all(NUM_ROWS)])
+        filtered = search.search(
+            tables, 3, [ItemMask(np.zeros(NUM_ROWS, np.bool_)), ItemMask.all(NUM_ROWS)]
+        )
         assert filtered.item_rows[0].tolist() == [-1, -1, -1]
         assert filtered.scores[0].tolist() == [-torch.inf] * 3
         assert torch.equal(filtered.item_rows[1], found.item_rows[1])

@@ -4,9 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import top_k_of_scores
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.exact import exact_top_k
+from tests.recsys.testing.tensors import top_k_of_scores
 
 
 def integer_vectors(seed: int, *shape: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import FaissIndex, build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
@@ -141,7 +141,9 @@ def test_lists_longer_than_what_is_allowed_are_padded(kind, exact_below):
     assert [sorted(rows) for rows in found.item_rows[:, :2].tolist()] == [[7, 9]] * 2
     assert (found.item_rows[:, 2:] == -1).all()
     assert (found.scores[:, 2:] == -torch.inf).all()
-    assert (index.search(QUERIES[:2], 5, ItemMask.none(NUM_ROWS)).item_rows == -1).all()
+    assert (
+        index.search(QUERIES[:2], 5, ItemMask(np.zeros(NUM_ROWS, np.bool_))).item_rows == -1
+    ).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,15 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK, top_k_of_scores
+from recsys.data.top_k import ItemMask, TopK
 from recsys.kernels.choice import without
 from recsys.retrieval.exact import exact_top_k
 from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from recsys.retrieval.index import ExactIndex, gpu_layout, halves_of, index_of
+from recsys.retrieval.index import ExactIndex, copy_halves, gpu_layout, index_of
 from recsys.retrieval.vector_index import VectorIndex
-from tests.recsys.testing.tensors import as_lists, assert_same_lists, near_ties, rounding
+from tests.recsys.testing.tensors import (
+    as_lists,
+    assert_same_lists,
+    near_ties,
+    rounding,
+    top_k_of_scores,
+)
 
 pytestmark = pytest.mark.numerics
 
@@ -121,13 +126,13 @@ def test_half_copies_hold_vectors_of_like_lengths_at_any_scale() -> None:
     vectors = torch.randn(500, 8, generator=torch.Generator().manual_seed(0))
     vectors[0] = 0
     for scale in (1e-6, 1.0, 1e6):
-        copied = halves_of(vectors * scale)
+        copied = copy_halves(vectors * scale)
         assert copied is not None
         back = copied.float() * (vectors.abs().max() / copied.float().abs().max())
         torch.testing.assert_close(back, vectors, rtol=2e-3, atol=2e-3)
     vectors[7] *= 1e-4
-    assert halves_of(vectors) is None
-    assert halves_of(torch.zeros(5, 3)) is None
+    assert copy_halves(vectors) is None
+    assert copy_halves(torch.zeros(5, 3)) is None
 
 
 @pytest.mark.gpu

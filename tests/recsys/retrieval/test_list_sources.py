@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import NO_ROW, TopK, no_items
+from recsys.data.top_k import NO_ROW, ItemMask, TopK, no_items
 from recsys.models.configs import PopularityConfig
 from recsys.models.item_weights.model import HistoryWeights, ItemWeights, WeightTable
 from recsys.models.popularity import Popularity

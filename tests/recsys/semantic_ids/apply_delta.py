@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds
-from recsys.semantic_ids.delta import Delta
+from recsys.semantic_ids.delta import VersionDelta
 
 
-def apply(parent: SemanticIds, delta: Delta) -> SemanticIds:
+def apply(parent: SemanticIds, delta: VersionDelta) -> SemanticIds:
     """Rebuild the version that a delta leads to.
 
     Raises:

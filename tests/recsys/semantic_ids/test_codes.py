@@ -20,7 +20,7 @@ def all_ids(num_items: int = 20, seed: int = 0) -> SemanticIds:
 def test_codes_and_item_rows_are_inverse() -> None:
     ids = all_ids()
     rows = torch.arange(1, 21)
-    assert torch.equal(ids.item_rows_of(ids.codes[rows]), rows)
+    assert torch.equal(ids.find_item_rows(ids.codes[rows]), rows)
     assert torch.equal(ids.item_rows, rows)
     assert ids.num_levels == 3
     assert ids.num_item_rows == 21
@@ -29,10 +29,10 @@ def test_codes_and_item_rows_are_inverse() -> None:
 def test_unknown_and_impossible_codes_are_row_zero() -> None:
     ids = all_ids(59)
     everything = torch.cartesian_prod(torch.arange(4), torch.arange(3), torch.arange(5))
-    found = ids.item_rows_of(everything)
+    found = ids.find_item_rows(everything)
     assert int((found == 0).sum()) == 1
     impossible = torch.tensor([[4, 0, 0], [0, 0, 5], [-1, -1, -1], [0, -1, 0]])
-    assert ids.item_rows_of(impossible).tolist() == [0, 0, 0, 0]
+    assert ids.find_item_rows(impossible).tolist() == [0, 0, 0, 0]
 
 
 def test_text_is_the_codes_and_empty_without_id() -> None:
@@ -88,7 +88,7 @@ def test_impossible_level_sizes_are_refused(sizes: tuple[int, ...]) -> None:
 def test_an_empty_catalogue_has_no_rows_with_ids(tmp_path: Path) -> None:
     empty = torch.empty(0, 3, dtype=torch.int32)
     ids = SemanticIds.of_items(empty, level_sizes=SIZES, quantizer_digest="q")
-    assert ids.item_rows_of(torch.tensor([[0, 0, 0]])).tolist() == [0]
+    assert ids.find_item_rows(torch.tensor([[0, 0, 0]])).tolist() == [0]
     ids.save(tmp_path)
     assert SemanticIds.load(tmp_path).version == ids.version
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
-from recsys.semantic_ids.delta import Delta, diff
+from recsys.semantic_ids.delta import VersionDelta, diff
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.lifecycle import align, append, kept_shares, retire
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
@@ -71,9 +71,9 @@ def test_nobody_inherits_a_retired_id(tmp_path: Path) -> None:
     assert len(reserved) == 50
     twins = vectors()[1:51]
     heirs = append(fewer, quantizer(), twins)
-    assert (ids.item_rows_of(heirs.codes[101:]) > 0).any()
+    assert (ids.find_item_rows(heirs.codes[101:]) > 0).any()
     strangers = append(fewer, quantizer(), twins, reserved=reserved)
-    assert not (ids.item_rows_of(strangers.codes[101:]) > 0).any()
+    assert not (ids.find_item_rows(strangers.codes[101:]) > 0).any()
     with pytest.raises(ValueError, match="item row 3 has no semantic ID"):
         retire(fewer, torch.tensor([60, 3]))
 
@@ -109,9 +109,9 @@ def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
     assert sorted(given[0].tolist()) == list(range(61, 81))
     others = torch.arange(81, 101)
     careless = append(first, quantizer(), vectors()[61:81], item_rows=others)
-    assert (second.item_rows_of(careless.codes[81:]) > 0).any()
+    assert (second.find_item_rows(careless.codes[81:]) > 0).any()
     third = append(first, quantizer(), vectors()[61:81], item_rows=others, given=given)
-    assert not (second.item_rows_of(third.codes[81:]) > 0).any()
+    assert not (second.find_item_rows(third.codes[81:]) > 0).any()
     # An item of the later version keeps its ID, whatever its content and beside whatever else.
     mixed = append(
         first,
@@ -121,7 +121,7 @@ def test_an_append_after_a_rollback_gives_no_id_of_the_later_version(
         given=given,
     )
     assert mixed.text(80) == second.text(80)
-    assert not (second.item_rows_of(mixed.codes[90:]) > 0).any()
+    assert not (second.find_item_rows(mixed.codes[90:]) > 0).any()
 
 
 def test_append_fills_rows_that_have_no_id_and_refuses_published_ones() -> None:
@@ -192,7 +192,7 @@ def test_a_delta_moves_ids_of_a_refit_and_refuses_a_wrong_end(tmp_path: Path) ->
     new = assign_semantic_ids(other, vectors())
     delta = diff(old, new)
     delta.save(tmp_path)
-    loaded = Delta.load(tmp_path)
+    loaded = VersionDelta.load(tmp_path)
     assert apply(old, loaded).version == new.version
     assert len(loaded.moved) > 0
     loaded.codes[0] = loaded.codes[-1]
@@ -211,7 +211,7 @@ def test_store_publishes_rolls_back_and_keeps_every_version(tmp_path: Path) -> N
     store.publish(first, quantizer())
     store.publish(second, quantizer())
     assert store.load().version == second.version
-    assert apply(first, Delta.load(store.path_of())).version == second.version
+    assert apply(first, VersionDelta.load(store.path_of())).version == second.version
     assert ResidualKMeans.load(store.quantizer_path()).digest == quantizer().digest
     assert store.versions() == sorted([first.version, second.version])
     assert store.rollback() == first.version

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from recsys.semantic_ids.purity import purity, purity_by_chance
+from recsys.semantic_ids.quality import purity, purity_by_chance
 
 
 def test_purity_counts_the_commonest_category_of_each_prefix() -> None:

@@ -52,7 +52,7 @@ def said_of(ids: SemanticIds, quantizer: ResidualKMeans) -> dict[str, Any]:
     """
     rows = torch.arange(1, NUM_FIRST + 1)
     codes = ids.codes[rows].long()
-    back = ids.item_rows_of(codes)
+    back = ids.find_item_rows(codes)
     assert torch.equal(back, rows), "an ID leads to another item"
     neighbours = [
         [

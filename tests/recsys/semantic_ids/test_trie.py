@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.semantic_ids import trie_tables
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.trie import DEAD, Trie
@@ -84,7 +84,7 @@ def test_states_end_at_the_item_and_dead_ones_at_the_padding() -> None:
 def test_everything_forbidden_leaves_nothing_at_any_level() -> None:
     codes = torch.cartesian_prod(torch.arange(3), torch.arange(300))
     trie = Trie.build(codes, (3, 300))
-    restriction = trie.restrict([ItemMask.none(trie.num_item_rows)])
+    restriction = trie.restrict([ItemMask(np.zeros(trie.num_item_rows, np.bool_))])
     assert not trie.mask(trie.start(2), 0, restriction).any()
     assert not trie.mask(trie.walk(torch.tensor([[1], [2]])), 1, restriction).any()
 
@@ -119,4 +119,4 @@ def test_the_trie_of_semantic_ids_finds_their_items() -> None:
     ids = SemanticIds(codes=table, level_sizes=(9, 9, 9), quantizer_digest="q")
     trie = Trie.of_items(ids)
     assert trie.version == ids.version
-    assert torch.equal(trie.item_rows(trie.walk(codes)), ids.item_rows_of(codes))
+    assert torch.equal(trie.item_rows(trie.walk(codes)), ids.find_item_rows(codes))

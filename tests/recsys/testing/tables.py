@@ -12,7 +12,7 @@ from tests.recsys.testing.world_text import DOMAINS
 from tests.recsys.testing.worlds import frozen_world
 
 
-def tables_of(name: str) -> RawTables:
+def find_tables(name: str) -> RawTables:
     """Generate a frozen world as raw tables.
 
     The segment of each user, which is all that decides the taste, is a column of the users.
@@ -60,4 +60,4 @@ def tables_of(name: str) -> RawTables:
 def write_tables(name: str, folder: Path) -> None:
     """Write a frozen world as events.parquet, items.parquet and users.parquet."""
     folder.mkdir(parents=True, exist_ok=True)
-    tables_of(name).write(folder)
+    find_tables(name).write(folder)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from recsys.data.top_k import NO_ROW, OneList, TopK, no_items
+from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, allowed_rows, no_items, select_top_k
 
 
 def rounding(num_terms: int, *, size: float = 1.0, dtype: torch.dtype = torch.float32) -> float:
@@ -44,6 +44,12 @@ def assert_same_lists(found: TopK, truth: TopK, atol: float) -> None:
         deserved = dict(zip(true_rows[row_there].tolist(), expected, strict=True))
         for row, score in zip(own, expected, strict=True):
             assert abs(deserved.get(row, expected[-1]) - score) <= 2 * atol, f"item row {row}"
+
+
+def top_k_of_scores(scores: torch.Tensor, k: int, mask: ItemMask | None = None) -> TopK:
+    """Rank item rows by scores [B, N], column = item row; the scores are left as they are."""
+    allowed = allowed_rows(mask, scores.shape[1]).to(scores.device)
+    return select_top_k(scores.float().masked_fill(~allowed, -torch.inf), k)
 
 
 def as_lists(one: OneList, k: int) -> TopK:

@@ -4,13 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recsys.data.share import WholeStep
-from recsys.training.ranks import OneRank, Rows
+from recsys.data.batch import StepShare
+from recsys.training.ranks import Ranks, Rows
 
 SEED = 3
 
 
-class WholeOfAStep(WholeStep):
+class WholeOfAStep(StepShare):
     """The whole step, with draws that its parts repeat."""
 
     def draws(self, device: torch.device) -> torch.Generator:
@@ -39,7 +39,7 @@ class PartOfAStep(WholeOfAStep):
         return (count / mean.clamp(min=1e-9)).float()
 
 
-class OneOfTwo(OneRank):
+class OneOfTwo(Ranks):
     """One of two ranks, without the other."""
 
     size = 2

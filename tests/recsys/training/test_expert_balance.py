@@ -12,7 +12,7 @@ from recsys.models.ranker.model import Ranker
 from recsys.training import expert_balance
 from recsys.training.expert_balance import item_router, served_items, settling
 from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranking_examples import RankingExamples
 

@@ -90,14 +90,6 @@ def test_numbers_are_logged_every_n_steps_and_at_the_last():
     ]  # fmt: skip
 
 
-def test_progress_on_stderr_is_the_default(capfd):
-    model = Line()
-    run(model, config_of(20), progress=None)
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0].startswith("step 10/20 loss ")
-    assert lines[1].endswith("steps/s")
-
-
 def test_early_stopping_keeps_the_best_weights():
     # Validation by script: the third of these is the best, two worse ones follow.
     scores = iter([0.1, 0.2, 0.5, math.nan, 0.4])

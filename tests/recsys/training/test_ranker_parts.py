@@ -9,10 +9,10 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import ranker_loss
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
-from recsys.training.ranks import ALONE, OneRank
+from recsys.training.ranks import ALONE, Ranks
 from recsys.training.shown_lists import shown_losses
 from tests.recsys.training.parts import two_parts
 
@@ -54,7 +54,7 @@ def ranker() -> Ranker:
     return Ranker(config, inputs, ItemCatalogue.empty(NUM_ITEMS)).eval()
 
 
-def gradients(loss: str, ranks: OneRank) -> list[Tensor]:
+def gradients(loss: str, ranks: Ranks) -> list[Tensor]:
     model, found = ranker(), examples()
     if loss == "events":
         loss_at = ranker_loss(model, found, EVERYONE, CONFIG, 0, CPU, ranks)

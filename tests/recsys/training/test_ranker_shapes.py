@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch, offsets_of
+from recsys.data.batch import Jagged, JaggedBatch, cut_offsets
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
 from recsys.training.expert_balance import settling
-from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.passes import RankerFitConfig
 from recsys.training.ranker_fit import StepLosses, fixed_loss, has_one_shape
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
 
@@ -63,7 +63,7 @@ def examples() -> RankingExamples:
     events = torch.randint(1, NUM_ITEMS, (int(lengths.sum()),), generator=generator)
     events[7] = NUM_ITEMS + 3
     queries = JaggedBatch(
-        {"history": Jagged(events, offsets_of(lengths)), "user.age": Jagged.one_each(EVERYONE % 6)}
+        {"history": Jagged(events, cut_offsets(lengths)), "user.age": Jagged.one_each(EVERYONE % 6)}
     )
     return RankingExamples(queries, targets, Candidates(rows, features), labels)
 

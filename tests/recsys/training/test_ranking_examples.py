@@ -11,9 +11,9 @@ from recsys.training.ranking_examples import (
     NEXT,
     Drawn,
     Outcomes,
+    choose_tasks,
     draw_places,
     labels_of,
-    tasks_of,
 )
 from tests.recsys.testing.tensors import rounding
 
@@ -45,7 +45,7 @@ def test_labels_say_taken_liked_and_unknown() -> None:
 def test_a_task_of_one_class_is_left_out_and_said(
     values: list[float], names: tuple[str, ...], why: str
 ) -> None:
-    found, said = tasks_of(Outcomes.of_values(torch.tensor(values)), 4.0)
+    found, said = choose_tasks(Outcomes.of_values(torch.tensor(values)), 4.0)
     assert found == names
     assert torch.tensor([bool(part in said) for part in why.split(" .* ")]).all()
 
@@ -54,7 +54,7 @@ def test_each_type_of_event_that_has_enough_is_a_task() -> None:
     types = torch.eye(4).bool()[torch.tensor([0] * 50 + [1] * 30 + [2] * 19 + [3] * 25)]
     names = ("click", "purchase", "refund", "like")
     outcomes = Outcomes(torch.full((124,), NAN), types, names)
-    tasks, why = tasks_of(outcomes, 4.0)
+    tasks, why = choose_tasks(outcomes, 4.0)
     assert tasks == (NEXT, "click", "purchase", "like")
     assert "24% are of type purchase" in why
     assert "19 of 124 are of type refund: too few" in why
@@ -69,7 +69,7 @@ def test_each_type_of_event_that_has_enough_is_a_task() -> None:
 def test_likes_by_value_win_over_a_type_of_that_name() -> None:
     types = torch.eye(2).bool()[[0, 1] * 30]
     outcomes = Outcomes(torch.tensor([5.0, 1.0] * 30), types, ("like", "buy"))
-    tasks, why = tasks_of(outcomes, 4.0)
+    tasks, why = choose_tasks(outcomes, 4.0)
     assert tasks == (NEXT, LIKE, "buy")
     assert "like is the name of another task" in why
 

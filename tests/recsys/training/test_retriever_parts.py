@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.share import StepShare
+from recsys.data.batch import Jagged, JaggedBatch, StepShare
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig

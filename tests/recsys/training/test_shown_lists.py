@@ -8,7 +8,7 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Candidates
 from recsys.models.ranker.config import RankerConfig, RankerInputs
 from recsys.models.ranker.model import Ranker
-from recsys.training.ranker_config import RankerFitConfig
+from recsys.training.passes import RankerFitConfig
 from recsys.training.ranking_examples import NOT_SHOWN, RankingExamples
 from recsys.training.shown_lists import (
     Impressions,

@@ -10,7 +10,7 @@ from recsys.training import progress
 from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from recsys.training.passes import TrainingConfig
-from recsys.training.progress import SilentProgress, Spent, steps_to_skip
+from recsys.training.progress import SilentProgress, TrainState, steps_to_skip
 
 pytestmark = pytest.mark.numerics
 
@@ -179,14 +179,14 @@ def test_a_refit_takes_the_chosen_steps_along_the_shortened_schedule(clock):
 
 
 def test_nothing_is_skipped_while_all_fits():
-    spent = Spent(num_steps=10, seconds=10.0, first_step_seconds=1.0)
+    spent = TrainState(step=10, seconds=10.0, first_step_seconds=1.0)
     assert steps_to_skip(spent, 90, max_seconds=100.0, eval_every=None) == 0
     assert steps_to_skip(spent, 180, max_seconds=100.0, eval_every=None) == pytest.approx(1)
     # Two seconds of validation every step, and one more at the end.
     slow = replace(spent, seconds=30.0, num_validations=10, validation_seconds=20.0)
     assert steps_to_skip(slow, 68, max_seconds=100.0, eval_every=1) == pytest.approx(2)
     # The first step of a run says little.
-    first = Spent(num_steps=1, seconds=4.0, first_step_seconds=4.0)
+    first = TrainState(step=1, seconds=4.0, first_step_seconds=4.0)
     assert steps_to_skip(first, 900, 100.0, None) == 0
 
 

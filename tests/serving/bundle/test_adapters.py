@@ -9,7 +9,7 @@ import torch
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import adapted_layers, ranker_targets, twin_of
+from recsys.models.adapted.model import adapted_layers, copy_layers, ranker_targets
 from serving.bundle.adapters import (
     domain_directory,
     models_of,
@@ -34,7 +34,7 @@ DOMAINS = ["books", "films/& more", None, "unheard of"]
 
 def register(bundles_dir, domain, seed=1, *, base="two_tower", reading_only=False):
     """Write and publish an adapter that changes much."""
-    model = twin_of(models_of(load_bundle(bundles_dir / "current"))[base])
+    model = copy_layers(models_of(load_bundle(bundles_dir / "current"))[base])
     layers = ranker_targets(model) if base == "ranker" else adapted_layers(model)
     targets = layers[: 1 if reading_only else None]
     torch.manual_seed(seed)
@@ -118,7 +118,7 @@ def test_the_ranker_of_a_bundle_can_have_adapters_that_change_one_domains_order(
 def test_an_adapter_of_what_no_candidate_reads_is_refused(tmp_path):
     write_synthetic_bundle(tmp_path, "v1", SyntheticSize(history_models=True, ranker=True))
     publish(tmp_path, "v1")
-    model = twin_of(models_of(load_bundle(tmp_path / "current"))["ranker"])
+    model = copy_layers(models_of(load_bundle(tmp_path / "current"))["ranker"])
     config = LoraConfig(targets=("attention.query",), rank=2, max_share=1.0)
     adapter = LoraAdapter(model, config)
     publish_adapter(

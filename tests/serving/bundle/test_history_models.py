@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.sequence.model import SequenceModel
 from recsys.semantic_ids.codes import NO_CODE, SemanticIds

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.retrieval import index_recall
 from serving.bundle import item_index
 from serving.bundle.delta import NewItem, write_delta

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK
+from recsys.data.top_k import ItemMask, TopK
 from recsys.models.ranker.batch import RankingBatch
 from recsys.retrieval.blend.candidate_features_one import OneQueryFeatures
 from serving.bundle.delta import NewItem, write_delta
@@ -208,8 +207,8 @@ def test_appended_items_are_ranked_and_old_ones_keep_their_scores(parts, tmp_pat
     batch = RankingBatch(query.features, Jagged(own, torch.tensor([0, len(own)])), None, numbers)
     assert torch.equal(model.score(batch), before.ranker.model.score(batch))
     fresh = torch.tensor([41])
-    alone = model.score_candidates(model.reader_of(batch, 0), fresh, numbers[:1])
-    unknown = model.score_candidates(model.reader_of(batch, 0), torch.tensor([0]), numbers[:1])
+    alone = model.score_candidates(model.encode_reader(batch, 0), fresh, numbers[:1])
+    unknown = model.score_candidates(model.encode_reader(batch, 0), torch.tensor([0]), numbers[:1])
     assert bool(alone.isfinite().all())
     assert not torch.equal(alone, unknown)
     reply = ask(Recommender(after), user_id="user-3", k=33)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipelines.semantic_ids.append import load_bundle_quantizer
-from recsys.data.item_mask import ItemMask
+from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
@@ -188,7 +188,7 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
     assert appended([3], 5)[0] == 41
     assert appended([4], 1) == [42]
     assert set(appended([3, 4], 5)) == {41, 42}
-    assert appended([3], 5, ItemMask.none(43)) == []
+    assert appended([3], 5, ItemMask(np.zeros(43, np.bool_))) == []
     unlike = next(row for row in range(1, 41) if codes[row, 0] not in codes[[3, 4], 0])
     assert appended([unlike], 5) == []
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recsys.retrieval.blend.filling import FILL
+from recsys.retrieval.blend.config import FILL
 from serving.configuration.file import (
     ServingConfiguration,
     check_configuration,

@@ -16,6 +16,7 @@ from recsys.evaluation.off_policy.estimators import (
 )
 from recsys.evaluation.off_policy.logs import LoggedLists, cascade, independent, whole_list
 from tests.benchmarks.evaluation.open_bandit import impressions
+from tests.recsys.evaluation.off_policy.worlds import logged_actions
 
 SWITCH_AT = 3.0
 POLICIES = ("random", "bts")
@@ -83,7 +84,7 @@ def values_of_actions(given):
     rows, position = np.arange(len(given["reward"])), given["position"]
     chances = given["action_dist"][rows, :, position]
     predictions = given["predictions"][rows, :, position]
-    log = LoggedLists.of_actions(given["reward"], given["pscore"], chances[rows, given["action"]])
+    log = logged_actions(given["reward"], given["pscore"], chances[rows, given["action"]])
     expected = (chances * predictions).sum(1) / chances.sum(1)
     model = (predictions[rows, given["action"]][:, None], expected[:, None])
     weights = independent(log)

@@ -17,9 +17,10 @@ from recsys.evaluation.off_policy.logs import (
     independent,
     whole_list,
 )
+from tests.recsys.evaluation.off_policy.worlds import logged_actions
 
 # Weights 2, 0.5, 0 and 1.
-ACTIONS = LoggedLists.of_actions(
+ACTIONS = logged_actions(
     np.array([1.0, 0.0, 1.0, 1.0]), np.array([0.25, 0.8, 0.5, 0.5]), np.array([0.5, 0.4, 0.0, 0.5])
 )
 PREDICTED = np.array([[0.5], [0.25], [0.5], [0.75]])
@@ -133,7 +134,7 @@ ONE = np.ones((2, 2))
         ({"propensities": np.nan * ONE}, "slot 0 is nan"),
         ({"evaluated": -ONE}, r"evaluated of list 0, slot 0 is -1.0 .* in \[0, 1\]"),
         ({"evaluated": np.ones((2, 3))}, r"shape of rewards, \(2, 2\), got \(2, 3\)"),
-        ({"rewards": np.ones(2)}, "use LoggedLists.of_actions"),
+        ({"rewards": np.ones(2)}, "single actions are lists of one slot"),
         ({"rewards": np.ones((0, 2))}, "at least one of each"),
         ({"lengths": np.array([2, 3])}, "list 1 has length 3; lengths must be 1 to 2"),
         ({"lengths": np.array([2])}, r"lengths must have shape \(2,\)"),
@@ -145,11 +146,7 @@ def test_bad_logs_are_refused_with_what_is_allowed(changes, says):
         LoggedLists(**{**fields, **changes})
 
 
-def test_bad_actions_and_settings_are_refused():
-    with pytest.raises(ValueError, match="of one length, got shapes"):
-        LoggedLists.of_actions(np.ones(3), np.ones(3), np.ones(2))
-    with pytest.raises(ValueError, match="one-dimensional"):
-        LoggedLists.of_actions(ONE, ONE, ONE)
+def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="clipped at a number above 0, got 0"):
         clipped(ONE, 0.0)
     with pytest.raises(ValueError, match="switch_at must be above 0"):

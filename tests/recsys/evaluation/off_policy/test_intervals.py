@@ -6,6 +6,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from recsys.evaluation.bootstrap import student_quantile
 from recsys.evaluation.off_policy.estimators import (
     cascade_doubly_robust,
     ips,
@@ -16,11 +17,11 @@ from recsys.evaluation.off_policy.intervals import (
     betting_sequence,
     default_looks,
     interval_of,
-    student_quantile,
 )
-from recsys.evaluation.off_policy.logs import LoggedLists, cascade
+from recsys.evaluation.off_policy.logs import cascade
 from tests.recsys.evaluation.off_policy.worlds import (
     draw_log,
+    logged_actions,
     make_world,
     true_value,
     wrong_model,
@@ -63,8 +64,8 @@ def test_what_cannot_be_bounded_is_refused():
         interval_of(mean_of(np.ones(3)), users=np.zeros(3, np.int64))
     with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95"):
         interval_of(mean_of(np.ones(3)), confidence=95)
-    log = LoggedLists.of_actions(np.array([2.0]), np.ones(1), np.ones(1))
-    with pytest.raises(ValueError, match=r"between 0 and 1\.0, got 2\.0 to 2\.0"):
+    log = logged_actions(np.array([2.0]), np.ones(1), np.ones(1))
+    with pytest.raises(ValueError, match=r"between 0 and 1, got 2\.0 to 2\.0"):
         betting_sequence(log, cascade(log))
 
 
@@ -112,7 +113,7 @@ def test_a_sequence_allows_for_what_the_log_never_shows():
     # Half of what the policy shows, the better half, is not in the log.
     random = np.random.default_rng(0)
     rewards = (random.random(5_000) < 0.1).astype(np.float64)
-    log = LoggedLists.of_actions(rewards, np.ones(5_000), np.full(5_000, 0.5))
+    log = logged_actions(rewards, np.ones(5_000), np.full(5_000, 0.5))
     found = betting_sequence(log, cascade(log))
     # The value may be anything from 0.05 to 0.55.
     assert found.low[-1] < 0.05 < 0.55 < found.high[-1]

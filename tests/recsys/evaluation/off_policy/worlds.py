@@ -10,6 +10,16 @@ import numpy as np
 from recsys.evaluation.off_policy.logs import LoggedLists
 
 
+def logged_actions(rewards, propensities, evaluated):
+    """Log single actions, [n] each, as lists of one slot."""
+    return LoggedLists(
+        rewards=rewards[:, None],
+        propensities=propensities[:, None],
+        evaluated=evaluated[:, None],
+        lengths=np.ones(len(rewards), np.int64),
+    )
+
+
 class World(NamedTuple):
     """Contexts in groups, each with its own taste; both policies draw slots without replacement."""
 

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recsys.layers.codes.children import CodeChildren
+from recsys.layers.codes.tokens import CodeChildren
 
 SIZES = (3, 4, 2)
 ONE_ID = st.tuples(*(st.integers(0, size - 1) for size in SIZES))

@@ -11,7 +11,7 @@ from recsys.models.adapted.model import (
     AdaptedRetriever,
     adapted_layers,
     centre_items,
-    twin_of,
+    copy_layers,
 )
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -197,7 +197,7 @@ def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
     adapter.attach()
     corrected = model.item_inputs(own)
     torch.testing.assert_close(corrected.mean(0), (1 - share) * alone.mean(0), rtol=0, atol=1e-5)
-    content = model.content_of(own)
+    content = model.look_up_content(own)
     # Where content says nothing of what is common, nothing changes.
     common = content.mean(0)
     along = content @ common / (common @ common)
@@ -213,7 +213,7 @@ def test_what_items_of_a_new_domain_have_in_common_is_taken_off(kind, share):
 def test_adapters_of_a_twin_do_not_reach_the_model(kind):
     model = with_content(kind)
     alone, encoded = model.score(queries()), model.all_item_inputs()
-    twin = twin_of(model)
+    twin = copy_layers(model)
     assert twin.all_item_inputs() is encoded
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     assert all(mine is theirs for mine, theirs in pairs)

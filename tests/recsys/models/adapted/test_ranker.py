@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import AdaptedRanker, ranker_targets, twin_of
+from recsys.models.adapted.model import AdaptedRanker, copy_layers, ranker_targets
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
@@ -88,13 +88,13 @@ def test_each_candidate_of_a_mixed_batch_is_judged_through_its_querys_adapter(tr
 def test_served_scores_are_those_of_the_adapter_and_do_not_depend_on_company(trunk):
     model = ranker(trunk)
     adapters = {name: adapter_of(model, seed) for seed, name in enumerate(("books", "films"), 1)}
-    twin = twin_of(model)
+    twin = copy_layers(model)
     served = AdaptedRanker(twin, adapters)
     for query, domain in enumerate(DOMAINS):
         begin, end = batch().candidates.offsets[query : query + 2].tolist()
         rows = batch().candidates.values[begin:end]
         numbers = batch().candidate_dense[begin:end]
-        reader = model.reader_of(batch(), query)
+        reader = model.encode_reader(batch(), query)
         scores = served.score_candidates(reader, rows, numbers, domain)
         if domain in adapters:
             adapters[domain].attach()

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.item_mask import ItemMask
-from recsys.data.top_k import TopK, top_k_of_scores
+from recsys.data.top_k import ItemMask, TopK
 from recsys.data.windows import BatchOrder, training_windows, window_batch
-from recsys.layers.codes.decode_step import Beams
+from recsys.layers.codes.tokens import Beams
 from recsys.models.generative.config import GenerativeConfig
 from recsys.models.generative.model import GenerativeInputs, GenerativeModel
 from recsys.models.item_tower import ItemCatalogue
@@ -25,7 +24,7 @@ from recsys.retrieval.beam_search import BeamSearch
 from recsys.semantic_ids.trie import Trie
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 from tests.recsys.testing import synthetic
-from tests.recsys.testing.tensors import assert_same_lists, rounding
+from tests.recsys.testing.tensors import assert_same_lists, rounding, top_k_of_scores
 
 NUM_ITEM_ROWS = 41
 SIZES = (4, 4, 4)
@@ -314,7 +313,7 @@ def test_a_catalogue_of_one_item_and_of_none() -> None:
         model = drawn(SMALL, codes=codes)
         found = generate(model, [[2, 1], []], 2)
         assert found.item_rows.tolist() == [[2 if num_items else -1, -1]] * 2
-        nothing = generate(model, [[2, 1]], 2, masks=[ItemMask.none(3)])
+        nothing = generate(model, [[2, 1]], 2, masks=[ItemMask(np.zeros(3, np.bool_))])
         assert nothing.item_rows.tolist() == [[-1, -1]]
         assert torch.isfinite(model.loss(histories([[2, 2, 1]])))
 

@@ -9,14 +9,14 @@ from recsys.models.ranker.batch import Candidates, RankingBatch
 from recsys.models.ranker.config import (
     RankerConfig,
     RankerInputs,
-    at_equal_compute,
-    flops_of,
+    count_flops,
 )
 from recsys.models.ranker.model import Ranker
 from recsys.training.optim import AdamWConfig, adamw
-from recsys.training.ranker_config import RankerFitConfig
-from recsys.training.ranker_fit import fit_line, ranker_loss, scores_of
+from recsys.training.passes import RankerFitConfig
+from recsys.training.ranker_fit import fit_line, ranker_loss, score_candidates
 from recsys.training.ranking_examples import Outcomes, RankingExamples, labels_of
+from tests.recsys.testing.experts import at_equal_compute
 
 pytestmark = pytest.mark.numerics
 
@@ -63,7 +63,7 @@ def ranker(trunk: str = "dense") -> Ranker:
 
 def hits(model: Ranker, found: RankingExamples) -> float:
     """Share of queries whose event comes first."""
-    first = scores_of(model, found, torch.arange(NUM_QUERIES)).argmax(1, keepdim=True)
+    first = score_candidates(model, found, torch.arange(NUM_QUERIES)).argmax(1, keepdim=True)
     return float(found.labels[:, :, 0].gather(1, first).mean())
 
 
@@ -199,7 +199,7 @@ def test_without_ids_items_of_equal_content_score_alike() -> None:
 def test_another_trunk_of_a_dense_one_costs_as_much() -> None:
     inputs = RankerInputs(num_item_rows=4, candidate_dense=("a",))
     dense = RankerConfig(trunk="dense", hidden_dim=200)
-    wanted = flops_of(dense, inputs)["total"]
+    wanted = count_flops(dense, inputs)["total"]
     for trunk in ("sparse", "shared_bottom", "dense"):
-        found = flops_of(at_equal_compute(dense, inputs, trunk), inputs)["total"]  # type: ignore[arg-type]
+        found = count_flops(at_equal_compute(dense, inputs, trunk), inputs)["total"]  # type: ignore[arg-type]
         assert found == pytest.approx(wanted, rel=0.02)

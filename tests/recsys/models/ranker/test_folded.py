@@ -91,7 +91,7 @@ def test_a_rows_bits_do_not_depend_on_its_place_or_its_neighbours(trunk):
     model = ranker(RankerConfig(trunk=trunk, backend="torch"))
     batch = asked(count=300)
     rows, numbers = batch.candidates.values, batch.candidate_dense
-    reader = model.reader_of(batch, 0)
+    reader = model.encode_reader(batch, 0)
     together, order = model.score_candidates(reader, rows, numbers), torch.randperm(300)
     moved = model.score_candidates(reader, rows[order], numbers[order])
     assert torch.equal(moved, together[order])

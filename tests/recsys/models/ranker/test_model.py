@@ -8,9 +8,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import Feedback, RankingBatch
-from recsys.models.ranker.config import RankerConfig, RankerInputs, at_equal_compute, flops_of
+from recsys.models.ranker.config import RankerConfig, RankerInputs, count_flops
 from recsys.models.ranker.model import Ranker
-from tests.recsys.testing.experts import loop_over_experts
+from tests.recsys.testing.experts import at_equal_compute, loop_over_experts
 
 TRUNKS = ("sparse", "dense", "shared_bottom")
 INPUTS = RankerInputs(
@@ -167,20 +167,20 @@ def test_counted_operations_are_those_of_a_forward(trunk):
         own.forward = lambda rows, experts, weights: loop_over_experts(
             rows, own.up, own.down, experts, weights
         )
-    reader = model.reader_of(batch_of([1]), 0)
+    reader = model.encode_reader(batch_of([1]), 0)
     items, dense = torch.randn(1, 50, 8), torch.randn(1, 50, 2)
     # With gradients: oneDNN's products, which serve, are not counted.
     with FlopCounterMode(display=False) as counter:
         model.rank(reader, items, dense, None)
-    assert counter.get_total_flops() == 50 * flops_of(config, INPUTS)["total"]
+    assert counter.get_total_flops() == 50 * count_flops(config, INPUTS)["total"]
 
 
 def test_trunks_of_equal_compute_cost_the_same():
     wide = replace(CONFIG, embedding_dim=32, hidden_dim=64, head_dim=32)
-    target = flops_of(wide, INPUTS)["total"]
+    target = count_flops(wide, INPUTS)["total"]
     for trunk in TRUNKS:
         other = at_equal_compute(wide, INPUTS, trunk)
-        assert flops_of(other, INPUTS)["total"] == pytest.approx(target, rel=0.02)
+        assert count_flops(other, INPUTS)["total"] == pytest.approx(target, rel=0.02)
 
 
 @pytest.mark.parametrize("trunk", TRUNKS)
@@ -196,7 +196,7 @@ def test_training_learns_who_likes_what(trunk):
         category = (batch.candidates.values - 1) % 4
         labels = torch.stack([category == segment, category == (segment + 1) % 4], 1).float()
         labels[0] = torch.nan
-        loss = model.loss(batch, Feedback(labels))
+        loss = model.loss_of(model(batch), Feedback(labels))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -211,7 +211,7 @@ def test_training_learns_who_likes_what(trunk):
 def test_the_weights_of_tasks_are_learned():
     batch, labels = batch_of([6, 6]), torch.randint(0, 2, (12, 2)).float()
     learned = ranker()
-    learned.loss(batch, Feedback(labels)).backward()
+    learned.loss_of(learned(batch), Feedback(labels)).backward()
     assert learned.log_variances.grad.abs().min() > 0
 
 
@@ -234,7 +234,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="candidates of 1"):
         model.score(batch._replace(candidates=batch.candidates.take(torch.tensor([0]))))
     with pytest.raises(ValueError, match="slots were given"):
-        model.loss(batch, Feedback(torch.zeros(5, 2), torch.zeros(5).long()))
+        model.loss_of(model(batch), Feedback(torch.zeros(5, 2), torch.zeros(5).long()))
     logits, one_class = (
         model.logits(batch),
         torch.tensor([[0.0, 0], [1, 0], [0, 0], [1, 0], [1, 0]]),

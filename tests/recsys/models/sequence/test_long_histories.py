@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.attention.latest_sparse import SHORTEST_WITH_BLOCKS
+from recsys.layers.attention.latest import SHORTEST_WITH_BLOCKS
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
-from recsys.models.sequence.kept import KeptHistories, States
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.sequence.one import OneHistory
+from recsys.models.sequence.one import KeptHistories, OneHistory, States
 from tests.recsys.testing.long_worlds import LongWorldConfig, long_world
 
 NUM_ROWS = 41

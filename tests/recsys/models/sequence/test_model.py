@@ -8,7 +8,6 @@ from torch import Tensor
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.data.top_k import top_k_of_scores
 from recsys.data.windows import BatchOrder, training_windows, window_batch
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
@@ -20,7 +19,7 @@ from recsys.models.sequence.model import (
 )
 from tests.recsys.models.contracts import assert_retriever_contract, assert_same_seed_same_result
 from tests.recsys.testing import synthetic
-from tests.recsys.testing.tensors import rounding
+from tests.recsys.testing.tensors import rounding, top_k_of_scores
 
 NUM_ITEM_ROWS = 41
 SMALL = SequenceConfig(

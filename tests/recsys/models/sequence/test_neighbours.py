@@ -11,14 +11,14 @@ import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import Sequences
-from recsys.fitting.inputs import ModelInputs
+from recsys.fitting.queries import ModelInputs
 from recsys.fitting.sequence import fit_sequence, near_items
 from recsys.fitting.spec import Refit, TrainingRun
+from recsys.models.item_to_item import ItemNeighbours
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import alone, first_members, side_by_side
 from recsys.models.sequence.model import SequenceModel
-from recsys.models.sequence.neighbours import ItemNeighbours
 from recsys.training.passes import TrainingConfig
 
 ROWS = 7

@@ -16,7 +16,7 @@ from recsys.models.text_search.search import (
     TextSearch,
     fit_weights,
 )
-from recsys.models.text_search.tokens import ItemText, QueryMaker, bags_of, split, word_tokens
+from recsys.models.text_search.tokens import ItemText, QueryMaker, hash_texts, split, word_tokens
 from recsys.models.text_search.tower import TextTower, train_tower
 
 TITLES = (
@@ -162,9 +162,9 @@ def test_parts_of_a_word_are_shared_by_its_misspellings():
     near = tokens("lavender") & tokens("lavendar")
     assert len(near) >= 5
     assert len(tokens("lavender") & tokens("shampoo")) == 0
-    bags = bags_of([["a", "b"], [], ["c"]], 64)
+    bags = hash_texts([["a", "b"], [], ["c"]], 64)
     assert bags.offsets.tolist() == [0, 4, 4]
-    assert bags_of([[]], 64).tokens.numel() == 0
+    assert hash_texts([[]], 64).tokens.numel() == 0
 
 
 def test_bm25_prefers_the_rare_word_and_the_short_text():

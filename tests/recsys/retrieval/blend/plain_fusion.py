@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, no_items
-from recsys.retrieval.blend.fusion import ABSENT, CONSTANT, Blended
+from recsys.retrieval.blend.source_features import ABSENT, CONSTANT, Blended
 
 
 def reciprocal_rank_fusion(

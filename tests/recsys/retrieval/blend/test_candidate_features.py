@@ -9,8 +9,8 @@ import torch
 
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
-from recsys.models.ease import Ease
 from recsys.models.item_tower import ItemCatalogue
+from recsys.models.item_weights.ease import Ease
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, feature_names
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.history_features import HISTORY_FEATURES, HistoryFeatures

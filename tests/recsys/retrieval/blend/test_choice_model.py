@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recsys.retrieval.blend.choice_model import Choices, fit_weights, negative_log_likelihood
+from recsys.retrieval.blend.choices import Choices, fit_weights, negative_log_likelihood
 
 pytestmark = pytest.mark.numerics
 

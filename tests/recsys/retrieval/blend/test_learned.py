@@ -13,12 +13,11 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import ndcg_at_k
+from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.choices import queries_found
 from recsys.retrieval.blend.config import LearnedBlendConfig
-from recsys.retrieval.blend.fusion import Blended
 from recsys.retrieval.blend.learned import LearnedBlend
-from recsys.retrieval.blend.source_features import FEATURES, merge_lists
-from recsys.retrieval.blend.source_lists import blended_lists
+from recsys.retrieval.blend.source_features import FEATURES, Blended, merge_lists
 from tests.recsys.retrieval.blend.plain_fusion import reciprocal_rank_fusion
 
 NUM_ITEMS, LENGTH = 400, 30

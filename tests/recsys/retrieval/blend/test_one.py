@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recsys.data.top_k import OneList, TopK
+from recsys.retrieval.blend.candidate_features import blended_lists
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.blend.demand import DEMAND, PARTS
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.retrieval.blend.one import OneQueryBlend
 from recsys.retrieval.blend.source_features import FEATURES
-from recsys.retrieval.blend.source_lists import blended_lists
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics

@@ -18,7 +18,7 @@ from recsys.training.distributed.several import (
     check_versions,
     local_device,
 )
-from recsys.training.distributed.sharded import Shard, ShardingConfig, rule_of, shard_tables
+from recsys.training.distributed.sharded import Shard, ShardingConfig, choose_rule, shard_tables
 from recsys.training.optim import AdamWConfig
 from tests.recsys.training.distributed import ranks_at_work
 from tests.recsys.training.distributed.ranks_at_work import CASES
@@ -108,13 +108,13 @@ def test_ranks_of_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_rules_and_sizes_decide_what_is_sharded() -> None:
     layer = ranks_at_work.model().item_tower.tables
     small, all_of_it = ShardingConfig(), ShardingConfig(shard_from=0)
-    assert rule_of(layer, AdamWConfig(tables="rowwise_adagrad"), small) is None
-    assert rule_of(layer, AdamWConfig(tables="dense"), all_of_it) is None
+    assert choose_rule(layer, AdamWConfig(tables="rowwise_adagrad"), small) is None
+    assert choose_rule(layer, AdamWConfig(tables="dense"), all_of_it) is None
     # FBGEMM has no Adam on a CPU: such tables stay whole on every rank.
-    assert rule_of(layer, AdamWConfig(), all_of_it) is None
-    assert rule_of(layer, AdamWConfig(tables="rowwise_adagrad"), all_of_it) == "rowwise_adagrad"
+    assert choose_rule(layer, AdamWConfig(), all_of_it) is None
+    assert choose_rule(layer, AdamWConfig(tables="rowwise_adagrad"), all_of_it) == "rowwise_adagrad"
     with pytest.raises(ValueError, match="'adam' cannot be sharded on cpu, only"):
-        rule_of(layer, AdamWConfig(tables="adam"), all_of_it)
+        choose_rule(layer, AdamWConfig(tables="adam"), all_of_it)
 
 
 def test_sharded_tables_refuse_to_drop_the_clip_of_rows() -> None:
