@@ -30,12 +30,12 @@ from recsys.models.names import (
 from recsys.retrieval.blend.config import FILL
 
 MAX_SEEN_SHARE = 0.5
-"""Of ``home`` where lists may hold the history: half of a list is what the user has not had."""
+"""Maximum share of seen items in ``home`` if lists may repeat the history."""
 MAX_K = 1_000
 MAX_CANDIDATES = 10_000
 MAX_DURATION = timedelta(days=366)
 SEARCH = "search"
-"""The source of what was searched for, by titles."""
+"""The source of search results, by titles."""
 
 STRICT = ConfigDict(
     extra="forbid",
@@ -121,11 +121,11 @@ class Exploration:
 
     method: Literal["epsilon", "plackett_luce", "thompson"]
     epsilon: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of ``epsilon``: chance that a place is given to any of the candidates (0.05)."""
+    """Parameter of ``epsilon``: chance that a place is given to any of the candidates (0.05)."""
     temperature: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    """Of ``plackett_luce``: scores are divided by it, so that more is closer to chance (0.5)."""
+    """Parameter of ``plackett_luce``: divides the scores, so more is closer to chance (0.5)."""
     scale: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    """Of ``thompson``: standard deviations that a draw is multiplied by (1)."""
+    """Parameter of ``thompson``: factor of a draw's standard deviation (1)."""
 
     def __post_init__(self) -> None:
         own, default = _EXPLORING[self.method]
@@ -201,7 +201,7 @@ class Surface:
             )
 
     def as_evaluated(self, exclude_history: bool) -> Surface:
-        """Settle what is left to the bundle: whether ``home`` leaves out the history."""
+        """Resolve the bundle's defaults: whether ``home`` excludes the history."""
         if self.exclude_seen is not None:
             return self
         share = self.max_seen_share if exclude_history else min(MAX_SEEN_SHARE, self.max_seen_share)

@@ -43,7 +43,7 @@ class Backtest:
 def backtest(
     config: RunConfig, folder: Path, say: Callable[[str], None], *, show_progress: bool
 ) -> Backtest:
-    """Replay what is not replayed yet, measure, and write the page."""
+    """Replay the remaining steps, measure, and write the page."""
     if config.engine == "ray":
         # On other machines it is found by its whole path.
         folder = folder.absolute()

@@ -1,7 +1,7 @@
 """Stage train_ranker: train a ranker of the blend's candidates, and decide whether it is served.
 
 It is trained on each user's latest train events, with candidates of retrievers refitted without
-them, and on impressions where events say what was shown (``filters.shown_types``). Validation,
+them, and on impressions if events have them (``filters.shown_types``). Validation,
 which it has not seen, decides: the ranker is served if its order is better than the blend's by more
 than noise, as ranker.json says. Off unless ``ranker_training.enabled``.
 

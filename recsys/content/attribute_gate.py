@@ -1,7 +1,7 @@
 """Which attributes help: each is measured by itself, and kept only if retrieval gains.
 
 Events that are neither validation nor test are cut into queries: a user's last items there, each
-looked for by the mean vector of the items before it, as content similarity does for items that no
+searched by the mean vector of the items before it, as content similarity does for items that no
 training has seen. An attribute's gain is NDCG@k with it after the items' text minus NDCG@k
 without, query by query.
 

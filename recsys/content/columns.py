@@ -3,7 +3,7 @@
 A number or a date becomes a piecewise-linear encoding over the quantiles of the catalogue
 (Gorishniy et al. 2022, arXiv:2203.05556), a category one column a value, a list one a member, a
 vector stays as it is. A model that projects content linearly then has an embedding of each value.
-A missing value is a value of its own: a column that says so. What a catalogue's values are is kept
+A missing value is a value of its own: a column that says so. The values of a catalogue are kept
 as plain JSON, so that new items are encoded as the old ones were.
 
 Axes: n items, D width, T parts of a number.

@@ -29,10 +29,10 @@ class EndpointConfig:
     base_url: str
     """Such as "http://127.0.0.1:8080/v1"."""
     model: str
-    """Name by which the endpoint knows the model."""
+    """Model name at the endpoint."""
     api_key_variable: str = ""
-    """Name of the environment variable that holds the key; empty where no key is needed. The key
-    itself never stands in a configuration, a log or an artefact."""
+    """Environment variable that holds the key; empty if none is needed. The key
+    itself is in no configuration, log or artefact."""
     timeout_seconds: float = 60.0
     """How long one request may take."""
     max_retries: int = 4
@@ -194,7 +194,7 @@ class EnrichmentConfig:
     """Longest answer for one item."""
     max_attempts: int = 2
     """Requests for one text, over all runs, until an answer fits the schema; those after the
-    first say what was wrong."""
+    first report the error."""
     max_text_chars: int = 2000
     """Most characters of an item's text that are sent."""
     samples: int = 1

@@ -1,7 +1,7 @@
-"""The one door to OpenAI-compatible servers: answers in JSON of a schema, and embeddings.
+"""The client of OpenAI-compatible servers: answers in JSON of a schema, and embeddings.
 
-Retries are made here and nowhere else, because every attempt that may be paid for is announced to
-whoever keeps the budget.
+Retries are made here and nowhere else, because every attempt that may be paid for counts
+against the budget.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ledger of a language model's requests and answers, so that none is paid for twice.
 
     <cache_dir>/<model>-<prompt version>-<digest>.jsonl
-    {"key": K, "state": "sent", "bound": [900, 400]}     before a request: what it may take at most
-    {"key": K, "state": "done", "values": {...}, ...}     its answer, settles what was sent before
+    {"key": K, "state": "sent", "bound": [900, 400]}     before a request: its upper bounds
+    {"key": K, "state": "done", "values": {...}, ...}     its answer, settles the request before
     {"key": K, "state": "failed", "reason": "...", ...}   an answer that broke the schema, paid too
 
 A key is the sha256 of the text under one model and prompt, so a changed text is a new key. Lines

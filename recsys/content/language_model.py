@@ -249,7 +249,7 @@ class Sheet:
     tokens: Tokens = field(default_factory=Tokens)
 
     def completion(self, schema: Schema) -> Completion:
-        """Write the answer as JSON: a list, or the first entry of what is no list."""
+        """Write the answer as JSON: a list, or the first entry of a value that is no list."""
         kinds = schema["properties"]
         answer = {name: said_by(entries, kinds[name]) for name, entries in self.answer.items()}
         return Completion(json.dumps(answer, ensure_ascii=False), self.tokens)

@@ -6,7 +6,7 @@ that array: the event there is a label, and the events of the same user before i
     item_rows        [E]      every event's item
     offsets          [U + 1]  user u owns positions offsets[u] .. offsets[u + 1]
     train_end        [U]      train labels and history end here
-    validation_end   [U]      validation targets lie in [train_end, validation_end), test after it
+    validation_end   [U]      validation targets are in [train_end, validation_end), test after it
     times            [E]      unix seconds, absent where the data has only an order
     context/<name>   [E]      categorical features as of that event as a label
 

@@ -29,8 +29,8 @@ def one_thread() -> Iterator[None]:
 def side_by_side(make: Callable[[Part], Made], parts: Iterable[Part]) -> list[Made]:
     """Make something of each part, in order, without gradients.
 
-    In threads of its own where torch uses one, as in a server that loads a bundle: whoever lets
-    torch use more has these do the work. A part is computed by one thread in either case.
+    In threads of its own where torch uses one, as in a server that loads a bundle: if torch
+    may use more, its threads do the work. A part is computed by one thread in either case.
     """
     waiting = list(parts)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

@@ -263,7 +263,7 @@ def _nan_error(query: int) -> ValueError:
 def _first_of_equals(scores: Tensor, values: Tensor, columns: Tensor) -> Tensor:
     """Prefer the lowest columns of [R, N] scores among equals at the end of lists [R, k].
 
-    Whatever lies above the last value is in the list in any case.
+    Columns above the last value are in the list in any case.
     """
     num_columns, k = scores.shape[1], values.shape[1]
     last = values[:, -1:]  # [R, 1]

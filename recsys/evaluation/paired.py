@@ -3,7 +3,7 @@
 Both answer the same queries, so each query's difference is judged. Its mean has two
 intervals: over users, whose queries belong together, and over blocks of time, which are few and
 differ as weeks do. A claim must hold by both. Where neither "better" nor "worse" can be claimed the
-answer is that there is not enough evidence, and the power says what would have been found: the
+answer is that there is not enough evidence, and the power is given: the
 smallest difference that this many users, as spread as they are, find with a given chance.
 
 A protected slice is refused only for a loss beyond a margin that its interval excludes, with Holm's

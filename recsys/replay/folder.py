@@ -1,6 +1,6 @@
 """The files of a replay: the requests of each step, and every row's lists.
 
-    replay.json                     what is replayed: data, recipe, settings, steps
+    replay.json                     the replay: data, recipe, settings, steps
     ledger.jsonl                    the look at the steps, which nothing may be tuned on
     events.npz                      all events, see save_events
     choices.json                    what the warm-up chose

@@ -158,7 +158,7 @@ class CapturedSearch(Generic[TensorsT, StateT]):
         """Capture a search.
 
         Args:
-            context: A tuple of tensors that the decode step reads and nobody else: they are the
+            context: A tuple of tensors that only the decode step reads: they are the
                 graph's input, and each call overwrites them.
         """
         self._trie = beam_search.trie
@@ -237,10 +237,10 @@ def _first_in_order(candidates: Tensor, width: int) -> Tensor:
 
 
 def _surely_best(candidates: Tensor, taken: int) -> Tensor:
-    """Narrow the columns of [B, C] to some that hold the best ``taken``, whatever settles ties.
+    """Narrow the columns of [B, C] to some that hold the best ``taken``, however ties are settled.
 
     On a CPU those are the best themselves, unless the last of them has an equal that is not;
-    looking at keys of all takes four times as long. A GPU would have to be waited for to tell.
+    looking at keys of all takes four times as long. On a GPU that check needs a device sync.
     """
     batch_size, num_columns = candidates.shape
     if candidates.device.type == "cpu" and taken < num_columns:

@@ -1,7 +1,7 @@
 """One way to search vectors of any model on any device.
 
-Sequence, two-tower and content vectors are searched through `VectorIndex`: exactly while comparing
-all of them is the faster way, by IVF lists beyond on a CPU, and on a GPU exactly while they fit its
+Sequence, two-tower and content vectors are searched through `VectorIndex`: exactly while that
+is faster, by IVF lists beyond on a CPU, and on a GPU exactly while they fit its
 memory. A GPU compares ten million vectors with 64 queries in .6 ms, and IVF-SQ8 takes more of its
 memory (8-bit codes, ids and half-precision copies) than the half-precision vectors alone, so what
 does not fit there is searched on the host.

@@ -36,8 +36,8 @@ DEAD = -1
 class Restriction(NamedTuple):
     """Parts of a trie that the item masks of R requests allow.
 
-    ``head`` has the allowed next codes of each dense level, ``tail`` says of each other level
-    behind which children there is an allowed leaf, [R, children + M] bool, padded as they are.
+    ``head`` has the allowed next codes of each dense level, ``tail`` marks in each other level
+    the children with an allowed leaf, [R, children + M] bool, padded as they are.
     """
 
     head: tuple[Tensor, ...]

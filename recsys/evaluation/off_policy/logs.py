@@ -218,7 +218,7 @@ def overlap(weights: Floats) -> Overlap:
 def typical_slot(log: LoggedLists) -> int:
     """Return the slot at which half of the rewards are earned above it or in it.
 
-    The weights of that slot stand for those of all, where weights differ by slot; without rewards
+    The weights of that slot represent all, if weights differ by slot; without rewards
     it is the middle slot.
     """
     by_slot = log.earned.sum(0)

@@ -138,7 +138,7 @@ class RelativeBias(nn.Module):
 
 
 def by_pair(by_distance: Tensor) -> Tensor:
-    """Return each pair of places i >= j what stands at i - j, others 0, [H, T] -> [H, T, T].
+    """Return each pair of places i >= j the value at i - j, others 0, [H, T] -> [H, T, T].
 
     By copies and a shift of each row by one, since the gradient of an indexed lookup adds the pairs
     of a distance one after the other: a third of a step's time with 200 places on a GPU.

@@ -76,7 +76,7 @@ class CodeChildren(nn.Module):
     def forward(self, prefixes: Tensor, level: int) -> Tensor:
         """Return which codes of ``level`` some item has after each prefix, [P] -> [P, K] bool.
 
-        No shape depends on data, so that a GPU is not waited for.
+        No shape depends on data, so no device sync is needed.
         """
         size, keys = self.level_sizes[level], self._keys(level)
         first = torch.searchsorted(keys, prefixes * size)  # [P]

@@ -100,7 +100,7 @@ class BiasedRouter(nn.Module):
     The bias takes part in the choice and not in the weight, so balance costs no gradient. It moves
     once a training step, by ``BIAS_RATE`` times the lack of rows over the mean load, at most
     ``BIAS_RATE``: the published sign of the lack, but without its swinging about the balance. Where
-    training batches are not what is served, set ``moves_by_batch`` to False and ``settle`` it.
+    training batches differ from served ones, set ``moves_by_batch`` to False and ``settle`` it.
     """
 
     def __init__(

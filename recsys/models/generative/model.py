@@ -153,7 +153,7 @@ class GenerativeModel(RetrievalModel):
             item_counts: Training events of each item, [num_item_rows]: items without any count as
                 never met. A loaded model has its own.
             vectors: Of each item, [num_item_rows, vector_dim], where the config reads them; row 0
-                stands for items that came later. A loaded model has its own.
+                is used for items that came later. A loaded model has its own.
         """
         super().__init__(catalogue)
         inputs.check_codes(codes, self.num_item_rows)

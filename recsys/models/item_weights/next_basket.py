@@ -1,7 +1,7 @@
 """From a basket to the next ones: which items follow which, the same item included.
 
 Events of one user at the same time are one basket. An item of a basket and one of the d-th basket
-behind it add 1 / d to their weight, which is divided by powers of both items' events. An item that
+after it add 1 / d to their weight, which is divided by powers of both items' events. An item that
 comes again has a weight from itself, unlike in item-to-item.
 
 Axes: V events, K baskets, N item rows, S items of a block.
