@@ -36,21 +36,10 @@ ITEMS, SHORT, LONG = tl.constexpr(1), tl.constexpr(16), tl.constexpr(32)
     ]
 )  # fmt: skip
 def _key_ids(
-    ids,
-    offsets,
-    feature_data,
-    keys,
-    places,
-    words,
-    batch: tl.int32,
-    num_features: tl.int32,
-    num_bags: tl.int32,
-    num_ids: tl.int32,
-    num_words: tl.int32,
-    total_rows: tl.int64,
-    steps: tl.int32,
-    block: tl.constexpr,
-):
+    ids, offsets, feature_data, keys, places, words, batch: tl.int32, num_features: tl.int32,
+    num_bags: tl.int32, num_ids: tl.int32, num_words: tl.int32, total_rows: tl.int64,
+    steps: tl.int32, block: tl.constexpr,
+):  # fmt: skip
     """Write key and place of each id and clear the words; an id of no bag has the last key.
 
     A bag is guessed as if all were as long, else found by halving, ``steps`` times; so unordered
@@ -88,20 +77,10 @@ def _key_ids(
 
 @triton.jit(do_not_specialize=["num_ids", "stride", "total_rows"])
 def _list_work(
-    sorted_keys,
-    order,
-    places,
-    sample_weights,
-    sorted_scales,
-    work,
-    counts,
-    num_ids: tl.int32,
-    stride: tl.int64,
-    total_rows: tl.int64,
-    chunk: tl.constexpr,
-    short: tl.constexpr,
+    sorted_keys, order, places, sample_weights, sorted_scales, work, counts, num_ids: tl.int32,
+    stride: tl.int64, total_rows: tl.int64, chunk: tl.constexpr, short: tl.constexpr,
     block: tl.constexpr,
-):
+):  # fmt: skip
     """Bring places and factors into sorted order and fill the four lists."""
     stride = stride // 16 * 16
     i = tl.program_id(0) * block + tl.arange(0, block)
@@ -152,24 +131,11 @@ def _list_work(
     do_not_specialize=["batch", "num_features", "before", "out_stride", "first_key", "start"]
 )
 def _forward(
-    weights,
-    feature_data,
-    ids,
-    offsets,
-    sample_weights,
-    out,
-    batch: tl.int32,
-    num_features: tl.int32,
-    before: tl.int32,
-    out_stride: tl.int64,
-    first_key: tl.int64,
-    start: tl.int64,
-    dim: tl.constexpr,
-    block_d: tl.constexpr,
-    block_b: tl.constexpr,
-    unroll: tl.constexpr,
-    aligned: tl.constexpr,
-):
+    weights, feature_data, ids, offsets, sample_weights, out, batch: tl.int32,
+    num_features: tl.int32, before: tl.int32, out_stride: tl.int64, first_key: tl.int64,
+    start: tl.int64, dim: tl.constexpr, block_d: tl.constexpr, block_b: tl.constexpr,
+    unroll: tl.constexpr, aligned: tl.constexpr,
+):  # fmt: skip
     """Pool block_b bags of one feature of this width, the first of which is ``before``."""
     blocks = tl.cdiv(batch, block_b)
     feature = tl.load(feature_data + 3 * num_features + before + tl.program_id(0) // blocks)

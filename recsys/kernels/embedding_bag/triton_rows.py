@@ -46,40 +46,13 @@ def _fetch_short(sorted_keys, work, stride, tile, count, num_ids, block_r: tl.co
 
 @triton.jit(do_not_specialize=SIZES)
 def _update_rows(
-    sorted_keys,
-    sorted_scales,
-    work,
-    counts,
-    grad,
-    feature_data,
-    partials,
-    weights,
-    first,
-    second,
-    learning_rate,
-    corrections,
-    grad_scale,
-    skip,
-    num_ids: tl.int32,
-    stride: tl.int64,
-    num_features: tl.int32,
-    grad_stride: tl.int64,
-    first_key: tl.int64,
-    end_key: tl.int64,
-    start: tl.int64,
-    epsilon,
-    max_row_norm,
-    beta1: tl.constexpr,
-    beta2: tl.constexpr,
-    dim: tl.constexpr,
-    block_d: tl.constexpr,
-    block_r: tl.constexpr,
-    uniform: tl.constexpr,
-    aligned: tl.constexpr,
-    rule: tl.constexpr,
-    shared: tl.constexpr,
-    runs: tl.constexpr,
-):
+    sorted_keys, sorted_scales, work, counts, grad, feature_data, partials, weights, first,
+    second, learning_rate, corrections, grad_scale, skip, num_ids: tl.int32, stride: tl.int64,
+    num_features: tl.int32, grad_stride: tl.int64, first_key: tl.int64, end_key: tl.int64,
+    start: tl.int64, epsilon, max_row_norm, beta1: tl.constexpr, beta2: tl.constexpr,
+    dim: tl.constexpr, block_d: tl.constexpr, block_r: tl.constexpr, uniform: tl.constexpr,
+    aligned: tl.constexpr, rule: tl.constexpr, shared: tl.constexpr, runs: tl.constexpr,
+):  # fmt: skip
     """Update rows that occur once, ``block_r`` at a time; with ``runs`` those of short runs.
 
     A run's gradients are added in the order of the ids. The first four ids' are loaded together;
