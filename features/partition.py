@@ -21,11 +21,9 @@ from features.encoding import Dictionary
 from features.events import MICROS, REASONS
 from features.ingest import EventFile
 from features.report import Quarantine
-from features.schema import EVENT_TIME, ITEM_ID, USER_ID, FilterConfig, SourceConfig
+from features.schema import EVENT_TIME, ITEM_ID, QUARANTINE, USER_ID, FilterConfig, SourceConfig
 
-QUARANTINE = "quarantine"
 AFTER_ITS_DAY = "event_time is after its partition"
-CLEAN = "events-*.parquet"
 
 
 @dataclass(kw_only=True)

@@ -33,6 +33,8 @@ SLOT = "slot"
 """Place in the shown list, 0 for its top."""
 PROPENSITY = "propensity"
 """Probability that the policy shows this item in this slot, in (0, 1]."""
+CLEAN, QUARANTINE = "events-*.parquet", "quarantine"
+"""Files and folder of a cleaned partition."""
 EVENT_COLUMNS = (
     USER_ID,
     ITEM_ID,

@@ -88,7 +88,7 @@ def adapt_to(
 
 
 def released_base(config: RunConfig, bundle: Path) -> tuple[Link, BaseName]:
-    """Find the bundle that deltas stand on, and which of its models is adapted."""
+    """Find the bundle that deltas were appended to, and which of its models is adapted."""
     base = read_chain(bundle)[0]
     known: tuple[BaseName, ...] = BASES
     present = [name for name in known if (base.directory / name).is_dir()]

@@ -22,7 +22,7 @@ from pipelines.candidates.load import READS, load_sources
 from pipelines.engine.stage import StageContext
 from pipelines.engine.workspace import Workspace
 from pipelines.ranking.artefact import measured_ranker
-from pipelines.ranking.examples import outcomes_of, ranking_examples
+from pipelines.ranking.examples import ranking_examples, read_outcomes
 from pipelines.ranking.fit import metric_by_query
 from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, reranked_places
@@ -112,7 +112,7 @@ def domain_examples(
             inputs,
             queries.held_out,
             source_lists(sources, inputs, queries.held_out, inputs, config),
-            outcomes_of(workspace / "build_features", inputs, queries.held_out),
+            read_outcomes(workspace / "build_features", inputs, queries.held_out),
             ranker.model.inputs.tasks,
             config.ranker_training.like_from,
         )

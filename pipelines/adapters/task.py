@@ -95,7 +95,6 @@ class DomainQueries:
     """Held-out queries sorted by the domain of their first target."""
 
     domain: int
-    """The one that is adapted to."""
     names: tuple[str, ...]
     held_out: HeldOut
     domain_of_query: Rows
@@ -202,7 +201,6 @@ class TrainedAdapter(NamedTuple):
     adapter: LoraAdapter
     num_steps: int
     num_labels: int
-    """Labels of the domain that it was trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs, retrieval_settings
 from pipelines.presets.resolve import with_dataset, with_online_events
 from pipelines.stages.list import STAGES
-from pipelines.training.fitters import is_on, settings_of
+from pipelines.training.fitters import is_on, pick_settings
 from recsys.data.durable import digest_of_file
 from recsys.models.names import BY_NAME, CONTENT
 from recsys.models.sequence.config import SequenceConfig
@@ -54,7 +54,7 @@ def build_recipe(config: RunConfig, models: Sequence[str]) -> Recipe:
     """Return the settings of some models in a run's configuration."""
     settings, trainings = {}, {}
     for one in map(BY_NAME.__getitem__, models):
-        own = settings_of(one, config)
+        own = pick_settings(one, config)
         # All members are of profile full, which is not replayed.
         settings[one.name] = of_first(own) if isinstance(own, SequenceConfig) else own
         if one.training:

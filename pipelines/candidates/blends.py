@@ -1,9 +1,9 @@
 """The blend of each profile: the artefact of fit_blend.
 
-<order>/blend_<profile>/       what is served, as weights; also where validation preferred
+<order>/blend_<profile>/       the served weights; also where validation preferred
                                reciprocal rank fusion or one source alone
 <order>/folds/<profile>_<i>/   fitted without half i of the validation users, to measure that half
-<order>/blends.json            what was tried on validation, what is served and why
+<order>/blends.json            trials on validation, the served blend and the reason
 <order>/text_search/           search of items by text, next to search_metrics.json
 
 Profile ``full`` queries every source, ``fast`` leaves out the generative model's beam and all

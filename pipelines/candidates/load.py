@@ -27,7 +27,7 @@ READS = (
 """The stages whose artefacts are read."""
 
 
-def catalogue_of(config: RunConfig) -> tuple[ModelSpec, ...]:
+def list_models(config: RunConfig) -> tuple[ModelSpec, ...]:
     """List the rows of the catalogue with those that a run takes from other packages."""
     return catalogue_with(config.outside_models())
 
@@ -44,7 +44,7 @@ def outside_files(config: RunConfig) -> dict[str, Path]:
 
 
 def scored_up_to(config: RunConfig) -> int:
-    """Item rows up to which every item is scored, whatever the catalogue where lists are too short.
+    """Item rows up to which every item is scored, in any catalogue where lists are too short.
 
     Metrics of lists longer than a source's need the ranks after them.
     """
@@ -66,7 +66,7 @@ def load_sources(context: StageContext, inputs: ModelInputs, order: str) -> dict
         item_codes=cache(lambda: read_item_codes(artefact, order)),
     )
     sources: dict[str, Source] = {}
-    for spec in catalogue_of(context.config):
+    for spec in list_models(context.config):
         folder = context.inputs[spec.names.stage] / order / spec.name
         if not folder.exists():
             continue

@@ -35,7 +35,7 @@ def opened(config: RunConfig, *, fits: bool = False) -> Iterator[tuple[Content, 
         fits: Whether a quantiser is fitted, which may need the sequence model.
     """
     from pipelines.engine.workspace import Workspace
-    from pipelines.stages.build_semantic_ids import read_content, store_of
+    from pipelines.stages.build_semantic_ids import open_id_store, read_content
 
     workspace = Workspace(config.workspace)
     if config.semantic_ids.method == "none":
@@ -48,7 +48,7 @@ def opened(config: RunConfig, *, fits: bool = False) -> Iterator[tuple[Content, 
             trained = workspace.stage("train_sequence")
         places = (workspace.stage("build_features"), workspace.stage("embed_items"))
         content = read_content(*places, config, trained)
-        yield content, store_of(config)
+        yield content, open_id_store(config)
 
 
 def check_made(workspace: Workspace, stage: str, what: str) -> None:
@@ -66,9 +66,9 @@ def check_made(workspace: Workspace, stage: str, what: str) -> None:
 
 def store_with_versions(config: RunConfig) -> SemanticIdStore:
     """Open the published versions."""
-    from pipelines.stages.build_semantic_ids import store_of
+    from pipelines.stages.build_semantic_ids import open_id_store
 
-    store = store_of(config)
+    store = open_id_store(config)
     if store.current() is None:
         raise ValueError(
             f"no semantic IDs are published in {store.directory.absolute()}; recsys run publishes "

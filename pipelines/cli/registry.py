@@ -42,14 +42,14 @@ def send_runs(
     """
     from pipelines.engine.history import recorded
     from pipelines.operations.state import read_tracking
-    from pipelines.tracking.tracking import outbox_of, sync_outbox
+    from pipelines.tracking.tracking import open_outbox, sync_outbox
 
     workspace = find_workspace(run)
     config = read_tracking(workspace)
     if seconds is not None:
         config = replace(config, sync_seconds=seconds)
     with recorded(workspace, "registry send") as recording:
-        result = sync_outbox(outbox_of(workspace), config)
+        result = sync_outbox(open_outbox(workspace), config)
         recording.reasons.append(result.log_line())
         print_lines(result.log_line())
         if result.waiting:
@@ -135,12 +135,12 @@ def read_registry(
 ) -> tuple[Path, TrackingConfig, Outbox]:
     """Return a run's bundles, its tracking configuration and its outbox."""
     from pipelines.operations.state import read_tracking
-    from pipelines.tracking.tracking import outbox_of
+    from pipelines.tracking.tracking import open_outbox
 
     bundles, workspace = find_bundles(run)
     config = read_tracking(workspace)
     config = replace(config, uri=uri or config.uri, model=model or config.model)
-    return bundles, config, outbox_of(workspace)
+    return bundles, config, open_outbox(workspace)
 
 
 def send(outbox: Outbox, config: TrackingConfig) -> None:
@@ -160,10 +160,10 @@ def entering_registry(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
     """
     from pipelines.operations.state import read_tracking
     from pipelines.publishing.promotion import record_champion
-    from pipelines.tracking.tracking import outbox_of
+    from pipelines.tracking.tracking import open_outbox
 
     workspace = bundles.absolute().parent
-    config, outbox = read_tracking(workspace), outbox_of(workspace)
+    config, outbox = read_tracking(workspace), open_outbox(workspace)
     is_entered = config.enabled and (workspace / "config.toml").exists()
 
     def published(bundles: Path, version: str) -> None:
@@ -178,10 +178,10 @@ def make_recorder(config: RunConfig) -> Recorder:
     """Return the recorder that a run's configuration asks for."""
     from pipelines.engine.workspace import bundles_dir
     from pipelines.tracking.recorder import Recorder
-    from pipelines.tracking.tracking import outbox_of
+    from pipelines.tracking.tracking import open_outbox
 
     return Recorder(
-        outbox=outbox_of(config.workspace) if config.tracking.enabled else None,
+        outbox=open_outbox(config.workspace) if config.tracking.enabled else None,
         bundles=bundles_dir(config),
         model=config.tracking.model,
     )
@@ -191,7 +191,7 @@ def make_recorder(config: RunConfig) -> Recorder:
 def tracked(config: RunConfig) -> Iterator[Recorder]:
     """Record the stages that run inside, and send them to MLflow at the end."""
     from pipelines.engine.errors import WorkspaceBusyError
-    from pipelines.tracking.tracking import outbox_of, sync_outbox
+    from pipelines.tracking.tracking import open_outbox, sync_outbox
 
     try:
         yield make_recorder(config)
@@ -200,7 +200,7 @@ def tracked(config: RunConfig) -> Iterator[Recorder]:
         raise
     except Exception:
         if config.tracking.enabled:
-            sync_outbox(outbox_of(config.workspace), config.tracking)
+            sync_outbox(open_outbox(config.workspace), config.tracking)
         raise
     if config.tracking.enabled:
-        send(outbox_of(config.workspace), config.tracking)
+        send(open_outbox(config.workspace), config.tracking)

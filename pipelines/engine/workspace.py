@@ -34,6 +34,11 @@ from pipelines.engine.artifacts import (
 from pipelines.engine.errors import WorkspaceBusyError
 from recsys.data.durable import append_line, locked, shared
 
+RELEASED = "released"
+"""Folder of the artefacts of released bundles."""
+UPDATE = "update"
+"""Folder of increments."""
+
 
 def check_writable(folder: Path, what: str, setting: str) -> None:
     """Make a folder and prove that a file can be made in it."""

@@ -1,4 +1,4 @@
-"""The configured encoder and language model, where their files lie, and where answers are kept."""
+"""The configured encoder and language model, where their files are, and where answers are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of Parquet parts by day that grows: each row once, whatever is killed.
+"""A folder of Parquet parts by day that grows: each row once, after kills too.
 
     OUT/
         exported.json               how far it got, parts with digests, who was forgotten

@@ -83,7 +83,6 @@ class ExportReport:
     removed: int
     """Rows of users who were forgotten since the last export."""
     rows: int
-    """Rows of all parts."""
     parts: int
 
     @classmethod

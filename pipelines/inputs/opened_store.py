@@ -12,7 +12,6 @@ from serving.online.opening import SQLITE, open_store
 from serving.online.store import OnlineStore, StoreError
 
 TIMEOUT_MS = 10_000.0
-"""Time limit of one reading."""
 
 
 class UnreadableStoreError(ValueError):

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import polars as pl
 
-from features.partition import CLEAN
 from features.scan import naming
+from features.schema import CLEAN
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import MANIFEST, digest_of_json
-from pipelines.engine.workspace import bundles_dir
+from pipelines.engine.workspace import RELEASED, UPDATE, bundles_dir
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from pipelines.partitions.manifest import PartitionsManifest, partition_folder
-from pipelines.publishing.released import RELEASED, UPDATE, Released, released_folder
+from pipelines.publishing.released import Released, released_folder
 from serving.bundle.manifest import CURRENT
 
 FEATURES = "build_features"

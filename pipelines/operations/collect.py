@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.errors import WorkspaceBusyError
-from pipelines.engine.workspace import Workspace, publishing
+from pipelines.engine.workspace import RELEASED, UPDATE, Workspace, publishing
 from pipelines.operations.state import parents, served_until
 from pipelines.publishing.promotion import champions
-from pipelines.publishing.released import RELEASED, UPDATE, Released
+from pipelines.publishing.released import Released
 from pipelines.publishing.same_queries import answers_file
 from pipelines.semantic_ids.store import FOLDER as SEMANTIC_IDS
 from pipelines.semantic_ids.store import LOCK as STORE_LOCK

@@ -21,14 +21,13 @@ from features.people import count_rows, write_without
 from features.schema import USER_ID, SourceConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
-from pipelines.engine.workspace import bundles_dir
+from pipelines.engine.workspace import RELEASED, bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
 from pipelines.inputs.opened_store import TIMEOUT_MS
 from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.manifest import FOLDER as PARTITIONS
 from pipelines.partitions.source import PartitionSource
 from pipelines.presets.resolve import ONLINE_EVENTS
-from pipelines.publishing.released import RELEASED
 from recsys.data.durable import replace_file
 from recsys.data.string_table import StringTable
 from serving.online.opening import SQLITE, is_store, open_store

@@ -15,7 +15,7 @@ from pipelines.config.toml import validate
 from pipelines.engine.history import recorded
 from pipelines.tracking.decisions import CHAMPION, AliasChange, history
 from pipelines.tracking.outbox import Outbox
-from pipelines.tracking.tracking import outbox_of
+from pipelines.tracking.tracking import open_outbox
 from serving.bundle.manifest import bundle_directory, read_manifest
 
 
@@ -59,7 +59,7 @@ def move_alias(
         workspace: By default the folder above the bundles.
     """
     workspace = workspace or bundles.absolute().parent
-    config, outbox = read_tracking(workspace), outbox_of(workspace)
+    config, outbox = read_tracking(workspace), open_outbox(workspace)
     # A folder that no run made, as on a machine that only serves, has no history of commands.
     made = workspace if (workspace / "config.toml").exists() else None
     with recorded(made, command) as recording:

@@ -22,7 +22,7 @@ from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.decisions import history, read_challenger
 from pipelines.tracking.outbox import read_lines
-from pipelines.tracking.tracking import outbox_of
+from pipelines.tracking.tracking import open_outbox
 from recsys.data.durable import shared
 from serving.bundle.manifest import CURRENT, MANIFEST, bundle_directory
 from serving.bundle.published import ADAPTERS
@@ -171,7 +171,7 @@ def look_at_monitor(found: Status, workspace: Path) -> None:
 
 def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
     """Look at the tracking records that wait for their server."""
-    outbox = outbox_of(workspace)
+    outbox = open_outbox(workspace)
     waiting = outbox.finished()
     oldest = min((_first_time(path) for path in waiting), default=None)
     found.outbox = {

@@ -17,9 +17,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from features.forget_list import ForgetList
-from features.partition import CLEAN, QUARANTINE
 from features.people import NEVER, ForgottenUsers
-from features.schema import EVENT_TIME, USER_ID
+from features.schema import CLEAN, EVENT_TIME, QUARANTINE, USER_ID
 from pipelines.engine.artifacts import digest_of_json
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.partitions.manifest import (

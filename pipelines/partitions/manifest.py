@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from features.partition import CLEAN
+from features.schema import CLEAN
 from pipelines.engine.artifacts import digest_of_json, to_json
 from pipelines.partitions.source import SourceFile, keys_between, parse_begin, parse_end
 from recsys.data.durable import write_durably

@@ -57,24 +57,9 @@ class Compared(NamedTuple):
 
 
 def compare(
-    queries: SameQueries,
-    item_counts: torch.Tensor,
-    config: ReleaseConfig,
-    domains: Sequence[str] = (),
-) -> Compared:
-    """Judge the pair.
-
-    Args:
-        item_counts: Events of each item row that the challenger's models were fitted on, [N].
-        domains: Domain of each item row, [N], empty for none; each is a protected slice.
-    """
-    return judge(queries, protected_slices(queries, item_counts, domains), config)
-
-
-def judge(
     queries: SameQueries, slices: Mapping[str, NDArray[np.bool_]], config: ReleaseConfig
 ) -> Compared:
-    """Judge the pair, and each slice, [Q], that has enough users: the rule of release."""
+    """Compare the pair, and each slice, [Q], that has enough users: the rule of release."""
     if len(queries) < config.min_compared:
         return Compared(None, None, [], queries)
     settings = config.paired()
@@ -110,6 +95,10 @@ def protected_slices(
     """Mark the queries of each slice, [Q]: activity of the user, popularity and domain of targets.
 
     New users are a slice of activity, cold and tail items are slices of popularity.
+
+    Args:
+        item_counts: Events of each item row that the challenger's models were fitted on, [N].
+        domains: Domain of each item row, [N]; empty for none.
     """
     targets, owners = queries.targets, queries.targets.segments()
     slices = [

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from pipelines.engine.errors import RefusedError
+from pipelines.engine.signing import signing_key
 from pipelines.publishing.comparison import Compared
-from serving.bundle.manifest import Verdict
+from pipelines.tracking.decisions import Decision, append_decision
+from serving.bundle.manifest import CURRENT, Verdict
 
 ADVICE = {
     "catalogue completeness": "look for a truncated or filtered catalogue file; if items were "
@@ -66,14 +70,14 @@ def is_untested(verdict: Mapping[str, Any]) -> bool:
     return verdict.get("value") is None and reason.startswith("not enough evidence")
 
 
-def result_of(verdict: Mapping[str, Any]) -> str:
+def format_result(verdict: Mapping[str, Any]) -> str:
     """Format a check's result in a word or two."""
     if not verdict.get("passed"):
         return "FAILED"
     return "not tested" if is_untested(verdict) else "passed"
 
 
-def lines_of(failed: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_failed(failed: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe failed checks, each with what to do."""
     return [
         f"{one['name']}: {found_in(one['value'], one['bound'])} ({one['reason']}). "
@@ -82,7 +86,7 @@ def lines_of(failed: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def words_of(
+def explain_decision(
     champion: str | None, verdicts: Sequence[Verdict], compared: Compared | None
 ) -> list[str]:
     """Explain why a version is published or refused."""
@@ -90,7 +94,7 @@ def words_of(
     kept = f"{champion} goes on serving" if champion else "nothing is served"
     if failed:
         first = f"Refused: {len(failed)} of {len(verdicts)} checks failed; {kept}."
-        return [first, *lines_of(failed)]
+        return [first, *describe_failed(failed)]
     untested = [one for one in verdicts if is_untested(one.model_dump())]
     found = [f"All {len(verdicts)} checks passed."]
     if untested:
@@ -108,7 +112,9 @@ def words_of(
     return found
 
 
-def power_of(compared: Compared | None, compared_by: str) -> dict[str, float | int | str | None]:
+def record_power(
+    compared: Compared | None, compared_by: str
+) -> dict[str, float | int | str | None]:
     """Build the record of the comparison's interval and smallest difference found."""
     by = None if compared is None else compared.by
     if by is None:
@@ -122,3 +128,21 @@ def power_of(compared: Compared | None, compared_by: str) -> dict[str, float | i
     }
     known = {name: value if abs(value) < 1e9 else None for name, value in values.items()}
     return {"metric": compared_by, "users": by.num_users, **known}
+
+
+def refuse(folder: Path, version: str, **about: Any) -> None:
+    """Append a refusal to the log and raise it.
+
+    Raises:
+        RefusedError: Always; names each failed check with its value and bound, and what to do.
+    """
+    decision = Decision(outcome="refused", challenger=version, **about)
+    append_decision(folder, decision, signing_key())
+    current = folder / CURRENT
+    kept = f"{current.resolve().name} goes on serving" if current.exists() else "nothing is served"
+    raise RefusedError(
+        f"the new bundle is refused and was not published; {kept}.\n"
+        + "\n".join(f"  {line}" for line in describe_failed(decision.failed))
+        + f"\nAll verdicts: recsys release explain {folder} {version}. The "
+        "bounds are in [release] and [release.gate]."
+    )

@@ -3,7 +3,7 @@
 Precedence if the alias and the served bundle differ:
 
 - a change made here that the registry has not got yet is newer than the alias, and stays;
-- an alias that nobody moved since it was last set or obeyed here says nothing new: the bundle
+- an alias that was not moved since it was last set or obeyed here says nothing new: the bundle
   served here was changed since, and stays;
 - otherwise the alias was moved in the registry, and is obeyed.
 """

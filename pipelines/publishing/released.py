@@ -24,17 +24,15 @@ from numpy.typing import NDArray
 from features.people import APPLIED
 from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
-from pipelines.engine.workspace import Workspace
+from pipelines.engine.workspace import RELEASED, UPDATE, Workspace
 from pipelines.inputs.tensors import released_order
 from pipelines.partitions.manifest import PartitionsManifest
+from pipelines.partitions.source import parse_begin
 from recsys.data.dataset import Sequences
 from recsys.data.durable import new_directory, write_durably
 from serving.bundle.manifest import BundleManifest, bundle_directory, read_manifest
 
 Metrics = Mapping[str, Mapping[str, float]]
-RELEASED = "released"
-UPDATE = "update"
-"""Below a workspace, where increments run."""
 DOCUMENT, HELD_OUT = "released.json", "held_out.npy"
 STAGES = (
     "build_semantic_ids",
@@ -78,6 +76,25 @@ class Released:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (TypeError, ValueError):
             return None
+
+    @classmethod
+    def load(cls, folder: Path) -> Released:
+        """Read a folder that an increment continues: complete and of this version."""
+        found = cls.read(folder)
+        assert found is not None
+        return found
+
+    def new_since(self, workspace: Path) -> int:
+        """Return the Unix second from which events of an increment are new.
+
+        They are of changed partitions, or later than all that trained models know.
+        """
+        assert self.until is not None
+        manifest = PartitionsManifest.read(shop_workspace(workspace))
+        digests = {} if manifest is None else manifest.digests()
+        changed = [key for key in digests if self.partitions.get(key) != digests[key]]
+        begins = [int(parse_begin(key).timestamp()) for key in changed]
+        return min([*begins, self.until + 1])
 
 
 def shop_workspace(workspace: Path) -> Path:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipelines.config.release import ReleaseConfig
 from recsys.data.batch import Jagged
-from recsys.data.dataset import HeldOut, Sequences, Split, ragged
+from recsys.data.dataset import HeldOut, Sequences, ragged
 from recsys.data.durable import replace_file
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import CURRENT
@@ -87,12 +87,10 @@ def answers_file(bundles: Path, version: str) -> Path:
     return bundles / f"answers-{version}.parquet"
 
 
-def build_answers(
-    table: pl.DataFrame, row: str, run: RunEvents, split: Split = "test"
-) -> pl.DataFrame:
-    """Build a run's answers to its held-out queries; the rank is null if an item is not listed."""
+def build_answers(table: pl.DataFrame, row: str, run: RunEvents) -> pl.DataFrame:
+    """Build a run's answers to its test queries; the rank is null if an item is not listed."""
     sequences = run.sequences
-    positions = HeldOut.of(sequences, split).positions
+    positions = HeldOut.of(sequences, "test").positions
     users = sequences.users_of(positions)
     places = positions - np.asarray(sequences.offsets)[users]
     queries = pl.DataFrame({"user_row": users, "position": positions, "place": places})

@@ -20,8 +20,8 @@ from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.examples import (
     candidate_builder,
-    outcomes_of,
     ranking_examples,
+    read_outcomes,
     with_candidates,
 )
 from pipelines.ranking.fit import has_both_classes
@@ -54,7 +54,6 @@ class RankingData(NamedTuple):
     """Lists of every source, as the blend merges them."""
     impressions: RankingExamples | None
     num_slots: int
-    """Slots of shown lists."""
 
 
 def ranking_data(
@@ -77,7 +76,7 @@ def ranking_data(
     blend, vectors = learned_blend(lists, config.blend.learned()), behaviour_vectors(refitted)
     builder = candidate_builder(blend, inputs, held_back.ends, vectors, config.ranker_training)
 
-    outcomes = outcomes_of(features, inputs, held_back.held_out)
+    outcomes = read_outcomes(features, inputs, held_back.held_out)
     like_from = config.ranker_training.like_from
     tasks, reason = choose_tasks(outcomes, like_from)
     train = ranking_examples(builder, inputs, held_back.held_out, lists, outcomes, tasks, like_from)
@@ -97,7 +96,7 @@ def ranking_data(
     held_out = HeldOut.of(inputs.sequences, "validation")
     held_out = held_out.sample(config.blend.max_queries, config.seed)
     lists = source_lists(sources, inputs, held_out, inputs, config)
-    outcomes = outcomes_of(features, inputs, held_out)
+    outcomes = read_outcomes(features, inputs, held_out)
     return RankingData(
         tasks=tasks,
         tasks_reason=reason,

@@ -33,7 +33,7 @@ LED_TO_SECONDS = 1_800
 """Longest time from an event to another of the same user and item that it led to."""
 
 
-def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outcomes:
+def read_outcomes(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outcomes:
     """Look up the value of each held-out event, its type, and the types of events it led to.
 
     It led to later events of its user with its item, within ``LED_TO_SECONDS`` and before the
@@ -64,7 +64,7 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
         own.unique("place", keep="last", maintain_order=True).select("place", "value").collect()
     )
     values = torch.full((wanted.height,), UNOBSERVED)
-    values[rows_of(latest["place"])] = torch.from_numpy(
+    values[to_index(latest["place"])] = torch.from_numpy(
         latest["value"].fill_null(np.nan).to_numpy().copy()
     ).float()
     # Of all events, so that the names are the same for every split.
@@ -72,7 +72,7 @@ def outcomes_of(features: Path, inputs: ModelInputs, held_out: HeldOut) -> Outco
     types = torch.zeros(wanted.height, len(names), dtype=torch.bool)
     led_to = found.select("place", "event_type").unique().collect()
     for column, name in enumerate(names):
-        types[rows_of(led_to.filter(pl.col("event_type") == name)["place"]), column] = True
+        types[to_index(led_to.filter(pl.col("event_type") == name)["place"]), column] = True
     return Outcomes(values, types, names)
 
 
@@ -83,7 +83,7 @@ def type_names(events: pl.LazyFrame) -> tuple[str, ...]:
     return names if len(names) > 1 else ()
 
 
-def rows_of(places: pl.Series) -> Tensor:
+def to_index(places: pl.Series) -> Tensor:
     """Convert a column of places to an index."""
     return torch.from_numpy(places.cast(pl.Int64).to_numpy().copy())
 

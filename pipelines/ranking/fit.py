@@ -33,7 +33,6 @@ class UserSplit(NamedTuple):
     """Queries by their user."""
 
     train: Tensor
-    """With a positive candidate."""
     held_out: Tensor
     """Select the epoch and calibrate."""
 

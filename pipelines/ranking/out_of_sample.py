@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.candidates.load import catalogue_of, scored_up_to
+from pipelines.candidates.load import list_models, scored_up_to
 from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
-from pipelines.training.baselines import baselines_of
-from pipelines.training.fitters import ModelFitter, refit_of
+from pipelines.training.baselines import fit_untrained
+from pipelines.training.fitters import ModelFitter, read_refit
 from pipelines.training.run import fit
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.catalogue import index_of_model
@@ -100,9 +100,9 @@ def refitted_sources(
     config = replace(config, sequence=of_first(config.sequence))
     chosen = context.inputs["fit_baselines"] / order
     inputs, up_to = held_back.inputs, scored_up_to(config)
-    baselines = baselines_of(inputs, config, "all", chosen)
+    baselines = fit_untrained(inputs, config, "all", chosen)
     data, found = Data(inputs=inputs, index=index_of_model), dict[str, Source]()
-    for spec in catalogue_of(config):
+    for spec in list_models(config):
         if spec.name not in names:
             continue
         if spec.names.training:
@@ -118,7 +118,7 @@ def refitted(context: StageContext, fitter: ModelFitter, data: Data, order: str)
     name = f"refitted_{fitter.name}"
     trained = context.inputs[fitter.spec.names.stage] / order
     share = context.config.ranker_training.refit_share
-    refit = replace(refit_of(trained, fitter, data.inputs), share=share)
+    refit = replace(read_refit(trained, fitter, data.inputs), share=share)
     note = f"{order}, out of sample"
     fitted, _ = fit(context, fitter, data, "all", refit, name=f"{order}/{name}", note=note)
     return fitted.model.to("cpu").eval()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import HeldOut, ragged
-from pipelines.ranking.examples import LED_TO_SECONDS, rows_of
+from pipelines.ranking.examples import LED_TO_SECONDS, to_index
 from pipelines.ranking.out_of_sample import queries_at
 from recsys.data.dataset import Rows, Sequences
 from recsys.fitting.queries import ModelInputs
@@ -79,7 +79,7 @@ def shown_lists(
 
 
 def _shown_after(features: Path, sequences: Sequences, ends: Rows) -> pl.DataFrame:
-    """Read what was shown between the last event before an end and the last of train, by user."""
+    """Read the lists shown between the last event before an end and the last of train, by user."""
     assert sequences.times is not None
     times, train_end = np.asarray(sequences.times), np.asarray(sequences.train_end)
     users_read = np.flatnonzero((ends > sequences.offsets[:-1]) & (ends < train_end))
@@ -140,10 +140,10 @@ def _labels(features: Path, shown: pl.DataFrame, tasks: Sequence[str], like_from
         if name == LIKE:
             best = found.group_by("place").agg(pl.col("value").max())
             liked = best["value"].ge(like_from).cast(pl.Float32).fill_null(float("nan"))
-            labels[rows_of(best["place"]), task] = torch.from_numpy(liked.to_numpy().copy())
+            labels[to_index(best["place"]), task] = torch.from_numpy(liked.to_numpy().copy())
         else:
             rows = found if name == NEXT else found.filter(pl.col("event_type") == name)
-            labels[rows_of(rows["place"]), task] = 1
+            labels[to_index(rows["place"]), task] = 1
     later = found.filter(pl.col("at") > pl.col("until"))["number"].unique()
-    labels[rows_of(shown["place"].filter(shown["number"].is_in(later.implode())))] = UNOBSERVED
+    labels[to_index(shown["place"].filter(shown["number"].is_in(later.implode())))] = UNOBSERVED
     return labels

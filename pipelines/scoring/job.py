@@ -50,7 +50,6 @@ class ScoreRequest:
     k: int = 20
     profile: Profile = "fast"
     filter: Mapping[str, Any] = field(default_factory=dict)
-    """As in a request of the API."""
     unix_time: int | None = None
     """Time of every request; None takes what the folder's manifest says, else what the API takes
     for a request without one when the job begins."""
@@ -83,9 +82,7 @@ class Job:
     bundle_digest: str
     adapters: Mapping[str, str]
     version: str
-    """Version of the platform."""
     configuration: str
-    """Digest of surfaces, rules and experiments."""
     surface: str
     key: str
     """``user_id`` or ``item_id``: what a list is made for."""

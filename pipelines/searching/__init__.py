@@ -1,1 +1,1 @@
-"""Search by a text: what is read of items, made queries, and the weights of what is found."""
+"""Search by a text: texts of items, made queries, and the weights of finds."""

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.searching.judged import Judged, Rows, personal_orders
-from pipelines.searching.texts import popularity_of, title_index
+from pipelines.searching.texts import scale_counts, title_index
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.configs import TextTowerConfig
@@ -82,7 +82,7 @@ def fit_text_search(
         return None
     kept = kept_items(texts, seed)
     tower = train_tower([text for text in texts if text.item_row not in kept], config, seed)
-    popularity = popularity_of(item_counts.numpy())
+    popularity = scale_counts(item_counts.numpy())
     search = TextSearch(tower, tower.encode(documents), WordIndex.of(documents), START)
     wanted = {text.item_row: text for text in texts if text.item_row in kept}
     judged = Judged.of(queries.sample(int(MAX_QUERIES / KEPT), seed), wanted, seed)
@@ -91,13 +91,13 @@ def fit_text_search(
     found = judged.found(search, title_index(texts, popularity), popularity)
     orders = personal_orders(judged, found, sources, blend, item_counts)
     features = [one.personal(order) for one, order in zip(found, orders, strict=True)]
-    weights = weights_of(judged, found, features)
+    weights = served_weights(judged, found, features)
     search = TextSearch(tower, search.item_vectors, search.words, weights)
     typed = judged.as_typed(search, popularity)
     return FittedSearch(search, measured(judged, found, features, typed))
 
 
-def weights_of(
+def served_weights(
     judged: Judged,
     found: Sequence[SearchCandidates],
     features: Sequence[NDArray[np.float32]],
@@ -145,7 +145,7 @@ def measured(
     for name, shown in (("hybrid", unknown), ("personal", features)):
         values = np.zeros(len(judged))
         for own in (0, 1):
-            weights = weights_of(judged, found, shown, np.flatnonzero(half != own))
+            weights = served_weights(judged, found, shown, np.flatnonzero(half != own))
             values[half == own] = gains(judged, found, shown, weights)[half == own]
         by_way[name] = values
     kinds = sorted({one.kind for one in judged.made})

@@ -78,7 +78,7 @@ def personal_orders(
     blend: ProfileBlend,
     item_counts: torch.Tensor,
 ) -> list[Rows]:
-    """Order what was found for each query by the blend of the user's own lists.
+    """Order the finds of each query by the blend of the user's own lists.
 
     Args:
         item_counts: Events of each item that the sources were fitted on, [N].

@@ -19,10 +19,10 @@ READ = ("title", *ATTRIBUTES, "description", "release_year")
 
 def item_texts(items: pl.DataFrame) -> list[ItemText]:
     """Read the catalogue, by item row from 1."""
-    return [_text_of(item) for item in items.sort("item_row").iter_rows(named=True)]
+    return [_read_text(item) for item in items.sort("item_row").iter_rows(named=True)]
 
 
-def _text_of(item: dict[str, object]) -> ItemText:
+def _read_text(item: dict[str, object]) -> ItemText:
     parts = {name: list(_values(item.get(name))) for name in READ}
     title = " ".join(parts["title"])
     named = [value for name in ATTRIBUTES for value in parts[name]]
@@ -42,7 +42,7 @@ def _values(value: object) -> Iterator[str]:
         yield str(value)
 
 
-def popularity_of(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
+def scale_counts(item_counts: Sequence[float] | NDArray[np.floating]) -> NDArray[np.float32]:
     """Scale counts of events to 0 to 1 by their logarithm, [N]."""
     logs = np.log1p(np.asarray(item_counts, np.float64))
     scaled: NDArray[np.float32] = (logs / max(1e-9, float(logs.max(initial=0.0)))).astype(

@@ -29,7 +29,7 @@ def are_registered(context: StageContext) -> bool:
 
 
 def adapt_domains(context: StageContext) -> StageRows:
-    """Train, judge and register; a running server loads what is published."""
+    """Train, judge and register; a running server loads the published ones."""
     config = context.config
     folder = bundles_dir(config)
     released = read_json(context.inputs["release"] / "release.json")

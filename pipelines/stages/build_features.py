@@ -59,7 +59,7 @@ def features_config(config: RunConfig) -> FeaturesConfig:
 
 
 def build_features(context: StageContext) -> StageRows:
-    """Build the features artefact; what was left out and why goes into its report.json."""
+    """Build the features artefact; its report.json counts the rows left out, with reasons."""
     config = features_config(context.config)
     if context.config.engine == "ray":
         # Paths on other machines are whole ones.

@@ -46,7 +46,7 @@ from recsys.semantic_ids.quality import quality_report
 from serving.bundle.semantic_ids import CONTENT_CODES
 
 
-def store_of(config: RunConfig) -> SemanticIdStore:
+def open_id_store(config: RunConfig) -> SemanticIdStore:
     """Open the published versions next to a run's bundles."""
     return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
 
@@ -85,7 +85,7 @@ def build_semantic_ids(context: StageContext) -> StageRows:
     config, inputs = context.config, context.inputs
     features, embedded = inputs["build_features"], inputs["embed_items"]
     content = read_content(features, embedded, config, inputs.get("train_sequence"))
-    store = store_of(config)
+    store = open_id_store(config)
     num_items = len(content.item_ids)
     made = None
     if config.semantic_ids.method != "none":
@@ -166,7 +166,7 @@ def is_newest(context: StageContext) -> bool:
     fitted again elsewhere or rolled back do.
     """
     report = read_json(context.output / REPORT)
-    store = store_of(context.config)
+    store = open_id_store(context.config)
     if "version" not in report or store.current() is None:
         return True
     if store.has(report["version"]):

@@ -1,7 +1,7 @@
 """Stage evaluate: every model and the served blends on validation and test, full catalogue.
 
-What merges the lists was fitted on validation, so there each half of the users is measured by the
-weights of the other half; on test everyone by what is served.
+Blends were fitted on validation, so there each half of the users is measured by the weights of the
+other half; on test everyone is measured by the served blends.
 
 Writes per tie order and split: metrics of each model, their analysis (analysis.json), and one
 Parquet file with a row for each user and held-out item: its rank by each model, and each model's

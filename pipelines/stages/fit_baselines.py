@@ -3,23 +3,27 @@
 Popularity, item-to-item, EASE, item-kNN and content similarity. Where a model may choose among
 settings, validation chooses, and refits take what it chose.
 
-Content similarity learns nothing from events; it is left out where items have no content.
+Content similarity learns nothing from events; it is left out where items have no content. An
+increment takes the settings of the served models.
 """
 
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
+from pipelines.engine.workspace import RELEASED
 from pipelines.inputs.tensors import read_inputs, tie_orders
-from pipelines.training.baselines import baselines_of
+from pipelines.training.baselines import fit_untrained
 
 
 def fit_baselines(context: StageContext) -> StageRows:
     """Fit the models once for each order of tied times."""
     features = context.inputs["build_features"]
+    served = context.inputs.get(RELEASED)
     num_events = 0
     for order in tie_orders(features):
         inputs = read_inputs(features, context.inputs["embed_items"], order)
-        for name, model in baselines_of(inputs, context.config, "train").items():
+        chosen = None if served is None else served / "fit_baselines" / order
+        for name, model in fit_untrained(inputs, context.config, "train", chosen).items():
             model.save(context.output / order / name)
         num_events += int(
             (inputs.sequences.visible_end("train") - inputs.sequences.offsets[:-1]).sum()

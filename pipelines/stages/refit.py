@@ -10,8 +10,8 @@ from __future__ import annotations
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes
-from pipelines.training.baselines import baselines_of
-from pipelines.training.fitters import ModelFitter, refit_of, was_trained
+from pipelines.training.baselines import fit_untrained
+from pipelines.training.fitters import ModelFitter, read_refit, was_trained
 from pipelines.training.run import fit, write_training
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.spec import Data
@@ -24,7 +24,7 @@ def refit_model(context: StageContext, data: Data, fitter: ModelFitter) -> int:
     trained = context.inputs[fitter.spec.names.stage] / inputs.tie_order
     if not was_trained(trained):
         return 0
-    chosen = refit_of(trained, fitter, inputs, may_continue=True)
+    chosen = read_refit(trained, fitter, inputs, may_continue=True)
     fitted, curve = fit(context, fitter, data, "all", chosen, name=name, note="everything")
     fitter.spec.write(fitted.model, context.output)
     document = {"num_steps": fitted.result.num_steps, "num_examples": fitted.num_examples}
@@ -37,7 +37,7 @@ def refit(context: StageContext) -> StageRows:
     config, order = context.config, released_order(context.inputs["build_features"])
     inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
     chosen = context.inputs["fit_baselines"] / order
-    for name, model in baselines_of(inputs, config, "all", chosen).items():
+    for name, model in fit_untrained(inputs, config, "all", chosen).items():
         model.save(context.output / name)
     item_codes = context.inputs["build_semantic_ids"]
     taught_by = context.output / SEQUENCE.name if config.generation_is_taught() else None

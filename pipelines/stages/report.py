@@ -26,7 +26,6 @@ SECTIONS = (
     *(section.name for section in fields(RunConfig) if section.name not in WITHOUT),
 )
 LIBRARIES = ("recsys-platform", "torch", "polars", "numpy")
-"""Whose versions the report names."""
 WITHOUT_ANALYSIS = (
     "there is no report, because evaluation.num_resamples = 0 computes no intervals; set it to "
     "1000 or remove it"
@@ -36,7 +35,7 @@ WITHOUT_ANALYSIS = (
 NO_HELD_OUT = "there is no report, because no user has a held-out event to measure lists by"
 
 
-def settings_of(config: RunConfig) -> str:
+def format_settings(config: RunConfig) -> str:
     """Write the settings that the metrics depend on as TOML, without paths."""
     sections = {name for name in SECTIONS if "." not in name}
     table = {name: value for name, value in plain(config).items() if name in sections}
@@ -76,7 +75,7 @@ def report(context: StageContext) -> StageRows:
             evaluation_digest=measured.output if measured else "",
             raw_files=built.inputs if built else {},
             versions={name: installed_version(name) for name in LIBRARIES},
-            settings=settings_of(config),
+            settings=format_settings(config),
             dataset=config.data.dataset,
             num_test_looks=num_test_looks(context.workspace),
         ),

@@ -72,7 +72,6 @@ class Decision:
     original: str = ""
     """Line of another machine's log that came with a fetched bundle."""
     previous: str | None = None
-    """sha256 of the line before."""
 
     @property
     def failed(self) -> list[dict[str, Any]]:
@@ -137,7 +136,7 @@ def append_decision(bundles: Path, decision: Decision, key: bytes | None) -> Dec
     """Append a decision; the caller holds the lock of the folder."""
     bundles.mkdir(parents=True, exist_ok=True)
     lines = read_lines(bundles)
-    digests = [digest_of(line) for line in lines]
+    digests = [hash_line(line) for line in lines]
     named = _read_head(bundles).get("sha256")
     # If the head's line is gone, the chain keeps the gap.
     is_gap = named is not None and named not in digests
@@ -148,11 +147,11 @@ def append_decision(bundles: Path, decision: Decision, key: bytes | None) -> Dec
     }
     line = json.dumps(signed(document, key), sort_keys=True)
     append_line(bundles / LOG, line)
-    write_durably(bundles / HEAD, to_json(signed({"sha256": digest_of(line)}, key)))
+    write_durably(bundles / HEAD, to_json(signed({"sha256": hash_line(line)}, key)))
     return Decision(**document)
 
 
-def digest_of(line: str) -> str:
+def hash_line(line: str) -> str:
     """Compute the sha256 of a line."""
     return hashlib.sha256(line.encode()).hexdigest()
 
@@ -182,7 +181,7 @@ def read_line(line: str, key: bytes | None, name: str) -> Written:
         texts = {name: str(claims.get(name, "")) for name in ("time", "outcome", "challenger")}
         decision = Decision(**texts, champion=None, challenger_digest=None)  # type: ignore[arg-type]
     return Written(
-        name=name, decision=decision, state=state, digest=digest_of(line), line=line, fault=fault
+        name=name, decision=decision, state=state, digest=hash_line(line), line=line, fault=fault
     )
 
 

@@ -27,7 +27,6 @@ class SyncResult:
     sent: int = 0
     """Runs that the store has whole."""
     waiting: int = 0
-    """Runs that are sent later."""
     refused: int = 0
     """Records that the store will never accept; they are in refused.jsonl."""
     problem: str | None = None
@@ -39,7 +38,7 @@ class SyncResult:
         return f"tracking: {self.sent} runs sent{refused}{waiting}"
 
 
-def outbox_of(workspace: Path) -> Outbox:
+def open_outbox(workspace: Path) -> Outbox:
     """Return the outbox of a workspace."""
     return Outbox(workspace / "tracking" / "outbox")
 
@@ -104,9 +103,7 @@ class RegisteredBundle:
     number: str
     version: str
     digest: str
-    """sha256 of the bundle's manifest."""
     bundles: str
-    """Folder of bundles, or its URL, that has the files."""
     pointer: str
     """Signed words on the above (`pipelines.tracking.entries`); empty if there are none."""
     served_is_registered: bool

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.candidates.load import catalogue_of
+from pipelines.candidates.load import list_models
 from pipelines.config.run import RunConfig
 from pipelines.inputs.tensors import retrieval_settings
-from pipelines.training.fitters import is_on, settings_of
+from pipelines.training.fitters import is_on, pick_settings
 from recsys.data.dataset import FitSplit
 from recsys.fitting.counted import CHOICE_USERS
 from recsys.fitting.queries import EvaluationQueries, ModelInputs
@@ -20,14 +20,14 @@ def own_settings(spec: ModelSpec, config: RunConfig) -> Any:
     """Return a model's settings, those of another package's model as its own class."""
     outside = config.models.get(spec.name)
     if outside is None:
-        return settings_of(spec.names, config)
+        return pick_settings(spec.names, config)
     try:
         return spec.config(**outside.settings)
     except (TypeError, ValueError) as error:
         raise ValueError(f"models.{spec.name}.settings: {error}") from error
 
 
-def baselines_of(
+def fit_untrained(
     inputs: ModelInputs, config: RunConfig, split: FitSplit, chosen: Path | None = None
 ) -> dict[str, Any]:
     """Fit the models without a training that are on and have something to be fitted on.
@@ -43,7 +43,7 @@ def baselines_of(
     data = Data(inputs=inputs, settings=retrieval_settings(config))
     run = TrainingRun(seed=config.seed, device=device_named(config.device))
     models = {}
-    for spec in catalogue_of(config):
+    for spec in list_models(config):
         if spec.names.training or not is_on(spec.names, config):
             continue
         settings = own_settings(spec, config)

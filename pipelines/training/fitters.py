@@ -28,7 +28,7 @@ def is_on(names: ModelName, config: RunConfig) -> bool:
     return wanted and not (names.repeats and config.evaluation.exclude_history)
 
 
-def settings_of(names: ModelName, config: RunConfig) -> Any:
+def pick_settings(names: ModelName, config: RunConfig) -> Any:
     """Return a model's settings; lists may repeat the history only if labels may."""
     settings = getattr(config, names.section)
     if config.evaluation.exclude_history or not hasattr(settings, "leave_out_history"):
@@ -46,7 +46,7 @@ class ModelFitter:
 
     @classmethod
     def of(cls, spec: ModelSpec, config: RunConfig) -> ModelFitter:
-        return cls(spec, settings_of(spec.names, config), getattr(config, spec.names.training))
+        return cls(spec, pick_settings(spec.names, config), getattr(config, spec.names.training))
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ def was_trained(folder: Path) -> bool:
     return (folder / "training.json").exists()
 
 
-def refit_of(
+def read_refit(
     folder: Path, fitter: ModelFitter, inputs: ModelInputs, *, may_continue: bool = False
 ) -> Refit:
     """Read the number of steps that validation chose.

@@ -1,10 +1,10 @@
-"""Choose hyper-parameters by trials on validation, and say what the choice is worth.
+"""Choose hyper-parameters by trials on validation, and measure the gain of the choice.
 
 <folder>/
   workspace/      the stages that prepare the arrays
   trials/<n>/     the metric of every query in a trial; trial 0 has the present settings
   trials.jsonl    a line a finished trial; a later call continues after the last
-  tune.json       what was tried, the best, and its difference from the present settings
+  tune.json       all trials, the best, and its difference from the present settings
   best.toml       the best settings, as a configuration has them
 """
 
@@ -27,8 +27,8 @@ from pipelines.config.upgrade import refuse_old_keys
 from pipelines.engine.artifacts import plain, to_json
 from pipelines.engine.ray_cluster import ray_cluster
 from pipelines.tuning.sampler import Sampler
-from pipelines.tuning.space import BLEND, Setting, as_table, row_of
-from pipelines.tuning.trials import Outcome, Processes, Trial, run_trial, values_of
+from pipelines.tuning.space import BLEND, Setting, as_table, find_row
+from pipelines.tuning.trials import Outcome, Processes, Trial, read_values, run_trial
 from recsys.data.durable import locked, write_durably
 from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.paired import paired
@@ -47,9 +47,8 @@ class Tuning:
     num_trials: int = 20
     """In all, the present settings and trials of earlier calls included."""
     seconds: float | None = None
-    """No trial begins after so many; None waits for all."""
+    """Time after which no trial begins; None waits for all."""
     jobs: int = 1
-    """Trials at a time on this machine."""
 
     def __post_init__(self) -> None:
         if self.num_trials < 2 or self.jobs < 1:
@@ -98,7 +97,7 @@ class Study:
     ) -> None:
         self.config, self.folder, self.say = config, folder, say
         self.space, self.sources = space, tuple(prepared.recipe.models)
-        self.row, self.metric = row_of(space), config.evaluation.primary_metric
+        self.row, self.metric = find_row(space), config.evaluation.primary_metric
         if self.row not in (*self.sources, BLEND):
             raise ValueError(
                 f"{', '.join(setting.key for setting in space)} shape the model {self.row}, which "
@@ -240,7 +239,7 @@ class Study:
         return found
 
     def document(self) -> dict[str, Any]:
-        """Compare the best trial with the present settings, and write what was found."""
+        """Compare the best trial with the present settings, and write the result."""
         done = [one for one in self.outcomes if one.metric is not None]
         present = next((one for one in done if one.number == 0), None)
         if present is None:
@@ -266,8 +265,8 @@ class Study:
             return None
         config = PairedConfig(confidence=0.95)
         judged = paired(
-            values_of(self.trial(0, {})),
-            values_of(self.trial(best.number, best.values)),
+            read_values(self.trial(0, {})),
+            read_values(self.trial(best.number, best.values)),
             config,
         )
         return {

@@ -79,7 +79,7 @@ def parse_setting(text: str) -> Setting:
 
 
 def _value(text: str, whole: str) -> Any:
-    """Read a value as TOML; what is none is a plain string."""
+    """Read a value as TOML; any other text is a string."""
     if not text.strip():
         raise ValueError(f"--over {whole!r}: a value is missing; {FORM}")
     try:
@@ -99,7 +99,7 @@ def parse_space(texts: Sequence[str]) -> tuple[Setting, ...]:
     return space
 
 
-def row_of(space: Sequence[Setting]) -> str:
+def find_row(space: Sequence[Setting]) -> str:
     """Return the row that the settings shape: one model, or the blend if they shape several."""
     rows = {ROW_OF[setting.key.split(".")[0]] for setting in space}
     return rows.pop() if len(rows) == 1 else BLEND

@@ -45,13 +45,12 @@ VALUES = "values.npy"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What one trial is to do, on any machine."""
+    """Task of one trial, on any machine."""
 
     number: int
     workspace: str
     """Folder of the stages that prepare the arrays."""
     out: str
-    """Folder of all trials."""
     recipe: Recipe
     row: str
     """Model that is measured; the blend of all if it is none of the recipe's."""
@@ -130,7 +129,7 @@ def inputs_in(workspace: str) -> ModelInputs:
     return read_inputs(folder / "build_features", folder / "embed_items", ORDER)
 
 
-def values_of(trial: Trial) -> NDArray[np.float64]:
+def read_values(trial: Trial) -> NDArray[np.float64]:
     """Read a finished trial's metric of every validation query, [Q]."""
     values: NDArray[np.float64] = np.load(trial.folder / VALUES, allow_pickle=False)
     return values

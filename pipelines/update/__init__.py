@@ -1,1 +1,1 @@
-"""A day's increment: the served models continued on what is new."""
+"""A day's increment: served models continued on new events."""

@@ -13,9 +13,9 @@ from pipelines.config.run import RunConfig
 from pipelines.config.toml import without_keys
 from pipelines.engine.artifacts import Manifest, digest_of_json
 from pipelines.engine.history import MONITOR, read_result
-from pipelines.engine.workspace import bundles_dir
+from pipelines.engine.workspace import RELEASED, bundles_dir
 from pipelines.publishing.promotion import served_version
-from pipelines.publishing.released import RELEASED, Released, read_settings, released_folder
+from pipelines.publishing.released import Released, read_settings, released_folder
 from pipelines.stages.build_features import raw_files
 from pipelines.stages.list import STAGES
 from recsys.data.durable import digest_once
@@ -32,11 +32,10 @@ class UpdateDecision:
     kind: Kind
     reason: str
     base: Path | None = None
-    """Folder that an increment continues."""
 
 
 def decide(config: RunConfig) -> UpdateDecision:
-    """Decide by the settings, by what is served, and by what has arrived."""
+    """Decide by the settings, the served bundle and the events that arrived."""
     version = served_version(bundles_dir(config))
     if config.updates.policy == "never" and version is not None:
         return UpdateDecision("nothing", 'updates.policy = "never"')
@@ -71,7 +70,7 @@ def read_before(folder: Path) -> list[str]:
 def must_be_full(
     config: RunConfig, version: str | None, folder: Path | None, base: Released | None
 ) -> str | None:
-    """Return why what is served cannot be continued; None where it can."""
+    """Return why the served bundle cannot be continued; None if it can."""
     if version is None:
         return "nothing is served yet"
     if base is None or folder is None:

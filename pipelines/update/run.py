@@ -16,8 +16,8 @@ from pathlib import Path
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.engine.runner import StageOutcome, StageRecorder, run_stages
-from pipelines.engine.workspace import Workspace, bundles_dir
-from pipelines.publishing.released import RELEASED, UPDATE, Released, link_tree
+from pipelines.engine.workspace import RELEASED, UPDATE, Workspace, bundles_dir
+from pipelines.publishing.released import Released, link_tree
 from pipelines.update.stages import CARRIED, update_stages
 
 
@@ -72,7 +72,7 @@ def run_update(
     recorder: StageRecorder | None = None,
     finished: Callable[[StageOutcome], None] = lambda _outcome: None,
 ) -> list[StageOutcome]:
-    """Continue what is served on what is new, judge it, and release it or keep what is served.
+    """Continue the served models on new events, judge them, and release them if they pass.
 
     Raises:
         WorkspaceBusyError: Another increment runs.

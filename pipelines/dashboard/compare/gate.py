@@ -18,7 +18,7 @@ from pipelines.dashboard.data.slices import slice_label
 from pipelines.dashboard.workspaces.files import RunSettings, read_settings
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.wording import metric_label
-from pipelines.publishing.comparison import Compared, judge
+from pipelines.publishing.comparison import Compared, compare
 from pipelines.publishing.same_queries import SameQueries
 from pipelines.tracking.decisions import decision_on
 from recsys.data.dataset import concatenated_ranges, ragged
@@ -83,7 +83,7 @@ def judge_pair(
 
     If it shows nothing, a large difference in coverage or cost is a reason to prefer one.
     """
-    compared = judge(*_queries(pairs, config), config)
+    compared = compare(*_queries(pairs, config), config)
     by, named = compared.by, compared.named
     if by is None or named is None:
         why = (

@@ -39,7 +39,7 @@ from pipelines.pages.document import (
     Words,
     select,
 )
-from pipelines.publishing.explain import advice_for, found_in, is_untested, result_of
+from pipelines.publishing.explain import advice_for, format_result, found_in, is_untested
 from pipelines.publishing.released import Released, released_folder
 from pipelines.tracking.decisions import ALTERED, CHALLENGER, CHAMPION, LOG, Decision, Written
 from serving.bundle.manifest import MANIFEST, bundle_directory
@@ -398,7 +398,7 @@ def _verdicts(
 ) -> Table:
     rows: list[list[Cell]] = []
     for one in sorted(
-        verdicts, key=lambda one: ("FAILED", "not tested", "passed").index(result_of(one))
+        verdicts, key=lambda one: ("FAILED", "not tested", "passed").index(format_result(one))
     ):
         value, bound = (
             float(number) if isinstance(number := one.get(name), (int, float)) else None
@@ -406,7 +406,7 @@ def _verdicts(
         )
         found = "" if one.get("passed") else found_in(value, bound)
         reason = str(one.get("reason", ""))
-        rows.append([str(one["name"]), result_of(one), value, bound, found, reason])
+        rows.append([str(one["name"]), format_result(one), value, bound, found, reason])
     return Table(
         key=key,
         title=title,

@@ -25,7 +25,6 @@ class Subject:
     config: GateConfig = field(default_factory=GateConfig)
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     served: str = ""
-    """Row of the metrics that is served."""
     metric: str = "ndcg@10"
     paired: Paired | None = None
     """Difference on the same queries, if both answered enough of them."""

@@ -18,7 +18,7 @@ from pipelines.engine.runner import pick_stages, run_stages
 from pipelines.inputs.tensors import read_inputs, retrieval_settings, tie_orders
 from pipelines.presets.resolve import with_dataset
 from pipelines.stages.list import STAGES
-from pipelines.training.fitters import settings_of
+from pipelines.training.fitters import pick_settings
 from recsys.models.names import GENERATIVE, SEQUENCE
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
 from serving.surfaces import HOME
@@ -46,9 +46,9 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         content=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.two_tower_training),
-        sequence=settings_of(SEQUENCE, config),
+        sequence=pick_settings(SEQUENCE, config),
         sequence_training=only_training(config.sequence_training),
-        generative=settings_of(GENERATIVE, config),
+        generative=pick_settings(GENERATIVE, config),
         generative_training=only_training(config.generative_training),
         generative_ids=config.semantic_ids.source,
         generative_teaching=config.generative_training.teaching,

@@ -9,7 +9,7 @@ from pipelines.cli.registry import entering_registry
 from pipelines.config.operation import TrackingConfig
 from pipelines.publishing.promotion import champions, note_champion
 from pipelines.tracking.outbox import read_lines
-from pipelines.tracking.tracking import outbox_of, store_uri
+from pipelines.tracking.tracking import open_outbox, store_uri
 from serving.bundle.manifest import read_manifest
 from tests.pipelines.tracking.registries import write_bundles
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -28,10 +28,10 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(
     result = CliRunner().invoke(app, ["run", "-q", "-c", str(tiny_shop), "-w", str(workspace)])
 
     assert result.exit_code == 0, result.output
-    assert outbox_of(workspace).waiting() == []
+    assert open_outbox(workspace).waiting() == []
     from mlflow.tracking import MlflowClient
 
-    uri = store_uri(TrackingConfig(), outbox_of(workspace))
+    uri = store_uri(TrackingConfig(), open_outbox(workspace))
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     experiment = client.get_experiment_by_name("recsys")
     assert experiment is not None
@@ -96,7 +96,7 @@ def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
     (tmp_path / "config.toml").write_text("")
     with entering_registry(bundles) as published:
         published(bundles, "v2+1")
-    (path,) = outbox_of(tmp_path).waiting()
+    (path,) = open_outbox(tmp_path).waiting()
     logged = read_lines(path)
     assert [(event["event"], event.get("version")) for event in logged] == [
         *(

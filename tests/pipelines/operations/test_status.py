@@ -18,7 +18,7 @@ from pipelines.engine.history import recorded
 from pipelines.operations.status import Status, read_status
 from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
 from pipelines.publishing.promotion import note_release, promote
-from pipelines.tracking.tracking import outbox_of
+from pipelines.tracking.tracking import open_outbox
 
 Aged = Callable[[Path, float], None]
 
@@ -141,7 +141,7 @@ def test_alarms_of_the_monitor_count(shop: Path) -> None:
 
 
 def test_records_that_wait_for_the_server_are_late_after_a_day(shop: Path) -> None:
-    run_file = outbox_of(shop).new_file("release")
+    run_file = open_outbox(shop).new_file("release")
     run_file.tags({"a": "b"})
     assert look(shop).outbox["waiting"] == 0, "it is running"
     run_file.end("FINISHED")

@@ -5,8 +5,14 @@ import pytest
 import torch
 
 from pipelines.config.release import ReleaseConfig
-from pipelines.publishing.comparison import compare, comparison_verdicts, release_verdicts
-from pipelines.publishing.explain import result_of, words_of
+from pipelines.publishing.comparison import (
+    Compared,
+    compare,
+    comparison_verdicts,
+    protected_slices,
+    release_verdicts,
+)
+from pipelines.publishing.explain import explain_decision, format_result
 from pipelines.publishing.same_queries import SameQueries
 from recsys.data.batch import Jagged
 from serving.bundle.manifest import Verdict
@@ -35,8 +41,12 @@ def ranks(share_first: float, seed: int, num_users: int = NUM_USERS) -> np.ndarr
     return np.where(draw.random(num_users) < share_first, 1, 0).astype(np.int64)
 
 
+def compared(asked: SameQueries, config: ReleaseConfig = CONFIG) -> Compared:
+    return compare(asked, protected_slices(asked, torch.full((41,), 100)), config)
+
+
 def judged(champion: np.ndarray, challenger: np.ndarray, config: ReleaseConfig) -> list[Verdict]:
-    found = compare(queries(champion, challenger), torch.full((41,), 100), config)
+    found = compared(queries(champion, challenger), config)
     verdicts = comparison_verdicts(found, config)
     return [one for one in verdicts if one.name != "protected slices"]
 
@@ -113,8 +123,8 @@ def test_too_few_queries_are_no_evidence_whatever_they_say() -> None:
     assert verdict.passed
     assert (verdict.value, verdict.bound) == (None, None)
     assert "both answered 199 queries" in verdict.reason
-    assert result_of(verdict.model_dump()) == "not tested"
-    words = words_of("v1", [verdict], None)
+    assert format_result(verdict.model_dump()) == "not tested"
+    words = explain_decision("v1", [verdict], None)
     assert words[0] == "0 checks passed, 1 was not tested."
     assert "Not compared with v1: not enough evidence: both answered 199" in words[1]
     assert not judged(*few, replace(CONFIG, when_undecided="keep"))[0].passed
@@ -124,8 +134,7 @@ def test_too_few_queries_are_no_evidence_whatever_they_say() -> None:
 def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None:
     better = ranks(0.5, 0)
     worse = better * (np.random.default_rng(1).random(NUM_USERS) < 0.7)
-    counts = torch.full((41,), 100)
-    (verdict,) = comparison_verdicts(compare(queries(better, worse, 0.2), counts, CONFIG), CONFIG)
+    (verdict,) = comparison_verdicts(compared(queries(better, worse, 0.2)), CONFIG)
     assert verdict.passed
     assert verdict.reason.startswith("not enough evidence: -")
     assert "with 20% more events to learn from, so a loss says nothing" in verdict.reason
@@ -133,11 +142,11 @@ def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None
     metrics = {"blend": {"ndcg@10": 0.1}, "popularity": {"ndcg@10": 0.01}}
     before = {"blend": {"ndcg@10": 0.2}}
     for ahead, failed in ((0.2, ["ndcg@10 against the champion's on its own data"]), (0.0, [])):
-        found = compare(queries(worse, better, ahead), counts, CONFIG)
+        found = compared(queries(worse, better, ahead))
         checks = release_verdicts(metrics, None, before, CONFIG, found)
         assert [one.name for one in checks if not one.passed] == failed
     # What is better all the same is better.
-    (verdict,) = comparison_verdicts(compare(queries(worse, better, 0.2), counts, CONFIG), CONFIG)
+    (verdict,) = comparison_verdicts(compared(queries(worse, better, 0.2)), CONFIG)
     assert verdict.reason.startswith("better: +")
 
 

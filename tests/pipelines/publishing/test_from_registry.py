@@ -15,7 +15,7 @@ from pipelines.publishing.promotion import (
     served_version,
 )
 from pipelines.tracking.decisions import history, read_challenger
-from pipelines.tracking.tracking import outbox_of, sync_outbox
+from pipelines.tracking.tracking import open_outbox, sync_outbox
 from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import publish, read_manifest
 from tests.pipelines.tracking.mlflow_server import client
@@ -103,7 +103,7 @@ def test_what_the_registry_never_got_stays_where_nothing_was_sent_from_here(
 @pytest.mark.slow
 def test_a_tampered_bundle_is_refused_and_the_old_one_goes_on(shop: Shop, tmp_path: Path):
     make_champion(shop, "v1")
-    bundles, outbox = tmp_path / "elsewhere" / "bundles", outbox_of(tmp_path / "elsewhere")
+    bundles, outbox = tmp_path / "elsewhere" / "bundles", open_outbox(tmp_path / "elsewhere")
     fetched, served = fetch_bundle("champion", bundles, config=shop.config, outbox=outbox)
     assert (fetched.version, served) == ("v1", True)
     whole = bytes_of(bundles / "bundle-v1")

@@ -15,7 +15,7 @@ from pipelines.publishing.promotion import (
 )
 from pipelines.tracking.decisions import history, read_challenger
 from pipelines.tracking.outbox import Outbox, read_lines
-from pipelines.tracking.tracking import outbox_of
+from pipelines.tracking.tracking import open_outbox
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish, read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
@@ -36,7 +36,7 @@ def bundles(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outbox(tmp_path: Path) -> Outbox:
-    return outbox_of(tmp_path)
+    return open_outbox(tmp_path)
 
 
 def served(bundles: Path) -> str:

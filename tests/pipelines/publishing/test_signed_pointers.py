@@ -10,7 +10,7 @@ from pipelines.publishing.from_registry import fetch_bundle, follow_registry
 from pipelines.publishing.promotion import promote, record_champion, served_version
 from pipelines.tracking.decisions import decision_on, read_decisions
 from pipelines.tracking.entries import POINTER, registry_entry
-from pipelines.tracking.tracking import outbox_of, sync_outbox
+from pipelines.tracking.tracking import open_outbox, sync_outbox
 from tests.pipelines.tracking.mlflow_server import client
 from tests.pipelines.tracking.registries import Shop
 from tests.serving.writable import writable
@@ -35,7 +35,7 @@ def serve(shop: Shop, version: str) -> None:
 
 
 def fetch(shop: Shop, bundles: Path, name: str = "champion") -> bool:
-    outbox = outbox_of(bundles.parent)
+    outbox = open_outbox(bundles.parent)
     return fetch_bundle(name, bundles, config=shop.config, outbox=outbox)[1]
 
 
@@ -51,7 +51,7 @@ def test_a_signed_decision_comes_with_its_bundle_and_with_a_delta(shop: Shop, el
     assert [one.decision.outcome for one in own] == ["fetched", "taken from the registry"]
     assert not faults
     serve(shop, "v2+1")
-    outbox = outbox_of(elsewhere.parent)
+    outbox = open_outbox(elsewhere.parent)
     assert follow_registry(elsewhere, config=shop.config, outbox=outbox).version == "v2+1"
 
 

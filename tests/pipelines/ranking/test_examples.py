@@ -10,7 +10,7 @@ import pytest
 from pipelines.config.trainings import RankerTrainingConfig
 from pipelines.inputs.tensors import HeldOut
 from pipelines.ranking.artefact import served_ranker
-from pipelines.ranking.examples import outcomes_of
+from pipelines.ranking.examples import read_outcomes
 from recsys.data.dataset import Sequences
 from recsys.fitting.queries import ModelInputs
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
@@ -38,8 +38,8 @@ def test_values_are_those_of_each_users_held_out_events(tmp_path: Path) -> None:
         user_features={},
     )
     held_out = HeldOut.of(sequences, "validation")
-    assert outcomes_of(tmp_path, inputs, held_out).values.nan_to_num(-1).tolist() == [5, -1]
-    assert outcomes_of(tmp_path / "none", inputs, held_out).values.isnan().all()
+    assert read_outcomes(tmp_path, inputs, held_out).values.nan_to_num(-1).tolist() == [5, -1]
+    assert read_outcomes(tmp_path / "none", inputs, held_out).values.isnan().all()
 
 
 def test_an_event_is_known_by_its_second_and_has_its_own_type(tmp_path: Path) -> None:
@@ -70,14 +70,14 @@ def test_an_event_is_known_by_its_second_and_has_its_own_type(tmp_path: Path) ->
         sizes=FeatureSizes(num_item_rows=6),
         user_features={},
     )
-    found = outcomes_of(tmp_path, inputs, HeldOut.of(sequences, "validation"))
+    found = read_outcomes(tmp_path, inputs, HeldOut.of(sequences, "validation"))
     # Item 4 was viewed before it was bought: each event has its own value, the first led to both.
     assert found.values.nan_to_num(-1).tolist() == [2, 5, -1]
     assert found.type_names == ("purchase", "refund", "view")
     assert found.types.int().tolist() == [[1, 0, 1], [1, 0, 0], [0, 1, 0]]
     # What the next split holds out is not reported.
     before = replace(inputs, sequences=replace(sequences, validation_end=np.array([0, 2, 5])))
-    found = outcomes_of(tmp_path, before, HeldOut.of(before.sequences, "validation"))
+    found = read_outcomes(tmp_path, before, HeldOut.of(before.sequences, "validation"))
     assert found.types.int().tolist() == [[0, 0, 1], [0, 1, 0]]
 
 

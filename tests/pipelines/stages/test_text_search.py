@@ -6,7 +6,7 @@ import torch
 
 from pipelines.searching.fit import fit_text_search, kept_items
 from pipelines.searching.judged import Judged
-from pipelines.searching.texts import item_texts, popularity_of, title_index
+from pipelines.searching.texts import item_texts, scale_counts, title_index
 from recsys.fitting.blend import ProfileBlend, fusion_profile
 from recsys.fitting.counted import popularity_source
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
@@ -40,7 +40,7 @@ def test_items_are_read_with_what_queries_may_name():
 
 
 def test_popularity_is_scaled_and_orders_titles():
-    popularity = popularity_of([0, 1, 9, 3])
+    popularity = scale_counts([0, 1, 9, 3])
     assert popularity[0] == 0
     assert popularity.argmax() == 2
     assert popularity.max() == 1

@@ -13,7 +13,7 @@ from pipelines.tracking.tracking import (
     RegisteredBundle,
     SyncResult,
     look_up,
-    outbox_of,
+    open_outbox,
     sync_outbox,
 )
 from serving.bundle.delta import NewItem, write_delta
@@ -45,7 +45,7 @@ class Shop:
 
     @property
     def outbox(self) -> Outbox:
-        return outbox_of(self.workspace)
+        return open_outbox(self.workspace)
 
     @property
     def uri(self) -> str:

@@ -6,7 +6,7 @@ import pytest
 from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.recorder import Recorder, collect_numbers
-from pipelines.tracking.tracking import outbox_of
+from pipelines.tracking.tracking import open_outbox
 from pipelines.training.run import Curve
 
 
@@ -32,7 +32,7 @@ def make(final: Path, stage: str, files: dict[str, str]) -> None:
 
 def told(workspace: Path, stage: str, files: dict[str, str]) -> list[dict[str, object]]:
     """Record a stage that makes these files; return what the outbox holds."""
-    outbox = outbox_of(workspace)
+    outbox = open_outbox(workspace)
     recorder = Recorder(outbox=outbox, bundles=workspace / "bundles", model="shop")
     with recorder.recording(planned(stage), workspace / stage):
         make(workspace / stage, stage, files)
@@ -70,7 +70,7 @@ def test_training_tells_how_it_ended_and_its_inputs(tmp_path: Path):
 
 
 def test_a_curve_is_on_disk_and_told_while_training_runs(tmp_path: Path):
-    outbox = outbox_of(tmp_path)
+    outbox = open_outbox(tmp_path)
     with Recorder(outbox=outbox).recording(planned("train_two_tower"), tmp_path / "done") as run:
         curve = Curve(run, "given")
         curve.log(10, loss=0.5)
@@ -109,7 +109,7 @@ def test_release_enters_the_bundle_under_its_alias(tmp_path: Path, name: str):
 
 
 def test_a_stage_that_fails_is_a_failed_run(tmp_path: Path):
-    outbox = outbox_of(tmp_path)
+    outbox = open_outbox(tmp_path)
     recorder = Recorder(outbox=outbox)
     with pytest.raises(OSError, match="disk"), recorder.recording(planned("evaluate"), tmp_path):
         raise OSError("the disk is full")

@@ -26,7 +26,7 @@ from pipelines.tracking.outbox import (
 )
 from pipelines.tracking.tracking import (
     SyncResult,
-    outbox_of,
+    open_outbox,
     store_uri,
     sync_outbox,
 )
@@ -56,7 +56,7 @@ def lines(outbox: Outbox) -> list[dict[str, Any]]:
 @pytest.fixture
 def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outbox:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return outbox_of(tmp_path)
+    return open_outbox(tmp_path)
 
 
 def stored_runs(uri: str) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipelines.tuning.space import Setting, as_table, assignments, parse_space, row_of
+from pipelines.tuning.space import Setting, as_table, assignments, find_row, parse_space
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_what_is_no_space_is_refused(texts, words):
 
 def test_settings_of_one_model_are_measured_on_it_and_others_on_the_blend():
     of_one = parse_space(["sequence.dropout=0.0..0.5", "sequence_training.num_steps=1..9"])
-    assert row_of(of_one) == "sequence"
-    assert row_of(parse_space(["sequence.dropout=0.0..0.5", "ease.a=1,2"])) == "blend_fast"
+    assert find_row(of_one) == "sequence"
+    assert find_row(parse_space(["sequence.dropout=0.0..0.5", "ease.a=1,2"])) == "blend_fast"
 
 
 def test_values_are_written_as_a_configuration_reads_them():

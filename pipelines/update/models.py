@@ -1,0 +1,150 @@
+"""Trained models of an increment: the served ones, continued on new events or taken as they are.
+
+Axes: U user rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from features.user_ids import FEATURE, read_owners, renewed
+from pipelines.engine.stage import StageContext, StageRows
+from pipelines.engine.workspace import RELEASED
+from pipelines.inputs.tensors import read_inputs
+from pipelines.publishing.released import HELD_OUT, Released, link_tree, released_folder
+from pipelines.ranking.artefact import RANKER
+from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.training.fitters import ModelFitter, whole_model
+from pipelines.training.run import fit, write_training
+from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
+from recsys.fitting.queries import GIVEN, ModelInputs, NewEvents
+from recsys.fitting.sequence import SEQUENCE
+from recsys.fitting.spec import Data, ModelSpec, Refit
+from recsys.fitting.two_tower import TWO_TOWER
+from recsys.models.ranker.model import Ranker
+from recsys.models.sequence.config import SequenceConfig
+from recsys.models.sequence.members import of_first
+
+
+def continued_run(context: StageContext) -> Path:
+    """Find the run whose trained weights are continued: the served one, or its last full run."""
+    folder = context.inputs[RELEASED]
+    base = Released.load(folder)
+    if context.config.backtest.continue_from == "last" or base.full_version == base.version:
+        return folder
+    full = released_folder(context.config.workspace, base.full_version)
+    return folder if Released.read(full) is None else full
+
+
+def new_events(context: StageContext, inputs: ModelInputs) -> NewEvents:
+    """Return the events that continued weights have not seen: newer or held-out ones."""
+    folder = continued_run(context)
+    base = Released.load(folder)
+    sequences, config = inputs.sequences, context.config
+    assert sequences.times is not None
+    times, offsets = np.asarray(sequences.times), np.asarray(sequences.offsets)
+    since = np.full(len(offsets) - 1, base.new_since(config.workspace), np.int64)  # [U]
+    if base.held_out_since is not None:
+        held_out = np.load(folder / HELD_OUT, allow_pickle=False)
+        since[held_out] = np.minimum(since[held_out], base.held_out_since)
+    owners = np.repeat(np.arange(len(since)), np.diff(offsets))
+    old = np.concatenate([[0], np.cumsum(times < since[owners])])
+    starts = offsets[:-1] + old[offsets[1:]] - old[offsets[:-1]]
+    if config.updates.counts_only:
+        starts = offsets[1:]
+    share = 0.0 if config.updates.counts_only else config.backtest.replay_share
+    return NewEvents(starts=starts, replay_share=share, seed=config.seed + int(since.max()))
+
+
+def read_model_inputs(context: StageContext) -> ModelInputs:
+    """Read the events and the catalogue as tensors."""
+    return read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), GIVEN)
+
+
+def renewed_rows(context: StageContext, trained: Path) -> dict[str, NDArray[np.int64]]:
+    """List rows of users' ids that have other owners than when the weights were trained."""
+    owners = read_owners(context.inputs["build_features"])
+    before = read_owners(trained / "build_features")
+    if owners is None or before is None:
+        return {}
+    return {FEATURE: renewed(owners, before)}
+
+
+def continue_model(context: StageContext, spec: ModelSpec) -> StageRows:
+    """Continue a served model on new events, and write it as its training stage does."""
+    folder = continued_run(context)
+    served, config = folder / "refit" / spec.name, context.config
+    if not served.exists():
+        return StageRows(rows_in=0, rows_out=0)
+    settings, whole = config.backtest, whole_model(served.parent, spec)
+    fitter = ModelFitter.of(spec, config)
+    training = fitter.training.continued(settings.new_passes, settings.new_rate)
+    fitter = replace(fitter, training=training)
+    if isinstance(fitter.settings, SequenceConfig) and whole.parent == served:
+        fitter = replace(fitter, settings=of_first(fitter.settings))
+    inputs, weights = read_model_inputs(context), load_file(whole)
+    for feature, rows in renewed_rows(context, folder).items():
+        weights = without_rows(weights, feature, rows)
+    fitted, curve = fit(
+        context,
+        fitter,
+        Data(inputs=inputs),
+        "train",
+        Refit(best_step=1, num_examples=1, weights=weights),
+        name=spec.name,
+        note="new events",
+        new=new_events(context, inputs),
+    )
+    write_training(context.output / GIVEN, curve, asdict(fitted.result))
+    spec.write(fitted.model.eval(), context.output / GIVEN)
+    steps = {"steps": fitted.result.num_steps}
+    return StageRows(rows_in=fitted.num_examples, rows_out=0, more=steps)
+
+
+def train_two_tower(context: StageContext) -> StageRows:
+    """Continue the served two-tower on new events."""
+    return continue_model(context, TWO_TOWER)
+
+
+def train_sequence(context: StageContext) -> StageRows:
+    """Continue all members of the served sequence model on new events."""
+    return continue_model(context, SEQUENCE)
+
+
+def train_generative(context: StageContext) -> StageRows:
+    """Take the served generative model as it is, over a catalogue that may have grown."""
+    folder = context.inputs[RELEASED]
+    served = folder / "refit" / "generative"
+    if not served.exists():
+        return StageRows(rows_in=0, rows_out=0)
+    inputs = read_model_inputs(context)
+    model = grown_generative(
+        served,
+        inputs,
+        read_item_codes(context.inputs["build_semantic_ids"]),
+        read_item_codes(folder / "build_semantic_ids"),
+    )
+    model.save(context.output / GIVEN / "generative")
+    return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)
+
+
+def train_ranker(context: StageContext) -> StageRows:
+    """Take the served ranker as it is, over a catalogue that may have grown."""
+    folder = context.inputs[RELEASED]
+    for path in sorted((folder / "train_ranker").iterdir()):
+        if path.is_dir():
+            link_tree(path, context.output / path.name)
+    served = context.output / GIVEN / RANKER
+    if not served.exists():
+        return StageRows(rows_in=0, rows_out=0)
+    inputs = read_model_inputs(context)
+    model = grown_ranker(served, inputs, renewed_rows(context, folder))
+    for name in (Ranker.FILE, "config.json"):
+        (served / name).unlink()
+    model.save(served)
+    return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)
