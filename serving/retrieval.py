@@ -43,7 +43,7 @@ class Candidates(NamedTuple):
     missing: list[Degraded]
     """A note on each source that was late or failed."""
     were_sought: bool
-    """False if no source was asked, since no item may be shown."""
+    """False if no source was queried, since no item may be shown."""
 
 
 class Retrieval:
