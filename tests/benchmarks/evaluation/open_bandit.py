@@ -28,6 +28,7 @@ from pipelines.off_policy.evaluation import Material, OffPolicyConfig, build_doc
 from recsys.evaluation.off_policy.estimators import RateModel, fitted_folds, fold_of, mean_of
 from recsys.evaluation.off_policy.intervals import interval_of
 from recsys.evaluation.off_policy.logs import Floats, Integers, LoggedLists
+from tests.recsys.evaluation.off_policy.worlds import logged_actions
 
 POLICIES = ("random", "bts")
 CAMPAIGNS = ("all", "men", "women")
@@ -126,7 +127,7 @@ def material_of(logged: pl.DataFrame, own: pl.DataFrame) -> Material:
     """Take a log, and the other policy's own log for its chances."""
     chances = chances_of(own)
     joined = logged.join(chances, on=KEY, how="left", maintain_order="left")
-    log = LoggedLists.of_actions(
+    log = logged_actions(
         joined["click"].to_numpy().astype(np.float64),
         joined["propensity"].to_numpy(),
         joined["chance"].fill_null(0.0).to_numpy(),
