@@ -22,7 +22,7 @@ from pipelines.searching.texts import scale_counts, title_index
 from recsys.fitting.blend import ProfileBlend
 from recsys.fitting.queries import EvaluationQueries
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.lexical import WordIndex
+from recsys.models.text_search.scorers import WordIndex, train_tower
 from recsys.models.text_search.search import (
     FEATURES,
     START,
@@ -32,7 +32,6 @@ from recsys.models.text_search.search import (
     weighed,
 )
 from recsys.models.text_search.tokens import ItemText, split
-from recsys.models.text_search.tower import train_tower
 
 KEPT = 0.2
 """Share of the items that the tower makes no queries of."""

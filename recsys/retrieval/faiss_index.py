@@ -19,12 +19,12 @@ from torch import Tensor
 from recsys.data.durable import digest_of_file, replace_file
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items
 from recsys.retrieval.exact import check_queries, exact_top_k
-from recsys.retrieval.faiss_build import build_bare_index
 from recsys.retrieval.faiss_library import (
     RESCORED_PER_RESULT,
     FaissIndexConfig,
     Kind,
     as_float32,
+    build_bare_index,
     faiss_threads,
     load_faiss,
 )

@@ -22,10 +22,10 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+import recsys.models.names as names
 from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
-from recsys.models import names
 from recsys.models.adapted.model import (
     AdaptedRanker,
     AdaptedRetriever,

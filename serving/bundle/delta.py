@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+import recsys.models.names as names
 from recsys.data.durable import new_directory
-from recsys.models import names
 from serving.bundle.arrays import load_array, reading
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import (

@@ -27,8 +27,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import recsys.models.names as names
 from recsys.data.batch import all_finite
-from recsys.models import names
 from recsys.models.content_similarity import ContentSimilarity, Whitening
 from recsys.models.generative.model import GenerativeModel
 from recsys.models.item_tower import ItemCatalogue

@@ -8,10 +8,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.lexical import WordIndex
+from recsys.models.text_search.scorers import TextTower, WordIndex
 from recsys.models.text_search.search import TextSearch
 from recsys.models.text_search.tokens import split
-from recsys.models.text_search.tower import TextTower
 from serving import recommend
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.items import grown_text_search

@@ -50,7 +50,8 @@ class _RoutedExperts(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, up: Tensor, down: Tensor, experts: Tensor, weights: Tensor
     ) -> Tensor:
-        from recsys.kernels.routed_experts import triton_kernel, triton_rows
+        import recsys.kernels.routed_experts.triton_kernel as triton_kernel
+        import recsys.kernels.routed_experts.triton_rows as triton_rows
 
         up, down, weights = up.contiguous(), down.contiguous(), weights.contiguous()
         plan = triton_rows.plan_visits(experts, len(up), TILE_ROWS)
@@ -62,7 +63,8 @@ class _RoutedExperts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        from recsys.kernels.routed_experts import triton_kernel, triton_rows
+        import recsys.kernels.routed_experts.triton_kernel as triton_kernel
+        import recsys.kernels.routed_experts.triton_rows as triton_rows
 
         up, down, weights, own, hidden, outputs, row_of_slot, slot_of, ends, tiles = (
             ctx.saved_tensors
@@ -85,7 +87,7 @@ def count_visits(experts: Tensor, num_experts: int) -> Tensor:
         experts: Chosen experts, int64 in [0, E); not checked.
     """
     if runs("routed_experts", experts) and 1 <= num_experts <= MAX_EXPERTS:
-        from recsys.kernels.routed_experts import triton_rows
+        import recsys.kernels.routed_experts.triton_rows as triton_rows
 
         return triton_rows.count_visits(experts, num_experts)
     # One comparison for each expert; unlike a scatter it adds in a fixed order.
@@ -183,7 +185,7 @@ class _Route(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, top_k: int, by_softmax: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from recsys.kernels.routed_experts import triton_router
+        import recsys.kernels.routed_experts.triton_router as triton_router
 
         made = triton_router.route(rows, weight.contiguous(), bias.contiguous(), top_k, by_softmax)
         ctx.by_softmax = by_softmax
@@ -194,7 +196,7 @@ class _Route(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        from recsys.kernels.routed_experts import triton_router
+        import recsys.kernels.routed_experts.triton_router as triton_router
 
         rows, weight, *made = ctx.saved_tensors
         of_logits, _, of_weights = (None if one is None else one.contiguous() for one in grads)

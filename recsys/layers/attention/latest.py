@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recsys.layers.attention import sparse
 from recsys.layers.attention.softmax import AttentionBlock
-from recsys.layers.attention.sparse import SparseBlock
+from recsys.layers.attention.sparse import BLOCK, CHOSEN, WINDOW, SparseBlock
 
 
 class LatestEvent:
@@ -108,7 +107,7 @@ def unit_vector(vector: Tensor, floor: float) -> Tensor:
     return vector / max(math.sqrt(float(vector.dot(vector))), floor)
 
 
-SHORTEST_WITH_BLOCKS = sparse.WINDOW + sparse.BLOCK
+SHORTEST_WITH_BLOCKS = WINDOW + BLOCK
 """Events of the shortest history with a block before its window."""
 
 
@@ -142,26 +141,26 @@ class LatestSparse:
             rows: Of the history's items, oldest first, [M].
         """
         first = 0 if before is None else len(before)
-        end = max(0, len(rows) - sparse.WINDOW) // sparse.BLOCK
+        end = max(0, len(rows) - WINDOW) // BLOCK
         if before is not None and first == end:
             return before
-        blocks = rows[first * sparse.BLOCK : end * sparse.BLOCK].view(-1, sparse.BLOCK)
+        blocks = rows[first * BLOCK : end * BLOCK].view(-1, BLOCK)
         means = functional.embedding_bag(blocks, self._normed, mode="mean")
         return means if before is None else torch.cat([before, means])
 
     def __call__(self, rows: Tensor, means: Tensor) -> Tensor:
         """Read the events of these item rows, oldest first, at least one, [M] -> [D]."""
         event = self._inputs[rows[-1]]
-        latest = self._normed.index_select(0, rows[-sparse.WINDOW :])
+        latest = self._normed.index_select(0, rows[-WINDOW:])
         queries = self._folded.queries(latest[-1])  # [H, D]
         logits = queries @ latest.T + self._near[:, -len(latest) :]
         read = logits.softmax(1) @ latest
         count = len(means)
         if not count:
             return self._folded.written(read, event)
-        blocks = rows[: count * sparse.BLOCK].view(count, sparse.BLOCK)
+        blocks = rows[: count * BLOCK].view(count, BLOCK)
         logits = queries @ means.T  # [H, blocks]
-        best = logits.topk(min(sparse.CHOSEN, count), dim=1).indices.flatten()
+        best = logits.topk(min(CHOSEN, count), dim=1).indices.flatten()
         events = blocks.index_select(0, best).flatten()
         chosen = self._normed.index_select(0, events).view(len(queries), -1, read.shape[1])
         near = torch.bmm(chosen, queries[:, :, None]).softmax(1)  # [H, events, 1]

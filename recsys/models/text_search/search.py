@@ -25,15 +25,15 @@ from safetensors.torch import load_file, save_file
 
 from recsys.data.top_k import best_of_one
 from recsys.models.configs import TextTowerConfig, without_removed
-from recsys.models.text_search.lexical import WordIndex
-from recsys.models.text_search.tokens import hash_texts, split
-from recsys.models.text_search.tower import (
+from recsys.models.text_search.scorers import (
     BATCH_SIZE,
     LEARNING_RATE,
     NUM_BUCKETS,
     TEMPERATURE,
     TextTower,
+    WordIndex,
 )
+from recsys.models.text_search.tokens import hash_texts, split
 
 START = (4.0, 2.0, 4.0, 0.5, 1.0)
 L2 = 1e-3

@@ -104,10 +104,10 @@ def test_code_and_libraries_that_changed_are_named(
     path.write_text(json.dumps(manifest))
     path = workspace / "build_index/run.json"
     run_before = json.loads(path.read_text())
-    run_before["code"] |= {"recsys/retrieval/faiss_build.py": "0" * 8}
+    run_before["code"] |= {"recsys/retrieval/faiss_library.py": "0" * 8}
     path.write_text(json.dumps(run_before))
     why = planned(recsys, config, workspace)["stages"]["build_index"]["why"]
-    assert why[0] == "code: recsys/retrieval/faiss_build.py"
+    assert why[0] == "code: recsys/retrieval/faiss_library.py"
     assert why[1].startswith("library numpy ")
     assert why[1].endswith("(was 0.1)")
 

@@ -11,7 +11,6 @@ from recsys.data.top_k import ItemMask
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.lifecycle import append
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
-from serving.bundle.content_neighbours import ContentNeighbours
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest
@@ -20,6 +19,7 @@ from serving.bundle.write import write_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
+from serving.sources import ContentNeighbours
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 from tests.serving.writable import writable
 

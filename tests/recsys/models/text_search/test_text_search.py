@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from recsys.models.configs import TextTowerConfig
-from recsys.models.text_search.lexical import WordIndex
+from recsys.models.text_search.scorers import TextTower, WordIndex, train_tower
 from recsys.models.text_search.search import (
     FEATURES,
     PERSONAL_SCALE,
@@ -17,7 +17,6 @@ from recsys.models.text_search.search import (
     fit_weights,
 )
 from recsys.models.text_search.tokens import ItemText, QueryMaker, hash_texts, split, word_tokens
-from recsys.models.text_search.tower import TextTower, train_tower
 
 TITLES = (
     "Star Trek: The Motion Picture",
