@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, ItemMask, TopK
+from recsys.kernels.topk_search import GROUP
 
-GROUP = 32
-"""Item rows of a group: the bits of one mask word."""
 MAX_ITEM_ROWS = 1 << 32
 MAX_DIM = 512
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

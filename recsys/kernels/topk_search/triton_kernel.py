@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from recsys.kernels.choice import config_for, shape_class
-from recsys.kernels.topk_search.op import GROUP
+from recsys.kernels.topk_search import GROUP
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recsys.data.top_k import NO_ROW, TopK
-from recsys.kernels.topk_search.op import GROUP
+from recsys.kernels.topk_search import GROUP
 
 
 def reference_top_k(queries: Tensor, items: Tensor, k: int, words: Tensor) -> TopK:
