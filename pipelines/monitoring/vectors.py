@@ -60,8 +60,8 @@ def vectors_of_bundle(path: Path) -> ServedVectors | None:
     """Read the served bundle; None where nothing is served or it has no two-tower."""
     if not path.exists():
         return None
+    from serving.bundle.item_index import ITEM_VECTORS
     from serving.bundle.load import load_bundle
-    from serving.bundle.retriever import ITEM_VECTORS
 
     bundle = load_bundle(path)
     if bundle.retriever is None:

@@ -21,6 +21,7 @@ from recsys.fitting.queries import ModelInputs
 from recsys.models import names
 from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue
+from serving.bundle.item_index import TwoTowerParts
 from serving.bundle.manifest import (
     PROPERTY_NAME_PATTERN,
     ContentSource,
@@ -28,7 +29,6 @@ from serving.bundle.manifest import (
     PropertyKind,
 )
 from serving.bundle.properties import Properties, to_unix_seconds
-from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, OutsideParts

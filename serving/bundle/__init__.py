@@ -8,7 +8,7 @@
         item_to_item/, ease/, item_knn/
                         weights between items (may be absent)         recsys/models/item_weights
         content/        content.npy                                   serving/bundle/items.py
-        two_tower/      model, item_vectors.npy                       serving/bundle/retriever.py
+        two_tower/      model, item_vectors.npy                       serving/bundle/item_index.py
         index/          items.faiss of the two-tower and its description (may be absent);
                         of many items also those of serving/bundle/item_index.py
         semantic_ids/   codes, id rows (may be absent, with quantizer/)

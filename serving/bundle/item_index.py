@@ -1,34 +1,55 @@
-"""Indexes of the vectors by which sequence models and content find items, of large catalogues.
+"""Indexes of a bundle's item vectors, with the two-tower that the first one belongs to.
 
-    index/sequence.faiss, index/ensemble.faiss, index/content_similarity.faiss    each with its JSON
+    two_tower/   config.json, two_tower.safetensors     recsys/models/two_tower.py
+                 item_vectors.npy [N, D]
+    index/       items.faiss and its JSON                recsys/retrieval/faiss_index.py
+                 sequence.faiss, ensemble.faiss, content_similarity.faiss of a large catalogue
 
-Up to `COMPARED_UP_TO` item rows a request compares every vector, which is exact and takes less time
-than a search. Beyond, a search looks into the fewest lists that find 99% of the best 100 for users'
-histories (``tuned_index``). The manifest's metrics have the recall.
+Up to `COMPARED_UP_TO` item rows a request of the others compares every vector, which is exact and
+takes less time than a search. Beyond, a search looks into the fewest lists that find 99% of the
+best 100 for users' histories (``tuned_index``). The manifest's metrics have the recall.
 
-Axes: N item rows, D width of a model's item vectors, Q queries.
+Axes: N item rows, D width of item vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.models.content_similarity import ContentSimilarity
+from recsys.models.item_tower import ItemCatalogue
+from recsys.models.names import TWO_TOWER
 from recsys.models.sequence.model import SequenceModel
+from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.faiss_library import FaissIndexConfig
-from serving.bundle.arrays import check_rows, reading
-from serving.bundle.history_models import CONTENT_SIMILARITY, ENSEMBLE, SEQUENCE
+from recsys.retrieval.index_file import meta_path
+from serving.bundle.arrays import check_rows, load_array, reading
+from serving.bundle.delta import Delta
+from serving.bundle.history_models import (
+    CONTENT_SIMILARITY,
+    ENSEMBLE,
+    SEQUENCE,
+    check_inputs,
+    encode_items,
+)
 from serving.bundle.manifest import BundleManifest
 
 FOLDER = "index"
 ItemIndexes = Mapping[str, FaissIndex]
 """Indexes by part."""
 COMPARED_UP_TO = FaissIndexConfig().flat_max_rows
+Vectors = NDArray[np.float32]
+INDEX_FILE = Path(FOLDER) / "items.faiss"
+ITEM_VECTORS = Path(TWO_TOWER.part) / "item_vectors.npy"
 
 
 def compared(
@@ -78,3 +99,75 @@ def grown_item_indexes(
         found[part] = index.copy()
         found[part].add(vectors[part]()[index.num_item_rows :])
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTowerParts:
+    """Folders of the trained two-tower and its index, with their inputs."""
+
+    model: Path
+    """Directory that TwoTower.save wrote."""
+    index: Path
+    """File that FaissIndex.save wrote, with its JSON."""
+    item_vectors: Vectors
+    """[N, D]; row 0 is not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retriever:
+    """The two-tower with its index."""
+
+    model: TwoTower
+    index: FaissIndex
+
+    @property
+    def index_name(self) -> str:
+        """Kind and size of the index, as replies name it."""
+        return f"{self.index.kind}-{self.index.num_item_rows - 1}x{self.index.dim}"
+
+
+def write_two_tower(parts: TwoTowerParts, directory: Path) -> None:
+    """Add the vectors and the index to a bundle that holds the copied model."""
+    (directory / INDEX_FILE).parent.mkdir()
+    shutil.copyfile(parts.index, directory / INDEX_FILE)
+    shutil.copyfile(meta_path(parts.index), meta_path(directory / INDEX_FILE))
+    np.save(directory / ITEM_VECTORS, np.asarray(parts.item_vectors, np.float32))
+
+
+def load_retriever(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue
+) -> Retriever | None:
+    """Load the two-tower and its index; None without."""
+    if TWO_TOWER.part not in manifest.models:
+        return None
+    num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
+    vectors = load_array(directory / ITEM_VECTORS, np.float32, 2)
+    check_rows(directory / ITEM_VECTORS, vectors.shape, (num_rows, dim))
+    path = directory / INDEX_FILE
+    with reading(path):
+        sha256 = manifest.files[INDEX_FILE.as_posix()].sha256
+        index = FaissIndex.load(path, sha256=sha256, num_threads=1)
+    check_rows(path, (index.num_item_rows, index.dim), (num_rows, dim))
+    features = {
+        "user_features": manifest.user_features,
+        "context_features": manifest.context_features,
+    }
+    folder = directory / TWO_TOWER.part
+    check_inputs(folder / "config.json", manifest, items.content.shape[1], features)
+    with reading(folder), torch.no_grad():
+        model = TwoTower.load(folder, items, backend="torch")
+        encode_items(model)
+    if model.config.embedding_dim != dim:
+        check_rows(folder, (model.config.embedding_dim,), (dim,))
+    return Retriever(model=model, index=index)
+
+
+def grown_retriever(
+    retriever: Retriever, items: ItemCatalogue, deltas: Sequence[Delta]
+) -> Retriever:
+    """Append what deltas add to a copy of the index; the model shares its weights."""
+    index = retriever.index.copy()
+    for delta in deltas:
+        check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))
+        index.add(torch.from_numpy(delta.item_vectors))
+    return Retriever(model=retriever.model.grown(items), index=index)

@@ -37,9 +37,12 @@ from serving.bundle.history_models import (
 )
 from serving.bundle.item_index import (
     ItemIndexes,
+    Retriever,
     compared,
     grown_item_indexes,
+    grown_retriever,
     load_item_indexes,
+    load_retriever,
 )
 from serving.bundle.items import (
     grown_items,
@@ -53,7 +56,6 @@ from serving.bundle.manifest import BundleManifest, verify_files, vocabulary_dig
 from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
 from serving.bundle.published import Link, permitted, read_chain
 from serving.bundle.ranker import LoadedRanker, load_ranker
-from serving.bundle.retriever import Retriever, grown_retriever, load_retriever
 from serving.bundle.semantic_ids import ItemSemanticIds
 from serving.bundle.users import Users, check_context_features
 

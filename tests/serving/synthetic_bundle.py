@@ -52,8 +52,8 @@ from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import resolve_collisions
 from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.catalogue import Catalogue
+from serving.bundle.item_index import TwoTowerParts
 from serving.bundle.manifest import Profile
-from serving.bundle.retriever import TwoTowerParts
 from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, write_bundle

@@ -21,10 +21,10 @@ from torch import Tensor
 from pipelines.publishing.gate.subject import Subject, at_least, at_most
 from recsys.layers.moe.routing import expert_use
 from recsys.semantic_ids.quality import code_counts, invalid_share
+from serving.bundle.item_index import ITEM_VECTORS
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.bundle.ranker import RANKER
-from serving.bundle.retriever import ITEM_VECTORS
 from serving.bundle.semantic_ids import ItemSemanticIds
 
 MIN_ROWS = 10
