@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recsys.data.batch import Jagged, JaggedBatch
-from recsys.layers.attention import sparse
+from recsys.layers.attention import latest, sparse
 from recsys.models import content_similarity
 from recsys.models.configs import ContentSimilarityConfig, TwoTowerConfig
 from recsys.models.content_similarity import ContentSimilarity
@@ -89,7 +89,8 @@ def test_sparse_attention_folded(
     length: int, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("WINDOW", 6), ("BLOCK", 4), ("CHOSEN", 2)):
-        monkeypatch.setattr(sparse, name, value)
+        for module in (sparse, latest):
+            monkeypatch.setattr(module, name, value)
     config = replace(
         SEQUENCE,
         block="sparse",
