@@ -19,7 +19,7 @@ from torch.nn import functional
 import recsys.models.names as names
 from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import ItemMask, OneList, TopK, no_items
-from recsys.models.adapted.model import AdaptedRetriever
+from recsys.models.adapted import AdaptedRetriever
 from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.content_similarity import OneContentHistory as OneContent
 from recsys.models.sequence.model import SequenceModel

@@ -28,7 +28,7 @@ from recsys.data.batch import Jagged
 from recsys.data.top_k import TopK, reranked_places
 from recsys.evaluation.ranking import RankingResult, list_ranks
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
-from recsys.models.adapted.model import AdaptedRanker, copy_layers, ranker_targets
+from recsys.models.adapted import AdaptedRanker, copy_layers, ranker_targets
 from recsys.models.ranker.model import Ranker
 from recsys.training.ranker_fit import StepLosses
 from recsys.training.ranking_examples import RankingExamples

@@ -28,7 +28,7 @@ from recsys.data.windows import (
 from recsys.evaluation.ranking import RankingConfig, RankingResult, evaluate_ranking
 from recsys.layers.lora.linear import LoraAdapter
 from recsys.models import names
-from recsys.models.adapted.model import (
+from recsys.models.adapted import (
     CONTENT_LAYER,
     ITEM_TABLE,
     AdaptedRetriever,

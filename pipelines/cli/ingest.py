@@ -85,7 +85,7 @@ def format_day(day: datetime | None) -> str | None:
 
 def with_data(config: RunConfig, recording: Recording, until: datetime | None = None) -> RunConfig:
     """Ingest the partitions that have arrived, and point the configuration at all raw tables."""
-    from pipelines.inputs.forgotten import with_forgotten
+    from pipelines.inputs.opened_store import with_forgotten
     from pipelines.partitions.ingest import ingest as read_partitions
     from pipelines.presets import resolve as presets
 

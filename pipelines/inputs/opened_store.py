@@ -1,14 +1,19 @@
-"""Export what the online store of an address collected."""
+"""The online store of an address: its export, and the users that it has forgotten."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from features.forget_list import ForgetList
+from pipelines.config.run import RunConfig
+from pipelines.engine.forgotten import add_to_list, list_path
+from pipelines.inputs.exported import Exported
 from pipelines.inputs.online_events import ExportReport, export_events, export_requests
-from serving.online.opening import SQLITE, open_store
+from serving.online.opening import SQLITE, is_store, open_store
 from serving.online.store import OnlineStore, StoreError
 
 TIMEOUT_MS = 10_000.0
@@ -54,3 +59,22 @@ def opened(url: str) -> Iterator[OnlineStore]:
             store.close()
     except StoreError as error:
         raise UnreadableStoreError(f"cannot read the online store {url}: {error}") from error
+
+
+def with_forgotten(config: RunConfig) -> RunConfig:
+    """Add to the list whom the online store, or the export that is read, has forgotten.
+
+    Returns:
+        The configuration with the list's place, which a run's other workspaces read too.
+    """
+    path, place = list_path(config).absolute(), config.data.online_events
+    if place is not None:
+        add_to_list(path, _forgotten_in(place))
+    return replace(config, data=replace(config.data, forgotten=path))
+
+
+def _forgotten_in(place: str) -> ForgetList:
+    if not is_store(place):
+        return Exported.read(Path(place)).forgotten
+    with opened(place) as store:
+        return store.forgotten()

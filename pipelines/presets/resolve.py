@@ -25,8 +25,7 @@ from pipelines.datasets.fetch import fetch
 from pipelines.datasets.registry import find_dataset
 from pipelines.engine.artifacts import plain
 from pipelines.engine.workspace import check_writable
-from pipelines.inputs.forgotten import with_forgotten
-from pipelines.inputs.opened_store import export_store
+from pipelines.inputs.opened_store import export_store, with_forgotten
 from pipelines.partitions.manifest import FOLDER, PartitionsManifest
 from pipelines.presets import PRESETS
 from serving.online.opening import SQLITE, is_store

@@ -26,7 +26,7 @@ import recsys.models.names as names
 from recsys.data.durable import digest_of_file, new_directory, replace_link
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, digest_of_weights
-from recsys.models.adapted.model import (
+from recsys.models.adapted import (
     AdaptedRanker,
     AdaptedRetriever,
     check_row_layers,

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
 from recsys.data.top_k import OneList, TopK, reranked_places
-from recsys.models.adapted.model import AdaptedRanker
+from recsys.models.adapted import AdaptedRanker
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.model import Ranker
 from recsys.retrieval.blend.candidate_features import CandidateBuilder, blended_lists, feature_names

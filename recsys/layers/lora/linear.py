@@ -9,7 +9,7 @@ computes the same bits without an adapter. Rows of embedding tables are correcte
 (``lora/table.py``).
 
 ``LoraAdapter`` holds the matrices of one domain, to train and save; ``LoraBank`` keeps the
-merged weights of several domains (``models/adapted``).
+merged weights of several domains (``models/adapted.py``).
 
 Axes: X rows of a layer's input, I and O a layer's inputs and outputs, r rank.
 """

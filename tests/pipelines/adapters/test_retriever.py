@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pipelines.adapters.retriever import new_adapter
 from pipelines.config.trainings import AdapterConfig
-from recsys.models.adapted.model import ITEM_TABLE
+from recsys.models.adapted import ITEM_TABLE
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.model import SequenceModel

@@ -9,7 +9,7 @@ import torch
 
 from recsys.layers.lora.file import WEIGHTS
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import adapted_layers, copy_layers, ranker_targets
+from recsys.models.adapted import adapted_layers, copy_layers, ranker_targets
 from serving.bundle.adapters import (
     domain_directory,
     models_of,

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import LoraBank
+from recsys.models.adapted import LoraBank
 from recsys.training.loop import LoopConfig, train
 from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
 from tests.recsys.testing.tensors import rounding

@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import (
+from recsys.models.adapted import (
     ITEM_TABLE,
     AdaptedRetriever,
     adapted_layers,

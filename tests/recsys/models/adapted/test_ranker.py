@@ -6,7 +6,7 @@ import torch
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.lora.file import load_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
-from recsys.models.adapted.model import AdaptedRanker, copy_layers, ranker_targets
+from recsys.models.adapted import AdaptedRanker, copy_layers, ranker_targets
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.ranker.batch import RankingBatch
 from recsys.models.ranker.config import RankerConfig, RankerInputs
