@@ -81,7 +81,8 @@ def test_a_sparse_ranker_learns_relevance_slots_and_finds_the_domains(world):
     for step in range(200):
         draws = torch.randint(10_000, (128,), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        model.loss(*world.batch(draws)).backward()
+        batch, feedback = world.batch(draws)
+        model.loss_of(model(batch), feedback).backward()
         optimizer.step()
     test = torch.arange(10_000, 12_000)
     with torch.no_grad():
