@@ -241,7 +241,7 @@ class _Build:
         fields = tuple(name for name, one in OPTIONAL_FIELDS.items() if one.column in present)
 
         def tasks(source: SourceConfig, first: int, **more: Any) -> list[PrepareTask]:
-            number = config.partitions or number_of_partitions(source, self.workers, self.memory)
+            number = config.file_groups or number_of_partitions(source, self.workers, self.memory)
             return [
                 PrepareTask(
                     source=part, filters=config.filters, fields=fields, now=now,
@@ -483,7 +483,7 @@ class _Build:
         people = aligned(users, user_ids, "user_id", "user_row")
         people.write_parquet(self.out / "users.parquet")
         cardinality, warnings = write_user_features(
-            people, config.user_columns, self.out, config.previous
+            people, config.user_features, self.out, config.previous
         )
         report.warnings += warnings
         order = self.out / "sequences" / config.splits.tie_orders[0]

@@ -223,7 +223,7 @@ class FeatureChoice:
 
     user_ids: UserIdRows = field(default_factory=UserIdRows)
     """Rows for users' ids."""
-    user_columns: tuple[str, ...] = ()
+    user_features: tuple[str, ...] = ()
     """User columns that the two-tower reads; numbers fall into ten equal parts."""
     context_features: tuple[str, ...] = tuple(FEATURES)
     """Names of features in point_in_time."""
@@ -233,7 +233,7 @@ class FeatureChoice:
     ``auto.enabled``."""
     write_events: bool = True
     """True if the kept events are written by day as well."""
-    partitions: int = 0
+    file_groups: int = 0
     """Groups of event files that are read apart, at most one a file; 0 chooses by their size, the
     memory and the machines. The artefact is the same."""
 
@@ -262,8 +262,8 @@ class FeaturesConfig(FeatureChoice):
     """Seed of the ``shuffled`` order of tied events."""
 
     def __post_init__(self) -> None:
-        if self.partitions < 0:
-            raise ValueError(f"partitions must be >= 0, got {self.partitions}; 0 chooses")
+        if self.file_groups < 0:
+            raise ValueError(f"file_groups must be >= 0, got {self.file_groups}; 0 chooses")
         for name in self.context_features:
             if name not in FEATURES:
                 near = difflib.get_close_matches(name, FEATURES, n=1, cutoff=0.5)

@@ -199,7 +199,7 @@ def as_categories(column: pl.Series, previous: pl.Series | None = None) -> pl.Se
 
 
 def can_be_feature(column: pl.Series) -> bool:
-    """Check whether ``user_columns`` may name a column, and some users share its values."""
+    """Check whether ``user_features`` may name a column, and some users share its values."""
     values = as_categories(column)
     return values is not None and 1 < values.drop_nulls().n_unique() <= len(column) / 2
 
@@ -213,7 +213,7 @@ def write_user_features(
         if name not in users.columns[2:]:
             raise ValueError(
                 f"no user column {name!r} for a feature; there are: "
-                f"{', '.join(users.columns[2:]) or 'none'}. Mend user_columns"
+                f"{', '.join(users.columns[2:]) or 'none'}. Mend user_features"
             )
         file = f"user_{name}.parquet"
         earlier = previous / "vocabularies" / file if previous else None

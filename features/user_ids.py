@@ -131,10 +131,10 @@ def write_user_ids(
     settings = config.user_ids
     if settings.rows == 0:
         return {}
-    if FEATURE in config.user_columns:
+    if FEATURE in config.user_features:
         raise ValueError(
-            f"features.user_columns = {list(config.user_columns)} and features.user_ids both name "
-            f"{FEATURE!r}; rename the column in data.user_columns"
+            f"features.user_features = {list(config.user_features)} and features.user_ids both "
+            f"name {FEATURE!r}; rename the column in data.user_columns"
         )
     ends = np.load(sequences / "train_end.npy")
     counts, times = ends - np.load(sequences / "offsets.npy")[:-1], sequences / "times.npy"

@@ -34,10 +34,10 @@ FIRST = """preset workspace device auto.budget
 data.events data.items data.columns data.item_columns data.partitions data.online_events
 data.time_format data.time_zone
 filters.event_types filters.min_value filters.shown_types
-features.user_columns features.catalogue_only_items
+features.user_features features.catalogue_only_items
 content.encoder content.columns content.endpoint.base_url
 evaluation.exclude_history blend.new_item_odds ranker_training.enabled ranker.task_values
-release.when_undecided release.max_loss release.compared_by release.promote
+release.when_undecided release.max_loss release.deciding_metric release.promote
 updates.policy updates.full_every_days
 """
 """The keys that a shop meets first."""

@@ -92,7 +92,7 @@ class EnrichItemsConfig(EnrichmentConfig):
     endpoint: EndpointConfig | None = None
     batch_size: int = 16
     """Items a local model describes at once."""
-    gate: bool = False
+    keep_helpful: bool = False
     """Measure each attribute first, and read only those by which retrieval among the
     training events gains; false reads topics, summary and queries unmeasured."""
 

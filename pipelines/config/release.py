@@ -91,14 +91,14 @@ class ReleaseConfig:
     """Folder of the bundles and of the link ``current``; <workspace>/bundles by default."""
     metric: str = "ndcg@10"
     """Number of the served list on the test split that is held against popularity and against the
-    champion's own past; the comparison on the same queries is by ``compared_by``; a challenger
+    champion's own past; the comparison on the same queries is by ``deciding_metric``; a challenger
     that is shown to lose more than ``max_loss`` by this one is refused too."""
     min_gain_over_popularity: float = 0.0
     """Relative; 0.1 requires a tenth more than popularity has. -1 switches the check off."""
     max_drop_from_champion: float = 0.1
     """Relative to what the published bundle had on its own data, a safety net where too few queries
     are answered by both; 1 switches it off."""
-    compared_by: str = "ndcg@50"
+    deciding_metric: str = "ndcg@50"
     """Metric that compares champion and challenger on the same queries; at 50 a difference shows
     with half as many users as at 10 (docs/decisions/release-gate.md)."""
     confidence: float = 0.96
@@ -133,7 +133,7 @@ class ReleaseConfig:
         for name in shares:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
-        check_metric_name(self.compared_by)
+        check_metric_name(self.deciding_metric)
         check_metric_name(self.metric)
         if self.when_undecided not in ("release", "keep"):
             raise ValueError(
@@ -151,7 +151,7 @@ class ReleaseConfig:
     @property
     def depth(self) -> int:
         """Places of a list that champion and challenger are compared by."""
-        return max(int(name.partition("@")[2]) for name in (self.compared_by, self.metric))
+        return max(int(name.partition("@")[2]) for name in (self.deciding_metric, self.metric))
 
     def paired(self) -> PairedConfig:
         """Return how champion and challenger are compared."""

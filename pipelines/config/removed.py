@@ -13,6 +13,10 @@ RENAMED_KEYS: Mapping[str, str] = {
     "adapter.device": "device",
     "enrichment.device": "device",
     "training": "two_tower_training",
+    "features.user_columns": "features.user_features",
+    "features.partitions": "features.file_groups",
+    "enrichment.gate": "enrichment.keep_helpful",
+    "release.compared_by": "release.deciding_metric",
 }
 """Old and new name of a key or a section, in the order in which they are renamed."""
 FIXED_KEYS: Mapping[str, str] = {

@@ -143,7 +143,7 @@ def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
         return f"No evidence: too few common queries to choose between {a} and {b}."
     by, config = judged.compared.by, judged.config
     if by is not None and by.not_worse:
-        metric = metric_label(config.compared_by)
+        metric = metric_label(config.deciding_metric)
         kept = f"a loss of more than {config.max_loss:.0%} in {metric} with B is excluded"
     else:
         metrics = " and ".join(
@@ -223,7 +223,7 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
 def links(judged: PairJudgement, sides: Sequence[Side], *, exported: bool) -> list[Link]:
     """Lead to what explains the answer."""
     parameters = pair_parameters(*sides)
-    metric, _, k = judged.config.compared_by.partition("@")
+    metric, _, k = judged.config.deciding_metric.partition("@")
     named = [] if exported else [*judged.slices("first"), *judged.slices("second")]
     slices = [
         Link(
@@ -248,7 +248,7 @@ def links(judged: PairJudgement, sides: Sequence[Side], *, exported: bool) -> li
 def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
     """Draw differences by slice, all queries first."""
     config, losses = judged.config, judged.compared.losses
-    label = metric_label(config.compared_by)
+    label = metric_label(config.deciding_metric)
     named = {*judged.slices("first"), *judged.slices("second")}
     drawn: dict[str, Paired] = {
         f"All queries, {metric_label(name)}": one for name, one in judged.overall.items()

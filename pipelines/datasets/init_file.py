@@ -193,7 +193,7 @@ def user_lines(plan: FilePlan) -> list[str]:
     found = [name for one in columns if (name := ours.get(one.name, one.name)) != "user_id"]
     if not found:
         return []
-    return ["", "[features]", f"# user_columns = {toml_value(found)}   # read by the two-tower"]
+    return ["", "[features]", f"# user_features = {toml_value(found)}   # read by the two-tower"]
 
 
 def written(plan: FilePlan, target: Path) -> str:

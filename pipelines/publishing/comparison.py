@@ -39,7 +39,7 @@ class Compared(NamedTuple):
     """Comparison of champion and challenger on the same queries."""
 
     by: Paired | None
-    """In ``release.compared_by``; None with too few common queries."""
+    """In ``release.deciding_metric``; None with too few common queries."""
     named: Paired | None
     """In ``release.metric``; a loss in the first places refuses."""
     losses: list[SliceLoss]
@@ -66,11 +66,11 @@ def compare(
     blocks = None if queries.times is None else time_blocks(queries.times, NUM_BLOCKS)
     ranks = (queries.champion, queries.challenger)
     judged = {}
-    for name in (config.compared_by, config.metric):
+    for name in (config.deciding_metric, config.metric):
         before, after = (per_user_metric(of, name).numpy() for of in ranks)
         judged[name] = paired(before, after, settings, blocks=blocks)
-    before, after = (per_user_metric(of, config.compared_by).numpy() for of in ranks)
-    by, named = judged[config.compared_by], judged[config.metric]
+    before, after = (per_user_metric(of, config.deciding_metric).numpy() for of in ranks)
+    by, named = judged[config.deciding_metric], judged[config.metric]
     if not queries.alike:
         by, named = (
             one._replace(decision="not enough evidence") if one.decision == "worse" else one
@@ -118,7 +118,7 @@ def protected_slices(
 
 def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]:
     """Pass or refuse: one verdict on all queries, one on each slice that lost too much."""
-    name = f"{config.compared_by} against the champion on the same queries"
+    name = f"{config.deciding_metric} against the champion on the same queries"
     by = found.by
     unsure = config.when_undecided == "release"
     if by is None:
@@ -159,7 +159,7 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
             low, high = loss.found.relative_interval
             verdicts.append(
                 Verdict(
-                    name=f"{config.compared_by} of {loss.name} against the champion",
+                    name=f"{config.deciding_metric} of {loss.name} against the champion",
                     value=_number(loss.found.relative),
                     bound=-config.max_slice_loss,
                     passed=False,

@@ -113,7 +113,7 @@ def explain_decision(
 
 
 def record_power(
-    compared: Compared | None, compared_by: str
+    compared: Compared | None, deciding_metric: str
 ) -> dict[str, float | int | str | None]:
     """Build the record of the comparison's interval and smallest difference found."""
     by = None if compared is None else compared.by
@@ -127,7 +127,7 @@ def record_power(
         "found_in_4_of_5_cases": by.relative_detectable,
     }
     known = {name: value if abs(value) < 1e9 else None for name, value in values.items()}
-    return {"metric": compared_by, "users": by.num_users, **known}
+    return {"metric": deciding_metric, "users": by.num_users, **known}
 
 
 def refuse(folder: Path, version: str, **about: Any) -> None:

@@ -122,8 +122,9 @@ def embed_items(
 ) -> StageRows:
     """Write [num_item_rows, D] float32; row 0 and items of which nothing is known are zeros.
 
-    An item's text gains the attributes that enrichment found for it, with ``enrichment.gate`` only
-    those by which retrieval gains; its columns follow the text's vector.
+    An item's text gains the attributes that enrichment found for it; with
+    ``enrichment.keep_helpful`` only those by which retrieval gains. Its columns follow the text's
+    vector.
     """
     config = context.config.content
     items = pl.read_parquet(context.inputs["build_features"] / "items.parquet").sort("item_row")
@@ -147,7 +148,7 @@ def embed_items(
             cache = cache_dir("embeddings")
             return encode_cached(these, encoder, cache, progress=report, encoding=encoding)
 
-        if keep is None and known and context.config.enrichment.gate:
+        if keep is None and known and context.config.enrichment.keep_helpful:
             keep = attributes_that_help(context, texts, values, encode, extraction)
         keep = extraction.keep if keep is None else keep
         pairs = zip(texts, values, strict=True)

@@ -61,7 +61,7 @@ STAGES = [
         description="Encode each item's text into a vector",
         reads=("build_features", "enrich_items"),
         writes="content embeddings, and which attributes helped",
-        sections=("content", "enrichment.gate", "enrichment.attributes"),
+        sections=("content", "enrichment.keep_helpful", "enrichment.attributes"),
         raw_files=encoder_files,
     ),
     Stage(

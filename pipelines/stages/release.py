@@ -187,7 +187,7 @@ def about_release(
         "challenger_digest": written.digest or None,
         "config_digest": digest_of_config(context.config),
         "verdicts": [one.model_dump() for one in written.verdicts],
-        "power": record_power(compared, context.config.release.compared_by),
+        "power": record_power(compared, context.config.release.deciding_metric),
         "words": explain_decision(served, written.verdicts, compared),
     }
 

@@ -330,7 +330,7 @@ def test_catalogue_and_users_lie_by_row(tmp_path: Path) -> None:
             paths=(tmp_path / "items.parquet",), columns={"item_id": "asin", "categories": "tags"}
         ),
         users=SourceConfig(paths=(tmp_path / "users.csv",)),
-        user_columns=("age", "sex"),
+        user_features=("age", "sex"),
         filters=FilterConfig(max_bad_share=0.5),
     )
     items = pl.read_parquet(out / "items.parquet")

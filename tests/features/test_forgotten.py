@@ -29,7 +29,7 @@ def write(folder: Path, rows, extra: str = "") -> FeaturesConfig:
         events=SourceConfig(paths=(folder / "events.csv",)),
         users=SourceConfig(paths=(folder / "users.csv",)),
         filters=FilterConfig(max_bad_share=0.5),
-        user_columns=("country",),
+        user_features=("country",),
         now=NOW,
     )
 

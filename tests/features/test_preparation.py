@@ -89,7 +89,7 @@ def digests(folder: Path) -> dict[str, str]:
 def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Build in one partition."""
     out = tmp_path_factory.mktemp("one") / "out"
-    report = build_features(configured(folder, partitions=1), out)
+    report = build_features(configured(folder, file_groups=1), out)
     assert report.shown > 1_000
     assert sum(report.quarantined.values()) > 150
     return digests(out)
@@ -99,7 +99,7 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 def test_any_number_of_partitions_gives_the_same_bytes(
     folder: Path, expected: dict[str, str], tmp_path: Path, partitions: int
 ) -> None:
-    build_features(configured(folder, partitions=partitions), tmp_path)
+    build_features(configured(folder, file_groups=partitions), tmp_path)
     assert digests(tmp_path) == expected
 
 
@@ -114,7 +114,7 @@ def test_tasks_run_twice_and_backwards_give_the_same_bytes(
             function(task)
         return iter([function(task) for task in reversed(todo)][::-1])
 
-    build_features(configured(folder, partitions=3), tmp_path, run=backwards)
+    build_features(configured(folder, file_groups=3), tmp_path, run=backwards)
     assert digests(tmp_path) == expected
 
 
@@ -122,7 +122,7 @@ def test_processes_give_the_same_bytes(
     folder: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        build_features(configured(folder, partitions=2), tmp_path, run=pool.map)
+        build_features(configured(folder, file_groups=2), tmp_path, run=pool.map)
     assert digests(tmp_path) == expected
 
 
@@ -143,7 +143,7 @@ def test_events_collected_online_are_checked_against_all_partitions(
         items=SourceConfig(paths=(tmp_path / "items.csv",)),
     )
     reports = [
-        build_features(replace(config, partitions=number), tmp_path / str(number))
+        build_features(replace(config, file_groups=number), tmp_path / str(number))
         for number in (1, 4)
     ]
     assert digests(tmp_path / "1") == digests(tmp_path / "4")
@@ -159,9 +159,9 @@ def test_one_user_with_most_of_the_events_is_one_range(
         raw_events(2_000, number, heavy=0.8).write_parquet(tmp_path / f"{number}.parquet")
     filters = replace(FILTERS, max_user_events=cap)
     config = configured(tmp_path, filters=filters)
-    build_features(replace(config, partitions=1), tmp_path / "whole")
+    build_features(replace(config, file_groups=1), tmp_path / "whole")
     monkeypatch.setattr("features.preparation.ranges.RANGE_EVENTS", 100)
-    build_features(replace(config, partitions=3), tmp_path / "parts")
+    build_features(replace(config, file_groups=3), tmp_path / "parts")
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts")
 
 
@@ -172,7 +172,7 @@ def test_a_partition_that_is_gone_midway_is_named(folder: Path, tmp_path: Path) 
         return in_order(function, tasks)
 
     with pytest.raises(ValueError, match=r"partition-00002/records is missing: .* run the stage"):
-        build_features(configured(folder, partitions=4), tmp_path, run=losing)
+        build_features(configured(folder, file_groups=4), tmp_path, run=losing)
     assert not (tmp_path / SCRATCH).exists()
     assert not (tmp_path / "report.json").exists()
 
@@ -186,7 +186,7 @@ def test_an_event_file_that_is_gone_midway_is_named(folder: Path, tmp_path: Path
     for path in copies:
         path.write_bytes((folder / path.name).read_bytes())
     with pytest.raises(ValueError, match=r"no file .*1\.parquet"):
-        build_features(configured(tmp_path, partitions=4), tmp_path / "out", run=losing)
+        build_features(configured(tmp_path, file_groups=4), tmp_path / "out", run=losing)
 
 
 def test_a_full_disk_midway_leaves_no_artefact_and_the_next_build_is_whole(
@@ -202,10 +202,10 @@ def test_a_full_disk_midway_leaves_no_artefact_and_the_next_build_is_whole(
 
     monkeypatch.setattr(RecordFile, "write", fails)
     with pytest.raises(OSError, match="No space left"):
-        build_features(configured(folder, partitions=4), tmp_path)
+        build_features(configured(folder, file_groups=4), tmp_path)
     assert list(tmp_path.glob("report.json")) == list(tmp_path.glob(".scratch*")) == []
     monkeypatch.undo()
-    build_features(configured(folder, partitions=4), tmp_path / "next")
+    build_features(configured(folder, file_groups=4), tmp_path / "next")
     assert digests(tmp_path / "next") == expected
 
 
@@ -232,7 +232,7 @@ def run(function, tasks):
         if len(calls) == {calls}:
             os._exit(9)
         yield result
-build_features(configured(Path({folder!r}), partitions=3), Path({out!r}), run=run)
+build_features(configured(Path({folder!r}), file_groups=3), Path({out!r}), run=run)
 """
 
 
@@ -245,7 +245,7 @@ def test_after_a_kill_midway_the_build_starts_anew_to_the_same_bytes(
     killed = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False)
     assert killed.returncode == 9
     assert (tmp_path / SCRATCH).exists()
-    build_features(configured(folder, partitions=2), tmp_path)
+    build_features(configured(folder, file_groups=2), tmp_path)
     assert digests(tmp_path) == expected
 
 

@@ -142,7 +142,7 @@ def test_attributes_that_nothing_shows_to_help_are_read_by_no_model(
     monkeypatch.setenv("SHOP_KEY", SECRET)
     with openai_server(chat=answer) as server:
         settings = '[content]\nencoder = "hash"\n[enrichment]\nmodel = "endpoint"\n'
-        settings += "gate = true\ntoken_budget = 1_000_000\n"
+        settings += "keep_helpful = true\ntoken_budget = 1_000_000\n"
         config = toml(settings + endpoint_table("enrichment", server))
         result = recsys("run", "-c", config, "--until", "embed_items", "-q")
     assert result.exit_code == 0, result.output

@@ -113,12 +113,12 @@ def test_time_splits_everything_after_a_day(shop: Path, recsys: Recsys, tmp_path
 def test_user_and_context_features_are_trained_and_served(
     shop: Path, recsys: Recsys, tmp_path: Path
 ) -> None:
-    features = {"user_columns": [], "context_features": ["user_num_events"]}
+    features = {"user_features": [], "context_features": ["user_num_events"]}
     config = configured(shop, tmp_path / "shop", {"features": features})
     users = pl.read_csv(config.parent / "users.csv")
     extra = users.select("user_id").with_row_index("age")
     extra.with_columns(pl.col("age") % 40 + 20).write_csv(config.parent / "users.csv")
-    settings = merge(read_toml(config), {"features": {"user_columns": ["age"]}})
+    settings = merge(read_toml(config), {"features": {"user_features": ["age"]}})
     config.write_text(to_toml(settings))
     workspace = finished(recsys, config)
     manifest = json.loads((workspace / "bundles/current/manifest.json").read_text())

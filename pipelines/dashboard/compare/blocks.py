@@ -178,7 +178,7 @@ def slices_table(judged: PairJudgement, sides: Sequence[Side]) -> Table:
     ]
     return Table(
         key="slices-table",
-        title=f"Slices, {metric_label(config.compared_by)}",
+        title=f"Slices, {metric_label(config.deciding_metric)}",
         note=f"Slices with at least {MIN_SLICE_USERS} users. Intervals are of each slice by "
         f"itself; the last column is corrected over all {len(losses):,} slices (Holm, "
         f"{config.paired().slice_error:.0%}).",
@@ -199,7 +199,7 @@ def rule(judged: PairJudgement) -> list[str]:
     """Write the rule in words."""
     config = judged.config
     return [
-        f"All queries: {metric_label(config.compared_by)} decides, each user compared with "
+        f"All queries: {metric_label(config.deciding_metric)} decides, each user compared with "
         f"themselves. B is better or worse if the interval excludes 0 at {config.confidence:.0%}, "
         f"over users and over blocks of time; a loss within {config.max_loss:.0%} is tolerated. "
         f"What loses by {metric_label(config.metric)}, in the first places, is refused too.",

@@ -53,7 +53,10 @@ class PairJudgement(NamedTuple):
     @property
     def overall(self) -> dict[str, Paired]:
         """Differences over all queries, by metric."""
-        found = {self.config.compared_by: self.compared.by, self.config.metric: self.compared.named}
+        found = {
+            self.config.deciding_metric: self.compared.by,
+            self.config.metric: self.compared.named,
+        }
         return {name: one for name, one in found.items() if one is not None}
 
     def slices(self, speaks_for: Answer) -> list[str]:
@@ -155,10 +158,10 @@ def difference_words(found: Paired) -> str:
 
 
 def _overall_reasons(by: Paired, named: Paired, config: ReleaseConfig) -> Iterator[Reason]:
-    found = {config.metric: named, config.compared_by: by}
+    found = {config.metric: named, config.deciding_metric: by}
     for name, one in found.items():
         harmful = one.decision == "worse" and not one.not_worse
-        opposed = name == config.compared_by and named.decision == "worse"
+        opposed = name == config.deciding_metric and named.decision == "worse"
         if not harmful and (one.decision != "better" or opposed):
             continue
         words = f"Over all queries B {'loses' if harmful else 'gains'} {metric_label(name)}: "
@@ -192,7 +195,7 @@ def _slice_reasons(
     verb = "loses" if lost else "gains"
     for one in sorted(shown, key=clearness, reverse=True)[:MAX_NAMED]:
         label = slice_label(one.name)
-        words = f"{label[:1].upper()}{label[1:]}: B {verb} {metric_label(config.compared_by)}: "
+        words = f"{label[:1].upper()}{label[1:]}: B {verb} {metric_label(config.deciding_metric)}: "
         words += f"{difference_words(one.found)}."
         yield Reason(speaks_for, f"B {verb} in the slice {label}", words, one.name)
 

@@ -64,7 +64,7 @@ def prepare(folder: Path, partitions: int) -> dict[str, Any]:
     config = replace(
         features_config(resolve(folder / "world.toml")),
         filters=FilterConfig(min_user_events=5, min_item_events=5),
-        partitions=partitions,
+        file_groups=partitions,
     )
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         out = Path(scratch) / "out"

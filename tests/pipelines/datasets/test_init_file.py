@@ -193,4 +193,4 @@ def test_columns_of_users_that_can_be_features_are_listed(tmp_path: Path) -> Non
     (tmp_path / "kunden.csv").write_text("Kundennummer;Alter;Anrede;Strasse;Land\n" + rows)
     write_config([*paths, tmp_path / "kunden.csv"], tmp_path / "shop.toml", force=False)
     lines = (tmp_path / "shop.toml").read_text().splitlines()
-    assert '# user_columns = ["Alter", "Anrede"]   # read by the two-tower' in lines
+    assert '# user_features = ["Alter", "Anrede"]   # read by the two-tower' in lines

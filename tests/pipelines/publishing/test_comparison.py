@@ -156,7 +156,7 @@ def test_champion_that_learned_from_more_events_is_no_reason_to_refuse() -> None
         ({"when_undecided": "perhaps"}, "'release' or 'keep'"),
         ({"max_loss": 1.5}, r"max_loss must be in \[0, 1\]"),
         ({"min_compared": 1}, "min_compared"),
-        ({"compared_by": "auc"}, "metric must be one of"),
+        ({"deciding_metric": "auc"}, "metric must be one of"),
     ],
 )
 def test_impossible_settings_are_refused(setting: dict[str, object], message: str) -> None:
