@@ -111,8 +111,8 @@ def described(texts: list[str], bundle: Bundle, directory: Path) -> list[str]:
     if made is None or made.kept == []:
         return texts
     before = f"the items of {directory} were described by {made.model} before they were encoded"
-    # Bundles of earlier versions name a device.
-    settings = without_keys(made.settings, ["device"])
+    # Bundles of earlier versions name a device and a gate.
+    settings = without_keys(made.settings, ["device", "gate"])
     config = validate(EnrichItemsConfig, settings, f"{directory}/manifest.json enrichment")
     extraction = build_extraction(config.attributes)
     keep = extraction.keep if made.kept is None else made.kept
