@@ -202,7 +202,11 @@ def _overlap_blocks(document: Document) -> list[Block]:
         colors=colors_of(histogram["labels"]),
         x_title=f"share of {unit}s",
     )
-    slots = figure(
+    return [table, weights, *([_slots_chart(document)] if document["slots"] > 1 else [])]
+
+
+def _slots_chart(document: Document) -> Block:
+    return figure(
         line_chart,
         "slots",
         "Effective lists by slot",
@@ -228,7 +232,6 @@ def _overlap_blocks(document: Document) -> list[Block]:
         y_format=".0%",
         from_zero=True,
     )
-    return [table, weights, *([slots] if document["slots"] > 1 else [])]
 
 
 def _sequence_charts(document: Document) -> list[Block]:

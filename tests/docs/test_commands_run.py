@@ -36,6 +36,7 @@ ELSEWHERE = {
     "recsys registry send": "tests/pipelines/tracking; needs a registry",
     "recsys run shop.toml --engine": "tests/pipelines/engine",
     "recsys run world/world.toml": "tests/pipelines/datasets; a world of 1e8 events",
+    "recsys run --preset movielens_100k": "tests/integration/test_demo.py",
     "recsys ids": "tests/test_readme.py",
     "recsys compare runs/shop --models blend,successors": "tests/integration/models",
     "recsys backtest": "tests/test_readme.py",
@@ -48,7 +49,7 @@ ITEMS = ["1", "50", "181", "242", "302", *(f"sku-{number}" for number in range(3
 """Those that pages name, and others."""
 EXPERIMENT_TIMES = re.compile(r"^(from|until) = .*Z\n", re.MULTILINE)
 EXPLORATION = 'exploration = {method = "epsilon", epsilon = 0.1}'
-LAST = ("release rollback", "release promote", "data forget")
+LAST = ("release append", "release rollback", "release promote", "data forget")
 """What changes the shop comes after what reads it."""
 
 
@@ -77,13 +78,14 @@ def write_shop(folder: Path) -> None:
             for day, item in enumerate(rng.sample(ITEMS[number % 2 :: 2], 12), 10):
                 kind = "purchase" if day % 4 == 0 else "view"
                 writer.writerow([name, item, f"2026-10-{day}T12:00:00", kind])
-    with (folder / "items.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["sku", "title", "categories", "price", "in_stock", "release_year"])
-        for number, item in enumerate(ITEMS):
-            kind = ["Comedy", "Horror"][number % 2]
-            row = [f"{kind} {number}", kind, 5 + number, number % 3 > 0, 1980 + number]
-            writer.writerow([item, *row])
+    for name, items in (("items.csv", ITEMS), ("new-items.csv", ["new-1", "new-2"])):
+        with (folder / name).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["sku", "title", "categories", "price", "in_stock", "release_year"])
+            for number, item in enumerate(items):
+                kind = ["Comedy", "Horror"][number % 2]
+                row = [f"{kind} {number}", kind, 5 + number, number % 3 > 0, 1980 + number]
+                writer.writerow([item, *row])
 
 
 class Shop:
