@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-from recsys.training.distributed.sharded import ShardingConfig
-
 DEFAULT_BUDGET = "15m"
 SECONDS = (3600.0, 60.0, 1.0)
 """Seconds of an hour, a minute and a second."""
@@ -46,41 +44,6 @@ class AutoConfig:
 
 
 Engine = Literal["local", "torchrun", "ray"]
-MIN_WAIT_SECONDS = 5.0
-MAX_PORT = 65_536
-
-
-@dataclass(frozen=True, kw_only=True)
-class TorchrunConfig(ShardingConfig):
-    """How the training stages run on several processes (ranks), one a GPU."""
-
-    processes: int = 0
-    """Ranks on this machine; 0 takes one a GPU, or two on a CPU."""
-    machines: int = 1
-    """Machines with that number of ranks each; on all but the one of the command torchrun runs."""
-    address: str | None = None
-    """Address of this machine for the others, such as ``10.0.0.1:29500``; for several machines."""
-    wait_seconds: float = 600.0
-    """How long a rank waits for the others in a step, and this machine for the others to join,
-    before the training ends with an error."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.processes < 0:
-            raise ValueError(f"processes must be >= 1, or 0 for one a GPU, got {self.processes}")
-        if self.machines < 1:
-            raise ValueError(f"machines must be >= 1, got {self.machines}")
-        port = (self.address or "").rpartition(":")[2]
-        if self.machines > 1 and not (port.isdecimal() and 0 < int(port) < MAX_PORT):
-            raise ValueError(
-                f"torchrun.machines = {self.machines} needs torchrun.address = "
-                f'"<this machine>:<port>", which the others can reach, got {self.address!r}'
-            )
-        if not self.wait_seconds >= MIN_WAIT_SECONDS:
-            raise ValueError(
-                f"wait_seconds must be at least {MIN_WAIT_SECONDS:g}, got {self.wait_seconds}: "
-                "starting a rank alone takes some seconds"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

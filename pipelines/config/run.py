@@ -30,7 +30,6 @@ from pipelines.config.operation import (
     Engine,
     MonitoringConfig,
     RayConfig,
-    TorchrunConfig,
     TrackingConfig,
     UpdatesConfig,
 )
@@ -40,6 +39,7 @@ from pipelines.config.trainings import (
     GenerativeTrainingConfig,
     RankerTrainingConfig,
     SequenceTrainingConfig,
+    TorchrunConfig,
     TwoTowerTrainingConfig,
 )
 from recsys.evaluation.ranking import RankingConfig, check_metric_name

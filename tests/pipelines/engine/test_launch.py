@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pipelines.cli.rank import LogFile
-from pipelines.config.operation import TorchrunConfig
 from pipelines.config.run import RunConfig
+from pipelines.config.trainings import TorchrunConfig
 from pipelines.engine.errors import RankLostError, UnstableTrainingError
 from pipelines.engine.launch import ERROR, STEP, explained, passed_on
 from pipelines.engine.run_log import RunLog

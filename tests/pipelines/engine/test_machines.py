@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.operation import TorchrunConfig
 from pipelines.config.run import RunConfig
+from pipelines.config.trainings import TorchrunConfig
 from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import explained
 from pipelines.engine.runner import run_stages

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from features.schema import FilterConfig
-from pipelines.config.operation import Engine, TorchrunConfig
+from pipelines.config.operation import Engine
 from pipelines.config.run import DataConfig, EvaluationConfig, RunConfig
-from pipelines.config.trainings import TwoTowerTrainingConfig
+from pipelines.config.trainings import TorchrunConfig, TwoTowerTrainingConfig
 from pipelines.engine.errors import RankLostError
 from pipelines.engine.launch import STEP
 from pipelines.engine.runner import pick_stages, run_stages
