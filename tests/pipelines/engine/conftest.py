@@ -1,4 +1,4 @@
-"""One Ray cluster and one training without ranks, which the tests of engines share."""
+"""A Ray cluster a module, since tests kill its nodes, and one training without ranks for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines.engine.runner import run_stages
 from tests.pipelines.engine.two_groups import CHOSEN, settings
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Start a Ray cluster of two nodes with one processor each, and join it."""
     ray = pytest.importorskip("ray")
