@@ -20,6 +20,8 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Other tests run at the same time, and would starve workers of Ray's usual niceness, 15.
+        patch.setenv("RAY_worker_niceness", "0")
         # Workers find the tests' functions as this process does.
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
         made = Cluster(

@@ -25,7 +25,7 @@ from recsys.models.configs import TwoTowerConfig
 CHOSEN = pick_stages(STAGES, [], "train_two_tower")
 WEIGHTS = "train_two_tower/given/two_tower/two_tower.safetensors"
 FIRST_TIME = 1_700_000_000
-SECONDS_FOR_A_STEP = 120
+SECONDS_FOR_A_STEP = 300
 
 
 def settings(folder: Path, engine: Engine) -> RunConfig:
