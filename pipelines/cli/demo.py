@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.candidates.blends import BLEND, BLEND_FAST
+from pipelines.cli.options import check_before
 from pipelines.cli.output import make_table, print_lines, print_stage
 from pipelines.cli.registry import tracked
 from pipelines.config.run import RunConfig
@@ -25,7 +26,7 @@ from pipelines.engine.workspace import bundles_dir
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import released_order
 from pipelines.pages.wording import MODELS
-from pipelines.presets.resolve import check_places, resolve, with_dataset
+from pipelines.presets.resolve import resolve, with_dataset
 from pipelines.ranking.artefact import FILE, RANKED
 from pipelines.stages.list import STAGES
 from pipelines.stages.report import report_path
@@ -165,7 +166,7 @@ def run_demo(workspace: Path | None, *, show_progress: bool) -> None:
     begin = time.perf_counter()
     out.print(Text("MovieLens-100K, from raw files to a bundle that can be served", style="bold"))
     config = resolve(preset=PRESET, workspace=workspace)
-    check_places(config)
+    check_before(config)
     config = with_dataset(config)
     print_lines(f"data: {config.data.events}", note=True, style="dim")
     with tracked(config) as recorder:

@@ -179,3 +179,15 @@ def find_served(run: Path) -> tuple[Path, str | None]:
     """Return the folder of bundles that a server reads, and the bundle if one is named itself."""
     found = find_bundle(run).absolute()
     return found.parent, None if found.name == "current" else found.name
+
+
+def check_before(settings: RunConfig) -> None:
+    """Refuse, before any work, what a stage would refuse only after training: ValueError."""
+    from pipelines.engine.workspace import bundles_dir
+    from pipelines.presets.resolve import check_places
+    from pipelines.publishing.gate.lists import check_judges
+    from pipelines.tracking.decisions import check_version
+
+    check_places(settings)
+    check_judges(settings.release.gate, settings.workspace)
+    check_version(bundles_dir(settings))

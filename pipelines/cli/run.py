@@ -20,6 +20,7 @@ from pipelines.cli.options import (
     Quiet,
     StageNames,
     Until,
+    check_before,
     config_sources,
 )
 from pipelines.cli.output import print_json, print_lines, print_stage, print_table
@@ -87,18 +88,6 @@ def run(
         raise ValueError("--json prints the plan of --dry-run; a run has recsys status --json")
     with recorded(None, "run") as recording:
         run_recorded(recording, sources, stages, show_progress=not quiet)
-
-
-def check_before(settings: RunConfig) -> None:
-    """Refuse, before any work, what a stage would refuse only after training: ValueError."""
-    from pipelines.engine.workspace import bundles_dir
-    from pipelines.presets.resolve import check_places
-    from pipelines.publishing.gate.lists import check_judges
-    from pipelines.tracking.decisions import check_version
-
-    check_places(settings)
-    check_judges(settings.release.gate, settings.workspace)
-    check_version(bundles_dir(settings))
 
 
 def run_recorded(

@@ -2,18 +2,67 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import shutil
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from pipelines.engine import code
-from pipelines.engine.code import INSTALLED, PACKAGES, Computation, SourceTree
+from pipelines.engine.code import INSTALLED, LIBRARIES, PACKAGES, Computation, SourceTree
 from pipelines.engine.stage import always, no_raw_files
 from pipelines.stages.list import STAGES
 
 MODULE_OF = {stage.name: stage.function.__module__ for stage in STAGES}
+
+
+class WithoutAnnotations(ast.NodeTransformer):
+    """Takes annotations out of a tree and collects their names."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def visit(self, node: ast.AST) -> ast.AST | None:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return None
+        for field in ("annotation", "returns"):
+            if annotation := getattr(node, field, None):
+                self.names |= {one.id for one in ast.walk(annotation) if isinstance(one, ast.Name)}
+                setattr(node, field, None)
+        return self.generic_visit(node)
+
+
+def names_by_syntax_tree(text: str) -> set[str]:
+    tree, without = ast.parse(text), WithoutAnnotations()
+    without.visit(tree)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            place = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                bound = alias.asname or (alias.name if place else alias.name.partition(".")[0])
+                if bound in used or bound not in without.names:
+                    names.add(place + alias.name)
+    return names
+
+
+@cache
+def names_in(path: Path) -> set[str]:
+    return names_by_syntax_tree(path.read_text(encoding="utf-8"))
+
+
+def counting(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.partition(".")[0] in {*PACKAGES, *LIBRARIES}}
+
+
+def test_no_import_of_any_module_is_missed() -> None:
+    for path in INSTALLED.modules.values():
+        expected = counting(names_in(INSTALLED.root / path))
+        assert counting(INSTALLED.code(path).imports) == expected, path
 
 
 def test_every_way_to_import_is_seen_and_imports_for_annotations_are_not() -> None:
@@ -154,9 +203,38 @@ class Edited(SourceTree):
         return digests
 
 
+def closure_by_syntax_tree(root: Path, module: str) -> set[str]:
+    """Find the files of a closure, as `SourceTree` should."""
+    files: set[str] = set()
+    todo = [module]
+    while todo:
+        parts = todo.pop().split(".")
+        for length in range(1, len(parts) + 1):
+            place = "/".join(parts[:length])
+            for path in (f"{place}.py", f"{place}/__init__.py"):
+                if (root / path).exists() and path not in files:
+                    files.add(path)
+                    if not path.startswith("pipelines/config/"):
+                        names = names_in(root / path)
+                        todo += [name for name in names if name.partition(".")[0] in PACKAGES]
+    return files
+
+
 @pytest.fixture(scope="module")
 def tree(copied: Path) -> Edited:
     return Edited(copied, copied / "code.json")
+
+
+def test_change_of_a_module_makes_exactly_the_stages_that_import_it_again(
+    copied: Path, tree: Edited
+) -> None:
+    before = {name: tree.digest(module) for name, module in MODULE_OF.items()}
+    files = {name: closure_by_syntax_tree(copied, module) for name, module in MODULE_OF.items()}
+    assert min(map(len, files.values())) > 10
+    for path in sorted(set().union(*files.values())):
+        after = tree.digests_after_edit(path)
+        changed = {name for name in before if after[name] != before[name]}
+        assert changed == {name for name in before if path in files[name]}, path
 
 
 @pytest.mark.parametrize(
