@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.options import AsJson
-from pipelines.cli.output import make_table, print_json, print_lines
+from pipelines.cli.output import make_table, print_json, print_lines, print_table
 from pipelines.engine.console import out
 
 
@@ -22,14 +22,17 @@ def doctor(
 
     [bold]Example[/] recsys doctor
     """
-    from pipelines.doctor.doctor import report, run_checks
+    from pipelines.doctor.doctor import fixes, run_checks
 
     results = run_checks(seconds)
     failed = [one.name for one in results if one.status == "fail"]
     if as_json:
         print_json({"ok": not failed, "checks": [vars(one) for one in results]})
     else:
-        report(results)
+        columns = ("", "check", "found", "wanted")
+        rows = ((one.status, one.name, one.found, one.wanted) for one in results)
+        print_table(columns, rows, fixed=columns[:2])
+        print_lines(*fixes(results))
     raise typer.Exit(3 if failed else 0)
 
 

@@ -12,21 +12,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import distributions
 
-from rich import box
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from pipelines.doctor import libraries, machine
+from pipelines.doctor.check import DISTRIBUTIONS, CheckResult, Environment, Probe
 
-from pipelines.doctor.check import DISTRIBUTIONS, CheckResult, Environment, Probe, Status
-from pipelines.doctor.libraries import LIBRARY_CHECKS
-from pipelines.doctor.machine import MACHINE_CHECKS, SERVICE_CHECKS
-
-STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "absent": "dim"}
 # Imports are bound by disk and one core each; more at a time only contend.
 PROBES_AT_A_TIME = 3
-WIDTH = 140
 
 
 def run_probe(code: str, seconds: float) -> Probe:
@@ -54,57 +47,54 @@ def run_probe(code: str, seconds: float) -> Probe:
         return Probe(error="printed no answer")
 
 
-def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution, or None."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+LIBRARIES = ("torch", "fbgemm", "torchrec", "faiss", "triton", "polars", "mlflow")
+CHECKS: dict[str, Callable[[Environment], CheckResult]] = {
+    "python": machine.check_python,
+    "memory": machine.check_memory,
+    "disk": machine.check_disk,
+    "threads": machine.check_threads,
+    **{name: partial(libraries.check_library, name=name) for name in LIBRARIES},
+    "cuda": libraries.check_cuda,
+    "kernels": libraries.check_kernels,
+    "minilm": libraries.check_minilm,
+    "redis": machine.check_redis,
+    "mlflow server": machine.check_mlflow_server,
+}
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Read the versions of the distributions that checks look at, None for missing ones."""
+    names = set(DISTRIBUTIONS)
+    found = {one.name.lower(): one.version for one in distributions() if one.name}
+    return {name: found.get(name) for name in names}
 
 
 def run_checks(seconds: float) -> list[CheckResult]:
     """Run every check."""
     environment = Environment(
-        versions={name: installed_version(name) for name in DISTRIBUTIONS},
+        versions=installed_versions(),
         probe=lambda code: run_probe(code, seconds),
     )
 
-    def run(check: Callable[[Environment], CheckResult]) -> CheckResult:
+    def run(name: str) -> CheckResult:
         try:
-            return check(environment)
+            return CHECKS[name](environment)
         except Exception as error:
             # An unforeseen machine must not hide the other checks.
-            name = check.__name__.removeprefix("check_")
             found = f"the check itself failed: {type(error).__name__}: {error}"
             return CheckResult(name, "warn", found, "an answer")
 
     with ThreadPoolExecutor(PROBES_AT_A_TIME) as pool:
-        return list(pool.map(run, (*MACHINE_CHECKS, *LIBRARY_CHECKS, *SERVICE_CHECKS)))
+        return list(pool.map(run, CHECKS))
 
 
-def render(results: Sequence[CheckResult]) -> Group:
-    """Tabulate the results, then list the commands that fix faults."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("", "check", "found", "wanted"):
-        table.add_column(column, no_wrap=column in ("", "check"))
-    for result in results:
-        status = Text(result.status, style=STYLES[result.status])
-        table.add_row(status, result.name, Text(result.found), Text(result.wanted))
-    parts: list[Table | Text] = [table]
+def fixes(results: Sequence[CheckResult]) -> list[str]:
+    """List the commands that fix faults, then the verdict."""
+    lines = []
     for heading, statuses in (("To fix:", ("fail", "warn")), ("Optional:", ("absent",))):
-        fixable = [result for result in results if result.fix and result.status in statuses]
-        if fixable:
-            parts.append(Text(heading, style="bold"))
-            parts += [Text(f"  {result.name}: {result.fix}") for result in fixable]
-    failed = [result.name for result in results if result.status == "fail"]
+        fixable = [one for one in results if one.fix and one.status in statuses]
+        lines += [heading] if fixable else []
+        lines += [f"  {one.name}: {one.fix}" for one in fixable]
+    failed = [one.name for one in results if one.status == "fail"]
     verdict = f"{len(failed)} checks failed: {', '.join(failed)}" if failed else "ready to run"
-    parts.append(Text(verdict, style="bold red" if failed else "bold green"))
-    return Group(*parts)
-
-
-def report(results: Sequence[CheckResult]) -> None:
-    """Print the results."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(render(results), soft_wrap=False)
+    return [*lines, verdict]

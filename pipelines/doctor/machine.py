@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import socket
 import sys
@@ -24,9 +23,9 @@ SERVICE_SECONDS = 3.0
 def check_python(_environment: Environment) -> CheckResult:
     """Compare the version of Python."""
     found = ".".join(str(part) for part in sys.version_info[:3])
-    good = sys.version_info[:2] >= MIN_PYTHON
-    fix = None if good else "make install PYTHON=python3.11"
-    return CheckResult("python", "ok" if good else "fail", found, ">= 3.11", fix=fix)
+    if sys.version_info[:2] >= MIN_PYTHON:
+        return CheckResult("python", "ok", found, ">= 3.11")
+    return CheckResult("python", "fail", found, ">= 3.11", "make install PYTHON=python3.11")
 
 
 def grade(num_bytes: float, enough: int, least: int) -> Status:
@@ -36,13 +35,10 @@ def grade(num_bytes: float, enough: int, least: int) -> Status:
 
 def check_memory(_environment: Environment) -> CheckResult:
     """Compare the memory that this process may take with what the demo and real runs need."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = read_number("/sys/fs/cgroup/memory.max")
-    limit = limit or read_number("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    total = min(found, limit) if limit else found
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = min(total, read_number("/sys/fs/cgroup/memory.max") or total)
     status, wanted = grade(total, 4, 2), ">= 4 GiB; 16 GiB for ten million events"
-    fix = None if status == "ok" else "free -h"
-    return CheckResult("memory", status, size(total), wanted, fix=fix)
+    return CheckResult("memory", status, size(total), wanted, None if status == "ok" else "free -h")
 
 
 def check_disk(_environment: Environment) -> CheckResult:
@@ -50,7 +46,7 @@ def check_disk(_environment: Environment) -> CheckResult:
     free = shutil.disk_usage(Path.cwd()).free
     status, found = grade(free, 5, 1), f"{size(free)} free in {Path.cwd()}"
     fix = None if status == "ok" else "du -xh . | sort -h | tail -20"
-    return CheckResult("disk", status, found, ">= 5 GiB", fix=fix)
+    return CheckResult("disk", status, found, ">= 5 GiB", fix)
 
 
 def check_threads(_environment: Environment) -> CheckResult:
@@ -74,64 +70,33 @@ def check_redis(_environment: Environment) -> CheckResult:
             return result("ok", program)
         return result("absent", "not installed", fix="apt-get install redis-server")
     parts = urlsplit(url)
-    address = (parts.hostname or "127.0.0.1", parts.port or 6379)
-    where = f"{address[0]}:{address[1]}"
+    host, port = parts.hostname or "127.0.0.1", parts.port or 6379
     try:
-        with socket.create_connection(address, SERVICE_SECONDS) as connection:
+        with socket.create_connection((host, port), SERVICE_SECONDS) as connection:
             connection.sendall(b"PING\r\n")
             reply = connection.recv(64).decode("ascii", "replace").strip()
     except OSError as error:
         reply = f"no answer: {error}"
     # One that asks for a password is there.
     if reply.startswith(("+PONG", "-NOAUTH")):
-        return result("ok", f"{where}: {reply}")
-    fix = f"redis-server --port {address[1]} --bind 127.0.0.1"
-    return result("warn", f"{where}: {reply}", fix=fix)
+        return result("ok", f"{host}:{port}: {reply}")
+    fix = f"redis-server --port {port} --bind 127.0.0.1"
+    return result("warn", f"{host}:{port}: {reply}", fix=fix)
 
 
 def check_mlflow_server(_environment: Environment) -> CheckResult:
     """Ping the server of MLFLOW_TRACKING_URI; without one, runs are kept in SQLite."""
-    wanted, url = "optional: MLFLOW_TRACKING_URI", os.environ.get("MLFLOW_TRACKING_URI", "")
-    parts = urlsplit(url)
+    parts = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    result = partial(CheckResult, "mlflow server", wanted="optional: MLFLOW_TRACKING_URI")
     if parts.scheme not in ("http", "https"):
-        return CheckResult("mlflow server", "absent", "none; SQLite is used", wanted)
+        return result("absent", "none; SQLite is used")
     # Without a user's name and password, which a URL may hold.
-    where = parts.hostname or url
-    where = f"{parts.scheme}://{where}" + (f":{parts.port}" if parts.port else "")
+    server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    health = f"{server}{parts.path.rstrip('/')}/health"
     try:
-        health = f"{where}{parts.path.rstrip('/')}/health"
-        with urllib.request.urlopen(health, timeout=SERVICE_SECONDS) as reply:
-            status: Status = "ok" if reply.status == 200 else "warn"
-            found = f"{where} answers"
+        with urllib.request.urlopen(health, timeout=SERVICE_SECONDS):
+            return result("ok", f"{server} answers")
     except (OSError, ValueError) as error:
         # Runs continue without it and are sent later.
-        status, found = "warn", f"{where} does not answer: {error}"
-    fix = f"mlflow server --backend-store-uri sqlite:///mlflow.db --port {parts.port or 5000}"
-    return CheckResult("mlflow server", status, found, wanted, fix=None if status == "ok" else fix)
-
-
-def check_airflow(_environment: Environment) -> CheckResult:
-    """Look for the environment of Airflow, which cannot be this one."""
-    folder = Path(os.environ.get("RECSYS_AIRFLOW_VENV", ".venv-airflow"))
-    wanted = "optional: RECSYS_AIRFLOW_VENV or .venv-airflow"
-    result = partial(CheckResult, "airflow", wanted=wanted)
-    found = sorted(folder.glob("lib/python*/site-packages/apache_airflow-*.dist-info"))
-    if not found:
-        python = shlex.quote(str(folder / "bin/python"))
-        fix = f"python3.11 -m venv {shlex.quote(str(folder))} && "
-        fix += f"{python} -m pip install --no-deps -r requirements/airflow.txt"
-        return result("absent", f"not in {folder}", fix=fix)
-    number = found[0].name.removeprefix("apache_airflow-").removesuffix(".dist-info")
-    return result("ok", f"{number} in {folder}")
-
-
-def check_chromium(_environment: Environment) -> CheckResult:
-    """Look for a browser."""
-    result = partial(CheckResult, "chromium", wanted="optional: tests of the web pages")
-    if program := shutil.which("chromium") or shutil.which("google-chrome"):
-        return result("ok", program)
-    return result("absent", "not installed", fix="apt-get install chromium")
-
-
-MACHINE_CHECKS = (check_python, check_memory, check_disk, check_threads)
-SERVICE_CHECKS = (check_redis, check_mlflow_server, check_airflow, check_chromium)
+        fix = f"mlflow server --backend-store-uri sqlite:///mlflow.db --port {parts.port or 5000}"
+        return result("warn", f"{server} does not answer: {error}", fix=fix)
