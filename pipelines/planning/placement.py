@@ -11,7 +11,7 @@ Axes: G GPUs, R different rows of a GPU's batch, D width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pipelines.engine.memory import GIB
 from pipelines.planning.machine import Hardware
@@ -40,11 +40,11 @@ class Placed:
     placement: Placement
     weights_gib: float
     state_gib: float
-    exchanged_mib: float = 0.0
+    exchanged_mib: float
     """Sent by each GPU in a step: ids, rows, their gradients."""
-    reduced_mib: float = 0.0
+    reduced_mib: float
     """Summed over GPUs in a step."""
-    communication_ms: float = 0.0
+    communication_ms: float
 
 
 def list_tables(work: Workload, gpus: int) -> list[EmbeddingTable]:
@@ -78,65 +78,45 @@ def reduce_ms(machine: Hardware, gpus: int, num_bytes: float) -> float:
     return max(within, far)
 
 
-def replicated(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> Placed:
-    """Place the whole table on every GPU; gradients of all rows are summed."""
-    weights, state = work.table_bytes(table.rows)
-    gradient = weights if gpus > 1 else 0.0
-    return Placed(
-        table=table.name,
-        rows=table.rows,
-        placement="replicated",
-        weights_gib=(weights + gradient) / GIB,
-        state_gib=state / GIB,
-        reduced_mib=gradient / 2**20,
-        communication_ms=reduce_ms(machine, gpus, gradient) if gradient else 0.0,
-    )
-
-
-def row_wise(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> Placed:
-    """Place every G-th row on each GPU; its part of every bag goes to the GPU whose bag it is."""
-    weights, state = (size / gpus for size in work.table_bytes(table.rows))
-    ids = table.rows_of_a_step * ID * (gpus - 1) / gpus
-    pooled = table.rows_of_a_step * work.dim * FLOAT * (gpus - 1)
-    return _exchanged(machine, gpus, table, (weights, state), (ids, pooled, pooled), "row-wise")
-
-
-def column_wise(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> Placed:
-    """Place some columns of every row on each GPU, 4 at least."""
-    shards = min(gpus, work.dim // 4)
-    weights, state = (size / shards for size in work.table_bytes(table.rows))
-    if work.tables == "rowwise_adam":
-        # Each shard has a word of its own for a row.
-        state += FLOAT * table.rows * (1 - 1 / shards)
-    ids = table.rows_of_a_step * ID * (gpus - 1)
-    pooled = table.rows_of_a_step * work.dim / shards * FLOAT * (gpus - 1)
-    return _exchanged(machine, gpus, table, (weights, state), (ids, pooled, pooled), "column-wise")
-
-
-def _exchanged(
-    machine: Hardware,
-    gpus: int,
-    table: EmbeddingTable,
-    size: tuple[float, float],
-    sent: tuple[float, ...],
-    placement: Placement,
+def place(
+    work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable, placement: Placement
 ) -> Placed:
+    """Place a table on every GPU, or a part of its rows or columns on each."""
+    weights, state = work.table_bytes(table.rows)
+    gradient, sent, others = 0.0, [0.0], (gpus - 1)
+    pooled = table.rows_of_a_step * work.dim * FLOAT * others
+    if placement == "replicated":
+        # Gradients of all rows are summed.
+        gradient = weights if gpus > 1 else 0.0
+        weights += gradient
+    elif placement == "row-wise":
+        # A GPU's part of every bag goes to the GPU that has the bag.
+        weights, state = weights / gpus, state / gpus
+        sent = [table.rows_of_a_step * ID * others / gpus, pooled, pooled]
+    else:
+        shards = min(gpus, work.dim // 4)
+        weights, state = weights / shards, state / shards
+        if work.tables == "rowwise_adam":
+            # Each shard has a word of its own for a row.
+            state += FLOAT * table.rows * (1 - 1 / shards)
+        pooled = table.rows_of_a_step * work.dim / shards * FLOAT * others
+        sent = [table.rows_of_a_step * ID * others, pooled, pooled]
+    # What is sent is written and read once at either end as well.
     passes = 2 * sum(sent[1:]) / (machine.copy_gb_s * 1e6)
+    exchange = sum(exchange_ms(machine, gpus, one) for one in sent) + passes
     return Placed(
         table=table.name,
         rows=table.rows,
         placement=placement,
-        weights_gib=size[0] / GIB,
-        state_gib=size[1] / GIB,
+        weights_gib=weights / GIB,
+        state_gib=state / GIB,
         exchanged_mib=sum(sent) / 2**20,
-        # What is sent is written and read once at either end as well.
-        communication_ms=sum(exchange_ms(machine, gpus, one) for one in sent) + passes,
+        reduced_mib=gradient / 2**20,
+        communication_ms=reduce_ms(machine, gpus, gradient) if gradient else exchange,
     )
 
 
 def placements(work: Workload, machine: Hardware, gpus: int, table: EmbeddingTable) -> list[Placed]:
     """List the placements of a table."""
-    found = [replicated(work, machine, gpus, table)]
-    if gpus > 1:
-        found += [row_wise(work, machine, gpus, table), column_wise(work, machine, gpus, table)]
-    return found
+    kinds = get_args(Placement) if gpus > 1 else ("replicated",)
+    return [place(work, machine, gpus, table, kind) for kind in kinds]

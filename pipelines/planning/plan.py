@@ -5,6 +5,8 @@ Axes: G GPUs.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any
@@ -143,7 +145,12 @@ def plan_for(
         gpus: 0 for a machine without GPUs.
         price_per_hour: Price of one device.
     """
-    check(machine, gpus, price_per_hour)
+    if machine.is_cpu and gpus:
+        raise ValueError(f"{machine.name!r} has no GPUs, got gpus = {gpus}; take --gpus 0")
+    if not machine.is_cpu and not 1 <= gpus <= MAX_GPUS:
+        raise ValueError(f"gpus must be between 1 and {MAX_GPUS}, got {gpus}")
+    if price_per_hour is not None and not 0 <= price_per_hour < 1e6:
+        raise ValueError(f"price_per_hour must be between 0 and 1e6, got {price_per_hour:g}")
     devices = max(1, gpus)
     each = [placements(work, machine, devices, table) for table in list_tables(work, devices)]
     made = [plan_on(work, machine, gpus, list(chosen), price_per_hour) for chosen in product(*each)]
@@ -151,16 +158,6 @@ def plan_for(
     if fitting:
         return min(fitting, key=lambda one: (one.total_ms, one.total_gib))
     return min(made, key=lambda one: one.total_gib)
-
-
-def check(machine: Hardware, gpus: int, price_per_hour: float | None) -> None:
-    """Refuse numbers of GPUs and prices that mean nothing."""
-    if machine.is_cpu and gpus:
-        raise ValueError(f"{machine.name!r} has no GPUs, got gpus = {gpus}; take --gpus 0")
-    if not machine.is_cpu and not 1 <= gpus <= MAX_GPUS:
-        raise ValueError(f"gpus must be between 1 and {MAX_GPUS}, got {gpus}")
-    if price_per_hour is not None and not 0 <= price_per_hour < 1e6:
-        raise ValueError(f"price_per_hour must be between 0 and 1e6, got {price_per_hour:g}")
 
 
 def fewest_gpus(work: Workload, machine: Hardware, *, keeps_up: bool) -> HardwarePlan | None:
@@ -175,17 +172,13 @@ def fewest_gpus(work: Workload, machine: Hardware, *, keeps_up: bool) -> Hardwar
 
     if machine.is_cpu:
         return serves(0)
-    most = 1
-    while (found := serves(most)) is None:
-        most *= 2
-        if most > MAX_GPUS:
-            return None
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        better = serves(middle)
-        least, most, found = (least, middle, better) if better else (middle, most, found)
-    return found
+    sizes = [2**power for power in range(MAX_GPUS.bit_length())]
+    most = next((gpus for gpus in sizes if serves(gpus)), None)
+    if most is None:
+        return None
+    between = range(most // 2 + 1, most + 1)
+    place = bisect_left(between, x=True, key=lambda gpus: serves(gpus) is not None)
+    return serves(between[place])
 
 
 def gib(value: float) -> str:
@@ -196,62 +189,36 @@ def gib(value: float) -> str:
 def headline(
     plan: HardwarePlan, least: HardwarePlan | None, in_time: HardwarePlan | None
 ) -> list[str]:
-    """Write whether it fits, then what would."""
+    """Write whether it fits, then the fewest GPUs that would."""
     devices = f"{plan.gpus} x {plan.machine}" if plan.gpus else "this CPU"
-    lines = []
-    if plan.fits:
-        lines.append(f"fits on {devices}: {gib(plan.total_gib)} of {gib(plan.memory_limit_gib)}")
-    else:
-        lines.append(
-            f"does NOT fit on {devices}: needs {gib(plan.total_gib)} of "
-            f"{gib(plan.memory_limit_gib)}"
-        )
+    verb = "fits" if plan.fits else "does NOT fit"
+    lines = [f"{verb} on {devices}: {gib(plan.total_gib)} of {gib(plan.memory_limit_gib)}"]
     if not plan.keeps_up:
         lines.append(f"too slow: a day's events take {duration(3600 * plan.pass_hours)}")
-    lines += [] if not plan.gpus else [_fewest(least, in_time)]
+    if plan.gpus and least is None:
+        lines.append("no number of these GPUs holds it; take a smaller dim")
+    for purpose, found in (("hold it", least), ("train a day's events within a day", in_time)):
+        if plan.gpus and found is not None:
+            tables = ", ".join(f"{one.table} {one.placement}" for one in found.tables)
+            lines.append(f"fewest that {purpose}: {found.gpus} ({tables})")
     return lines
 
 
-def _fewest(least: HardwarePlan | None, in_time: HardwarePlan | None) -> str:
-    if least is None:
-        return "no number of these GPUs holds it; take smaller dim or negatives"
-    text = f"fewest that hold it: {least.gpus} ({how(least)})"
-    if in_time is None:
-        return f"{text}; no number trains a day's events within a day"
-    if in_time.gpus == least.gpus:
-        return f"{text}, which also train a day's events within a day"
-    return f"{text}; to train a day's events within a day: {in_time.gpus} ({how(in_time)})"
-
-
-def how(plan: HardwarePlan) -> str:
-    """List each table's placement."""
-    return ", ".join(f"{one.table} {one.placement}" for one in plan.tables)
-
-
 def rows(plan: HardwarePlan) -> list[tuple[str, str, str]]:
-    """List quantities, their size, and their parts."""
-    memory = {name: value for name, value in plan.memory_gib.items() if value > 0}
-    found: list[tuple[str, str, str]] = [
-        (f"table {one.table}", f"{one.rows:,} rows", one.placement) for one in plan.tables
-    ]
-    place = "memory a GPU" if plan.gpus else "memory"
-    found.append((place, gib(plan.total_gib), _parts(memory, gib)))
-    found.append(("step", f"{plan.total_ms:,.1f} ms", _parts(plan.step_ms, _ms)))
-    if plan.gpus > 1:
-        sent = f"{plan.exchanged_mib:,.1f} MiB"
-        found.append(("sent by a GPU in a step", sent, "ids, rows and their gradients"))
-        found.append(("summed over GPUs in a step", f"{plan.reduced_mib:,.1f} MiB", "gradients"))
-    found.append(("events a second", f"{plan.events_a_second:,.0f}", ""))
+    """List quantities, their size, and their parts, largest first."""
+
+    def parts(values: dict[str, float], write: Callable[[float], str]) -> str:
+        largest = sorted(values.items(), key=lambda one: -one[1])
+        return ", ".join(f"{name} {write(value)}" for name, value in largest if value > 0)
+
+    per_gpu = " a GPU" if plan.gpus else ""
     cost = "" if plan.cost is None else f"costs {plan.cost:,.2f}"
-    found.append(("one pass over a day's events", duration(3600 * plan.pass_hours), cost))
-    return found
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.2f} ms"
-
-
-def _parts(parts: dict[str, float], write: object) -> str:
-    assert callable(write)
-    largest = sorted(parts.items(), key=lambda one: -one[1])
-    return ", ".join(f"{name} {write(value)}" for name, value in largest)
+    return [
+        *((f"table {one.table}", f"{one.rows:,} rows", one.placement) for one in plan.tables),
+        (f"memory{per_gpu}", gib(plan.total_gib), parts(plan.memory_gib, gib)),
+        ("step", f"{plan.total_ms:,.1f} ms", parts(plan.step_ms, "{:,.2f} ms".format)),
+        ("sent by a GPU in a step", f"{plan.exchanged_mib:,.1f} MiB", "ids, rows, gradients"),
+        ("summed over GPUs in a step", f"{plan.reduced_mib:,.1f} MiB", "gradients"),
+        ("events a second", f"{plan.events_a_second:,.0f}", ""),
+        ("one pass over a day's events", duration(3600 * plan.pass_hours), cost),
+    ]

@@ -17,8 +17,17 @@ Tables = Literal["adam", "rowwise_adam", "dense"]
 Floats = NDArray[np.float64]
 FLOAT = 4
 """Bytes of a float32: weights and optimizer state of trained tables."""
-MAX_ROWS = 10**12
 MAX_GPUS = 65_536
+LIMITS = {
+    "items": (1, 1e12),
+    "users": (0, 1e12),
+    "batch": (1, 1 << 22),
+    "negatives": (0, 1 << 22),
+    "events_per_day": (1, 1e15),
+    "history": (1, 1e5),
+    "skew": (0, 3),
+    "head": (0, 1e9),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +54,10 @@ class Workload:
     the first by far the most frequent."""
 
     def __post_init__(self) -> None:
-        _check_count("items", self.items, 1, MAX_ROWS)
-        _check_count("users", self.users, 0, MAX_ROWS)
-        _check_count("batch", self.batch, 1, 1 << 22)
-        _check_count("negatives", self.negatives, 0, 1 << 22)
-        _check_number("events_per_day", self.events_per_day, 1, 1e15)
-        _check_number("history", self.history, 1, 1e5)
-        _check_number("skew", self.skew, 0, 3)
-        _check_number("head", self.head, 0, 1e9)
+        for name, (least, most) in LIMITS.items():
+            value = getattr(self, name)
+            if not math.isfinite(value) or not least <= value <= most:
+                raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
         if self.dim % 4 or not 4 <= self.dim <= 4_096:
             raise ValueError(
                 f"dim must be a multiple of 4 between 4 and 4096 (rows are read 16 bytes at a "
@@ -113,16 +118,6 @@ class Workload:
         """Count the bytes of a table's weights and of its optimizer's state."""
         weights = float(rows * self.dim * FLOAT)
         return weights, weights * self.state_words
-
-
-def _check_count(name: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise ValueError(f"{name} must be between {least} and {most:.0e}, got {value:.4g}")
-
-
-def _check_number(name: str, value: float, least: float, most: float) -> None:
-    if not math.isfinite(value) or not least <= value <= most:
-        raise ValueError(f"{name} must be between {least:g} and {most:g}, got {value:g}")
 
 
 def _ranks(rows: int, skew: float, head: float) -> tuple[Floats, Floats]:

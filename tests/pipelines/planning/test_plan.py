@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.planning.machine import ExchangeTimes, Hardware, StepCost, machine_named, machines
-from pipelines.planning.placement import EmbeddingTable, column_wise, replicated, row_wise
+from pipelines.planning.placement import EmbeddingTable, place
 from pipelines.planning.plan import fewest_gpus, plan_for
 from pipelines.planning.workload import Workload, distinct_rows
 
@@ -64,11 +64,11 @@ def test_expected_distinct_rows_are_those_of_drawn_ids() -> None:
 def test_a_table_takes_its_bytes_by_placement(round_machine: Hardware) -> None:
     table = EmbeddingTable("items", 1 << 20, 500.0, 1000.0)
     sizes = work(tables="adam")
-    whole = replicated(sizes, round_machine, 1, table)
+    whole = place(sizes, round_machine, 1, table, "replicated")
     assert (whole.weights_gib, whole.state_gib) == (0.25, 0.5)
-    rows = row_wise(sizes, round_machine, 4, table)
+    rows = place(sizes, round_machine, 4, table, "row-wise")
     assert (rows.weights_gib, rows.state_gib) == (0.0625, 0.125)
-    columns = column_wise(sizes, round_machine, 64, table)
+    columns = place(sizes, round_machine, 64, table, "column-wise")
     assert columns.weights_gib == 0.25 / 16
 
 
@@ -77,10 +77,13 @@ def test_traffic_of_row_wise_tables_grows_with_gpus_and_of_column_wise_ones_hard
 ) -> None:
     table = EmbeddingTable("items", 1 << 20, 500.0, 1000.0)
     # Ids to the owners, parts of every bag back, gradients there.
-    sent = [row_wise(work(), round_machine, gpus, table).exchanged_mib * 2**20 for gpus in (2, 4)]
+    sent = [
+        place(work(), round_machine, gpus, table, "row-wise").exchanged_mib * 2**20
+        for gpus in (2, 4)
+    ]
     assert sent[0] == 500 * (8 / 2 + 2 * 64 * 4)
     assert sent[1] == 500 * (8 * 3 / 4 + 2 * 3 * 64 * 4)
-    columns = column_wise(work(), round_machine, 4, table).exchanged_mib * 2**20
+    columns = place(work(), round_machine, 4, table, "column-wise").exchanged_mib * 2**20
     assert columns == 500 * (8 * 3 + 2 * 3 * 16 * 4)
 
 
