@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.pages.backtest_numbers import (
-    POLICY_NAMES,
-    SERVED,
     Ageing,
     At,
-    Backtest,
-    Choice,
     Earned,
-    average,
+    ReplayResults,
     earned,
     failures,
     measure_ageing,
     peer_gaps,
+    weighted_mean,
 )
 from pipelines.pages.charts import (
     colors_of,
@@ -46,14 +43,8 @@ from pipelines.pages.wording import metric_label, metric_meaning, model_label
 
 MAX_LINES = 9
 TWO_SIDED = 1.96
-X_TIME = "start of the step (UTC)"
 STATED = ("ageing", "all-peers", "lead")
 """Sections whose sentences state results."""
-NEWCOMERS = {
-    "users": "Slices are by whether the user had events before the step.",
-    "items": "Slices are by the target with the fewest events before the step: new had none, "
-    "rare fewer than 5, frequent 50 or more.",
-}
 STEP_COLUMNS = {
     "num_known_events": "training events",
     "num_events": "test events",
@@ -64,13 +55,33 @@ STEP_COLUMNS = {
 }
 
 
-def backtest_page(document: Mapping[str, Any]) -> Page:
+def backtest_page(document: Mapping[str, Any], origins: Sequence[Origin] = ()) -> Page:
     """Build the page of a finished backtest from ``backtest.json``."""
-    name = str(document["data_set"])
-    one = Backtest(name=name, document=document)
-    choice = Choice(shown=(one,), metric=document["metric"], policy=one.policies[0])
-    lead, sections = sections_of(choice)
-    return Page(title=f"Backtest: {name}", lead=lead, blocks=sections)
+    results = ReplayResults(document)
+    found, policy = earned(results), results.policies[0]
+    over_time = "Models are trained on the events before a step and evaluated on the events in it."
+    measured_on = "Training time was measured on the machine that ran the backtest."
+    peers = "Models of other libraries, same training events, same queries."
+    parts: list[tuple[str, str, str, Sequence[Block]]] = [
+        ("time", "Quality over time", over_time, _over_time(results, policy)),
+        ("ageing", "Freshness", "", _freshness(results)),
+        ("training", "Cost", measured_on, _costs(results.metric, found)),
+        ("every-list", "All lists", "", _lists(results)),
+        ("newcomers", "New users and new items", "", _slices(results)),
+        ("all-peers", "Peers on the same queries", peers, _peers(results, policy)),
+        ("lead", "The blend against its best source", "", _blend(document, policy)),
+        ("all-steps", "Steps", "", [_steps(document)]),
+        ("about", "How it was measured", "", [_about(document)]),
+    ]
+    return Page(
+        title=f"Backtest: {document['data_set']}",
+        lead=_lead(results, found),
+        blocks=[
+            with_origins(Section(key=key, title=title, note=note, blocks=blocks), origins)
+            for key, title, note, blocks in parts
+            if blocks
+        ],
+    )
 
 
 def state_results(page: Page) -> list[str]:
@@ -80,72 +91,36 @@ def state_results(page: Page) -> list[str]:
     return [page.lead, *(line for one in blocks if one.tone == "plain" for line in one.lines)]
 
 
-def sections_of(choice: Choice) -> tuple[str, list[Section]]:
-    """Build the answer in a sentence, and every section; charts take most of the time."""
-    found, first = earned(choice), choice.first
-    over_time = "Models are trained on the events before a step and evaluated on the events in it."
-    measured_on = "Training time was measured on the machine that ran the backtest."
-    peers = "Models of other libraries, same training events, same queries."
-    of_shown, of_first = [one.origin for one in choice.shown], [first.origin]
-    parts: list[tuple[str, str, str, Sequence[Block], list[Origin]]] = [
-        ("time", "Quality over time", over_time, _over_time(choice), of_shown),
-        ("ageing", "Freshness", "", _freshness(choice), of_shown),
-        ("training", "Cost", measured_on, _costs(choice, found), of_shown),
-        ("every-list", "All lists", "", _lists(first), of_first),
-        ("newcomers", "New users and new items", "", _slices(choice), of_first),
-        ("all-peers", "Peers on the same queries", peers, _peers(choice), of_first),
-        ("lead", "The blend against its best source", "", _blend(choice), of_first),
-        ("all-steps", "Steps", "", [_steps(first)], of_first),
-        ("about", "How it was measured", "", [_about(first)], of_first),
-    ]
-    sections = [
-        with_origins(Section(key=key, title=title, note=note, blocks=blocks), origins)
-        for key, title, note, blocks, origins in parts
-        if blocks
-    ]
-    return _lead(choice, found), sections
-
-
-def _lead(choice: Choice, found: Sequence[Earned]) -> str:
+def _lead(results: ReplayResults, found: Sequence[Earned]) -> str:
     """State the quality of each policy in a sentence."""
-    own = [one for one in found if one.name == choice.name(choice.first, one.policy)]
-    if not own:
-        return f"{choice.first.name} has no values of {choice.list_name} yet."
-    steps = choice.first.document["steps"]
+    if not found:
+        return f"{results.document['data_set']} has no values of the served list yet."
     parts = []
-    for place, one in enumerate(own):
+    for place, one in enumerate(found):
         relative = "" if one.relative is None or not place else f" ({one.relative - 1:+.1%})"
-        parts.append(f"{one.value:.4f}{relative} {POLICY_NAMES[one.policy]}")
+        parts.append(f"{one.value:.4f}{relative} {one.models}")
+    steps = results.document["steps"]
     return (
-        f"{metric_label(choice.metric)} of the {choice.list_name} from {steps[0]['begin'][:10]} "
+        f"{metric_label(results.metric)} of the served list from {steps[0]['begin'][:10]} "
         f"on, {len(steps)} steps: {', '.join(parts)}."
     )
 
 
-def _moment(begin: str) -> str:
-    return begin.replace(" ", "T") + "Z"
-
-
-def _lines(
-    choice: Choice,
-    words: tuple[str, str, str],
-    lines: Mapping[str, Sequence[At]],
-    colors: Mapping[str, str],
-) -> Chart:
-    """Draw the quality of lists over the steps; ``words`` are key, title and note."""
-    label, rows = metric_label(choice.metric), []
+def _lines(metric: str, key: str, title: str, lines: Mapping[str, Sequence[At]]) -> Chart:
+    """Draw the quality of lists over the steps."""
+    label, rows = metric_label(metric), []
     for name, line in lines.items():
         for at in line:
             error = TWO_SIDED * (at.error or 0.0)
             ends = max(0.0, at.value - error), at.value + error
-            begin = _moment(at.begin)
+            begin = at.begin.replace(" ", "T") + "Z"
             rows.append((at.step, begin, name, at.value, at.error, at.num_queries, *ends))
-    key, title, note = words
     return figure(
         line_chart,
         key,
         title,
-        f"{label}: {metric_meaning(choice.metric)}. Higher is better. {note}",
+        f"{label}: {metric_meaning(metric)}. Higher is better. Bands are 95% intervals over "
+        "queries.",
         [
             *numbers("step"),
             Column(label="begin", format="time"),
@@ -156,80 +131,56 @@ def _lines(
         ],
         rows,
         "- x series y - - low high",
-        colors={name: color for name, color in colors.items() if lines.get(name)},
-        x_title=X_TIME,
+        colors={name: color for name, color in colors_of(list(lines)).items() if lines.get(name)},
+        x_title="start of the step (UTC)",
         y_title=label,
         time=True,
         from_zero=True,
     )
 
 
-def _over_time(choice: Choice) -> list[Block]:
-    """Draw the chosen list by policy over the steps, and the lists of the chosen policy."""
-    first = choice.first
-    by_policy = {
-        choice.name(one, policy): choice.line(one, policy)
-        for one in choice.shown
-        for policy in one.policies
-    }
+def _over_time(results: ReplayResults, policy: str) -> list[Block]:
+    """Draw the served list by policy over the steps, and the lists of the first policy."""
+    by_policy = {one: results.line(one) for one in results.policies}
     by_source = {
-        model_label(row): first.line(choice.policy, row, choice.metric, choice.slice)
-        for row in first.rows(choice.policy)[:MAX_LINES]
+        model_label(row): results.line(policy, row) for row in results.rows(policy)[:MAX_LINES]
     }
-    bands = "Bands are 95% intervals over queries."
-    if choice.is_sliced:
-        bands = f"Only queries of the slice {choice.slice}; its values come without intervals."
-    of = "" if len(choice.shown) == 1 else f", {first.name}"
-    policies = ("policies", f"Policies over time: {choice.list_name}", bands)
-    title = f"The served list and its sources, policy {choice.policy}{of}"
+    title = f"The served list and its sources, policy {policy}"
     return [
-        _lines(choice, policies, by_policy, choice.colors()),
-        _lines(choice, ("sources", title, bands), by_source, colors_of(list(by_source))),
+        _lines(results.metric, "policies", "Policies over time: served list", by_policy),
+        _lines(results.metric, "sources", title, by_source),
     ]
 
 
-def _freshness(choice: Choice) -> list[Block]:
+def _freshness(results: ReplayResults) -> list[Block]:
     """Draw the quality of stale models by their age, relative to fresh ones."""
-    found = {
-        one.name: measure_ageing(one, choice.metric, choice.row, choice.slice)
-        for one in choice.shown
-    }
-    ageings = {name: ageing for name, ageing in found.items() if ageing is not None}
-    if not ageings:
+    ageing = measure_ageing(results)
+    if ageing is None:
         line = (
             "Quality by age needs a policy that retrains (full or incremental) next to never, with "
             "at least two steps; set backtest.policies."
         )
         return [Words(lines=[line])]
-    several = len(ageings) > 1
-    lines = [
-        f"{name}: {line}" if several else line
-        for name, ageing in ageings.items()
-        for line in _ageing_words(ageing)
-    ]
     rows = []
-    for name, ageing in ageings.items():
-        for one, fitted in zip(ageing.measured, ageing.fitted.tolist(), strict=True):
-            error = TWO_SIDED * (one.error or 0.0)
-            ends = max(0.0, one.share - error), one.share + error
-            rows.append((name, one.step, one.age, one.share, one.error, fitted, *ends))
+    for one, fitted in zip(ageing.measured, ageing.fitted.tolist(), strict=True):
+        error = TWO_SIDED * (one.error or 0.0)
+        ends = max(0.0, one.value - error), one.value + error
+        rows.append((one.step, one.age, one.value, one.error, fitted, *ends))
     chart = figure(
         line_chart,
         "freshness",
-        f"Quality by age of the models: {choice.list_name}",
-        f"{metric_label(choice.metric)} of models that are never retrained, relative to fresh "
+        "Quality by age of the models: served list",
+        f"{metric_label(results.metric)} of models that are never retrained, relative to fresh "
         "ones on the same queries, by their age. Bars are 95% intervals (too wide rather than too "
         "narrow: both lists' errors count as if independent); the line never rises with age.",
         [
-            *texts("backtest"),
             *numbers("step", "age, days"),
             *shares("share kept"),
             *numbers("standard error", format="metric"),
             *shares("fitted", "low (95%)", "high (95%)"),
         ],
         rows,
-        "series - x y - fitted low high",
-        colors=colors_of(list(ageings)),
+        "- x y - fitted low high",
         x_title="age of the models (days)",
         y_title="share of fresh quality",
         y_format=".0%",
@@ -237,7 +188,7 @@ def _freshness(choice: Choice) -> list[Block]:
         rule_at=1,
         line="fitted",
     )
-    return [Words(lines=lines), chart]
+    return [Words(lines=_ageing_words(ageing)), chart]
 
 
 def _ageing_words(ageing: Ageing) -> list[str]:
@@ -262,103 +213,62 @@ def _ageing_words(ageing: Ageing) -> list[str]:
     return lines
 
 
-def _costs(choice: Choice, found: Sequence[Earned]) -> list[Block]:
-    """Draw and tabulate quality against the time that training took."""
-    if len(found) < 2:
-        return []
-    label = metric_label(choice.metric)
+def _costs(metric: str, found: Sequence[Earned]) -> list[Block]:
+    """Draw quality against the time that training took."""
+    label = metric_label(metric)
     chart = figure(
         tradeoff_chart,
         "cost",
         f"{label} by the cost of training",
         "Training after the first step, which all policies share; further left is cheaper, "
-        "further up better. Bars are 95% intervals over steps.",
+        "further up better. Bars are 95% intervals over steps. The table is relative to the policy "
+        f"that costs most; its last column is the {label} gained over models that are never "
+        "retrained, by hour of training.",
         [
-            *texts("policy", "line"),
+            *texts("policy", "models"),
             *numbers("seconds of training", format="count"),
             *numbers(label, "low (95%)", "high (95%)", format="metric"),
+            *shares("relative quality", "relative cost"),
+            *numbers("gain per hour", format="signed"),
         ],
-        [
-            (
-                *(one.policy if len(choice.shown) == 1 else one.name, one.name, one.seconds),
-                *(one.value, one.low, one.high),
-            )
-            for one in found
-        ],
-        "label series x y low high",
-        colors=choice.colors(),
+        found,
+        "label series x y low high - - -",
         x_title="training, all models (s)",
         y_title=label,
     )
-    by_queries = " by its queries" if choice.is_sliced else ""
+    return [chart] if len(found) > 1 else []
+
+
+def _slices(results: ReplayResults) -> list[Block]:
+    """Tabulate new and known users, and new, rare and frequent items."""
+    policies, rows = results.policies, []
+    for name in dict.fromkeys(one["slice"] for one in results.document["slices"]):
+        lines = [results.line(policy, slice_=name) for policy in policies]
+        if any(lines):
+            num_queries = max(sum(at.num_queries for at in line) for line in lines)
+            rows.append((name, num_queries, *map(weighted_mean, lines)))
     table = Table(
-        key="costs",
-        title="Policies: quality and cost",
-        note=f"Means of the steps, each of the same weight{by_queries}; relative to the policy "
-        "that costs most.",
+        key="slices",
+        title="Slices by policy: served list",
+        note=f"{metric_label(results.metric)} over the queries of all steps. New users had no "
+        "event before the step. Items are those of the target with the fewest events before it: "
+        "new had none, so no list can contain them, rare fewer than 5, frequent 50 or more.",
         columns=[
-            *texts("policy"),
-            *numbers(label, format="metric"),
-            *numbers("low", "high", format="metric", note="95% interval over steps."),
-            *shares("relative quality"),
-            *numbers("training", format="seconds", note="All models."),
-            *shares("relative cost"),
-            *numbers(
-                "gain per hour",
-                format="signed",
-                note=f"{label} above models that are never retrained, by hour of training.",
-            ),
+            *texts("queries of"),
+            *counts("queries"),
+            *numbers(*policies, format="metric"),
         ],
-        rows=[one[:-1] for one in found],
+        rows=rows,
     )
-    return [chart, table]
+    return [table] if rows else []
 
 
-def _slices(choice: Choice) -> list[Block]:
-    """Draw new and known users, and new, rare and frequent items; tabulate all slices."""
-    first, row, metric = choice.first, choice.row, choice.metric
-    blocks: list[Block] = []
-    for key, note in NEWCOMERS.items():
-        names = [name for name in first.slices if name.endswith(key)]
-        lines = {name: first.line(choice.policy, row, metric, name) for name in names}
-        lines = {name: line for name, line in lines.items() if line}
-        list_name = "served list" if row == SERVED else model_label(row)
-        title = f"New and known {key}, policy {choice.policy}: {list_name}"
-        if lines:
-            words = (f"new-{key}", title, note)
-            blocks.append(_lines(choice, words, lines, colors_of(list(lines))))
-    rows: list[Sequence[Cell]] = []
-    for name in first.slices:
-        values = [
-            average(first.line(policy, row, metric, name), by_queries=True)
-            for policy in first.policies
-        ]
-        if any(value is not None for value in values):
-            rows.append((name, first.num_queries(name), *values))
-    if rows:
-        table = Table(
-            key="slices",
-            title=f"Slices by policy: {'served list' if row == SERVED else row}",
-            note=f"{metric_label(metric)} over the queries of all steps. New items have no event "
-            "before the step, so no list can contain them.",
-            columns=[
-                *texts("queries of"),
-                *counts("queries"),
-                *numbers(*first.policies, format="metric"),
-            ],
-            rows=rows,
-        )
-        blocks.append(table)
-    return blocks
-
-
-def _peers(choice: Choice) -> list[Block]:
+def _peers(results: ReplayResults, policy: str) -> list[Block]:
     """Compare the served list with peers."""
-    first, gaps = choice.first, peer_gaps(choice)
-    label = metric_label(choice.metric)
+    gaps, label = peer_gaps(results, policy), metric_label(results.metric)
     blocks: list[Block] = []
     if gaps:
-        whole = [one for one in gaps if one.num_steps == len(first.document["steps"])]
+        whole = [one for one in gaps if one.num_steps == len(results.document["steps"])]
         best = (whole or gaps)[0]
         side = "above" if best.difference >= 0 else "below"
         line = (
@@ -369,7 +279,7 @@ def _peers(choice: Choice) -> list[Block]:
         chart = figure(
             interval_chart,
             "peers",
-            f"The served list against peers, policy {choice.policy}",
+            f"The served list against peers, policy {policy}",
             f"Differences of {label} on the same queries, paired by step; to the right of 0 the "
             "served list is better. Lines are 95% intervals over steps.",
             [
@@ -384,68 +294,40 @@ def _peers(choice: Choice) -> list[Block]:
             rule_at=0.0,
         )
         blocks += [Words(lines=[line]), chart]
-    if failed := failures(first):
+    if failed := failures(results):
         blocks.append(Words(lines=["Peers without lists:", *failed], tone="note"))
     return blocks
 
 
-def _blend(choice: Choice) -> list[Block]:
-    """Compare the served list of the chosen policy with its best source."""
-    begins = {one["number"]: one["begin"] for one in choice.first.document["steps"]}
-    leads = (one for one in choice.first.document["leads"] if one["policy"] == choice.policy)
-    lead = next(leads, None)
-    if lead is None:
+def _blend(document: Mapping[str, Any], policy: str) -> list[Block]:
+    """Compare the served list of a policy with its best source."""
+    numbers_ = {one["number"] for one in document["steps"]}
+    lead = next((one for one in document["leads"] if one["policy"] == policy), None)
+    steps = [] if lead is None else [one for one in lead["steps"] if one["step"] in numbers_]
+    if lead is None or not steps:
         return []
-    steps = [one for one in lead["steps"] if one["step"] in begins]
     below = [one for one in steps if one["difference"] < -one["standard_error"]]
     side = "above" if lead["difference"] >= 0 else "below"
-    above = f"{len(below) or 'none'} of {len(steps)} steps"
     line = (
         f"Over all steps the served list is {side} its best source, {model_label(lead['member'])}, "
         f"by {abs(lead['difference']):.4f} (\u00b1 {TWO_SIDED * lead['standard_error']:.4f}); on "
-        f"{above} a source was above it by more than one standard error."
+        f"{len(below) or 'none'} of {len(steps)} steps a source was above it by more than one "
+        "standard error."
     )
-    label = metric_label(choice.first.document["metric"])
-    rows = []
-    for one in steps:
-        value, error = one["difference"], one["standard_error"]
-        ends = value - TWO_SIDED * error, value + TWO_SIDED * error
-        begin = _moment(begins[one["step"]])
-        rows.append((one["step"], begin, model_label(one["member"]), value, error, *ends))
-    chart = figure(
-        line_chart,
-        "blend",
-        f"The served list against the best source of each step, policy {choice.policy}",
-        f"Difference of {label}, paired by query; below 0 the best source of the step was above "
-        "it. Bands are 95% intervals.",
-        [
-            *numbers("step"),
-            Column(label="begin", format="time"),
-            *texts("best source"),
-            *numbers("difference", format="signed"),
-            *numbers("standard error", format="metric"),
-            *numbers("low (95%)", "high (95%)", format="signed"),
-        ],
-        rows,
-        "- x - y - low high",
-        x_title=X_TIME,
-        y_title=f"difference of {label}",
-        time=True,
-        from_zero=True,
-        rule_at=0.0,
-    )
-    return [Words(lines=[line]), chart] if steps else []
+    return [Words(lines=[line])]
 
 
-def _lists(first: Backtest) -> list[Block]:
+def _lists(results: ReplayResults) -> list[Block]:
     """Tabulate every list of every policy, and of peers, by every metric."""
-    metrics, planned = first.metrics, len(first.document["steps"])
+    planned = len(results.document["steps"])
+    measured = (one for one in results.document["rows"] if "error" not in one)
+    metrics = [*next((one["metrics"] for one in measured), ())]
     columns = texts("policy", "list")
     for name in metrics:
         columns += numbers(metric_label(name), format="metric", note=metric_meaning(name))
         columns += texts(f"{metric_label(name)}, 95%", note="Bootstrap interval over users.")
     rows: list[Sequence[Cell]] = []
-    for one in first.document["summary"]:
+    for one in results.document["summary"]:
         row: list[Cell] = [one["policy"], model_label(one["row"])]
         for name in metrics:
             low, high = one["intervals"].get(name, (None, None))
@@ -462,7 +344,7 @@ def _lists(first: Backtest) -> list[Block]:
     return [table] if rows else []
 
 
-def _steps(first: Backtest) -> Table:
+def _steps(document: Mapping[str, Any]) -> Table:
     return Table(
         key="steps",
         title="Steps",
@@ -470,13 +352,12 @@ def _steps(first: Backtest) -> Table:
         columns=[*numbers("step"), *texts("start (UTC)"), *counts(*STEP_COLUMNS.values())],
         rows=[
             (one["number"], one["begin"], *(one.get(key) for key in STEP_COLUMNS))
-            for one in first.document["steps"]
+            for one in document["steps"]
         ],
     )
 
 
-def _about(first: Backtest) -> Words:
-    document = first.document
+def _about(document: Mapping[str, Any]) -> Words:
     digests = " and ".join(
         f"{name} {document[key]}"
         for name, key in (("data", "data_digest"), ("settings", "config_digest"))
@@ -486,7 +367,6 @@ def _about(first: Backtest) -> Words:
     lines = [
         f"Data {document.get('data_set', 'unknown')}, seed {document.get('seed', 'unknown')}"
         f"{device}{f'; digests: {digests}' if digests else ''}.",
-        *([] if first.path is None else [f"Folder: {first.path}."]),
         *([str(document["protocol"])] if "protocol" in document else []),
         *(f"{name}: {words}." for name, words in document["policies"].items()),
     ]

@@ -1,24 +1,18 @@
-"""The page Replay: what is stale, what it costs, and what is half done, with known numbers."""
+"""The page Replay: which backtest is shown and what its numbers are, by known ones."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
-from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.replay import backtests, build, exports, read
-from pipelines.pages.backtest_numbers import ALL, average, falling, measure_ageing
-from pipelines.pages.document import Chart, Table, Words
-from recsys.replay.folder import ReplayFolder, save_arrays, save_lists, write_json
-from recsys.replay.steps import Step
+from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.replay import backtests, build, exports
+from pipelines.pages.backtest import backtest_page
+from pipelines.pages.backtest_numbers import ReplayResults, falling, measure_ageing
+from pipelines.pages.document import Chart, Page, Table
 from tests.pipelines.dashboard.documents import block_of, control_of, dashboard, words
 
-WEEK = 7 * 86_400
-BEGIN = 20_000 * 86_400
 METRICS = ("ndcg@10", "recall@10")
 NUM_STEPS = 5
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -109,46 +103,21 @@ def about(numbers: range) -> dict[str, Any]:
     }
 
 
-def description(*, digest: str = "d1") -> dict[str, Any]:
-    steps = [
-        Step(number=number, begin=BEGIN + number * WEEK, end=BEGIN + (number + 1) * WEEK)
-        for number in range(NUM_STEPS + 1)
-    ]
-    return {
-        "data_set": "shop",
-        "data_digest": digest,
-        "digest": "c1",
-        "seed": 0,
-        "config": {"policies": ["full", "never"]},
-        "steps": [asdict(step) for step in steps],
-    }
-
-
-def put(folder: Path, document: dict[str, Any] | None, *, digest: str = "d1") -> Path:
+def put(folder: Path, document: dict[str, Any] | None) -> Path:
     (folder / "steps").mkdir(parents=True)
-    write_json(folder / "replay.json", description(digest=digest))
+    (folder / "replay.json").write_text("{}", encoding="utf-8")
     if document is not None:
         (folder / "backtest.json").write_text(json.dumps(document), encoding="utf-8")
     return folder
 
 
-def put_lists(folder: Path, step: int, name: str, targets: list[int]) -> None:
-    """Four queries for items 1 to 4; each list holds its target in place ``targets``, 0 nowhere."""
-    replay = ReplayFolder(folder)
-    save_arrays(replay.queries(step), targets_values=np.arange(1, 5), targets_offsets=np.arange(5))
-    item_rows = torch.full((4, 10), 9)
-    for query, place in enumerate(targets):
-        if place:
-            item_rows[query, place - 1] = query + 1
-    policy, row_ = name.split(".")
-    save_lists(replay.lists(step, policy, row_), item_rows, 3.0, 0.1)
+@pytest.fixture
+def page() -> Page:
+    return backtest_page(handmade())
 
 
-def test_stale_models_lose_a_hundredth_a_day(tmp_path: Path) -> None:
-    put(tmp_path / "one", handmade())
-    context = dashboard(tmp_path)
-    backtest = read(context, backtests(context)[0])
-    ageing = measure_ageing(backtest, "ndcg@10")
+def test_stale_models_lose_a_hundredth_a_day(page: Page) -> None:
+    ageing = measure_ageing(ReplayResults(handmade()))
     assert ageing is not None
     assert {name: round(share, 6) for name, _, share in ageing.losses()} == {
         "a day": 0.01,
@@ -157,7 +126,6 @@ def test_stale_models_lose_a_hundredth_a_day(tmp_path: Path) -> None:
     assert ageing.oldest == 28.0
     assert ageing.days_to_lose(0.1) == pytest.approx(10.0)
     assert ageing.days_to_lose(0.5) is None
-    page = build(context, Query.of())
     said = words(page)
     assert "a day 1.0%, a week 7.0%" in said
     assert "the loss reaches 10% after 10 days" in said
@@ -168,40 +136,26 @@ def test_a_fitted_line_never_rises() -> None:
     assert fitted.tolist() == pytest.approx([1.0, 0.875, 0.875, 0.5])
 
 
-def test_quality_stands_beside_cost(tmp_path: Path) -> None:
-    put(tmp_path / "one", handmade())
-    page = build(dashboard(tmp_path), Query.of())
-    rows = {row[0]: row for row in block_of(page, Table, "costs").rows}
+def test_quality_stands_beside_cost(page: Page) -> None:
+    rows = {row[0]: row for row in block_of(page, Chart, "cost").rows}
     # Four steps behind the first one.
-    assert [rows[name][5] for name in ("full", "incremental", "never")] == [400.0, 40.0, 0.0]
-    assert rows["incremental"][4] == pytest.approx(0.95)
-    assert rows["incremental"][6] == pytest.approx(0.1)
+    assert [rows[name][2] for name in ("full", "incremental", "never")] == [400.0, 40.0, 0.0]
+    assert rows["incremental"][6:8] == pytest.approx((0.95, 0.1))
     # .2 against a mean of .172 without retraining, in a ninth of an hour.
-    assert rows["full"][7] == pytest.approx((0.2 - 0.172) * 9)
-    assert rows["never"][7] is None
+    assert rows["full"][8] == pytest.approx((0.2 - 0.172) * 9)
+    assert rows["never"][8] is None
     assert page.lead.startswith("NDCG@10 of the served list from 2024-10-01 on, 5 steps: 0.2000")
     assert "0.1900 (-5.0%) updated before every step" in page.lead
 
 
-def test_slices_weigh_steps_by_their_queries(tmp_path: Path) -> None:
-    put(tmp_path / "one", handmade())
-    context = dashboard(tmp_path)
-    page = build(context, Query.of())
+def test_slices_weigh_steps_by_their_queries(page: Page) -> None:
     rows = {row[0]: row for row in block_of(page, Table, "slices").rows}
     # (1 + 4 + 9 + 16 + 25) / (1 + 2 + 3 + 4 + 5) = 11 / 3 times the first step's value.
     assert rows["new users"][1:3] == pytest.approx((150, 0.1 * 11 / 3))
     assert rows["new users"][4] == pytest.approx(0.05 * 11 / 3)
-    sliced = build(context, Query.of(slice="new users"))
-    chart = block_of(sliced, Chart, "policies")
-    assert [row[5] for row in chart.rows if row[2] == "full"] == [10, 20, 30, 40, 50]
-    assert all(row[4] is None for row in chart.rows)
-    assert sliced.lead.startswith("NDCG@10 of the served list (new users) from")
 
 
-def test_peers_are_paired_by_step(tmp_path: Path) -> None:
-    put(tmp_path / "one", handmade())
-    context = dashboard(tmp_path)
-    page = build(context, Query.of())
+def test_peers_are_paired_by_step(page: Page) -> None:
     (peer,) = block_of(page, Chart, "peers").rows
     # .1 on even steps, .11 on odd ones: a mean of .106.
     assert peer[0] == HOSTILE
@@ -212,100 +166,51 @@ def test_peers_are_paired_by_step(tmp_path: Path) -> None:
     assert "on 1 of 5 steps a source was above it" in said
 
 
-def test_backtests_of_one_data_stand_side_by_side(tmp_path: Path) -> None:
-    better = handmade()
-    for one in better["rows"]:
-        if one["policy"] == "full" and one["row"] == "served":
-            one["metrics"] = values(0.25)
-    for name, document, digest in (
-        ("first", handmade(), "d1"),
-        ("second", better, "d1"),
-        ("other", handmade(), "d2"),
-    ):
-        put(tmp_path / name, document, digest=digest)
-    context = dashboard(tmp_path)
-    keys = {one.name: one.key for one in backtests(context)}
-    replays = (keys["first"], keys["second"], keys["other"])
-    page = build(context, Query.of(replays=replays))
-    names = {row[2] for row in block_of(page, Chart, "policies").rows}
-    assert {"first \u00b7 full", "second \u00b7 full"} <= names
-    assert not any(str(name).startswith("other") for name in names)
-    assert any("other is left out" in notice for notice in page.notices)
-    costs = {row[0]: row[1] for row in block_of(page, Table, "costs").rows}
-    assert costs["second \u00b7 full"] == pytest.approx(0.25)
-    assert control_of(page, "replays").value == replays
-
-
-def test_an_unfinished_backtest_shows_the_steps_that_there_are(tmp_path: Path) -> None:
-    folder = put(tmp_path / "run" / "backtest", None)
-    put_lists(folder, 1, "first.ease", [1, 1, 0, 0])
-    put_lists(folder, 2, "full.ease", [1, 1, 1, 0])
-    put_lists(folder, 2, "never.ease", [1, 0, 0, 0])
-    (folder / "steps/2/lists/never.sequence.npz").write_bytes(b"half written")
-    context = dashboard(tmp_path)
-    page = build(context, Query.of())
-    (notice,) = page.notices
-    assert "run/backtest is not finished: 2 of 5 steps have lists (full 2, never 2)" in notice
-    rows = block_of(page, Chart, "policies").rows
-    assert {(row[2], row[0]): row[3] for row in rows} == {
-        ("full", 1): 0.5,
-        ("full", 2): 0.75,
-        ("never", 1): 0.5,
-        ("never", 2): 0.25,
-    }
-    # The next step's lists are there at the next look.
-    put_lists(folder, 3, "full.ease", [1, 1, 1, 1])
-    assert "3 of 5 steps" in build(context, Query.of()).notices[0]
-    backtest = read(context, backtests(context)[0])
-    assert average(backtest.line("full", "ease", "ndcg@10", ALL)) == pytest.approx(0.75)
-
-
-def test_what_has_no_steps_or_cannot_be_read_is_said(tmp_path: Path) -> None:
-    assert "recsys backtest" in block_of(build(dashboard(tmp_path), Query.of()), Words).lines[0]
-    begun = put(tmp_path / "begun", None)
-    assert "answered no step" in block_of(build(dashboard(tmp_path), Query.of()), Words).lines[0]
-    (begun / "backtest.json").write_text('{"metric": "ndcg@10"}', encoding="utf-8")
+def test_what_is_not_finished_or_cannot_be_read_is_said(tmp_path: Path) -> None:
+    assert "recsys backtest" in words(build(dashboard(tmp_path), Query.of()))
+    begun = put(tmp_path / "run" / "backtest", None)
     page = build(dashboard(tmp_path), Query.of())
-    assert "another version" in page.notices[0]
-    (begun / "backtest.json").write_text('{"metric"', encoding="utf-8")
-    assert "is no JSON" in build(dashboard(tmp_path), Query.of()).notices[0]
+    assert page.lead == "run/backtest has no results yet."
+    assert "recsys backtest" in words(page)
+    for text, said in (('{"metric": "ndcg@10"}', "another version"), ('{"metric"', "is no JSON")):
+        (begun / "backtest.json").write_text(text, encoding="utf-8")
+        assert said in words(build(dashboard(tmp_path), Query.of()))
     put(tmp_path / "whole", handmade())
-    page = build(dashboard(tmp_path), Query.of())
-    assert page.notices == []
-    assert "5 steps" in page.lead
+    assert "5 steps" in build(dashboard(tmp_path), Query.of()).lead
 
 
-def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+def test_values_that_are_no_numbers_are_left_out() -> None:
     document = handmade()
     one = document["rows"][0]
     one["metrics"], other = values(float("nan")), document["rows"][7]
     other["standard_errors"] = values(float("nan"))
-    put(tmp_path / "one", document)
-    rows = block_of(build(dashboard(tmp_path), Query.of()), Chart, "policies").rows
+    rows = block_of(backtest_page(document), Chart, "policies").rows
     full = {row[0]: row[4] for row in rows if row[2] == "full"}
     assert full == {2: None, 3: 0.002, 4: 0.002, 5: 0.002}
 
 
-def test_unknown_values_are_refused_with_what_is_allowed(tmp_path: Path) -> None:
-    put(tmp_path / "one", handmade())
+def test_a_backtest_can_be_chosen_and_one_that_is_gone_is_not_found(tmp_path: Path) -> None:
+    other = {**handmade(), "data_set": "other"}
+    keys = []
+    for name, document in (("first", handmade()), ("second", other)):
+        put(tmp_path / name, document)
+        keys += [one.key for one in backtests(dashboard(tmp_path)) if one.name == name]
     context = dashboard(tmp_path)
+    titles = [build(context, Query.of(replay=key)).title for key in keys]
+    assert titles == ["Backtest: shop", "Backtest: other"]
     with pytest.raises(NotFoundError, match="no backtest 'x'"):
-        build(context, Query.of(replays="x"))
-    with pytest.raises(QueryError, match=r"recall@10"):
-        build(context, Query.of(metric="mrr@5"))
-    with pytest.raises(QueryError, match="new users"):
-        build(context, Query.of(slice="old users"))
+        build(context, Query.of(replay="x"))
 
 
 def test_a_run_shows_its_own_backtest(tmp_path: Path) -> None:
-    put(tmp_path / "other", handmade())
     put(tmp_path / "run" / "backtest", handmade())
     (tmp_path / "run" / "evaluate").mkdir()
+    put(tmp_path / "other", handmade())
     context = dashboard(tmp_path)
     (run,) = context.stores.runs()
     page = build(context, Query.of(run=run.key))
-    assert control_of(page, "replays").value == (
-        exports(context, Query.of(run=run.key))[0].text("replays"),
+    assert control_of(page, "replay").value == (
+        exports(context, Query.of(run=run.key))[0].text("replay")
     )
     assert block_of(page, Chart, "policies").origins[0].run == run.key
     with pytest.raises(NotFoundError, match="recsys backtest"):

@@ -36,11 +36,7 @@ def test_one_policy_without_peers_has_less_to_say():
     alone["leads"] = []
     page = backtest_page(alone)
     assert "0.1600 never retrained" in page.lead
-    assert {one.key for one in blocks_of(page.blocks, Chart)} == {
-        "policies",
-        "sources",
-        "new-users",
-    }
+    assert {one.key for one in blocks_of(page.blocks, Chart)} == {"policies", "sources"}
 
 
 def test_cost_leaves_out_the_step_that_all_policies_share():
