@@ -267,7 +267,7 @@ def report(
         made = measure_current(content, store, config, previous)
         path = out or config.workspace / "semantic_ids.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_semantic_id_report(*made, path)
+        write_semantic_id_report(made, path)
     print_lines(str(path))
     if show:
         open_page(path)

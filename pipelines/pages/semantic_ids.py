@@ -1,4 +1,8 @@
-"""Documents of semantic IDs, for the report of ``recsys ids report`` and the dashboard alike."""
+"""The page of a version of semantic IDs, in the dashboard and as the file of ``recsys ids report``.
+
+Codes and their use, what prefixes keep, collisions, the tree of prefixes, one item, and the changes
+since another version.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +11,95 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pipelines.engine.artifacts import to_json
-from pipelines.pages.charts import percent, texts
-from pipelines.pages.document import (
-    Block,
-    Code,
-    Entry,
-    ItemList,
-    Lists,
-    Page,
-    Section,
-    Table,
-    Words,
-)
+from pipelines.pages.charts import counts, figure, line_chart, numbers, percent, shares, texts
+from pipelines.pages.document import Block, Cell, Code, Page, Section, Table, Tile, Tiles, Words
 from pipelines.pages.file import write_page
-from pipelines.pages.semantic_id_drift import drift_section, marked_id
-from pipelines.pages.semantic_id_sections import (
-    ENOUGH_USED,
-    HOW,
-    METHODS,
-    content_section,
-    level_name,
-    levels_text,
-    popularity_section,
-    prefix_name,
-    prefix_section,
-    tiles,
-    usage_section,
-)
-from pipelines.semantic_ids.items import Items
-from pipelines.semantic_ids.measure import Drift, PrefixExample, SemanticIdReport
+from pipelines.pages.report_data import thinned
+from pipelines.pages.semantic_id_tree import FILE_ITEMS, Shown, item_section, tree_section
+from pipelines.semantic_ids.measure import SAME_MEANING, Drift, Measurement, SemanticIdReport
 from pipelines.semantic_ids.store import SHORT
+from pipelines.semantic_ids.table import Group
 
+ENOUGH_USED = 0.95
 CROWDED = 10
 """Times the mean from which a code is reported as crowded."""
 HARDLY_MORE = 0.05
-KINDS = {"popular": "popular", "tail": "of the tail", "spread": "one of many"}
+MAX_CODES_DRAWN = 64
+METHODS = {"rq_kmeans": "residual k-means"}
+HOW = {
+    "trained": "a new quantiser; no earlier version is followed",
+    "appended": "appended: new items encoded by the published quantiser; no ID moved",
+    "aligned": "a new quantiser, its codes aligned to the previous version",
+    "kept": "unchanged: the published version",
+    "published": "published by recsys ids or another run after this workspace's own",
+}
 MEANING = (
     "A semantic ID is a short sequence of codes, coarse to fine, from residual quantisation of {}: "
     "items with the same prefix are similar. A generative model recommends only items that have "
     "an ID; it generalises to new items through the codes they share with others{}."
 )
+UNMEASURED = (
+    "Errors, neighbours and collisions are measured by the run that makes a version, and its "
+    "report is not here. recsys ids report measures the workspace's current version."
+)
 
 
-def _items_have(count: int) -> str:
-    return "1 item has" if count == 1 else f"{count:,} items have"
+def semantic_ids_page(shown: Shown) -> Page:
+    """Build the page."""
+    report, drift = shown.measured.report, shown.measured.drift
+    source = ("content embeddings", "")
+    if report.is_of_behaviour:
+        source = ("a sequence model's item vectors", ", which are assigned by content")
+    blocks: list[Block] = [tiles(report, drift), Words(lines=[MEANING.format(*source)])]
+    if shown.item is not None:
+        blocks.append(item_section(shown, shown.item))
+    return Page(
+        title=f"Semantic IDs of {report.title}, version {report.version[:SHORT]}",
+        lead=answer(report),
+        blocks=[
+            *blocks,
+            tree_section(shown),
+            codes_section(report),
+            prefix_section(report),
+            drift_section(shown),
+            provenance_section(report),
+        ],
+        notices=notices(report),
+    )
+
+
+def write_semantic_id_report(measured: Measurement, html: Path) -> Path:
+    """Write the page to ``html`` and its values to a file of the same name with ``.json``.
+
+    Returns:
+        Path of the JSON.
+    """
+    if html.suffix != ".html":
+        raise ValueError(f"{html} must end in .html; the numbers are written next to it")
+    values, drift = html.with_suffix(".json"), measured.drift
+    write_page(semantic_ids_page(Shown(measured=measured)), html)
+    parts = {**asdict(measured.report), "drift": None if drift is None else asdict(drift)}
+    values.write_text(to_json(parts), encoding="utf-8")
+    return values
+
+
+def prefix_name(num_codes: int, num_levels: int) -> str:
+    """Label a prefix by its length."""
+    if num_codes == num_levels:
+        return "whole ID"
+    return "first code" if num_codes == 1 else f"first {num_codes} codes"
+
+
+def level_name(level: int) -> str:
+    """Label a level, counted from 1."""
+    return f"level {level + 1}"
+
+
+def levels_text(level_sizes: Sequence[int]) -> str:
+    """Format level sizes."""
+    if len(set(level_sizes)) == 1 and len(level_sizes) > 1:
+        return f"{len(level_sizes)} x {level_sizes[0]:,}"
+    return ", ".join(f"{size:,}" for size in level_sizes)
 
 
 def answer(report: SemanticIdReport) -> str:
@@ -72,17 +121,21 @@ def answer(report: SemanticIdReport) -> str:
 
 def notices(report: SemanticIdReport) -> list[str]:
     """List warnings."""
+
+    def items_have(count: int) -> str:
+        return "1 item has" if count == 1 else f"{count:,} items have"
+
     found, missing = [], report.num_items - report.num_with_id
     if not report.made:
         found += [f"Items without an ID in this version: {missing:,}."] if missing else []
     elif report.num_without_content:
         found.append(
-            f"{_items_have(report.num_without_content)} no content and therefore no ID; the "
+            f"{items_have(report.num_without_content)} no content and therefore no ID; the "
             "generative model cannot recommend such items."
         )
     if report.made and report.num_waiting:
         found.append(
-            f"{_items_have(report.num_waiting)} content but no ID in this version; run recsys ids "
+            f"{items_have(report.num_waiting)} content but no ID in this version; run recsys ids "
             "append."
         )
     for place, level in enumerate(report.levels[: report.num_content_levels]):
@@ -105,55 +158,271 @@ def notices(report: SemanticIdReport) -> list[str]:
     return found
 
 
-def _listed(items: Sequence[tuple[str, str, int]]) -> list[Entry]:
-    return [
-        Entry(item_id=f"{title} {text}", title=title, note=marked_id(text, shared))
-        for title, text, shared in items
+def tiles(report: SemanticIdReport, drift: Drift | None) -> Tiles:
+    """Show the numbers that are read at a glance."""
+    content, with_id = report.content, report.num_with_id
+    alone = "by content alone" if report.is_of_behaviour else "as encoded"
+    found = [
+        Tile(
+            label="items with an ID",
+            value=f"{with_id:,} of {report.num_items:,}",
+            tone="good" if with_id == report.num_items else "note",
+        ),
+        Tile(
+            label="levels",
+            value=levels_text(report.level_sizes),
+            note=METHODS.get(report.made.get("method", ""), "method not recorded"),
+        ),
+        Tile(
+            label="codes in use",
+            value=percent(min(level.utilisation for level in report.levels)),
+            note="at the level that uses fewest",
+        ),
+        Tile(
+            label="items that share an ID",
+            value=f"{report.num_shared:,}",
+            note=f"{content.collisions_before:,} {alone}" if content else "",
+            tone="bad" if report.num_shared else "good",
+        ),
     ]
+    if content is not None:
+        kept = percent(max(0.0, 1 - content.reconstruction_error))
+        note = "of the variance of the content vectors"
+        found.append(Tile(label="content kept", value=kept, note=note))
+    if drift is not None and drift.kept is not None:
+        note = "since the version it is compared with"
+        found.append(Tile(label="kept their ID", value=percent(drift.kept.full), note=note))
+    return Tiles(tiles=found)
 
 
-def _example(place: int, example: PrefixExample) -> Section:
-    near = sum(1 for _, _, shared in example.nearest if shared)
-    lists = [
-        ItemList(
-            title="Nearest by content",
-            note=f"{near} of {len(example.nearest)} with its first code",
-            entries=_listed(example.nearest),
+def codes_section(report: SemanticIdReport) -> Section:
+    """Show how many codes are used, and how evenly."""
+    rows = [
+        (level_name(level), place, count, count / max(1, sum(usage)))
+        for level, usage in enumerate(report.usage)
+        for place, count in thinned(
+            [(place, float(count)) for place, count in enumerate(usage, start=1)], MAX_CODES_DRAWN
         )
     ]
-    for depth, (shared, count, listed) in enumerate(example.groups):
-        others = "1 other item" if count == 1 else f"{count:,} other items"
-        longer = ", including those of longer prefixes" if depth and count else ""
-        title, note = f"Same {prefix_name(shared, 0)}", f"{others if count else 'no other item'}"
-        lists.append(ItemList(title=title, note=f"{note}{longer}", entries=_listed(listed)))
-    events = "" if example.kind == "spread" else f", events: {example.popularity:,.0f}"
-    parts = [f"{KINDS[example.kind]}{events}", example.category]
+    chart = figure(
+        line_chart,
+        "usage",
+        "Items of each code",
+        "Most used codes first; flat means that all are used alike.",
+        [*texts("level"), *counts("rank of the code", "items"), *shares("share of items")],
+        rows,
+        "series x y -",
+        x_title="codes, most used first",
+        y_title="items",
+        y_format=",.0f",
+        from_zero=True,
+    )
+    table = Table(
+        key="levels",
+        title="Codes of each level",
+        note="Perplexity is the number of codes used as if evenly: 2 to the power of the entropy.",
+        columns=[
+            *texts("level"),
+            *counts("codes", "used"),
+            *shares("share used"),
+            *numbers("perplexity", "entropy (bits)"),
+            *counts("items of the largest code"),
+            *shares(
+                "other by content" if report.is_of_behaviour else "moved by collisions",
+                note="Items whose code is not the one that encoding gave.",
+            ),
+        ],
+        rows=[_level_row(report, place) for place in range(len(report.levels))],
+    )
     return Section(
-        key=f"example-{place}",
-        title=f"{example.title[:80]} ({example.semantic_id})",
-        note="; ".join(filter(None, parts)),
-        blocks=[Lists(key=f"lists-{place}", lists=lists, numbered=False)],
+        key="codes",
+        title="Codes used",
+        note="Unused codes waste capacity; very frequent ones carry little information.",
+        blocks=[chart, table],
     )
 
 
-def _examples(examples: Sequence[PrefixExample]) -> Section:
-    spread = bool(examples) and examples[0].kind == "spread"
-    chosen = "the most and the least popular items, each with another first code"
-    return Section(
-        key="examples",
-        title="Examples",
-        note=f"Chosen by rule: {'items evenly spread over the catalogue' if spread else chosen}. "
-        "With good IDs the nearest neighbours by content share its prefixes. Codes shared with "
-        "the example are in brackets.",
-        blocks=[_example(place, one) for place, one in enumerate(examples)],
+def _level_row(report: SemanticIdReport, place: int) -> tuple[Cell, ...]:
+    one, inside = report.levels[place], place < report.num_content_levels
+    return (
+        level_name(place) + ("" if inside else ", resolves collisions"),
+        *(one.size, one.num_used, one.utilisation),
+        *(round(one.perplexity, 1), round(one.entropy_bits, 2)),
+        report.usage[place][0] if inside else None,
+        report.content.moved[place] if report.content is not None and inside else None,
     )
 
 
-def _provenance(report: SemanticIdReport) -> Section:
+def prefix_section(report: SemanticIdReport) -> Section:
+    """Show what prefixes keep: items that share them, neighbours, categories, the content."""
+    content, levels = report.content, len(report.levels)
+    rows: list[tuple[Cell, ...]] = []
+    for place, (one, size) in enumerate(zip(report.levels, report.prefixes, strict=True)):
+        inside = content is not None and place < report.num_content_levels
+        near = (one.neighbour_agreement, one.agreement_by_chance) if content else (None, None)
+        rows.append(
+            (
+                *(prefix_name(place + 1, levels), one.num_prefixes, *size),
+                *(*near, one.purity, one.purity_by_chance),
+                content.errors_by_level[place] if content is not None and inside else None,
+            )
+        )
+    chance = "The same for random pairs of items."
+    table = Table(
+        key="prefixes-kept",
+        title="What a prefix keeps",
+        note=f"{report.num_with_category:,} items have a main category. Deep prefixes hold few "
+        "items and are pure by chance.",
+        columns=[
+            *texts("shared codes"),
+            *counts("prefixes", "items with it (median)", "items of the largest"),
+            *shares("items alone"),
+            *shares("neighbours", note="Of the 10 nearest by content, those that share it."),
+            *shares("neighbours by chance", note=chance),
+            *shares("purity", note="Items of the commonest main category of their prefix."),
+            *shares("purity by chance", note="The same with shuffled categories."),
+            *numbers(
+                "error", format="metric", note="Squared, over the variance of the content vectors."
+            ),
+        ],
+        rows=rows,
+    )
+    words = Words(lines=[UNMEASURED] if content is None else _collisions(report), tone="note")
+    return Section(
+        key="prefixes",
+        title="Prefixes and collisions",
+        note="Each further code narrows the catalogue. Good codes give similar items the same "
+        "prefix and keep the content.",
+        blocks=[table, words],
+    )
+
+
+def _collisions(report: SemanticIdReport) -> list[str]:
+    """State how many items shared codes before collisions were resolved."""
+    content = report.content
+    assert content is not None
+    before, after = content.collisions_before, report.num_shared
+    left = f"{after:,} share an ID as published" if after else "every published ID is unique"
+    if report.is_of_behaviour:
+        line = f"By content alone {before:,} items would share the codes of an earlier one; {left}."
+    else:
+        line = f"{before:,} items were encoded to the codes of an earlier one; {left}."
+    group = f"The largest group of equal codes has {content.largest_group:,} items."
+    return [line, group if before else "No two items were encoded to the same codes."]
+
+
+def drift_section(shown: Shown) -> Section:
+    """Show what changed since another version."""
+    report, drift = shown.measured.report, shown.measured.drift
+    how = str(report.made.get("how", "published"))
+    if drift is None:
+        words = Words(lines=["There is no version to compare with."])
+        return Section(key="versions", title="Changes since another version", blocks=[words])
+    blocks: list[Block] = [Words(lines=_drift_words(drift))]
+    if drift.kept is not None:
+        blocks += [_kept_table(drift), *_change_tables(shown, drift)]
+    return Section(
+        key="versions",
+        title=f"From version {drift.before[:SHORT]} to {drift.after[:SHORT]}",
+        note=f"How the run got {drift.after[:SHORT]}: {HOW.get(how, how)}.",
+        blocks=blocks,
+    )
+
+
+def _drift_words(drift: Drift) -> list[str]:
+    """State what changed between two versions."""
+    before, after = drift.before[:SHORT], drift.after[:SHORT]
+    if drift.before == drift.after:
+        return ["This is the published version: every ID is the same."]
+    if drift.kept is None:
+        return [
+            f"Version {before} has levels {levels_text(drift.sizes[0])}, {after} has "
+            f"{levels_text(drift.sizes[1])}: no code means the same, so every model that uses "
+            "the IDs must be trained from scratch."
+        ]
+    found = [
+        f"Of {drift.kept.num_items:,} items with an ID in both versions "
+        f"{percent(drift.kept.full)} kept it whole, {percent(drift.kept.per_prefix[0])} their "
+        "first code. A model trained on the previous version still fits the codes that were kept.",
+        f"IDs in {after} alone: {drift.num_added:,}; in {before} alone: {drift.num_removed:,}.",
+    ]
+    if drift.num_changed:
+        found.append(
+            f"{drift.num_changed:,} of {len(drift.codes):,} first codes share less than "
+            f"{SAME_MEANING:.0%} of their items with those they had: they mean something else."
+        )
+    return found
+
+
+def _kept_table(drift: Drift) -> Table:
+    assert drift.kept is not None
+    shared = zip(drift.kept.per_level, drift.kept.per_prefix, drift.vocabularies, strict=True)
+    return Table(
+        key="kept",
+        title="What items kept",
+        note="Shares of the items with an ID in both versions. A model's vocabulary grows only if "
+        "a level gets larger.",
+        columns=[
+            *texts("level"),
+            *shares("same code", "same codes up to here"),
+            *counts("codes used before", "used after", "newly used", "no longer used"),
+        ],
+        rows=[(level_name(level), own, up, *used) for level, (own, up, used) in enumerate(shared)],
+    )
+
+
+def _change_tables(shown: Shown, drift: Drift) -> list[Block]:
+    def kind(group: Group) -> str:
+        return "" if group.purity is None else f"{group.category} ({group.purity:.0%})"
+
+    most = FILE_ITEMS if shown.run is None else None
+    codes = Table(
+        key="changed",
+        title="First codes whose items changed most",
+        note="Overlap: items that have the code in both versions, over those that have it in "
+        "either; of the items with an ID in both.",
+        columns=[
+            *texts("code"),
+            *shares("overlap"),
+            *counts("items before", "items after"),
+            *texts("category before", "category after", "popular before", "popular after"),
+        ],
+        rows=[
+            (
+                *(shown.cell(one.after.text), one.overlap),
+                *(one.before.num_items, one.after.num_items, kind(one.before), kind(one.after)),
+                *("; ".join(side.titles) for side in (one.before, one.after)),
+            )
+            for one in [code for code in drift.codes if code.overlap < 1][:most]
+        ],
+        page_length=10,
+    )
+    moved = Table(
+        key="moved",
+        title="Items that moved",
+        note="The most popular ones by the first level that differs; codes that stayed are in "
+        "brackets.",
+        columns=texts("item", "before", "after"),
+        rows=[
+            (title, marked_id(before, kept), marked_id(after, kept))
+            for title, before, after, kept in drift.moved
+        ],
+    )
+    return [one for one in (codes, moved) if one.rows]
+
+
+def marked_id(semantic_id: str, num_shared: int) -> str:
+    """Write an ID with its shared codes in brackets, such as ``[12-4]-7``."""
+    codes = semantic_id.split("-")
+    shared, rest = "-".join(codes[:num_shared]), "-".join(codes[num_shared:])
+    return "-".join(filter(None, [f"[{shared}]" if shared else "", rest]))
+
+
+def provenance_section(report: SemanticIdReport) -> Section:
+    """Show what a version was made from."""
     made, without = report.made, report.num_without_content
     method, how = str(made.get("method", "unknown")), str(made.get("how", "published"))
     content = f" ({without:,} have no content)" if without else ""
-    gone = "they are not reused"
     source = "content"
     if report.is_of_behaviour:
         source = "item vectors of the sequence model; new items by content"
@@ -169,61 +438,12 @@ def _provenance(report: SemanticIdReport) -> Section:
         "items": f"{report.num_items:,} in the catalogue: {report.num_with_id:,} with an ID, "
         f"{report.num_items - report.num_with_id:,} without{content}",
         "departed": f"{report.num_departed:,} IDs of items that are no longer in the catalogue; "
-        f"{gone}",
-        "retired": f"{report.num_retired or 0:,} IDs of earlier versions that no item has; {gone}",
+        "they are not reused",
     }
+    if report.num_retired is not None:
+        rows["retired"] = f"{report.num_retired:,} IDs of earlier versions; they are not reused"
     columns = texts("of", "value")
     table = Table(key="made", title="Made from", note="", columns=columns, rows=[*rows.items()])
     settings = Code(key="settings", title="Settings", text=to_json(dict(report.settings)))
     blocks: list[Block] = [table, *([settings] if report.settings else [])]
     return Section(key="provenance", title="Provenance", blocks=blocks)
-
-
-def semantic_ids_page(
-    report: SemanticIdReport, drift: Drift | None, examples: Sequence[PrefixExample], counted: str
-) -> Page:
-    """Build the page of a report."""
-    source = ("content embeddings", "")
-    if report.is_of_behaviour:
-        source = ("a sequence model's item vectors", ", which are assigned by content")
-    return Page(
-        title=f"Semantic IDs of {report.title}, version {report.version[:SHORT]}",
-        lead=answer(report),
-        blocks=[
-            tiles(report, drift),
-            Words(lines=[MEANING.format(*source)]),
-            usage_section(report),
-            prefix_section(report),
-            content_section(report),
-            popularity_section(report, counted),
-            _examples(examples),
-            drift_section(report, drift),
-            _provenance(report),
-        ],
-        notices=notices(report),
-    )
-
-
-def write_semantic_id_report(
-    report: SemanticIdReport,
-    drift: Drift | None,
-    examples: Sequence[PrefixExample],
-    items: Items,
-    html: Path,
-) -> Path:
-    """Write the report to ``html`` and its values to a file of the same name with ``.json``.
-
-    Returns:
-        Path of the JSON.
-    """
-    if html.suffix != ".html":
-        raise ValueError(f"{html} must end in .html; the numbers are written next to it")
-    values = html.with_suffix(".json")
-    write_page(semantic_ids_page(report, drift, examples, items.counted), html)
-    parts = {
-        **asdict(report),
-        "drift": None if drift is None else asdict(drift),
-        "examples": [asdict(one) for one in examples],
-    }
-    values.write_text(to_json(parts), encoding="utf-8")
-    return values

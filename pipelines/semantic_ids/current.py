@@ -5,8 +5,6 @@ Axes: N item rows (row 0 is padding), I id rows (row 0 is none), D width.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
@@ -16,12 +14,9 @@ from pipelines.engine.workspace import Workspace
 from pipelines.semantic_ids.artefact import ID_ROWS, REPORT, Content, read_version
 from pipelines.semantic_ids.items import Items, workspace_items
 from pipelines.semantic_ids.measure import (
-    Drift,
-    PrefixExample,
-    SemanticIdReport,
-    choose_examples,
-    drift_of,
+    Measurement,
     measure,
+    measure_drift,
     read_quality,
 )
 from pipelines.semantic_ids.store import SemanticIdStore, SemanticIdVersion
@@ -29,16 +24,6 @@ from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.quality import QualityReport, quality_report
-
-
-class Measurement(NamedTuple):
-    """A version with everything that its report shows."""
-
-    report: SemanticIdReport
-    drift: Drift | None
-    """None without a version to compare with."""
-    examples: list[PrefixExample]
-    items: Items
 
 
 def measure_current(
@@ -64,36 +49,26 @@ def measure_current(
             "recsys run --until build_semantic_ids"
         )
     given = np.concatenate([[0], store.id_rows_of(content.item_ids)])
-    id_rows = np.load(artefact / ID_ROWS, allow_pickle=False) if is_own else given
-    items = workspace_items(workspace.stage("build_features"))
     compared = store.named(previous) if previous is not None else version.ids.parent
     before = None
     if compared is not None and store.has(compared):
-        old = store.versions.load(compared)
-        before = IdTable.of(
-            old.by_item_row(torch.from_numpy(_inside(given, old.num_item_rows))), old
-        )
+        before = IdTable.of(store.versions.load(compared), given)
     if not is_own:
         without = ~rows_with_content(content.vectors[1:].float())
         facts = {"method": version.origin.get("settings", {}).get("method", "unknown")}
         made = {**facts, "how": "published", "num_without_content": int(without.sum())}
-    known = {"origin": dict(version.origin), "quantizer": version.ids.quantizer_digest}
     return measure_version(
         version,
-        _inside(id_rows, version.ids.num_item_rows),
+        np.load(artefact / ID_ROWS, allow_pickle=False) if is_own else given,
         content.vectors,
-        items,
-        {**made, **known},
+        workspace_items(workspace.stage("build_features")),
+        {**made, "origin": dict(version.origin), "quantizer": version.ids.quantizer_digest},
         title=config.report.title or config.data.dataset or OWN_DATA,
         num_retired=len(store.versions.retired_codes(version.ids.version))
         if store.has(version.ids.version)
         else 0,
         before=before,
     )
-
-
-def _inside(id_rows: np.ndarray, num_rows: int) -> np.ndarray:
-    return np.where(id_rows < num_rows, id_rows, 0)
 
 
 def measure_version(
@@ -115,19 +90,12 @@ def measure_version(
         made: See `measure`; its quality is computed if it is not there.
         before: The version to compare with.
     """
-    ids, rows = version.ids, torch.from_numpy(id_rows).long()
-    table = IdTable.of(ids.by_item_row(rows), ids)
+    table = IdTable.of(version.ids, id_rows)
+    content = read_quality(made) or _quality(version, torch.from_numpy(id_rows), vectors)
     return Measurement(
-        report=measure(
-            table,
-            items,
-            made,
-            title=title,
-            content=read_quality(made) or _quality(version, rows, vectors),
-            num_retired=num_retired,
-        ),
-        drift=None if before is None else drift_of(before, table, items),
-        examples=choose_examples(table, items, vectors),
+        report=measure(table, items, made, title=title, content=content, num_retired=num_retired),
+        drift=None if before is None else measure_drift(before, table, items),
+        table=table,
         items=items,
     )
 
@@ -137,8 +105,7 @@ def _quality(
 ) -> QualityReport:
     """Measure the codes of the catalogue's items with their content."""
     ids = version.ids
-    named = rows > 0
-    named &= ids.codes[rows, 0] != NO_CODE
+    named = ids.by_item_row(rows).codes[:, 0] != NO_CODE
     by_id_row = torch.zeros(ids.num_item_rows, vectors.shape[1])
     by_id_row[rows[named]] = vectors[named].float()
     return quality_report(version.quantizer, by_id_row, ids, item_rows=rows[named])

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipelines.semantic_ids.items import Items, Rows
-from recsys.semantic_ids.codes import NO_CODE, ItemCodes, SemanticIds, id_keys
+from recsys.semantic_ids.codes import NO_CODE, SemanticIds, id_keys
 from recsys.semantic_ids.quality import NO_CATEGORY
 
 TYPICAL = 3
@@ -40,24 +40,26 @@ class IdTable:
     """IDs as numbers, ascending, [M]."""
     rows: Rows
     """Their item rows, [M]."""
-    num_id_rows: int
-    """Rows that were ever given out up to this version."""
     num_departed: int
     """IDs of items that are not in the catalogue."""
 
     @classmethod
-    def of(cls, found: ItemCodes, ids: SemanticIds) -> IdTable:
-        """Sort a catalogue's codes."""
-        rows = (found.codes[:, 0] != NO_CODE).nonzero().flatten()
-        keys, order = id_keys(found.codes[rows], found.level_sizes).sort()
+    def of(cls, ids: SemanticIds, id_rows: Rows) -> IdTable:
+        """Sort a catalogue's codes.
+
+        Args:
+            id_rows: Id row of each item row, [N]; 0 without an ID.
+        """
+        codes = ids.by_item_row(torch.from_numpy(np.array(id_rows, np.int64))).codes
+        rows = (codes[:, 0] != NO_CODE).nonzero().flatten()
+        keys, order = id_keys(codes[rows], ids.level_sizes).sort()
         return cls(
             version=ids.version,
             parent=ids.parent,
-            level_sizes=found.level_sizes,
-            codes=found.codes.numpy(),
+            level_sizes=ids.level_sizes,
+            codes=codes.numpy(),
             keys=keys.numpy(),
             rows=rows[order].numpy(),
-            num_id_rows=ids.num_item_rows - 1,
             num_departed=len(ids.item_rows) - len(rows),
         )
 
@@ -70,31 +72,28 @@ class IdTable:
         """Codes of the items with an ID, [M, L], in the order of ``rows``."""
         return torch.from_numpy(self.codes[self.rows])
 
-    def prefixes(self, level: int) -> Rows:
-        """Number of the prefix up to a level of each item with an ID, ascending, [M]."""
-        return self.keys // prod(self.level_sizes[level + 1 :])
-
     def edges(self, prefix: Prefix) -> Rows:
         """Place in ``rows`` at which the items of each next code begin, [K + 1]."""
-        key, size = 0, self.level_sizes[len(prefix)]
-        for code, one in zip(prefix, self.level_sizes, strict=False):
-            key = key * one + code
-        wanted = key * size + np.arange(size + 1, dtype=np.int64)
-        return np.searchsorted(self.prefixes(len(prefix)), wanted).astype(np.int64)
+        key, level = 0, len(prefix)
+        for code, size in zip(prefix, self.level_sizes, strict=False):
+            key = key * size + code
+        size, below = self.level_sizes[level], prod(self.level_sizes[level + 1 :])
+        wanted = (key * size + np.arange(size + 1, dtype=np.int64)) * below
+        return np.searchsorted(self.keys, wanted).astype(np.int64)
 
-    def bounds(self, prefix: Prefix) -> tuple[int, int]:
-        """Place of the first item of a prefix in ``rows``, and one past the last."""
+    def members(self, prefix: Prefix) -> Rows:
+        """Return the item rows of a prefix, by code."""
         if not prefix:
-            return 0, len(self.rows)
+            return self.rows
         edges = self.edges(prefix[:-1])
-        return int(edges[prefix[-1]]), int(edges[prefix[-1] + 1])
+        return self.rows[edges[prefix[-1]] : edges[prefix[-1] + 1]]
 
     def text(self, row: int) -> str:
         """Write an item's ID as ``12-250-3``; empty without one."""
         codes = self.codes[row].tolist()
         return "" if codes[0] == NO_CODE else prefix_text(codes)
 
-    def prefix_of(self, text: str) -> Prefix:
+    def read_prefix(self, text: str) -> Prefix:
         """Read a prefix as `prefix_text` writes it."""
         if not text:
             return ()
@@ -118,8 +117,6 @@ class Group:
 
     prefix: Prefix
     num_items: int
-    share: float
-    """Share of the items of the prefix above."""
     titles: tuple[str, ...]
     """Titles of its most popular items."""
     category: str
@@ -145,13 +142,8 @@ def most_popular(items: Items, rows: Rows, most: int) -> list[int]:
     return found
 
 
-def group_of(items: Items, prefix: Prefix, rows: Rows, among: int) -> Group:
-    """Describe the items of a prefix.
-
-    Args:
-        rows: Their item rows.
-        among: Items of the prefix above.
-    """
+def describe_group(items: Items, prefix: Prefix, rows: Rows) -> Group:
+    """Describe the item rows of a prefix."""
     numbers = items.categories[rows]
     numbers = numbers[numbers != NO_CATEGORY]
     category, purity = "", None
@@ -162,34 +154,28 @@ def group_of(items: Items, prefix: Prefix, rows: Rows, among: int) -> Group:
     return Group(
         prefix=prefix,
         num_items=len(rows),
-        share=len(rows) / max(1, among),
         titles=tuple(items.title(row) for row in most_popular(items, rows, TYPICAL)),
         category=category,
         purity=purity,
     )
 
 
-def children_of(table: IdTable, items: Items, prefix: Prefix) -> list[Group]:
+def list_children(table: IdTable, items: Items, prefix: Prefix) -> list[Group]:
     """Describe the prefixes one code longer, the largest first."""
     if len(prefix) == table.num_levels:
         return []
     edges = table.edges(prefix)
-    among = int(edges[-1] - edges[0])
     found = [
-        group_of(items, (*prefix, code), table.rows[edges[code] : edges[code + 1]], among)
+        describe_group(items, (*prefix, code), table.rows[edges[code] : edges[code + 1]])
         for code in np.flatnonzero(np.diff(edges)).tolist()
     ]
     return sorted(found, key=lambda group: (-group.num_items, group.prefix))
 
 
-def path_to(table: IdTable, items: Items, prefix: Prefix) -> Sequence[Group]:
+def path_to(table: IdTable, items: Items, prefix: Prefix) -> list[Group]:
     """Describe the prefixes on the way to one, itself included."""
-    found, among = [], len(table.rows)
-    for length in range(1, len(prefix) + 1):
-        low, high = table.bounds(prefix[:length])
-        found.append(group_of(items, prefix[:length], table.rows[low:high], among))
-        among = high - low
-    return found
+    ways = [prefix[:length] for length in range(1, len(prefix) + 1)]
+    return [describe_group(items, one, table.members(one)) for one in ways]
 
 
 def grouped(rows: Rows, values: Rows) -> dict[int, Rows]:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from pipelines.pages.report_data import Provenance, ReportData, read_report_data
-from pipelines.semantic_ids.current import Measurement, measure_version
+from pipelines.semantic_ids.current import measure_version
 from pipelines.semantic_ids.items import Items
+from pipelines.semantic_ids.measure import Measurement
 from pipelines.semantic_ids.store import SemanticIdVersion
 from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import SemanticIds
@@ -126,8 +127,7 @@ def planted_ids() -> Callable[..., Measurement]:
         parts = planted(**changes)
         ids, before = parts.pop("ids"), parts.pop("before")
         version = SemanticIdVersion(ids=ids, quantizer=parts.pop("quantizer"), origin={})
-        rows = torch.from_numpy(parts["id_rows"])
-        table = None if before is None else IdTable.of(before.by_item_row(rows), before)
+        table = None if before is None else IdTable.of(before, parts["id_rows"])
         return measure_version(version, before=table, **parts)
 
     return made

@@ -44,7 +44,7 @@ def semantic_ids(reported, planted_ids, path):
     codes[1], codes[2] = ids.codes[2], ids.codes[1]
     before = replace(ids, codes=codes)
     made = planted_ids(titles=HOSTILE, title=HOSTILE[1], before=before)
-    write_semantic_id_report(*made, path)
+    write_semantic_id_report(made, path)
 
 
 @pytest.fixture(params=[run_report, backtest, semantic_ids], ids=lambda made: made.__name__)

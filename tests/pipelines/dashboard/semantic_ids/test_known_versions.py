@@ -4,25 +4,25 @@ import numpy as np
 import pytest
 
 from pipelines.dashboard.context import Context
-from pipelines.dashboard.semantic_id_versions import IdVersions, find_source, read_ids, read_items
+from pipelines.dashboard.semantic_id_versions import IdVersions, find_versions
 from pipelines.semantic_ids.items import Items, choose_categories
-from pipelines.semantic_ids.measure import collisions_of, drift_of, measure
-from pipelines.semantic_ids.table import IdTable, children_of, path_to
+from pipelines.semantic_ids.measure import measure, measure_drift
+from pipelines.semantic_ids.table import IdTable, list_children, path_to
 
 
 @pytest.fixture
 def source(ids_context: Context) -> IdVersions:
-    return find_source(ids_context, ids_context.stores.runs()[0])
+    return find_versions(ids_context, ids_context.stores.runs()[0])
 
 
 @pytest.fixture
-def items(ids_context: Context, source: IdVersions) -> Items:
-    return read_items(ids_context, source)
+def items(source: IdVersions) -> Items:
+    return source.items()
 
 
 @pytest.fixture
-def tables(ids_context: Context, source: IdVersions) -> tuple[IdTable, IdTable]:
-    before, after = (read_ids(ids_context, source, one) for one in reversed(source.versions))
+def tables(source: IdVersions) -> tuple[IdTable, IdTable]:
+    before, after = map(source.table, reversed(source.versions))
     return before, after
 
 
@@ -34,12 +34,11 @@ def test_the_own_version_comes_before_the_one_it_follows(source: IdVersions) -> 
 def test_children_are_sorted_by_size_with_their_purity(
     tables: tuple[IdTable, IdTable], items: Items
 ) -> None:
-    children = children_of(tables[1], items, ())
+    children = list_children(tables[1], items, ())
     # Equal sizes by code: 0 and 1 have three items each.
     assert [(child.text, child.num_items) for child in children] == [("0", 3), ("1", 3), ("3", 1)]
     first, second, _ = children
     assert (first.category, first.purity) == ("d", pytest.approx(2 / 3))
-    assert first.share == pytest.approx(3 / 7)
     # The most popular first, then by row.
     assert second.titles == ("three", "four", "five")
 
@@ -47,17 +46,16 @@ def test_children_are_sorted_by_size_with_their_purity(
 def test_a_path_narrows_down_to_one_item(tables: tuple[IdTable, IdTable], items: Items) -> None:
     first, whole = path_to(tables[1], items, (0, 3))
     assert (first.num_items, whole.num_items, whole.titles) == (3, 1, ("six",))
-    assert whole.share == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("text", ["4", "0-0-0", "x", "0-", "-1"])
 def test_a_prefix_that_cannot_be_is_refused(tables: tuple[IdTable, IdTable], text: str) -> None:
     with pytest.raises(ValueError, match="0 to 3, 0 to 3"):
-        tables[1].prefix_of(text)
+        tables[1].read_prefix(text)
 
 
 def test_an_empty_prefix_has_no_children(tables: tuple[IdTable, IdTable], items: Items) -> None:
-    assert children_of(tables[1], items, (2,)) == []
+    assert list_children(tables[1], items, (2,)) == []
 
 
 def test_usage_counts_codes_by_level(
@@ -75,22 +73,10 @@ def test_usage_counts_codes_by_level(
     assert (report.num_with_id, report.num_items) == (7, 8)
 
 
-def test_tiers_say_which_codes_popular_items_have(
-    tables: tuple[IdTable, IdTable], items: Items, source: IdVersions
-) -> None:
-    tiers = {tier.name: tier for tier in measure(tables[1], items, source.report, title="").tiers}
-    # Item 1 has 9 of 14 events; the others with one event tie.
-    assert tiers["head"].num_items == 1
-    assert tiers["head"].codes_used == (0.25, 0.25)
-    assert tiers["head"].alone == (0.0, 1.0)
-    assert (tiers["cold"].num_items, tiers["cold"].num_with_id) == (2, 1)
-    assert tiers["cold"].alone == (1.0, 1.0)
-
-
 def test_drift_counts_kept_moved_added_and_changed_codes(
     tables: tuple[IdTable, IdTable], items: Items
 ) -> None:
-    drift = drift_of(*tables, items)
+    drift = measure_drift(*tables, items)
     assert drift.kept.num_items == 6
     assert drift.kept.full == pytest.approx(4 / 6)
     # Item 3 keeps its second code without its first.
@@ -103,15 +89,8 @@ def test_drift_counts_kept_moved_added_and_changed_codes(
         ("1", pytest.approx(2 / 3)),
     ]
     assert drift.num_changed == 1
-    assert drift.moves == [(0, 1, 1, ("three",)), (2, 0, 1, ("six",))]
-    assert drift.vocabularies[0] == (4, 3, 3, 1, 1)
-
-
-def test_drift_is_split_by_popularity(tables: tuple[IdTable, IdTable], items: Items) -> None:
-    drift = drift_of(*tables, items)
-    kept = {name: (one.num_items, one.full) for name, one in drift.by_popularity.items()}
-    assert kept["head"] == (1, 1.0)
-    assert sum(count for count, _ in kept.values()) == 6
+    assert drift.moved == [("three", "0-2", "1-2", 0), ("six", "2-0", "0-3", 0)]
+    assert drift.vocabularies[0] == (3, 3, 1, 1)
 
 
 def test_versions_of_other_levels_are_not_compared(
@@ -119,14 +98,7 @@ def test_versions_of_other_levels_are_not_compared(
 ) -> None:
     before, after = tables
     other = IdTable(**(vars(before) | {"level_sizes": (8, 4)}))
-    assert drift_of(other, after, items).kept is None
-
-
-def test_groups_of_equal_codes_are_found_largest_first() -> None:
-    codes = np.array([[-1, -1], [0, 1], [2, 2], [0, 1], [2, 2], [0, 1], [3, 0]], np.int32)
-    found = collisions_of(codes, (4, 4), "")
-    assert found.groups == [("0-1", (1, 3, 5)), ("2-2", (2, 4))]
-    assert (found.num_groups, found.num_items) == (2, 5)
+    assert measure_drift(other, after, items).kept is None
 
 
 def test_main_category_is_the_commonest_that_still_tells_items_apart() -> None:

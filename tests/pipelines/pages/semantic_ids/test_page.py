@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.pages.document import Chart, Lists, Table
+from pipelines.pages.document import Chart, Table, Tree
 from pipelines.pages.encoding import encoded
+from pipelines.pages.semantic_id_tree import Shown
 from pipelines.pages.semantic_ids import semantic_ids_page, write_semantic_id_report
-from pipelines.semantic_ids.measure import group_shares
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
 from recsys.semantic_ids.kmeans import Centres
@@ -28,7 +28,7 @@ HOSTILE = (
 
 
 def page_of(made):
-    return semantic_ids_page(made.report, made.drift, made.examples, made.items.counted)
+    return semantic_ids_page(Shown(measured=made))
 
 
 def swapped():
@@ -48,31 +48,15 @@ def test_numbers_of_a_planted_version(planted_ids):
     assert (report.num_items, report.num_with_id, report.num_waiting) == (8, 8, 0)
     assert (report.content.collisions_before, report.num_shared) == (4, 0)
     assert report.content.largest_group == 2
-    assert report.groups_before["2 to 5"] == report.depths[-1].shares["alone"] == 1
+    assert report.content.groups_before == ((2, 4),)
     assert report.usage == [[4, 4], [4, 4]]
-    assert [depth.median_items for depth in report.depths] == [4, 2, 1]
-    assert [depth.num_prefixes for depth in report.depths] == [2, 4, 8]
+    assert report.prefixes == ((4, 4, 0), (2, 2, 0), (1, 1, 1))
+    assert [level.num_prefixes for level in report.levels] == [2, 4, 8]
     assert [level.perplexity for level in report.levels] == [2, 2, 2]
     # Of the items with a category, three of first code 0 are x; of first code 1 three of four y.
     assert report.num_with_category == 7
     assert report.levels[0].purity == pytest.approx(6 / 7)
     assert report.levels[0].purity_by_chance < 6 / 7
-
-
-def test_examples_are_popular_and_tail_items_with_their_prefixes(planted_ids):
-    examples = planted_ids().examples
-    # The most popular item of each first code, then the next ones; the tail from the other end.
-    assert [one.title for one in examples] == ["A", "E", "B", "C", "H", "D", "G", "F"]
-    assert [one.kind for one in examples] == ["popular"] * 4 + ["tail"] * 4
-    a = examples[0]
-    assert (a.semantic_id, a.popularity, a.category) == ("0-0-0", 90, "x")
-    deepest, first = a.groups
-    assert (deepest[:2], [title for title, _, _ in deepest[2]]) == ((2, 1), ["B"])
-    assert (first[:2], {title for title, _, _ in first[2]}) == ((1, 3), {"C", "D"})
-    assert a.nearest[0][0] == "B"
-    assert [shared for _, _, shared in a.nearest] == [2, 1, 1, 0, 0, 0, 0]
-    spread = planted_ids(popularity=[0] * 8).examples
-    assert {one.kind for one in spread} == {"spread"}
 
 
 def test_drift_counts_kept_gained_and_moved_items(planted_ids):
@@ -90,10 +74,12 @@ def test_drift_counts_kept_gained_and_moved_items(planted_ids):
         ("A", "[0-0]-1", "[0-0]-0"),
         ("B", "[0-0]-0", "[0-0]-1"),
     ]
-    assert block_of(page, Chart, "drift").rows[-2][2] == pytest.approx(3 / 7)
+    assert [row[2] for row in block_of(page, Table, "kept").rows] == pytest.approx(
+        [1, 5 / 7, 3 / 7]
+    )
     other = page_of(planted_ids(before=replace(planted()["ids"], level_sizes=(4, 2, 2))))
     assert "must be trained from scratch" in str(other)
-    assert "drift" not in {one.key for one in blocks_of(other.blocks, Chart)}
+    assert "kept" not in {one.key for one in blocks_of(other.blocks, Table)}
 
 
 def test_items_without_an_id_and_ids_without_an_item_are_counted(planted_ids, tmp_path):
@@ -121,41 +107,39 @@ def test_page_and_json_hold_the_same_numbers_and_equal_versions_give_equal_bytes
     planted_ids, tmp_path
 ):
     made = planted_ids(before=swapped())
-    values = write_semantic_id_report(*made, tmp_path / "ids.html")
+    values = write_semantic_id_report(made, tmp_path / "ids.html")
     numbers = json.loads(values.read_text())
     page = page_of(made)
     levels = block_of(page, Table, "levels").rows
     for place, level in enumerate(numbers["levels"]):
         assert list(levels[place][1:4]) == [level["size"], level["num_used"], level["utilisation"]]
     first = numbers["levels"][0]
-    drawn = {one.key: one for one in blocks_of(page.blocks, Chart)}
-    assert {"usage", "depth", "collisions", "reconstruction", "neighbours", "purity"} < set(drawn)
-    assert [row[2] for row in drawn["purity"].rows[:2]] == [
-        first["purity"],
-        first["purity_by_chance"],
-    ]
-    assert drawn["neighbours"].rows[0][2] == first["neighbour_agreement"]
+    assert [one.key for one in blocks_of(page.blocks, Chart)] == ["usage"]
+    kept = block_of(page, Table, "prefixes-kept").rows[0]
+    names = ("neighbour_agreement", "agreement_by_chance", "purity", "purity_by_chance")
+    assert list(kept[5:9]) == [first[name] for name in names]
+    assert kept[9] == numbers["content"]["errors_by_level"][0]
     assert ("version", numbers["version"]) in block_of(page, Table, "made").rows
     (tmp_path / "again").mkdir()
     again = tmp_path / "again" / "ids.html"
-    write_semantic_id_report(*planted_ids(before=swapped()), again)
+    write_semantic_id_report(planted_ids(before=swapped()), again)
     assert again.with_suffix(".json").read_bytes() == values.read_bytes()
     assert again.read_bytes() == (tmp_path / "ids.html").read_bytes()
     with pytest.raises(ValueError, match=r"must end in \.html"):
-        write_semantic_id_report(*made, tmp_path / "ids.json")
+        write_semantic_id_report(made, tmp_path / "ids.json")
 
 
 def test_titles_and_categories_are_only_text(planted_ids, tmp_path):
     items = planted_items([*HOSTILE, *"EFGH"], range(8, 0, -1), [HOSTILE[1]] * 8)
     made = planted_ids(items=items, title=HOSTILE[1])
-    write_semantic_id_report(*made, tmp_path / "ids.html")
+    write_semantic_id_report(made, tmp_path / "ids.html")
     text = (tmp_path / "ids.html").read_text(encoding="utf-8")
     assert "<" not in text.split('type="application/json">')[1].split("</script>")[0]
     assert text.lower().count("<script") == text.lower().count("</script>") == 4
-    lists = blocks_of(page_of(made).blocks, Lists)
-    shown = {entry.title for one in lists for listed in one.lists for entry in listed.entries}
-    assert set(HOSTILE[:3]) <= shown
-    assert max(map(len, shown)) <= 200
+    (root,) = block_of(page_of(made), Tree, "tree").nodes
+    lines = [node.note for node in root.children]
+    assert all(any(title in line for line in lines) for title in HOSTILE[:3])
+    assert max(map(len, lines)) <= 700
 
 
 def test_another_quantizer_and_no_ids_are_refused(planted_ids):
@@ -177,7 +161,7 @@ def test_one_level_and_one_item_have_a_page(planted_ids):
         items=planted_items(["only"], [1], [""]),
     )
     page = page_of(made)
-    assert "purity" not in {one.key for one in blocks_of(page.blocks, Chart)}
+    assert block_of(page, Table, "prefixes-kept").rows[0][7] is None
     assert block_of(page, Table, "levels").rows[0][1:3] == (2, 1)
 
 
@@ -198,18 +182,6 @@ def test_unused_and_crowded_codes_are_warned_of(planted_ids):
     warned = " ".join(page_of(made).notices)
     assert "Level 1 uses 1 of its 40 codes (2.5%)" in warned
     assert "The most used first code has 40 times the mean" in warned
-
-
-def test_items_are_counted_by_the_size_of_their_group():
-    found = group_shares([(1, 10), (2, 10), (5, 5), (6, 6), (100, 100), (101, 101)])
-    assert {name: round(share * 232) for name, share in found.items()} == {
-        "alone": 10,
-        "2 to 5": 15,
-        "6 to 20": 6,
-        "21 to 100": 100,
-        "over 100": 101,
-    }
-    assert sum(group_shares([]).values()) == 0
 
 
 def test_size_holds_for_a_catalogue_of_22_thousand(planted_ids):

@@ -1,0 +1,192 @@
+"""The tree of a version's prefixes, with the items of the open one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.pages.charts import counts, percent, shares, texts
+from pipelines.pages.document import (
+    Block,
+    Cell,
+    Link,
+    LinkedCell,
+    Node,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    Tree,
+    Words,
+)
+from pipelines.semantic_ids.measure import Measurement
+from pipelines.semantic_ids.store import SHORT
+from pipelines.semantic_ids.table import (
+    Group,
+    Prefix,
+    list_children,
+    most_popular,
+    path_to,
+    prefix_text,
+)
+
+PAGE = "semantic-ids"
+SHOWN = 24
+"""Nodes below the open one; the table has all."""
+FILE_NODES, FILE_CHILDREN, FILE_ITEMS = 16, 6, 50
+"""Nodes, nodes below each, and items of the open prefix in a file."""
+NO_ID = (
+    "It has no semantic ID in this version: it has no content, or came later. recsys ids append "
+    "gives IDs to items with content."
+)
+MEMBER_COLUMNS = [*texts("item", "title", "semantic ID", "main category"), *counts("popularity")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """A measured version, and the part of its tree that is open."""
+
+    measured: Measurement
+    prefix: Prefix = ()
+    item: int | None = None
+    """Item row that was searched."""
+    run: str | None = None
+    """Key of the run that links of the dashboard lead to; None in a file, which has no links."""
+
+    def link(self, prefix: str) -> Link | None:
+        """Open a prefix."""
+        if self.run is None:
+            return None
+        version = self.measured.table.version[:SHORT]
+        parameters = {"run": self.run, "version": version, "prefix": prefix}
+        return Link(label=prefix or "all items", page=PAGE, parameters=parameters)
+
+    def item_link(self, row: int) -> Link:
+        """Open an item's own page."""
+        item_id = str(self.measured.items.item_ids[row])
+        parameters = {"run": self.run or "", "item": item_id}
+        return Link(label=item_id, page="items", parameters=parameters)
+
+    def cell(self, prefix: str) -> Cell | LinkedCell:
+        """Write a prefix in a table."""
+        link = self.link(prefix)
+        return prefix if link is None else LinkedCell(text=prefix, link=link)
+
+    def children(self, prefix: Prefix) -> list[Group]:
+        return list_children(self.measured.table, self.measured.items, prefix)
+
+
+def item_section(shown: Shown, row: int) -> Section:
+    """Show an item's place in the tree."""
+    items, table = shown.measured.items, shown.measured.table
+    text, title = table.text(row), items.title(row)
+    if not text:
+        return Section(key="item", title=title, blocks=[Words(lines=[NO_ID])])
+    found = [
+        Tile(label="semantic ID", value=text),
+        Tile(label="main category", value=items.category(row) or "none"),
+        Tile(label="popularity", value=f"{items.popularity[row]:,.0f}", note=items.counted),
+    ]
+    whole = table.read_prefix(text)
+    for length in range(1, len(whole)):
+        prefix = prefix_text(whole[:length])
+        others = f"{len(table.members(whole[:length])) - 1:,}"
+        found.append(Tile(label=f"others with {prefix}", value=others, link=shown.link(prefix)))
+    blocks: list[Block] = [Tiles(tiles=found)]
+    if shown.run is not None:
+        blocks.append(Words(lines=["Its page:"], links=[shown.item_link(row)]))
+    return Section(key="item", title=title, blocks=blocks)
+
+
+def tree_section(shown: Shown) -> Section:
+    """Show the reader's place in the tree, and the prefixes and items below."""
+    below, prefix = shown.children(shown.prefix), shown.prefix
+    blocks: list[Block] = [_tree(shown, below)]
+    if len(below) > SHOWN and shown.run is not None:
+        children = Table(
+            key="children",
+            title=f"All {len(below):,} prefixes of the next level",
+            note="Sort by purity to find prefixes that mean nothing in particular.",
+            columns=[
+                *texts("prefix"),
+                *counts("items"),
+                *texts("main category"),
+                *shares("purity", note="of the items with a category, those with this one"),
+                *texts("most popular"),
+            ],
+            rows=[
+                (
+                    *(shown.cell(one.text), one.num_items, one.category, one.purity),
+                    "; ".join(one.titles),
+                )
+                for one in below
+            ],
+            page_length=10,
+        )
+        blocks.append(children)
+    if prefix:
+        blocks.append(_members(shown))
+    return Section(
+        key="tree-of-codes",
+        title="Tree of prefixes",
+        note="Items with the same first codes are alike. Each line: items, the commonest main "
+        "category and its share (of the items that have one), the most popular titles.",
+        blocks=blocks,
+    )
+
+
+def _tree(shown: Shown, below: Sequence[Group]) -> Tree:
+    in_file, table, items = shown.run is None, shown.measured.table, shown.measured.items
+
+    def node(group: Group, children: Sequence[Node] = ()) -> Node:
+        parts = ["1 item" if group.num_items == 1 else f"{group.num_items:,} items"]
+        if group.category and group.purity is not None and group.num_items > 1:
+            parts.append(f"{percent(group.purity)} {group.category}")
+        note = f"{', '.join(parts)}: {'; '.join(group.titles)}"
+        return Node(label=group.text, note=note, link=shown.link(group.text), children=children)
+
+    some = below[: FILE_NODES if in_file else SHOWN]
+    nodes = [node(one) for one in some]
+    if in_file:
+        lower = [shown.children(one.prefix)[:FILE_CHILDREN] for one in some]
+        nodes = [node(one, list(map(node, own))) for one, own in zip(some, lower, strict=True)]
+    for group in reversed(path_to(table, items, shown.prefix)):
+        nodes = [node(group, nodes)]
+    note = f"{len(table.rows):,} items with an ID"
+    left = len(below) - len(some)
+    where = "left out of this file" if in_file else "in the table below"
+    return Tree(
+        key="tree",
+        title=f"Prefixes of {prefix_text(shown.prefix) or 'the whole catalogue'}",
+        note="The largest first; open one to see what follows it."
+        + (f" {left:,} smaller ones are {where}." if left else ""),
+        nodes=[Node(label="all", note=note, link=shown.link(""), children=nodes)],
+    )
+
+
+def _members(shown: Shown) -> Table:
+    """Tabulate the items of the open prefix; the dashboard reads a window at a time."""
+    rows, in_file = np.sort(shown.measured.table.members(shown.prefix)), shown.run is None
+    count, items = len(rows), shown.measured.items
+    left = f" The {FILE_ITEMS} most popular." if in_file and count > FILE_ITEMS else ""
+    listed = most_popular(items, rows, FILE_ITEMS) if in_file else []
+    return Table(
+        key="members",
+        title="1 item" if count == 1 else f"{count:,} items of {prefix_text(shown.prefix)}",
+        note=f"Popularity: {items.counted}.{left}",
+        columns=MEMBER_COLUMNS,
+        rows=[member_row(shown, row) for row in listed],
+        source=None if in_file else "members",
+    )
+
+
+def member_row(shown: Shown, row: int) -> tuple[Cell | LinkedCell, ...]:
+    """List an item's cells of `MEMBER_COLUMNS`."""
+    items, link = shown.measured.items, shown.item_link(row)
+    return (
+        link.label if shown.run is None else LinkedCell(text=link.label, link=link),
+        *(items.title(row), shown.measured.table.text(row), items.category(row)),
+        float(items.popularity[row]),
+    )
