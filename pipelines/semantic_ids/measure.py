@@ -213,6 +213,7 @@ def measure_drift(before: IdTable, after: IdTable, items: Items) -> Drift:
     rows = np.flatnonzero(had & has)
     same = before.codes[rows] == after.codes[rows]  # [M, L]
     prefix = np.logical_and.accumulate(same, axis=1)
+    old, new = (one.codes[rows, 0].astype(np.int64) for one in (before, after))
     return Drift(
         before=names[0],
         after=names[1],
@@ -221,7 +222,7 @@ def measure_drift(before: IdTable, after: IdTable, items: Items) -> Drift:
         num_added=int((has & ~had).sum()),
         num_removed=int((had & ~has).sum()),
         vocabularies=[_vocabulary(before, after, level) for level in range(after.num_levels)],
-        codes=_changed(rows, before.codes[rows, 0], after.codes[rows, 0], items),
+        codes=_changed(rows, old, new, items),
         # The most popular of each level that is the first to differ.
         moved=[
             (items.title(row), before.text(row), after.text(row), level)
@@ -252,9 +253,7 @@ def _vocabulary(before: IdTable, after: IdTable, level: int) -> tuple[int, ...]:
     return tuple(int(one.sum()) for one in (old, new, new & ~old, old & ~new))
 
 
-def _changed(
-    rows: Rows, old: NDArray[np.int32], new: NDArray[np.int32], items: Items
-) -> list[ChangedCode]:
+def _changed(rows: Rows, old: Rows, new: Rows, items: Items) -> list[ChangedCode]:
     earlier, later = grouped(rows, old), grouped(rows, new)
     stayed = np.bincount(old[old == new], minlength=max([*earlier, *later, 0]) + 1)
     none = np.zeros(0, np.int64)
