@@ -255,8 +255,6 @@ class ExplainParameters(Parameters):
 
     item_id: Id | None = None
     """An item that may be missing from the list; the reply then says why."""
-    phrase: bool = False
-    """Whether the endpoint that the server is configured with rewords the sentences."""
 
 
 @dataclass(frozen=True, slots=True)

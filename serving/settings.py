@@ -13,6 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from serving.bundle.manifest import CURRENT, Profile
 
 PREFIX = "RECSYS_"
+MAY_BE_ZERO = ("port", "log_features_share", "drain_notice_seconds", "drain_seconds")
+"""Numbers that may be 0; all others are above."""
 
 
 def usable_cpus() -> int:
@@ -120,49 +122,19 @@ class Settings(ServingOptions):
     """How long the store keeps events."""
     log_days: float = 7.0
     """How long the store keeps served lists."""
-    phrasing_url: str | None = None
-    """OpenAI-compatible server that rewords explanations where a request wants that, such as
-    ``http://127.0.0.1:8080/v1``; titles of the list and its history are sent to it."""
-    phrasing_model: str | None = None
-    """Its model; needed with ``phrasing_url``."""
-    phrasing_key_variable: str = ""
-    """Environment variable that holds its key."""
-    phrasing_timeout_seconds: float = 2.0
-    """An answer that takes longer is not waited for: the sentence stays as it was."""
     otlp_endpoint: str | None = None
     """OpenTelemetry collector that traces are sent to over HTTP, such as
     ``http://collector:4318``; None sends none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in (
-            "beam_timeout_ms",
-            "ranker_timeout_ms",
-            "poll_seconds",
-            "max_body_bytes",
-            "body_timeout_seconds",
-            "torch_threads",
-            "workers",
-            "queue_ms",
-            "max_queue",
-            "max_connections",
-            "max_header_bytes",
-            "header_timeout_seconds",
-            "write_timeout_seconds",
-            "keep_alive_seconds",
-            "store_timeout_ms",
-            "event_days",
-            "log_days",
-            "phrasing_timeout_seconds",
-        ):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and field.name not in MAY_BE_ZERO and not value > 0:
+                raise ValueError(f"{field.name} must be > 0, got {value}")
         if not 0 <= self.port < 1 << 16:
             raise ValueError(f"port must be in [0, 65536), got {self.port}")
-
-        if (self.phrasing_url is None) != (self.phrasing_model is None):
-            raise ValueError("phrasing_url and phrasing_model must be set together")
 
     @property
     def followed(self) -> Path:

@@ -28,6 +28,7 @@ from recsys.models.names import (
     TWO_TOWER,
 )
 from recsys.retrieval.blend.config import FILL
+from serving.filtering.expression import parse
 
 MAX_SEEN_SHARE = 0.5
 """Maximum share of seen items in ``home`` if lists may repeat the history."""
@@ -73,6 +74,15 @@ Weights = Mapping[Annotated[str, AfterValidator(_source)], Annotated[float, Fiel
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_K)]
 Text = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+def _parsed(text: str) -> str:
+    parse(text)
+    return text
+
+
+Where = Annotated[Text, AfterValidator(_parsed)]
+"""An expression over the items' properties."""
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d{1,9})([smhd])")
@@ -175,7 +185,7 @@ class Surface:
     not_shown_within: Duration | None = None
     """Items that the user was shown within this time are left out."""
     exploration: Exploration | None = None
-    filter: Text | None = None
+    filter: Where | None = None
     """An expression that holds for every item of every list."""
     min_k: Count = 1
     k: Count = 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +13,8 @@ from pipelines.cli.options import (
     AsJson,
     BundleRun,
     Category,
-    Host,
     ListLength,
     OptionalRun,
-    Port,
     Profile,
     ServingConfig,
     Store,
@@ -177,17 +175,8 @@ def mcp(
     url: Annotated[str, typer.Option(help="The server to call.")] = "http://127.0.0.1:8000",
     key: Annotated[
         str | None,
-        typer.Option(
-            envvar="RECSYS_API_KEY",
-            help="Key of recsys keys add, for stdio; over http each agent sends its own.",
-        ),
+        typer.Option(envvar="RECSYS_API_KEY", help="Key of recsys keys add."),
     ] = None,
-    transport: Annotated[
-        Literal["stdio", "http"],
-        typer.Option(help="stdio: the agent starts this command; http: it connects."),
-    ] = "stdio",
-    host: Host = "127.0.0.1",
-    port: Port = 8765,
     allow_events: Annotated[
         bool, typer.Option("--allow-events", help="Offer a tool that stores events too.")
     ] = False,
@@ -196,19 +185,15 @@ def mcp(
     """Offer a running server to agents as tools (Model Context Protocol); read-only by default.
 
     Tools: recommend, search, similar, explain, why_not and, where allowed, send_event. Keys and
-    limits are the server's. Host and port are those of transport http.
+    limits are the server's. The agent's program starts this command and talks to it over stdio.
 
     [bold]Examples[/]
 
       recsys mcp
 
-      recsys mcp --transport http --port 8765
+      recsys mcp --url https://recommendations.shop.example
     """
-    from serving.client.agent_server import PATH, DoorOptions, serve_http, serve_stdio
+    from serving.client.agent_server import DoorOptions, serve_stdio
 
     options = DoorOptions(url=url, key=key, allow_events=allow_events, timeout=timeout)
-    if transport == "stdio":
-        serve_stdio(options)
-        return
-    print_lines(f"http://{host}:{port}{PATH} calls {url}", note=True)
-    serve_http(options, host, port)
+    serve_stdio(options)

@@ -121,7 +121,7 @@ def check(
         Path | None, typer.Option("--bundle", "-b", help="Check names against this bundle too.")
     ] = None,
 ) -> None:
-    """Describe what a server's configuration does, and list its faults.
+    """Check a server's configuration, and list its faults.
 
     [bold]Examples[/]
 
@@ -129,11 +129,13 @@ def check(
 
       recsys config check serving.toml --bundle runs/shop
     """
-    from serving.configuration.check import described, unfit
+    from serving.configuration.check import unfit
     from serving.configuration.file import read_configuration
 
     configuration = read_configuration(file)
-    print_lines(*described(configuration))
+    counts = (len(configuration.rules), len(configuration.experiments))
+    names = ", ".join(configuration.surfaces)
+    print_lines(f"surfaces {names}; {counts[0]} rules, {counts[1]} experiments")
     print_lines(*(f"warning: {sentence}" for sentence in configuration.warnings), note=True)
     if bundle is None:
         return

@@ -11,18 +11,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx2
 
 from serving.client import calls
 from serving.client.calls import Attempts, Call, UnreachableError
-from serving.frames import served_lists, user_ids
 from serving.replies import EventsReply
-from serving.schemas import Reply
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -107,18 +102,6 @@ class Client(_Calls):
         super().__init__(url, **options)
         self._client = httpx2.Client(**self._options)
 
-    def recommend_frame(
-        self, users: pl.DataFrame | Sequence[str], k: int = 20, **options: Any
-    ) -> pl.DataFrame:
-        """Make a list for each user: columns user_id, rank (from 1), item_id, score, source, title.
-
-        Args:
-            users: User ids, or a frame with a column ``user_id``.
-        """
-        found = user_ids(users)
-        replies: list[Reply] = [self.recommend(user_id, k=k, **options) for user_id in found]
-        return served_lists(found, replies)
-
     def events(self, events: Iterable[Mapping[str, Any]]) -> EventsReply:
         """Store events; those without an ``event_id`` get one."""
         return _sum([self.send(call) for call in calls.events(list(events))])
@@ -162,14 +145,6 @@ class AsyncClient(_Calls):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
         self._client = httpx2.AsyncClient(**self._options)
-
-    async def recommend_frame(
-        self, users: pl.DataFrame | Sequence[str], k: int = 20, **options: Any
-    ) -> pl.DataFrame:
-        """Make a list for each user, as `Client.recommend_frame` does."""
-        found = user_ids(users)
-        replies: list[Reply] = [await self.recommend(user_id, k=k, **options) for user_id in found]
-        return served_lists(found, replies)
 
     async def events(self, events: Iterable[Mapping[str, Any]]) -> EventsReply:
         """Store events; those without an ``event_id`` get one."""

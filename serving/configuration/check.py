@@ -1,16 +1,16 @@
-"""Describe a configuration in plain sentences, and what does not fit a bundle."""
+"""List what of a configuration does not fit a bundle."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from serving.configuration.contradictions import demanded_values, list_variants, too_many_pins
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.rules import Experiment, Rule
+from serving.configuration.rules import Rule
 from serving.filtering.expression import FilterError, parse
 from serving.surfaces import BUILT_IN, Surface
 
@@ -19,84 +19,6 @@ if TYPE_CHECKING:
 
 CATEGORY = "category"
 MAX_NAMED = 5
-
-
-def described(configuration: ServingConfiguration) -> Iterator[str]:
-    """Describe a configuration, a sentence for each surface, rule and experiment."""
-    for name, surface in configuration.surfaces.items():
-        if surface != BUILT_IN.get(name):
-            yield f"surface {name} is of kind {surface.kind}: {_settings(surface)}"
-    untouched = [
-        name for name, surface in configuration.surfaces.items() if surface == BUILT_IN.get(name)
-    ]
-    if untouched:
-        yield f"as built in: {', '.join(untouched)}"
-    for rule in configuration.rules:
-        yield f"rule {rule.name} {deed(rule)}{_where(rule.surfaces)}{_when(rule)}"
-    for experiment in configuration.experiments:
-        total = sum(arm.weight for arm in experiment.arms)
-        arms = ", ".join(f"{arm.name} {arm.weight / total:.0%}" for arm in experiment.arms)
-        yield (
-            f"experiment {experiment.name} has arms {arms}{_where(experiment.surfaces)}"
-            f"{_when(experiment)}"
-        )
-
-
-def _settings(surface: Surface) -> str:
-    found = [f"lists of {surface.k}"]
-    if surface.learned:
-        found.append("sources by the bundle's learned blend")
-    else:
-        found.append(f"sources {', '.join(surface.weights)}")
-    if surface.filter is not None:
-        found.append(f"only items where {surface.filter}")
-    if surface.domain == "restrict":
-        found.append("only items of the request's domain")
-    found += [f"at most {most} items of one {name}" for name, most in surface.caps.items()]
-    if surface.not_shown_within is not None:
-        found.append(f"nothing shown within {surface.not_shown_within}")
-    if surface.diversity.method != "none":
-        found.append(f"diversity {surface.diversity.method} {surface.diversity.strength:g}")
-    if surface.calibration is not None:
-        found.append(
-            f"calibrated to the user's own mix of {surface.calibration.property} "
-            f"({surface.calibration.strength:g})"
-        )
-    if surface.exploration is not None:
-        found.append(f"explores by {surface.exploration.method}")
-    return "; ".join(found)
-
-
-def deed(rule: Rule) -> str:
-    """Describe what a rule does, and to whose lists."""
-    items = []
-    if rule.items:
-        more = f" and {len(rule.items) - MAX_NAMED} more" if len(rule.items) > MAX_NAMED else ""
-        items.append(f"{', '.join(rule.items[:MAX_NAMED])}{more}")
-    if rule.where is not None:
-        items.append(f"where {rule.where}")
-    what = " ".join(items)
-    if rule.kind == "pin":
-        return f"pins {what} to slot {rule.slot}{_whose(rule)}"
-    if rule.kind == "hide":
-        return f"hides {what}{_whose(rule)}"
-    way = "up" if rule.kind == "boost" else "down"
-    return f"moves {what} {way} by {rule.places} places{_whose(rule)}"
-
-
-def _where(surfaces: Sequence[str] | None) -> str:
-    return " on every surface" if surfaces is None else f" on {', '.join(surfaces)}"
-
-
-def _when(one: Rule | Experiment) -> str:
-    begin = "" if one.since is None else f" from {one.since.isoformat()}"
-    return begin + ("" if one.until is None else f" until {one.until.isoformat()}")
-
-
-def _whose(rule: Rule) -> str:
-    visitors = "" if rule.users.visitors == "all" else f" for {rule.users.visitors} visitors"
-    domains = rule.users.domains
-    return visitors + ("" if domains is None else f" in {', '.join(domains)}")
 
 
 def unfit(

@@ -16,12 +16,12 @@ from serving.surfaces import Surface
 
 ValuesOf = Callable[[Rule, str], Collection[object]]
 """Values of a property that every item of a rule has."""
+Variant = tuple[str, Surface, Experiment | None]
+"""A surface as it is or as an arm makes it, with words for which it is."""
 
 
 def contradictions(
-    surfaces: Mapping[str, Surface],
-    rules: Sequence[Rule],
-    experiments: Sequence[Experiment],
+    surfaces: Mapping[str, Surface], rules: Sequence[Rule], experiments: Sequence[Experiment]
 ) -> Iterator[str]:
     """List the settings that cannot hold together."""
     for one, other in combinations(experiments, 2):
@@ -30,48 +30,43 @@ def contradictions(
                 f"experiments {one.name!r} and {other.name!r} run on one surface at one time; "
                 "part their surfaces, or their from and until"
             )
-    yield from _of_pins(surfaces, rules)
-    yield from _of_items(rules)
+    pins = [(rule, rule.slot) for rule in rules if rule.slot is not None]
+    for rule, slot in pins:
+        for name, surface in surfaces.items():
+            if rule.on(name) and slot > surface.max_k:
+                yield (
+                    f"rule {rule.name!r} pins to slot {slot}, and lists of surface {name!r} "
+                    f"have at most {surface.max_k}; choose a lower slot or raise its max_k"
+                )
+    for (first, slot), (second, its_slot) in combinations(pins, 2):
+        if slot == its_slot and first.meets(second):
+            yield (
+                f"rules {first.name!r} and {second.name!r} both pin to slot {slot} of one surface "
+                "at one time; choose another slot, or part their surfaces, users or times"
+            )
+    yield from (sentence for sentence, is_certain in clashes(rules) if is_certain)
     yield from too_many_pins(list_variants(surfaces, experiments), rules, demanded_values)
 
 
-def _of_pins(surfaces: Mapping[str, Surface], rules: Sequence[Rule]) -> Iterator[str]:
-    by_slot: dict[int, list[Rule]] = defaultdict(list)
-    for rule in rules:
-        if rule.slot is None:
+def clashes(rules: Sequence[Rule]) -> Iterator[tuple[str, bool]]:
+    """List what two rules do to an item of both, and whether there certainly is such an item.
+
+    There is if both name it, or have the same expression; there may be if one has an expression.
+    """
+    for one, other in combinations(rules, 2):
+        complaint = _complaint(one, other)
+        if complaint is None or not one.meets(other):
             continue
-        by_slot[rule.slot].append(rule)
-        for name, surface in surfaces.items():
-            if rule.on(name) and rule.slot > surface.max_k:
-                yield (
-                    f"rule {rule.name!r} pins to slot {rule.slot}, and lists of surface {name!r} "
-                    f"have at most {surface.max_k}; choose a lower slot or raise its max_k"
-                )
-    for slot, pins in by_slot.items():
-        for one, other in combinations(pins, 2):
-            if one.meets(other):
-                yield (
-                    f"rules {one.name!r} and {other.name!r} both pin to slot {slot} of one surface "
-                    "at one time; choose another slot, or part their surfaces, users or times"
-                )
-
-
-def _of_items(rules: Sequence[Rule]) -> Iterator[str]:
-    """Rules that certainly hold for one item: both name it, or have the same expression."""
-    by_item: dict[str, list[Rule]] = defaultdict(list)
-    for rule in rules:
-        for item_id in rule.items if rule.where is None else ():
-            by_item[item_id].append(rule)
-        if rule.where is not None and not rule.items:
-            by_item[f"where {rule.where}"].append(rule)
-    found: set[tuple[str, str]] = set()
-    for what, sharing in by_item.items():
-        for one, other in combinations(sharing, 2):
-            complaint = _complaint(one, other)
-            if complaint and one.meets(other) and (one.name, other.name) not in found:
-                found.add((one.name, other.name))
-                named = what if one.where is not None else f"item {what!r}"
-                yield f"rules {one.name!r} and {other.name!r}: {named} is {complaint}"
+        named = f"rules {one.name!r} and {other.name!r}"
+        others = set(other.items)
+        shared = next((item_id for item_id in one.items if item_id in others), None)
+        if one.where is None and other.where is None:
+            if shared is not None:
+                yield f"{named}: item {shared!r} is {complaint}", True
+        elif one.where == other.where and not one.items and not other.items:
+            yield f"{named}: where {one.where} is {complaint}", True
+        elif shared or not one.items or not other.items:
+            yield f"{named}: an item that is in both is {complaint}", False
 
 
 def _complaint(one: Rule, other: Rule) -> str | None:
@@ -80,32 +75,16 @@ def _complaint(one: Rule, other: Rule) -> str | None:
         return "pinned and hidden; remove it from one of them"
     if kinds == {"boost", "bury"} and one.priority == other.priority:
         return "boosted and buried with equal priority; give one of them a higher priority"
-    if kinds == {"pin"} and one.where is None:
+    # Pins of expressions never show one item twice: the second takes its next.
+    if kinds == {"pin"} and one.where is None and other.where is None:
         return "pinned twice on one surface; remove it from one of them"
     return None
 
 
-def doubts(rules: Sequence[Rule]) -> Iterator[str]:
-    """List which rules contradict each other if an item is in both."""
-    unsure = [rule for rule in rules if rule.where is not None]
-    names = {rule.name for rule in unsure}
-    for one, other in combinations(rules, 2):
-        if one.name not in names and other.name not in names:
-            continue
-        if one.items and other.items and set(one.items).isdisjoint(other.items):
-            continue
-        # Two pins never show one item twice: the second takes its next.
-        if {one.kind, other.kind} == {"pin"}:
-            continue
-        complaint = _complaint(one, other)
-        if complaint and one.meets(other):
-            yield f"rules {one.name!r} and {other.name!r}: an item that is in both is {complaint}"
-
-
 def list_variants(
     surfaces: Mapping[str, Surface], experiments: Sequence[Experiment]
-) -> Iterator[tuple[str, Surface, Experiment | None]]:
-    """List the surfaces as they are and as each arm makes them, with words for which it is."""
+) -> Iterator[Variant]:
+    """List the surfaces as they are and as each arm makes them."""
     for name, surface in surfaces.items():
         yield f"surface {name!r}", surface, None
         for experiment in experiments:
@@ -115,9 +94,7 @@ def list_variants(
 
 
 def too_many_pins(
-    variants: Iterable[tuple[str, Surface, Experiment | None]],
-    rules: Sequence[Rule],
-    values_of: ValuesOf,
+    variants: Iterable[Variant], rules: Sequence[Rule], values_of: ValuesOf
 ) -> Iterator[str]:
     """List pins in force together that show more items of one value than a cap allows."""
     pins = [rule for rule in rules if rule.kind == "pin"]
@@ -130,8 +107,7 @@ def too_many_pins(
                     for value in values_of(rule, name):
                         by_value[value].append(rule)
             for value, sharing in by_value.items():
-                found = _together(sharing, cap)
-                if found:
+                if found := _together(sharing, cap):
                     named = " and ".join(repr(rule.name) for rule in found)
                     yield (
                         f"rules {named} pin {len(found)} items of {name} {value!r}, and "

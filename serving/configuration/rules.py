@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from serving.filtering.expression import Expression, parse
 from serving.surfaces import (
+    ALIASES,
     MAX_K,
     STRICT,
     Calibration,
@@ -30,6 +31,7 @@ from serving.surfaces import (
     Surface,
     Text,
     Weights,
+    Where,
 )
 
 ALWAYS = (-math.inf, math.inf)
@@ -72,20 +74,26 @@ def holds(span: Span, moment: float) -> bool:
     return span[0] <= moment < span[1]
 
 
-def distinct(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check that no name is repeated."""
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
         raise ValueError(f"{twice[0]!r} stands there twice; remove one")
     return names
 
 
-def share(some: tuple[str, ...] | None, others: tuple[str, ...] | None) -> bool:
+def _one_name(surfaces: tuple[str, ...]) -> tuple[str, ...]:
+    """Write out other names of built-in surfaces."""
+    return tuple(dict.fromkeys(ALIASES.get(surface, surface) for surface in surfaces))
+
+
+def _share(some: tuple[str, ...] | None, others: tuple[str, ...] | None) -> bool:
     """True if a name is in both; None has every name."""
     return some is None or others is None or not set(some).isdisjoint(others)
 
 
-Names = Annotated[tuple[Text, ...], Field(min_length=1, max_length=1_000), AfterValidator(distinct)]
+Names = Annotated[
+    tuple[Text, ...], Field(min_length=1, max_length=1_000), AfterValidator(_distinct)
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -93,7 +101,7 @@ class Period:
     """A named rule or experiment, in force on some surfaces for some time."""
 
     name: Text
-    surfaces: Names | None = None
+    surfaces: Annotated[Names, AfterValidator(_one_name)] | None = None
     """None is all of them."""
     since: Annotated[Moment | None, Field(alias="from")] = None
     """When it begins; ``from`` in a file."""
@@ -114,19 +122,11 @@ class Period:
 
     def meets(self, other: Period) -> bool:
         """True if both hold on one surface at one time."""
-        return share(self.surfaces, other.surfaces) and overlap(self.span, other.span)
+        return _share(self.surfaces, other.surfaces) and overlap(self.span, other.span)
 
 
 MAX_ITEMS = 10_000
 RuleKind = Literal["pin", "boost", "bury", "hide"]
-
-
-def _parsed(text: str) -> str:
-    parse(text)
-    return text
-
-
-Where = Annotated[Text, AfterValidator(_parsed)]
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -148,7 +148,7 @@ class Audience:
         """Return whether a request can be for both."""
         if "all" not in (self.visitors, other.visitors) and self.visitors != other.visitors:
             return False
-        return share(self.domains, other.domains)
+        return _share(self.domains, other.domains)
 
 
 EVERYONE = Audience()
@@ -159,7 +159,7 @@ class Rule(Period):
     """One rule; where several would move an item, those of the highest priority do."""
 
     kind: RuleKind
-    items: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS), AfterValidator(distinct)] = ()
+    items: Annotated[tuple[Text, ...], Field(max_length=MAX_ITEMS), AfterValidator(_distinct)] = ()
     """Item ids; of a pin the first of them that may be shown."""
     where: Where | None = None
     """An expression over the items' properties. With ``items``, both must hold. A pin shows the

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import orjson
 
-from serving.explanation.phrasing import Phraser
 from serving.explanation.removal import DEPTH, Influences, Mattered, influences
 from serving.explanation.words import SlotFacts, why_not_sentence, write_sentence
 from serving.online.store import RecentEvent, RequestRecord, Visitor
@@ -38,7 +37,6 @@ def explain_list(
     item_id: str | None,
     *,
     names_history: bool,
-    phraser: Phraser | None = None,
 ) -> Explanation:
     """Explain a served list, or why an item is not in it.
 
@@ -46,7 +44,6 @@ def explain_list(
         item_id: An item that may be missing from it; what of the history holds the list's items up
             is then not measured.
         names_history: Whether a reason may name items of the user's stored history.
-        phraser: Rewords the sentences, where wanted.
 
     Raises:
         UnknownItemError: The item of surface ``similar`` is not in the catalogue any more.
@@ -63,8 +60,6 @@ def explain_list(
         num_left_out = None if measured is None else measured.num_left_out
         slots = [words.explained(slot, measured) for slot in slots]
     why_not = None if item_id is None else replay.why_not(item_id)
-    if phraser is not None:
-        slots, why_not = _phrased(phraser, slots, why_not)
     return Explanation(
         request_id=record.request_id,
         unix_ms=record.time_ms,
@@ -96,20 +91,6 @@ def _slot(recommender: Recommender, place: int, item: Mapping[str, Any]) -> Slot
         propensity=item.get("propensity"),
         rules=item.get("rules"),
     )
-
-
-def _phrased(
-    phraser: Phraser, slots: list[SlotExplained], why_not: WhyNot | None
-) -> tuple[list[SlotExplained], WhyNot | None]:
-    """Reword the answer to why not, or else the sentences of the first places."""
-    if why_not is not None:
-        (said,) = phraser.phrased([why_not.sentence or why_not.detail])
-        return slots, replace(why_not, sentence=said)
-    there = [place for place, slot in enumerate(slots) if slot.sentence]
-    found = phraser.phrased([slots[place].sentence or "" for place in there])
-    for place, said in zip(there, found, strict=True):
-        slots[place] = replace(slots[place], sentence=said)
-    return slots, None
 
 
 def read_visitor(logged: Mapping[str, Any]) -> Visitor:

@@ -11,9 +11,8 @@ from itertools import islice
 import numpy as np
 
 from serving.bundle.load import Bundle
-from serving.configuration.check import deed
 from serving.configuration.file import ServingConfiguration
-from serving.configuration.rules import holds
+from serving.configuration.rules import Rule, holds
 from serving.filtering.compile import known_properties
 from serving.items import END
 from serving.recommend import Recommender
@@ -21,6 +20,8 @@ from serving.replies import CatalogueReply, Category, PastItem, RuleCard, Surfac
 
 MAX_CATEGORIES = 500
 """Categories on the page, largest first."""
+MAX_NAMED_ITEMS = 5
+"""Items of a rule that its description names."""
 MAX_PREFIX_USERS = 5_000
 """Users with a prefix, in order of text, among which the shortest ids are listed."""
 
@@ -48,7 +49,7 @@ def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCa
     cards = []
     for name, surface in configuration.surfaces.items():
         rules = [
-            RuleCard(rule.name, deed(rule))
+            RuleCard(rule.name, _deed(rule))
             for rule in configuration.rules
             if rule.on(name) and holds(rule.span, now)
         ]
@@ -57,6 +58,33 @@ def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCa
         )
         cards.append(SurfaceCard(name, surface.kind, rules, next(running, None)))
     return cards
+
+
+def _deed(rule: Rule) -> str:
+    """Describe what a rule does, and to whose lists."""
+    items = []
+    if rule.items:
+        more = (
+            f" and {len(rule.items) - MAX_NAMED_ITEMS} more"
+            if len(rule.items) > MAX_NAMED_ITEMS
+            else ""
+        )
+        items.append(f"{', '.join(rule.items[:MAX_NAMED_ITEMS])}{more}")
+    if rule.where is not None:
+        items.append(f"where {rule.where}")
+    what = " ".join(items)
+    if rule.kind == "pin":
+        return f"pins {what} to slot {rule.slot}{_whose(rule)}"
+    if rule.kind == "hide":
+        return f"hides {what}{_whose(rule)}"
+    way = "up" if rule.kind == "boost" else "down"
+    return f"moves {what} {way} by {rule.places} places{_whose(rule)}"
+
+
+def _whose(rule: Rule) -> str:
+    visitors = "" if rule.users.visitors == "all" else f" for {rule.users.visitors} visitors"
+    domains = rule.users.domains
+    return visitors + ("" if domains is None else f" in {', '.join(domains)}")
 
 
 def list_history(recommender: Recommender, user_row: int, k: int) -> list[PastItem]:

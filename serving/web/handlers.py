@@ -13,7 +13,6 @@ from random import Random
 
 from serving.configuration.resolve import UnknownSurfaceError
 from serving.cursor import CursorError
-from serving.explanation.phrasing import Phraser
 from serving.explanation.served_list import explain_list
 from serving.filtering.expression import FilterError
 from serving.list_record import write_record
@@ -33,7 +32,6 @@ from serving.schemas import (
     UsersParameters,
     to_json,
 )
-from serving.settings import Settings
 from serving.web.descriptions import UserIndex, describe_catalogue, describe_user, list_history
 from serving.web.http import Head, HttpAnswer, RefusedError, read_input, validated
 from serving.web.openapi import document
@@ -57,8 +55,8 @@ def refusal(error: Exception) -> RefusedError:
 class Handlers:
     """Answers over one recommender; safe to share between threads."""
 
-    def __init__(self, recommender: Recommender, settings: Settings) -> None:
-        self._recommender, self._settings, self._random = recommender, settings, Random()
+    def __init__(self, recommender: Recommender) -> None:
+        self._recommender, self._random = recommender, Random()
 
     def answer(self, head: Head, body: bytes) -> HttpAnswer:
         """Answer a request to any route but a batch."""
@@ -121,27 +119,10 @@ class Handlers:
 
     def explain(self, given: ExplainParameters, head: Head) -> HttpAnswer:
         record = self._record(head["value"])
-        phraser = self._phraser if given.phrase else None
-        found = explain_list(
-            self._recommender, record, given.item_id, names_history=head["shown"], phraser=phraser
-        )
+        shown = head["shown"]
+        found = explain_list(self._recommender, record, given.item_id, names_history=shown)
         # The caller's limit counts lists, and these were made.
         return HttpAnswer(200, to_json(found), {"num_requests": 1 + (found.num_left_out or 0)})
-
-    @cached_property
-    def _phraser(self) -> Phraser:
-        """The endpoint that rewords sentences; refuses if the server has none."""
-        settings = self._settings
-        if settings.phrasing_url is None or settings.phrasing_model is None:
-            message = (
-                "this server rewords no sentences: phrasing_url and phrasing_model are not set"
-            )
-            raise RefusedError(422, "invalid_request", f"phrase: {message}")
-        key, seconds = settings.phrasing_key_variable, settings.phrasing_timeout_seconds
-        try:
-            return Phraser.at(settings.phrasing_url, settings.phrasing_model, key, seconds)
-        except ValueError as error:
-            raise RefusedError(422, "invalid_request", f"phrase: {error}") from error
 
     def _record(self, request_id: str) -> RequestRecord:
         """Find a served list, or refuse with 404 or 503."""

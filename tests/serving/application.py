@@ -44,7 +44,7 @@ class Application:
         settings, self.writer = open_writer(settings)
         self.recommender.connect(store_opener(settings), keeps_lists=settings.log_lists)
         self._settings, self._files = settings, Files()
-        self._handlers = Handlers(self.recommender, settings)
+        self._handlers = Handlers(self.recommender)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -1,21 +1,17 @@
-"""Agents' tools over both transports, driven by the SDK's own client against a running server."""
+"""Agents' tools, driven by the SDK's own client against a running server."""
 
 import asyncio
 import json
-import socket
 import sys
-import threading
-import time
 from dataclasses import replace
 
 import pytest
-import uvicorn
 from mcp import Client, StdioServerParameters
 
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.manifest import publish
 from serving.bundle.write import write_bundle
-from serving.client.agent_server import DoorOptions, door, http_application, serve_http
+from serving.client.agent_server import DoorOptions, door
 from serving.security.keys import digest_of
 from tests.serving.server.running import running
 from tests.serving.synthetic_bundle import CATEGORIES, SyntheticSize, synthetic_parts
@@ -221,40 +217,3 @@ def test_over_stdio_the_command_answers(server):
     )
     (found,) = used(started, ("search", {"query": "title 12"}))
     assert found["items"][0]["item_id"] == "item-12"
-
-
-def test_over_http_each_agent_brings_its_own_key(server):
-    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
-
-    application = http_application(DoorOptions(url=server.url, key=SHOP))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    web = uvicorn.Server(uvicorn.Config(application, port=port, log_level="error"))
-    thread = threading.Thread(target=web.run, daemon=True)
-    thread.start()
-    while not web.started:
-        time.sleep(0.01)
-    address = f"http://127.0.0.1:{port}/mcp"
-    search = ("search", {"query": "title 12"})
-
-    async def with_own_key():
-        headers = {"authorization": f"Bearer {AGENT}"}
-        async with create_mcp_http_client(headers=headers) as http:
-            return await calling(streamable_http_client(address, http_client=http), search)
-
-    try:
-        (refused,) = used(address, search)
-        (found,) = asyncio.run(with_own_key())
-    finally:
-        web.should_exit = True
-        thread.join()
-    assert refused.startswith("401 key_missing")
-    assert found["items"][0]["item_id"] == "item-12"
-
-
-def test_other_machines_reach_no_api_without_keys(released, tmp_path):
-    with (
-        running(released, tmp_path / "log", workers=1, store="none") as open_server,
-        pytest.raises(ValueError, match="answers without a key"),
-    ):
-        serve_http(DoorOptions(url=open_server.url), "0.0.0.0", 0)

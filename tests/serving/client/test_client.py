@@ -3,7 +3,6 @@
 import asyncio
 
 import httpx2
-import polars as pl
 import pytest
 
 from serving.client import AsyncClient, Client, ServerError, UnreachableError
@@ -48,28 +47,16 @@ def test_three_lines_recommend_send_an_event_and_search(server):
     client.close()
 
 
-def test_lists_of_many_users_are_one_table(server):
-    with Client(server.url) as client:
-        frame = client.recommend_frame(pl.DataFrame({"user_id": ["user-1", "user-2"]}), k=4)
-        assert frame["user_id"].to_list() == ["user-1"] * 4 + ["user-2"] * 4
-        assert frame["rank"].to_list() == [1, 2, 3, 4] * 2
-        assert frame["request_id"].n_unique() == 2
-        with pytest.raises(ValueError, match="needs a column user_id, it has"):
-            client.recommend_frame(pl.DataFrame({"user": ["1"]}))
-
-
 def test_the_asynchronous_client_does_the_same(server):
     async def use():
         async with AsyncClient(server.url) as client:
             replies = await asyncio.gather(*(client.recommend(f"user-{n}", k=2) for n in range(8)))
             event = await client.event("user-3", "item-3")
-            frame = await client.recommend_frame(["user-1"], k=2)
-            return replies, event, frame
+            return replies, event
 
-    replies, event, frame = asyncio.run(use())
+    replies, event = asyncio.run(use())
     assert len({reply.request_id for reply in replies}) == 8
     assert event.accepted == 1
-    assert len(frame) == 2
 
 
 @pytest.mark.parametrize(

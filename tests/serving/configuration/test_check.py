@@ -26,15 +26,10 @@ def written(tmp_path):
     return write
 
 
-def test_it_says_what_the_example_does():
+def test_it_says_what_the_example_has():
     code, said = check(ROOT / "deploy" / "serving.toml")
     assert code == 0
-    assert "surface newsletter is of kind home: lists of 6; sources by the bundle's learned" in said
-    assert "as built in: related, cart, session, search" in said
-    assert "rule advent pins 242, 302 to slot 1 on home from 2026-12-01T00:00:00+01:00" in said
-    assert "rule clearance moves where category in ['Comedy', 'Family'] up by 5 places on" in said
-    assert "rule recalled hides 1 on every surface" in said
-    assert "experiment diversity has arms control 50%, more 50% on home from" in said
+    assert "newsletter; 3 rules, 1 experiments" in said
 
 
 def test_faults_are_exit_code_2(written):
