@@ -26,9 +26,9 @@ from serving.schemas import RecommendedItem
 from serving.surfaces import RULES, SEARCH
 
 Rows = NDArray[np.int64]
-FILLER = POPULARITY.source
+FILLER = POPULARITY.name
 BY_SOURCE = {
-    **{one.source: one.reason for one in MODELS},
+    **{one.name: one.reason for one in MODELS},
     RULES: "is put here by a rule",
     SEARCH: "is what was searched for",
 }
@@ -196,11 +196,11 @@ def _explain(
         elif seed:
             named = names_history or seed in sent
             found.append(f"goes with {title_of(seed) if named else 'the history'}")
-        elif source == CONTENT.source:
+        elif source == CONTENT.name:
             like = title_of(query.item_row) if query.item_row else "the history"
             new = not query.item_row and row >= bundle.num_released_rows
             found.append(f"is about the same as {like}{', and is new' if new else ''}")
-        elif source == TWO_TOWER.source and query.item_row:
+        elif source == TWO_TOWER.name and query.item_row:
             found.append(f"is like {title_of(query.item_row)}")
         else:
             outside = bundle.outside.get(source)

@@ -57,7 +57,7 @@ class Retrieval:
             name: OneQueryBlend(blend, bundle.item_counts) for name, blend in bundle.blends.items()
         }
         self._blend = self._blends.get(options.profile)
-        learned_content = self._blend is not None and CONTENT.source in self._blend.sources
+        learned_content = self._blend is not None and CONTENT.name in self._blend.sources
         self.sources = sources_of(bundle, options, adapters, learned_content=learned_content)
         self._ranker: CandidateRanker | None = None
         if bundle.ranker is not None and options.profile == PROFILE:

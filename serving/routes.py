@@ -116,9 +116,7 @@ ERRORS: Mapping[int, tuple[str, Fault]] = {
     ),
 }
 CARD = ItemCard("235", "Mars Attacks! (1996)", ("Action", "Comedy"), "124-48-93")
-ITEM = RecommendedItem(
-    "235", 0.0722, TWO_TOWER.source, CARD.title, CARD.categories, CARD.semantic_id
-)
+ITEM = RecommendedItem("235", 0.0722, TWO_TOWER.name, CARD.title, CARD.categories, CARD.semantic_id)
 LIST = Reply(
     request_id="019aab51ecf44d7f8f6f8c0f7a1f3c55",
     items=[ITEM],
@@ -131,10 +129,10 @@ SLOT = SlotExplained(
     slot=1,
     item_id="235",
     score=0.0722,
-    source=TWO_TOWER.source,
+    source=TWO_TOWER.name,
     title=CARD.title,
     reason="goes with Twister (1996)",
-    contributions={TWO_TOWER.source: 1.0},
+    contributions={TWO_TOWER.name: 1.0},
     sentence="It fits the history as a whole (two_tower, 100% of the score). "
     "Without Twister (1996) it would be in place 31 instead of 1.",
     place=1,

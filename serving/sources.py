@@ -154,12 +154,12 @@ def sources_of(
         learned_content: Whether content ranks every item, as a learned blend weighs it.
     """
     sources: dict[str, Source] = {
-        names.POPULARITY.source: PopularSource(bundle.popularity.item_scores),
+        names.POPULARITY.name: PopularSource(bundle.popularity.item_scores),
         **{name: WeightsSource(model) for name, model in bundle.item_weights.items()},
         **{name: ScoredSource(one.model.score) for name, one in bundle.outside.items()},
     }
     if bundle.retriever is not None:
-        sources[names.TWO_TOWER.source] = two_tower_source(
+        sources[names.TWO_TOWER.name] = two_tower_source(
             bundle.retriever.model, bundle.retriever.index
         )
     full = options.profile == "full"
@@ -168,21 +168,20 @@ def sources_of(
         (names.ENSEMBLE, bundle.ensemble if full else None, ENSEMBLE),
     ):
         if model is not None:
-            sources[name.source] = sequence_source(model, bundle.indexes.get(part))
+            sources[name.name] = sequence_source(model, bundle.indexes.get(part))
     for base, adapted in adapters.retrievers.items():
-        of_base = names.source_name(base)
         two_tower = bundle.retriever if base == names.TWO_TOWER.name else None
         index = None if two_tower is None else two_tower.index
-        sources[of_base] = AdaptedSource(sources[of_base], adapted, index)
+        sources[base] = AdaptedSource(sources[base], adapted, index)
     if bundle.generative is not None and full:
-        sources[names.GENERATIVE.source] = timed_source(
+        sources[names.GENERATIVE.name] = timed_source(
             bundle.generative.model,
             bundle.generative.trie,
             HOME.beam_width,
             options.beam_timeout_ms,
         )
     if (content := _content_source(bundle, learned_content)) is not None:
-        sources[names.CONTENT.source] = content
+        sources[names.CONTENT.name] = content
     return sources
 
 

@@ -24,6 +24,7 @@ from recsys.models.names import (
     MODELS,
     NEXT_BASKET,
     POPULARITY,
+    RENAMED,
     SEQUENCE,
     TWO_TOWER,
 )
@@ -50,9 +51,9 @@ Kind = Literal["home", "related", "cart", "session", "search"]
 """What a request must bring: a user, a session, both or neither (``home``), one item (``related``),
 the items of a cart (``cart``), the items of a session (``session``), a text (``search``)."""
 SOURCES = (
-    TWO_TOWER.source,
-    *(one.source for one in MODELS if one not in (TWO_TOWER, POPULARITY)),
-    POPULARITY.source,
+    TWO_TOWER.name,
+    *(one.name for one in MODELS if one not in (TWO_TOWER, POPULARITY)),
+    POPULARITY.name,
     SEARCH,
 )
 """Sources that a surface can weigh."""
@@ -63,6 +64,8 @@ Source = Annotated[str, WithJsonSchema({"enum": [*SOURCES, RULES], "type": "stri
 
 
 def _source(name: str) -> str:
+    if name in RENAMED:
+        raise ValueError(f"was renamed; write {RENAMED[name]!r}")
     if name not in SOURCES:
         near = difflib.get_close_matches(name, SOURCES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SOURCES)}"
@@ -225,25 +228,25 @@ HOME = Surface(
     kind="home",
     # The order decides between equal scores.
     weights={
-        **{one: 1.0 for one in SOURCES if one not in (CONTENT.source, POPULARITY.source, SEARCH)},
-        CONTENT.source: 1.0,
-        POPULARITY.source: FILL,
+        **{one: 1.0 for one in SOURCES if one not in (CONTENT.name, POPULARITY.name, SEARCH)},
+        CONTENT.name: 1.0,
+        POPULARITY.name: FILL,
     },
     learned=True,
 )
 # Content at 0.75: at 1 the next item of a user is found less often.
-OF_ITEMS = {CONTENT.source: 0.75, POPULARITY.source: FILL}
+OF_ITEMS = {CONTENT.name: 0.75, POPULARITY.name: FILL}
 RELATED = Surface(
     name="related",
     kind="related",
-    weights={ITEM_TO_ITEM.source: 1.0, TWO_TOWER.source: 1.0, **OF_ITEMS},
+    weights={ITEM_TO_ITEM.name: 1.0, TWO_TOWER.name: 1.0, **OF_ITEMS},
     exclude_seen=False,
 )
 CART = Surface(
     name="cart",
     kind="cart",
     weights={
-        **{one.source: 1.0 for one in (ITEM_TO_ITEM, EASE, ITEM_KNN, NEXT_BASKET, SEQUENCE)},
+        **{one.name: 1.0 for one in (ITEM_TO_ITEM, EASE, ITEM_KNN, NEXT_BASKET, SEQUENCE)},
         **OF_ITEMS,
     },
     exclude_seen=True,

@@ -12,7 +12,7 @@ from pipelines.pages.wording import model_label, parted
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
-from recsys.models.names import MODELS, POPULARITY
+from recsys.models.names import POPULARITY
 
 FEW_USERS = 500
 MANY_LOOKS = 10
@@ -21,7 +21,6 @@ MIN_USERS = 30
 PROFILE = "fast"
 """The profile served by default."""
 BASELINE = POPULARITY.name
-MODEL_OF_SOURCE = {one.source: one.name for one in MODELS}
 METHODS = {"learned": "learned weights", "reciprocal_rank_fusion": "reciprocal rank fusion"}
 
 
@@ -51,7 +50,7 @@ def served_label(data: ReportData, model: str) -> str:
 
 def source_label(source: str) -> str:
     """Label a source as its model."""
-    return model_label(MODEL_OF_SOURCE.get(source, source))
+    return model_label(source)
 
 
 def method_label(method: str) -> str:

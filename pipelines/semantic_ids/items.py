@@ -148,7 +148,7 @@ def bundle_items(bundle: Path) -> Items:
         catalogue = Delta.load(link).extend(catalogue)
     values, offsets = catalogue.category_values, catalogue.category_offsets
     names = list(catalogue.category_names)
-    scores = Popularity.load(first.directory / POPULARITY.part).item_scores.clamp_min(0)
+    scores = Popularity.load(first.directory / POPULARITY.name).item_scores.clamp_min(0)
     popularity = np.zeros(len(catalogue.item_ids))
     popularity[: len(scores)] = scores.numpy()
     return _items(

@@ -32,7 +32,6 @@ from recsys.fitting.blend import ProfileBlend, unjudged_blend
 from recsys.fitting.blend import fit_blend as fit_profile
 from recsys.fitting.queries import ModelInputs
 from recsys.models.configs import TextTowerConfig
-from recsys.models.names import source_name
 from recsys.retrieval.sources import Source
 from serving.surfaces import HOME
 
@@ -40,7 +39,7 @@ from serving.surfaces import HOME
 def save_unjudged(folder: Path, models: Mapping[str, object]) -> None:
     """Write the surface's weights for each profile, since nothing can be learned or judged."""
     profiles = {}
-    for profile, names in list_profiles({source_name(model): None for model in models}).items():
+    for profile, names in list_profiles(dict.fromkeys(models)).items():
         blend, profiles[profile] = unjudged_blend(names, HOME.weights)
         blend.save(folder, profile)
     (folder / FILE).write_text(to_json({"profiles": profiles}))

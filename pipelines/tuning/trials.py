@@ -34,7 +34,6 @@ from recsys.fitting.blend import SourceLists, known_demand
 from recsys.fitting.catalogue import SPECS
 from recsys.fitting.queries import ModelInputs, rank_queries
 from recsys.fitting.spec import device_named
-from recsys.models.names import source_name
 from recsys.replay.experiment import Recipe, RecipeFitter, lists_of_source
 from recsys.training.loop import TrainingDiverged
 
@@ -107,7 +106,7 @@ def measured(trial: Trial) -> NDArray[np.float64]:
         ranks = rank_queries(source, queries, device).ranks
         return per_user_metric(Jagged(ranks, queries.targets().offsets), trial.metric).numpy()
     lists = {
-        source_name(name): lists_of_source(experiment.fit(SPECS[name]).source, queries, device)
+        name: lists_of_source(experiment.fit(SPECS[name]).source, queries, device)
         for name in recipe.models
     }
     examples = SourceLists.of_queries(

@@ -162,7 +162,7 @@ def fusion_profile(sources: Sequence[str], weights: Mapping[str, float]) -> Lear
 
     There content ranks only items that are appended after a release.
     """
-    return weighted({name: weights.get(name, 1.0) for name in sources if name != CONTENT.source})
+    return weighted({name: weights.get(name, 1.0) for name in sources if name != CONTENT.name})
 
 
 def single_profile(sources: Sequence[str], chosen: str) -> LearnedBlend:

@@ -17,13 +17,10 @@ class ModelName:
     """The names and words of one retrieval model."""
 
     name: str
-    """Folder of its artefacts, and its row of metrics."""
-    source: str = ""
-    """Source in blends, surfaces and replies; the model's own name by default."""
-    part: str = ""
-    """Folder in a bundle; the model's own name by default."""
+    """Folder of its artefacts and in a bundle, its row of metrics, and its source in blends,
+    surfaces and replies."""
     section: str = ""
-    """Section of its settings; the folder in a bundle by default."""
+    """Section of its settings; its name by default."""
     training: str = ""
     """Section of its training; empty if it is fitted without one."""
     profile: Literal["fast", "full"] = "fast"
@@ -44,11 +41,8 @@ class ModelName:
     """Why an item is in a list: the predicate of a sentence of an explanation."""
 
     def __post_init__(self) -> None:
-        for field, default in (("source", self.name), ("part", self.name)):
-            if not getattr(self, field):
-                object.__setattr__(self, field, default)
         if not self.section:
-            object.__setattr__(self, "section", self.part)
+            object.__setattr__(self, "section", self.name)
 
     @property
     def stage(self) -> str:
@@ -61,7 +55,6 @@ class ModelName:
 
 POPULARITY = ModelName(
     name="popularity",
-    source="popular",
     label="popularity",
     meaning="most popular items, recent events weighted higher; the same list for everyone",
     reason="popular",
@@ -110,9 +103,8 @@ NEXT_BASKET = ModelName(
     explanation="follows the baskets of the history",
 )
 CONTENT = ModelName(
-    name="content",
-    part="content_similarity",
-    label="content",
+    name="content_similarity",
+    label="content similarity",
     meaning="items whose text is similar to the user's latest items",
     reason="is about the same as the history",
     explanation="is about the same as items of the history",
@@ -136,8 +128,6 @@ SEQUENCE = ModelName(
 ENSEMBLE = replace(
     SEQUENCE,
     name="ensemble",
-    source="ensemble",
-    part="ensemble",
     variant_of=SEQUENCE.name,
     profile="full",
     label="sequence ensemble",
@@ -177,13 +167,10 @@ SLOW_MODELS = tuple(one.name for one in MODELS if one.profile == "full")
 
 ADDRESS = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*"
 NAME = r"[a-z][a-z0-9_]{0,39}"
-TAKEN = ("popular", "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
+RENAMED = {"popular": "popularity", "content": "content_similarity"}
+"""Names of earlier versions, which their bundles and configurations have."""
+TAKEN = (*RENAMED, "search", "rules", "blend", "blend_fast", "blend_full", "ranked", "ranker")
 """Names of sources, of rows and of a bundle's parts that are no model's."""
-
-
-def source_name(model: str) -> str:
-    """Return the name of a model's source in blends and in serving."""
-    return BY_NAME[model].source if model in BY_NAME else model
 
 
 def check_outside(addresses: Mapping[str, str]) -> None:

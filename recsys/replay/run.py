@@ -18,7 +18,6 @@ import torch
 
 from recsys.fitting.blend import FittedBlend, SourceLists
 from recsys.fitting.spec import device_named
-from recsys.models.names import source_name
 from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay, Say, Unit, list_units, run_step, run_unit
 from recsys.replay.folder import (
@@ -46,10 +45,7 @@ def source_lists(replay: Replay, number: int, policy: str) -> SourceLists:
     folder, step = replay.folder, replay.steps[number]
     models = answered_by(policy, number)
     done = read_json(folder.done(number, models))
-    lists = {
-        source_name(name): load_source(folder.source(number, models, name))
-        for name in done["models"]
-    }
+    lists = {name: load_source(folder.source(number, models, name)) for name in done["models"]}
     queries = replay.evaluation_queries(replay.queries(step))
     moment = done["known_at"]
     return SourceLists.of_queries(

@@ -21,7 +21,7 @@ from torch.nn import functional
 from recsys.data.batch import Jagged, JaggedBatch, one_example
 from recsys.data.top_k import NO_ROW, ItemMask, OneList, TopK, best_of_one, no_items, select_top_k
 from recsys.models.item_weights.model import ItemWeights
-from recsys.models.names import SEQUENCE, source_name
+from recsys.models.names import SEQUENCE
 from recsys.retrieval.vector_index import VectorIndex
 
 Rows = NDArray[np.int64]
@@ -335,7 +335,7 @@ def rank_by_all(
 
 def lists_of(rankings: Mapping[str, Ranking]) -> dict[str, TopK]:
     """Take the lists, by source."""
-    return {source_name(model): ranking.lists for model, ranking in rankings.items()}
+    return {model: ranking.lists for model, ranking in rankings.items()}
 
 
 def behaviour_vectors(sources: Mapping[str, Source]) -> Tensor | None:

@@ -35,7 +35,7 @@ from serving.bundle.published import Link, read_chain
 from serving.bundle.semantic_ids import ItemSemanticIds, NewIds, check_source
 
 Vectors = NDArray[np.float32]
-TWO_TOWER = names.TWO_TOWER.part
+TWO_TOWER = names.TWO_TOWER.name
 CONTENT, ITEM_VECTORS = "content/content.npy", f"{TWO_TOWER}/item_vectors.npy"
 
 

@@ -35,6 +35,7 @@ from recsys.models.item_tower import ItemCatalogue
 from recsys.models.item_weights.model import ItemWeights
 from recsys.models.outside import Over, spec_at
 from recsys.models.sequence.model import SequenceModel
+from recsys.retrieval.blend.candidate_features import OF_SOURCE
 from recsys.retrieval.blend.learned import LearnedBlend
 from recsys.semantic_ids.trie import Trie
 from serving.bundle.arrays import check_rows, reading
@@ -42,7 +43,7 @@ from serving.bundle.manifest import BundleManifest, Profile
 from serving.bundle.semantic_ids import ItemSemanticIds
 
 CONTENT_SIMILARITY, SEQUENCE, ENSEMBLE, GENERATIVE = (
-    one.part for one in (names.CONTENT, names.SEQUENCE, names.ENSEMBLE, names.GENERATIVE)
+    one.name for one in (names.CONTENT, names.SEQUENCE, names.ENSEMBLE, names.GENERATIVE)
 )
 Blends = Mapping[Profile, LearnedBlend]
 BLENDS: Mapping[Profile, str] = {profile: f"blend_{profile}" for profile in get_args(Profile)}
@@ -61,6 +62,12 @@ def encode_items(model: EncodesItems) -> None:
         raise ValueError("its item vectors are not finite; train and release it again")
 
 
+def current_feature(feature: str) -> str:
+    """Write a ranker's feature of an earlier version with the source's name of this one."""
+    source, _, what = feature.partition(".")
+    return f"{names.RENAMED.get(source, source)}.{what}" if what in OF_SOURCE else feature
+
+
 def check_inputs(
     path: Path, manifest: BundleManifest, content_dim: int, more: Mapping[str, object]
 ) -> None:
@@ -75,9 +82,12 @@ def check_inputs(
         if inputs["num_categories"]:
             expected["num_categories"] = manifest.dimensions.num_category_rows
         for name, value in expected.items():
-            if inputs[name] != value:
+            found = inputs[name]
+            if name == "candidate_dense":
+                found = [current_feature(feature) for feature in found]
+            if found != value:
                 raise ValueError(
-                    f"the model was trained with {name} {inputs[name]}, the bundle has {value}; "
+                    f"the model was trained with {name} {found}, the bundle has {value}; "
                     "its parts come from different runs, release the bundle again"
                 )
 
@@ -203,14 +213,14 @@ def load_outside(
 
 def load_blends(directory: Path, manifest: BundleManifest) -> Blends:
     """Load the learned blend of each profile that the bundle has."""
-    there = {one for one in names.MODELS if one.part in manifest.models}
+    there = {one for one in names.MODELS if one.name in manifest.models}
     blends: dict[Profile, LearnedBlend] = {}
     for profile, folder in BLENDS.items():
         if folder not in manifest.models:
             continue
         with reading(directory / folder):
             blend = LearnedBlend.load(directory / folder)
-        allowed = {one.source for one in there if profile in ("full", one.profile)}
+        allowed = {one.name for one in there if profile in ("full", one.profile)}
         allowed |= manifest.specs.keys()
         if missing := sorted(set(blend.sources) - allowed):
             raise ValueError(

@@ -49,7 +49,7 @@ ItemIndexes = Mapping[str, FaissIndex]
 COMPARED_UP_TO = FaissIndexConfig().flat_max_rows
 Vectors = NDArray[np.float32]
 INDEX_FILE = Path(FOLDER) / "items.faiss"
-ITEM_VECTORS = Path(TWO_TOWER.part) / "item_vectors.npy"
+ITEM_VECTORS = Path(TWO_TOWER.name) / "item_vectors.npy"
 
 
 def compared(
@@ -138,7 +138,7 @@ def load_retriever(
     directory: Path, manifest: BundleManifest, items: ItemCatalogue
 ) -> Retriever | None:
     """Load the two-tower and its index; None without."""
-    if TWO_TOWER.part not in manifest.models:
+    if TWO_TOWER.name not in manifest.models:
         return None
     num_rows, dim = manifest.dimensions.num_item_rows, manifest.dimensions.embedding_dim
     vectors = load_array(directory / ITEM_VECTORS, np.float32, 2)
@@ -152,7 +152,7 @@ def load_retriever(
         "user_features": manifest.user_features,
         "context_features": manifest.context_features,
     }
-    folder = directory / TWO_TOWER.part
+    folder = directory / TWO_TOWER.name
     check_inputs(folder / "config.json", manifest, items.content.shape[1], features)
     with reading(folder), torch.no_grad():
         model = TwoTower.load(folder, items, backend="torch")

@@ -96,7 +96,7 @@ def grown_text_search(search: TextSearch | None, catalogue: Catalogue) -> TextSe
 
 def load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
     """Load the scores of all items."""
-    path = directory / POPULARITY.part
+    path = directory / POPULARITY.name
     with reading(path):
         model = Popularity.load(path)
     check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))

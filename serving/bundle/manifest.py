@@ -29,7 +29,7 @@ VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(\+[1-9][0-9]{0,5})?$"
 
 Profile = Literal["fast", "full"]
 """Which sources are queried: ``full`` adds beam search and all members of a sequence model."""
-PARTS = (*(one.part for one in MODELS), "blend_fast", "blend_full", "ranker", "text_search")
+PARTS = (*(one.name for one in MODELS), "blend_fast", "blend_full", "ranker", "text_search")
 """Folders of models that this version of the platform reads."""
 
 
@@ -38,7 +38,7 @@ FILES_ALLOWED: dict[str, frozenset[str]] = {
     **dict.fromkeys([*PARTS, "quantizer"], _TENSORS),
     **dict.fromkeys(["catalogue", "users", "histories", "content"], frozenset([".npy"])),
     "properties": frozenset([".npy"]),
-    **dict.fromkeys([TWO_TOWER.part, "semantic_ids", "text_search"], _TENSORS | {".npy"}),
+    **dict.fromkeys([TWO_TOWER.name, "semantic_ids", "text_search"], _TENSORS | {".npy"}),
     "index": frozenset([".json", ".faiss"]),
 }
 """Kinds of file by folder. A bundle has no other files, least of all a pickle."""

@@ -149,9 +149,9 @@ def write_bundle(
 def _write_models(parts: BundleParts, directory: Path) -> list[str]:
     """Copy fitted models into a bundle that is being written; return the parts' names."""
     saved = {
-        POPULARITY.part: parts.popularity,
+        POPULARITY.name: parts.popularity,
         **parts.item_weights,
-        TWO_TOWER.part: None if parts.two_tower is None else parts.two_tower.model,
+        TWO_TOWER.name: None if parts.two_tower is None else parts.two_tower.model,
         CONTENT_SIMILARITY: parts.content_similarity,
         SEQUENCE: parts.sequence,
         ENSEMBLE: parts.ensemble,

@@ -16,7 +16,7 @@ from serving.schemas import WhyNotCode
 from serving.surfaces import SEARCH
 
 BY_SOURCE = {
-    **{one.source: one.explanation for one in MODELS},
+    **{one.name: one.explanation for one in MODELS},
     SEARCH: "is what was searched for",
 }
 BY_THE_ITEM = "is like the item that it is shown beside"
@@ -86,9 +86,9 @@ def _of_parts(facts: SlotFacts, bundle: Bundle) -> str:
 
 
 def _phrase(source: str, of_an_item: bool, bundle: Bundle) -> str:
-    if of_an_item and source not in (POPULARITY.source, SEARCH, CONTENT.source):
+    if of_an_item and source not in (POPULARITY.name, SEARCH, CONTENT.name):
         return BY_THE_ITEM
-    if of_an_item and source == CONTENT.source:
+    if of_an_item and source == CONTENT.name:
         return "is about the same as the item that it is shown beside"
     outside = bundle.outside.get(source)
     return outside.names.explanation if outside else BY_SOURCE[source]

@@ -118,7 +118,7 @@ def is_garden(item_id: str) -> bool:
 
 def test_neighbours_of_the_new_item_are_of_its_kind(appended: Any) -> None:
     assert all(map(is_garden, ids_of(appended)))
-    assert {item["source"] for item in appended["items"]} <= {"two_tower", "content"}
+    assert {item["source"] for item in appended["items"]} <= {"two_tower", "content_similarity"}
 
 
 def test_the_new_item_is_in_its_neighbours_lists(address: str, appended: Any) -> None:

@@ -165,7 +165,7 @@ def test_texts_alone_make_similar_items_where_no_event_follows_another(
     assert "two-tower (given): left out" in " ".join(result.output.split())
     recommender = Recommender.load(tmp_path / "run" / "bundles" / "current")
     reply = recommender.answer(Request(surface="similar", item_id="i0", k=3))
-    assert "content" in {item.source for item in reply.items}
+    assert "content_similarity" in {item.source for item in reply.items}
 
 
 def test_ten_seconds_serve_what_is_popular_and_say_so(

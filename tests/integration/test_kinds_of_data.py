@@ -64,7 +64,7 @@ def test_models_without_training_are_served_alone(
     bundle = Recommender.load(workspace / "bundles/current").bundle
     assert bundle.retriever is None
     assert not bundle.exclude_history
-    counted = {"popular", "item_to_item", "ease", "repeats", "next_basket", "content"}
+    counted = {"popularity", "item_to_item", "ease", "repeats", "next_basket", "content_similarity"}
     assert set(bundle.blends["fast"].sources) == counted
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
     assert "two_tower" not in metrics

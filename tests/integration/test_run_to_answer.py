@@ -41,7 +41,7 @@ MEASURED = {
     "popularity",
     "item_to_item",
     "ease",
-    "content",
+    "content_similarity",
     "two_tower",
     "sequence",
     "generative",
@@ -111,13 +111,15 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
         "popularity": ScoredSource(popularity.score, needs_history=False),
         "item_to_item": ScoredSource(ItemWeights.load(refit / "item_to_item").score),
         "ease": ScoredSource(ItemWeights.load(refit / "ease").score),
-        "content": ScoredSource(ContentSimilarity.load(refit / "content").score),
+        "content_similarity": ScoredSource(
+            ContentSimilarity.load(refit / "content_similarity").score
+        ),
         "two_tower": ScoredSource(two_tower.score),
         "sequence": ScoredSource(sequence.score),
         "generative": generated_source(generative, codes, HOME.beam_width),
     }
     blend = load_blends(shop / "fit_blend/given")[profile]
-    weighed = {"popular", "item_to_item", "ease", "content", "two_tower", "sequence"}
+    weighed = {"popularity", "item_to_item", "ease", "content_similarity", "two_tower", "sequence"}
     expected = weighed | {"generative"} if profile == "full" else weighed
     assert set(recommender.bundle.blends[profile].sources) == expected
     ends = np.asarray(inputs.sequences.offsets[1:])

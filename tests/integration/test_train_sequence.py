@@ -77,7 +77,7 @@ def test_where_it_is_off_nothing_is_trained_or_measured(
     assert result.exit_code == 0, result.output
     assert not (workspace / "train_sequence/given").exists()
     metrics = json.loads((workspace / "evaluate/metrics.json").read_text())["given"]["test"]
-    models = {"popularity", "item_to_item", "ease", "content", "two_tower", "blend"}
+    models = {"popularity", "item_to_item", "ease", "content_similarity", "two_tower", "blend"}
     assert set(metrics) == models
     assert not (workspace / "refit/sequence").exists()
 

@@ -281,7 +281,7 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
     exact = most_frequent(pairs, min(size.num_items // 2, MAX_EXACT))
     linear = EaseWeightsConfig(enabled=True, exact_items=len(exact))
     ease_model(pairs, exact, shared_users(pairs, exact), linear).save(scratch / "ease")
-    sources = ["popular", "item_to_item", "ease", "two_tower", "content", "sequence"]
+    sources = ["popularity", "item_to_item", "ease", "two_tower", "content_similarity", "sequence"]
     blends: dict[Profile, Path] = {"fast": _blend(scratch / "blend_fast", sources)}
     generative = None
     if parts.semantic_ids is not None:

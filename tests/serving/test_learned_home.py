@@ -95,10 +95,10 @@ def offline_sources(bundle, names):
         semantic_ids_version=bundle.semantic_ids.version,
     )
     every = {
-        "popular": ScoredSource(bundle.popularity.score, needs_history=False),
+        "popularity": ScoredSource(bundle.popularity.score, needs_history=False),
         **{name: ScoredSource(one.score) for name, one in bundle.item_weights.items()},
         "two_tower": ScoredSource(bundle.retriever.model.score),
-        "content": ScoredSource(bundle.content_similarity.score),
+        "content_similarity": ScoredSource(bundle.content_similarity.score),
         "sequence": ScoredSource(bundle.sequence.score),
         "generative": GeneratedSource(generation.model, search),
     }
@@ -179,10 +179,10 @@ def test_shares_of_reciprocal_ranks(bundle):
 def test_weights_are_those_of_the_histories_length(bundle):
     """Below 3 events popularity alone counts, from 3 on the neighbours."""
     whole, nothing = [1.0, 1.0], [0.0, 0.0]
-    weights = {"popular": [whole, nothing, nothing], "item_to_item": [nothing, whole, nothing]}
+    weights = {"popularity": [whole, nothing, nothing], "item_to_item": [nothing, whole, nothing]}
     recommender = Recommender(with_blend(bundle, weights, history_bounds=(3,)))
     short = ask(recommender, session=["item-2", "item-4"], k=5)
-    assert {item.source for item in short.items} == {"popular"}
+    assert {item.source for item in short.items} == {"popularity"}
     popular = ask(recommender, k=7, exclude=["item-2", "item-4"])
     assert ids(short) == ids(popular)[:5]
     longer = ask(recommender, session=["item-2", "item-4", "item-6"], k=5)
@@ -193,7 +193,9 @@ def test_weights_are_those_of_the_items_events(bundle):
     """Items with fewer than 2 events count by popularity alone, the others by the two-tower."""
     rare_only = [[1.0, 0.0, 0.0]] * 2
     often_only = [[0.0, 1.0, 0.0]] * 2
-    changed = with_blend(bundle, {"popular": rare_only, "two_tower": often_only}, item_bounds=(2,))
+    changed = with_blend(
+        bundle, {"popularity": rare_only, "two_tower": often_only}, item_bounds=(2,)
+    )
     reply = ask(Recommender(changed), user_id="user-3", k=32, explain=True)
     counts = {
         item_id: int(count)
@@ -202,16 +204,16 @@ def test_weights_are_those_of_the_items_events(bundle):
         )
     }
     sources = {item.source: counts[item.item_id] >= 2 for item in reply.items}
-    assert sources == {"popular": False, "two_tower": True}
+    assert sources == {"popularity": False, "two_tower": True}
 
 
 def test_history_is_as_long_as_models_read_it(bundle):
     """Of 240 events models read 200, offline and served: the kind from 201 on is nobody's."""
     whole, nothing = [1.0, 1.0], [0.0, 0.0]
-    weights = {"popular": [whole, nothing, nothing], "two_tower": [nothing, whole, whole]}
+    weights = {"popularity": [whole, nothing, nothing], "two_tower": [nothing, whole, whole]}
     recommender = Recommender(with_blend(bundle, weights, history_bounds=(201,)))
     reply = ask(recommender, session=["item-1", "item-2"] * 120, k=5)
-    assert {item.source for item in reply.items} == {"popular"}
+    assert {item.source for item in reply.items} == {"popularity"}
 
 
 # ---- what degrades
@@ -255,7 +257,7 @@ def test_strangers_get_popular_items_in_their_order(recommender):
     scores = recommender.bundle.popularity.item_scores[1:]
     order = scores.sort(descending=True, stable=True).indices
     assert ids(reply) == [f"item-{row + 1}" for row in order.tolist()]
-    assert reply.fallback == "popular"
+    assert reply.fallback == "popularity"
     assert said(reply) == ["unknown_user", "empty_history"]
 
 

@@ -140,7 +140,7 @@ def test_a_forgotten_user_is_a_new_one(bundle):
 def test_a_click_changes_the_next_list(recommender, store, bundle):
     request = Request(user_id="visitor", k=5)
     before = recommender.answer(request)
-    assert before.fallback == "popular"
+    assert before.fallback == "popularity"
     now_ms = 1_000 * bundle.users.newest_time
     store.visitors["visitor"] = events((before.items[0].item_id, now_ms))
     after = recommender.answer(request)

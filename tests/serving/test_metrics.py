@@ -23,7 +23,7 @@ def test_the_page_has_what_was_observed() -> None:
     metrics.observe_request("/v1/recommend", 200, 0.5)
     metrics.observe_request("/v1/recommend", 503, 0.0001)
     metrics.observe_reply(
-        {"rank": 1.5, "total": 4.0}, ("sequence", "ease"), ("unknown_user",), fallback="popular"
+        {"rank": 1.5, "total": 4.0}, ("sequence", "ease"), ("unknown_user",), fallback="popularity"
     )
     metrics.queue(3, 0.004)
     metrics.queue(2)
@@ -47,7 +47,7 @@ def test_the_page_has_what_was_observed() -> None:
         1,
     )
     assert found["recsys_degraded_total", "unknown_user"] == 1
-    assert found["recsys_fallbacks_total", "popular"] == 1
+    assert found["recsys_fallbacks_total", "popularity"] == 1
     assert found["recsys_queue_depth",] == 2
     assert (found["recsys_queue_seconds_count",], found["recsys_queue_seconds_sum",]) == (1, 0.004)
     assert found["recsys_refused_total", "queue_full"] == 1

@@ -140,8 +140,8 @@ def test_unknown_user_gets_popular_items_and_is_told(recommender):
     )
     assert ids(reply) == [f"item-{row + 1}" for row in by_count.indices[:5].tolist()]
     assert said(reply) == ["unknown_user", "empty_history"]
-    assert reply.fallback == "popular"
-    assert {item.source for item in reply.items} == {"popular"}
+    assert reply.fallback == "popularity"
+    assert {item.source for item in reply.items} == {"popularity"}
     scores = [item.score for item in reply.items]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1] > 0
@@ -151,7 +151,7 @@ def test_visitor_without_anything_gets_popular_items(recommender):
     reply = ask(recommender, k=3)
     assert len(reply.items) == 3
     assert said(reply) == ["empty_history"]
-    assert reply.fallback == "popular"
+    assert reply.fallback == "popularity"
 
 
 def test_session_steers_the_list_and_unknown_items_are_named(recommender):
@@ -164,7 +164,7 @@ def test_session_steers_the_list_and_unknown_items_are_named(recommender):
         "unknown_items: 4 more",
         "empty_history",
     ]
-    assert many.fallback == "popular"
+    assert many.fallback == "popularity"
 
 
 def test_session_continues_the_users_history(recommender):
@@ -228,7 +228,7 @@ def test_user_who_has_seen_everything_sees_it_again(recommender):
     reply = ask(recommender, session=everything, k=4)
     assert len(reply.items) == 4
     assert said(reply) == ["seen_items_shown"]
-    assert reply.fallback == "popular"
+    assert reply.fallback == "popularity"
     # What the request itself excludes does not come back.
     nothing = ask(recommender, session=everything, exclude=everything, k=4)
     assert nothing.items == []
@@ -383,7 +383,7 @@ def test_what_the_catalogue_says_of_an_item_is_cut_to_a_bound(recommender):
 def test_bundle_without_two_tower_answers_from_the_rest(recommender, bundles_dir):
     alone = Recommender(replace(recommender.bundle, retriever=None, item_weights={}))
     reply = ask(alone, user_id="user-1", k=3)
-    assert reply.fallback == "popular"
+    assert reply.fallback == "popularity"
     assert reply.served_by.index is None
 
 

@@ -42,7 +42,15 @@ def batched(queries):
 
 def test_every_kind_of_source_is_tried(world):
     _, sources = world
-    kinds = {"popular", "item_to_item", "ease", "two_tower", "sequence", "generative", "content"}
+    kinds = {
+        "popularity",
+        "item_to_item",
+        "ease",
+        "two_tower",
+        "sequence",
+        "generative",
+        "content_similarity",
+    }
     assert kinds <= sources.keys()
 
 

@@ -342,7 +342,7 @@ class World:
                 "user_id": self._users["user_id"].gather(users),
                 "surface": ["home"] * count,
                 "bundle": ["world"] * count,
-                "fallback": pl.Series(["popular"]).gather(np.zeros(count, int)),
+                "fallback": pl.Series(["popularity"]).gather(np.zeros(count, int)),
                 "degraded": degraded,
             }
         ).with_columns(

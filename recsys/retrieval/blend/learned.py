@@ -28,6 +28,7 @@ from torch import Tensor
 from recsys.data.batch import Jagged
 from recsys.data.durable import write_durably
 from recsys.data.top_k import TopK, no_items
+from recsys.models.names import RENAMED
 from recsys.retrieval.blend.choices import (
     UNKNOWN_KIND,
     Choices,
@@ -332,7 +333,7 @@ class LearnedBlend:
         fitted = about["fitted"]
         return cls(
             LearnedBlendConfig(**_with_tuples(about["config"])),
-            about["sources"],
+            [RENAMED.get(name, name) for name in about["sources"]],
             tensors["weights"],
             tensors["scales"],
             None if fitted is None else BlendFit(**_with_tuples(fitted)),

@@ -10,8 +10,8 @@ export const SOURCES = {
   item_knn: { label: "same users", title: "item-kNN: items that share users" },
   repeats: { label: "again", title: "repeats: was taken before" },
   next_basket: { label: "next basket", title: "next basket: follows the history's baskets" },
-  content: { label: "similar", title: "similar content" },
-  popular: { label: "popular", title: "popular with all users" },
+  content_similarity: { label: "similar", title: "similar content" },
+  popularity: { label: "popular", title: "popular with all users" },
   search: { label: "found", title: "found by its title" },
   rules: { label: "pinned", title: "put there by a rule" },
 };
@@ -59,7 +59,7 @@ function degradedInWords({ code, detail = "" }, sent, titles) {
 
 export function notesOf(reply, sent, titles = new Map()) {
   const notes = reply.degraded.map((note) => degradedInWords(note, sent, titles));
-  if (reply.fallback === "popular" && reply.items.length) {
+  if (reply.fallback === "popularity" && reply.items.length) {
     notes.push("These are the most popular items.");
   }
   if (!reply.items.length) notes.push("There is nothing to show.");

@@ -55,7 +55,7 @@ def small_recipe() -> Recipe:
         rows=(
             "popularity",
             "item_to_item",
-            "content",
+            "content_similarity",
             "two_tower",
             "sequence",
             "generative",

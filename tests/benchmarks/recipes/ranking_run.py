@@ -20,7 +20,6 @@ from recsys.evaluation.ranking import distinct_targets, list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, fit_blend, known_demand
 from recsys.fitting.queries import RankedQueries, rank_queries
 from recsys.fitting.spec import device_named
-from recsys.models.names import source_name
 from tests.benchmarks.recipes.fit import Experiment, FittedSource
 from tests.benchmarks.recipes.prepared import Prepared
 from tests.benchmarks.recipes.recipe import BLENDS
@@ -132,7 +131,7 @@ class RankingRun:
     def lists(self, models: Sequence[str], split: MeasuredSplit, suffix: str = "") -> SourceLists:
         """Read what models listed for a split."""
         lists = {
-            source_name(model): load_ranked(self.folder / f"{model}{suffix}.npz")[split].lists
+            model: load_ranked(self.folder / f"{model}{suffix}.npz")[split].lists
             for model in models
         }
         experiment = self.experiment

@@ -96,12 +96,12 @@ def test_the_best_warm_items_of_a_list_are_its_first_that_are_not_cold():
 
 def test_content_finds_cold_items_and_an_oracle_helps(finished):
     rows = finished[1]["rows"]
-    for name in ("content", "sequence", "generative"):
+    for name in ("content_similarity", "sequence", "generative"):
         values = rows[name]["test"]
         alone, oracle = values["cold only/recall@5"], values["oracle-cold/recall@5"]
         assert alone >= oracle >= values["blind/recall@5"]
     # 8 items of 8 clusters: one or two of them are of the user's own.
-    assert rows["content"]["test"]["cold only/recall@5"] > 0.9
+    assert rows["content_similarity"]["test"]["cold only/recall@5"] > 0.9
     assert rows["blend"]["test"]["oracle-cold/recall@10"] > 0.9
 
 
@@ -118,7 +118,7 @@ def test_odds_of_new_items_move_what_is_served_and_nothing_else(small_world, tmp
         recipe = replace(
             small_world.recipe,
             rows=("blend_fast",),
-            sources=("item_to_item", "content"),
+            sources=("item_to_item", "content_similarity"),
             blend=BlendConfig(new_item_odds=odds),
         )
         world = replace(small_world, recipe=recipe)
@@ -138,13 +138,13 @@ def test_odds_of_new_items_move_what_is_served_and_nothing_else(small_world, tmp
 
 
 def test_weights_are_learned_on_as_many_cold_queries_as_warm_ones():
-    lists = {"content": TopK(torch.rand(6, 2), torch.arange(1, 13).view(6, 2))}
+    lists = {"content_similarity": TopK(torch.rand(6, 2), torch.arange(1, 13).view(6, 2))}
     places = torch.arange(6)
     many = SourceLists(lists, Jagged.one_each(places), places, places % 2, torch.ones(13))
-    few, same = equally([many.of(places[:2], ("content",)), many])
+    few, same = equally([many.of(places[:2], ("content_similarity",)), many])
     assert few.targets.values.tolist() == [0, 1]
     assert same.targets.values.tolist() == [0, 5]
-    assert same.lists["content"].item_rows.tolist() == [[1, 2], [11, 12]]
+    assert same.lists["content_similarity"].item_rows.tolist() == [[1, 2], [11, 12]]
 
 
 def test_a_cold_run_is_noted_and_not_run_twice(small_world, finished):

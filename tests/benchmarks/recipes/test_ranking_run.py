@@ -15,7 +15,7 @@ from tests.benchmarks.reproduction.fitters import FITTERS
 from tests.benchmarks.reproduction.ranking_run import run_once
 
 SETTINGS = RunSettings(order="given", seed=0, device="cpu")
-SOURCES = ("item_to_item", "content", "sequence")
+SOURCES = ("item_to_item", "content_similarity", "sequence")
 STRICT = (*SOURCES, "blend_fast")
 
 
@@ -34,10 +34,12 @@ def finished(world, tmp_path_factory):
 def test_refitted_rows_are_off_unless_named_and_need_what_they_are_made_of():
     assert not set(Recipe().rows) & set(REFITTED)
     assert Recipe().refitted() == []
-    alone = Recipe(rows=("sequence_refit",), sources=("content", "sequence", "generative"))
+    alone = Recipe(
+        rows=("sequence_refit",), sources=("content_similarity", "sequence", "generative")
+    )
     assert (alone.models(), alone.refitted()) == (["sequence"], ["sequence"])
     blend = replace(alone, rows=("blend_refit",))
-    assert blend.models() == blend.refitted() == ["content", "sequence"]
+    assert blend.models() == blend.refitted() == ["content_similarity", "sequence"]
 
 
 def test_refitted_models_have_seen_the_validation_event_and_test_alone_is_measured(world, finished):
@@ -90,7 +92,11 @@ def test_strict_rows_are_what_they_are_without_refitted_ones(world, finished, tm
 
 
 def test_processes_that_share_a_run_give_what_one_gives(world, finished, tmp_path):
-    for only in (("item_to_item", "sequence"), ("sequence_refit",), ("content", "blend_fast")):
+    for only in (
+        ("item_to_item", "sequence"),
+        ("sequence_refit",),
+        ("content_similarity", "blend_fast"),
+    ):
         run_once(world, tmp_path, replace(SETTINGS, only=only))
         assert not (tmp_path / "given-0" / "result.json").exists()
     result = run_once(world, tmp_path, SETTINGS)

@@ -22,11 +22,11 @@ def test_a_setting_of_another_version_is_refused_with_its_place(small_recipe):
 
 
 def test_a_blend_needs_its_sources_fitted_also_where_they_are_not_shown():
-    alone = Recipe(rows=("blend_fast",), sources=("content", "sequence", "generative"))
-    assert alone.models() == ["content", "sequence"]
+    alone = Recipe(rows=("blend_fast",), sources=("content_similarity", "sequence", "generative"))
+    assert alone.models() == ["content_similarity", "sequence"]
     assert replace(alone, rows=("item_to_item", "blend")).models() == [
         "item_to_item",
-        "content",
+        "content_similarity",
         "sequence",
         "generative",
     ]
@@ -35,9 +35,11 @@ def test_a_blend_needs_its_sources_fitted_also_where_they_are_not_shown():
 
 
 def test_changes_reach_into_a_recipe_and_unknown_ones_are_refused(small_recipe):
-    changed = with_changes(small_recipe, ["sequence.dropout=0.25", 'sources=["content"]'])
+    changed = with_changes(
+        small_recipe, ["sequence.dropout=0.25", 'sources=["content_similarity"]']
+    )
     assert changed.sequence.dropout == 0.25
-    assert changed.sources == ("content",)
+    assert changed.sources == ("content_similarity",)
     with pytest.raises(ValueError, match=r"the recipe has no sequence\.magic"):
         with_changes(small_recipe, ["sequence.magic=1"])
 
@@ -49,10 +51,10 @@ def test_seeds_run_in_processes_of_their_own(small_world, tmp_path):
         [
             str(tmp_path / "arrays"),
             *("--out", str(out), "--seeds", "0", "1", "--orders", "given"),
-            *("--rows", "popularity", "content", "--workers", "2", "--device", "cpu"),
+            *("--rows", "popularity", "content_similarity", "--workers", "2", "--device", "cpu"),
         ]
     )
     assert code == 0
     results = [json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))]
     assert [result["seed"] for result in results] == [0, 1]
-    assert list(results[0]["rows"]) == ["popularity", "content"]
+    assert list(results[0]["rows"]) == ["popularity", "content_similarity"]

@@ -82,9 +82,9 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
 
         return fit
 
-    rows = ("popularity", "item_to_item", "content")
+    rows = ("popularity", "item_to_item", "content_similarity")
     few = replace(small_world, recipe=replace(small_world.recipe, rows=rows))
-    killed = {name: failing(name, name == "content") for name in rows}
+    killed = {name: failing(name, name == "content_similarity") for name in rows}
     monkeypatch.setattr(run_module, "FITTERS", killed)
     with pytest.raises(KeyboardInterrupt):
         run_once(few, tmp_path, SETTINGS)
@@ -92,7 +92,7 @@ def test_a_killed_run_goes_on_where_it_was(small_world, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_module, "FITTERS", {name: failing(name, False) for name in rows})
     again = run_once(few, tmp_path, SETTINGS)
-    assert fitted == ["popularity", "item_to_item", "content"]
+    assert fitted == ["popularity", "item_to_item", "content_similarity"]
     assert set(again["rows"]) == set(rows)
 
     monkeypatch.setattr(run_module, "FITTERS", {})

@@ -27,7 +27,6 @@ from recsys.data.top_k import TopK
 from recsys.evaluation.ranking import distinct_targets, list_ranks
 from recsys.fitting.blend import ProfileBlend, SourceLists, learned_blend
 from recsys.fitting.queries import EvaluationQueries, RankedQueries
-from recsys.models.names import source_name
 from recsys.retrieval.blend.config import LearnedBlendConfig
 from recsys.retrieval.sources import joined_lists
 from tests.benchmarks.recipes.fit import Experiment
@@ -160,4 +159,4 @@ def joined(parts: list[SourceLists]) -> SourceLists:
 
 def lists_of_setting(ranked: Mapping[str, RankedSettings], key: Key) -> dict[str, TopK]:
     """Take the lists of every source, by its name in a blend."""
-    return {source_name(model): found[key].lists for model, found in ranked.items()}
+    return {model: found[key].lists for model, found in ranked.items()}

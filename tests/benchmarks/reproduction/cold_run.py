@@ -158,7 +158,7 @@ def grown_source(
 ) -> Source:
     """Let a model that was fitted on warm items rank the grown catalogue."""
     catalogue, device = world.grown.catalogue, experiment.device
-    if name == "content":
+    if name == "content_similarity":
         return ScoredSource(grown_content(experiment, world).to(device).score)
     if fitted.model is None:
         return fitted.source

@@ -32,6 +32,6 @@ def inputs_of(model: str, config: RunConfig, *, dates: bool) -> set[str]:
         "generative": of_sequence and config.generative_training.teaching.share > 0,
     }
     found = {DATES} if dates and read_dates.get(model, False) else set()
-    if model == "content":
+    if model == "content_similarity":
         return found | {TEXT}
     return found | {IDS} | (text if model not in ("popularity", "item_to_item") else set())

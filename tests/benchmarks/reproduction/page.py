@@ -19,7 +19,7 @@ NAMES = {
     "item_knn": "item-kNN",
     "repeats": "repeats",
     "next_basket": "next basket",
-    "content": "content similarity",
+    "content_similarity": "content similarity",
     "two_tower": "two-tower",
     "sequence": "sequence model",
     "ensemble": "its members of profile full together",

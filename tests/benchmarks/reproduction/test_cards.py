@@ -119,7 +119,7 @@ def test_the_page_has_the_literature_above_what_was_measured(card):
 def test_a_row_that_some_seeds_lack_is_named_with_how_many_have_it(card):
     runs = [result("given", seed, 0.4) for seed in range(3)]
     for run in runs[1:]:
-        run["rows"]["content"] = run["rows"]["sequence"]
+        run["rows"]["content_similarity"] = run["rows"]["sequence"]
     facts = facts_of(summary_of("walks", card, runs), [])
     assert "Means over fewer seeds: content 2 (given order)." in facts
     assert not any("fewer" in fact for fact in facts_of(summary_of("walks", card, runs[1:]), []))
@@ -156,7 +156,7 @@ def test_libraries_run_on_our_queries_stand_apart_from_the_literature(card):
         ("popularity", True, "ids, dates of past events"),
         ("popularity", False, "ids"),
         ("item_to_item", True, "ids"),
-        ("content", True, "text"),
+        ("content_similarity", True, "text"),
         ("sequence_refit", True, "ids, text, dates of past events"),
         ("generative", False, "ids, text"),
     ],
@@ -166,7 +166,7 @@ def test_each_row_names_what_it_reads(card, row, dates, named):
 
 
 def test_a_blend_reads_what_its_models_read(card):
-    blend = replace(card, rows=("item_to_item", "content"))
+    blend = replace(card, rows=("item_to_item", "content_similarity"))
     assert reads("blend_fast", blend) == "ids, text"
     assert reads("blend", replace(blend, rows=("item_to_item",))) == "ids"
 
@@ -205,7 +205,7 @@ title = "A generated world"
 preset = "shop"
 data_digest = "{digest}"
 seeds = [0, 1]
-rows = ["popularity", "item_to_item", "content"]
+rows = ["popularity", "item_to_item", "content_similarity"]
 minutes = {{ gpu = 0.1, cpu = 0.1 }}
 
 [overrides.data]

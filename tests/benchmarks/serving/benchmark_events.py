@@ -135,7 +135,7 @@ async def clicks(port: int, items: Sequence[str], seconds: float) -> list[float]
             body = {"user_id": visitor, "k": 10}
             reply = await asyncio.to_thread(reply_of, port, "/v1/recommend", body)
             # Who has no event is given popular items.
-            known = bool(reply) and reply["items"][0]["source"] != "popular"
+            known = bool(reply) and reply["items"][0]["source"] != "popularity"
             if known or time.perf_counter() > begin + GIVE_UP_SECONDS:
                 break
         took.append(1e3 * (time.perf_counter() - begin))

@@ -61,7 +61,7 @@ SERVED_FAST = (
     "popularity",
     "item_to_item",
     "ease",
-    "content",
+    "content_similarity",
     "two_tower",
     "sequence",
     "blend_fast",

@@ -41,7 +41,9 @@ def served(user, experiment, arm, at_ms, random):
         "user_id": user,
         "surface": "home",
         "bundle": "b",
-        "items": [{"item_id": f"i{slot}", "score": 1.0, "source": "popular"} for slot in range(2)],
+        "items": [
+            {"item_id": f"i{slot}", "score": 1.0, "source": "popularity"} for slot in range(2)
+        ],
     }
     if experiment:
         document["experiment"] = {"name": experiment, "arm": arm}

@@ -172,9 +172,9 @@ def test_served_lists_have_a_row_an_item(store: SqliteStore, tmp_path: Path) -> 
     ids = [new_request_id(START_MS), new_request_id(START_MS + DAY_MS), new_request_id(now_ms)]
     items = [
         {"item_id": "x", "score": 0.25, "source": "ease", "propensity": 0.5},
-        {"item_id": "y", "score": 0.125, "source": "popular"},
+        {"item_id": "y", "score": 0.125, "source": "popularity"},
     ]
-    short = {"request": {"k": 2}, "fallback": "popular", "degraded": ["late", "no_ranker"]}
+    short = {"request": {"k": 2}, "fallback": "popularity", "degraded": ["late", "no_ranker"]}
     more = [{"experiment": {"name": "blue", "arm": "b"}}, short, {}]
     store.add_requests(
         [
@@ -199,7 +199,7 @@ def test_served_lists_have_a_row_an_item(store: SqliteStore, tmp_path: Path) -> 
         *("ann", "home", "v1", "blue", "b", "x", 0.25, "ease", 0.5),
     )
     assert (rows[0]["request"], rows[2]["request"]) == ("{}", '{"k": 2}')
-    assert [row["fallback"] for row in rows] == [None, None, "popular", "popular"]
+    assert [row["fallback"] for row in rows] == [None, None, "popularity", "popularity"]
     assert (rows[0]["degraded"], rows[2]["degraded"]) == (None, "late,no_ranker")
     assert rows[2]["user_id"] is rows[2]["experiment"] is rows[3]["propensity"] is None
     store.forget("ann", now_ms)

@@ -136,7 +136,7 @@ def test_served_lists_are_counted_once_with_their_clicks(tmp_path) -> None:
         {
             "request_id": ["a", "a", "b", "c"],
             "received_time": [time, time, time, time + timedelta(minutes=2)],
-            "fallback": [None, None, "popular", None],
+            "fallback": [None, None, "popularity", None],
             "degraded": [None, None, "unknown_user", "unknown_user"],
         }
     )

@@ -34,7 +34,7 @@ def test_demand_is_of_the_events_that_the_sources_were_fitted_on() -> None:
     weights = torch.zeros(2, 2, 1, len(FEATURES))
     demand = torch.ones(PARTS, len(DEMAND))
     blend = LearnedBlend(
-        LearnedBlendConfig(), ("popular",), weights, torch.ones(1), demand=demand
+        LearnedBlendConfig(), ("popularity",), weights, torch.ones(1), demand=demand
     ).with_demand(torch.zeros(2, len(DEMAND)))
     found = Blending.of({"fast": ProfileBlend.unlearned(blend)}, inputs, "test", 0)
     expected = known_demand(inputs, "train")

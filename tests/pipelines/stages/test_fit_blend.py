@@ -135,11 +135,13 @@ def test_without_learned_weights_the_surface_fuses(
 
 
 def test_fusion_as_weights_orders_as_reciprocal_rank_fusion() -> None:
-    given = examples({"sequence": 0.4, "two_tower": 0.2, "content": 0.3, "popular": 0.1})
+    given = examples(
+        {"sequence": 0.4, "two_tower": 0.2, "content_similarity": 0.3, "popularity": 0.1}
+    )
     merged = single(fusion_profile(tuple(given.lists), HOME.weights)).lists(
         given.lists, given.history_lengths, given.item_counts
     )
-    names = ("sequence", "two_tower", "popular")  # content ranks appended items only
+    names = ("sequence", "two_tower", "popularity")  # content ranks appended items only
     fused = reciprocal_rank_fusion(
         {name: given.lists[name].item_rows for name in names},
         merged.item_rows.shape[1],
@@ -188,10 +190,10 @@ def test_weights_of_a_half_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_profiles_are_one_without_generation() -> None:
-    every = {"popular": 0, "sequence": 0, "generative": 0}
+    every = {"popularity": 0, "sequence": 0, "generative": 0}
     assert list_profiles(every) == {
-        "fast": ("popular", "sequence"),
-        "full": ("popular", "sequence", "generative"),
+        "fast": ("popularity", "sequence"),
+        "full": ("popularity", "sequence", "generative"),
     }
     assert row_names(list_profiles(every)) == {"fast": "blend_fast", "full": "blend"}
     del every["generative"]
@@ -199,10 +201,10 @@ def test_profiles_are_one_without_generation() -> None:
 
 
 def test_without_validation_the_surfaces_weights_serve_and_say_why(tmp_path: Path) -> None:
-    save_unjudged(tmp_path, {"popularity": None, "item_to_item": None, "content": None})
+    save_unjudged(tmp_path, {"popularity": None, "item_to_item": None, "content_similarity": None})
     assert served_blends(tmp_path) == {}
     profiles = json.loads((tmp_path / FILE).read_text())["profiles"]
     assert profiles["fast"]["served"] == FUSION
     assert "no user has a held-out event" in profiles["fast"]["reason"]
     loaded = load_blends(tmp_path)["fast"].served
-    assert loaded.sources == ("popular", "item_to_item")
+    assert loaded.sources == ("popularity", "item_to_item")

@@ -12,7 +12,6 @@ from recsys.fitting.counted import popularity_source
 from recsys.fitting.queries import EvaluationQueries, RetrievalSettings
 from recsys.fitting.spec import Data
 from recsys.models.configs import PopularityConfig, TextTowerConfig
-from recsys.models.names import source_name
 from recsys.models.popularity import Popularity
 from tests.benchmarks.recipes.conftest import small_recipe, small_world
 
@@ -59,7 +58,7 @@ def test_a_search_is_fitted_on_items_that_its_tower_did_not_see(small_world):
         np.asarray(sequences.item_rows), None, num_items + 1, PopularityConfig()
     )
     sources = {"popularity": popularity_source(popularity, Data(inputs=inputs), 10_000)}
-    blend = ProfileBlend.unlearned(fusion_profile([source_name("popularity")], {"popular": 1.0}))
+    blend = ProfileBlend.unlearned(fusion_profile(["popularity"], {"popularity": 1.0}))
     config = TextTowerConfig(num_steps=5)
     fitted = fit_text_search(texts, config, queries, sources, blend, counts, 0)
     assert fitted is not None
@@ -80,7 +79,7 @@ def test_a_catalogue_without_texts_has_no_search(small_world):
     inputs = small_world.inputs("given")
     bare = catalogue(3).with_columns(title=pl.lit(None, pl.String), categories=pl.lit(None))
     queries = EvaluationQueries.of(inputs, "validation", RetrievalSettings())
-    blend = ProfileBlend.unlearned(fusion_profile(["popular"], {"popular": 1.0}))
+    blend = ProfileBlend.unlearned(fusion_profile(["popularity"], {"popularity": 1.0}))
     counts = inputs.item_counts("train")
     found = fit_text_search(item_texts(bare), TextTowerConfig(), queries, {}, blend, counts, 0)
     assert found is None

@@ -14,8 +14,7 @@ def test_each_model_has_one_row_and_its_settings_a_section() -> None:
     for spec in CATALOGUE:
         assert isinstance(getattr(sections, spec.names.section), spec.config)
         assert (spec.num_examples is not None) == bool(spec.names.training)
-    for names in ([one.name for one in MODELS], [one.source for one in MODELS]):
-        assert len(set(names)) == len(MODELS)
+    assert len({one.name for one in MODELS}) == len(MODELS)
 
 
 def test_names_are_read_without_torch() -> None:

@@ -139,7 +139,7 @@ def test_parts_that_do_not_fit_are_refused_and_leave_nothing(parts, tmp_path):
             "blends": {"fast": parts.blends["full"]}
         },
         r"blend_full weighs the sources \['sequence'\]": {"sequence": None},
-        r"blend_fast weighs the sources \['content'\]": {"content_similarity": None},
+        r"blend_fast weighs the sources \['content_similarity'\]": {"content_similarity": None},
     }
     for message, change in mixtures.items():
         fixed = {"blends": {"full": parts.blends["full"]}} if "blend_full" in message else {}
@@ -237,7 +237,7 @@ def request_query(bundle, session):
     return hydrate(Request(session=session), bundle, HOME)
 
 
-@pytest.mark.parametrize("name", ["sequence", "content", "generative"])
+@pytest.mark.parametrize("name", ["sequence", "content_similarity", "generative"])
 def test_old_items_keep_their_scores_when_others_are_appended(grown, name):
     before, after = grown
     session = ["item-3", "item-6", "item-10"]
@@ -253,7 +253,7 @@ def test_old_items_keep_their_scores_when_others_are_appended(grown, name):
 def test_appended_item_is_placed_by_its_content(grown):
     """With the content of item 6 and no id of its own it is what an unmet item 6 would be."""
     _, after = grown
-    found = lists(after, "content", ["item-6"], k=3)
+    found = lists(after, "content_similarity", ["item-6"], k=3)
     assert {6, 41, 42} == set(found.item_rows.tolist())
     vectors = after.sequence.all_item_vectors()
     items = JaggedBatch(
@@ -286,9 +286,9 @@ def test_appended_items_are_in_learned_lists(grown, profile):
     listed = {item.item_id: item for item in items}
     assert len(listed) == 41
     for item_id in ("fresh-1", "fresh-2"):
-        assert {"sequence", "content"} <= listed[item_id].contributions.keys()
+        assert {"sequence", "content_similarity"} <= listed[item_id].contributions.keys()
     assert ("generative" in listed["fresh-1"].contributions) == (profile == "full")
-    reported = {item.reason for item in items if item.source == "content"}
+    reported = {item.reason for item in items if item.source == "content_similarity"}
     assert reported <= {
         "is about the same as the history, and is new",
         "is about the same as the history",

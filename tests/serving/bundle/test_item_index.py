@@ -39,7 +39,7 @@ def rows_of(bundle: Bundle, source: str, k: int, left_out: list[int]) -> list[in
     return found.item_rows.tolist()
 
 
-@pytest.mark.parametrize("source", ["sequence", "content"])
+@pytest.mark.parametrize("source", ["sequence", "content_similarity"])
 def test_an_index_finds_nearly_what_comparing_all_items_does(bundles: Path, source: str) -> None:
     compared, indexed = (
         load_bundle(bundles / f"bundle-{name}") for name in ("compared", "indexed")
@@ -89,7 +89,7 @@ def test_appended_items_are_found(bundles: Path) -> None:
     after = load_bundle(bundles / "bundle-indexed+1")
     for part in PARTS:
         assert after.indexes[part].num_item_rows == 302
-    assert 301 in rows_of(after, "content", 20, [3, 8])
+    assert 301 in rows_of(after, "content_similarity", 20, [3, 8])
 
 
 def test_an_index_of_other_vectors_is_refused(bundles: Path) -> None:

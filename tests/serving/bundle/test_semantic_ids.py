@@ -97,7 +97,7 @@ def test_bundle_without_semantic_ids_says_null(tmp_path):
         reply = recommender.answer(Request(**surface, k=40))
         assert reply.served_by.semantic_ids is None
         assert {item.semantic_id for item in reply.items} == {None}
-        assert "content" not in {item.source for item in reply.items}
+        assert "content_similarity" not in {item.source for item in reply.items}
 
 
 def test_manifest_from_before_semantic_ids_still_loads(tmp_path, reseal):
@@ -118,7 +118,7 @@ def test_item_without_an_id_has_null_and_finds_no_content_neighbours(parts, tmp_
     items = Recommender(bundle).answer(Request(user_id="user-2", k=40)).items
     assert [item.semantic_id for item in items if item.item_id == "item-7"] == [None]
     similar = Recommender(bundle).answer(Request(surface="similar", item_id="item-7", k=39)).items
-    assert "content" not in {item.source for item in similar}
+    assert "content_similarity" not in {item.source for item in similar}
 
 
 def test_quantizer_is_read_only_when_it_is_needed(bundles_dir):
@@ -168,7 +168,7 @@ def test_new_item_finds_its_like_and_is_found_by_it(bundles_dir):
     first = similar("fresh-1", 1)[0]
     assert (first.item_id, first.source) == ("item-3", "two_tower")
     assert "fresh-1" in {item.item_id for item in similar("item-3", 20)}
-    by_content = [item for item in similar("item-3", 40) if item.source == "content"]
+    by_content = [item for item in similar("item-3", 40) if item.source == "content_similarity"]
     assert all(item.reason.startswith("is about the same as Title 3 ") for item in by_content)
     own = after.bundle.semantic_ids
     assert own.codes[41, 0] == own.codes[3, 0]
@@ -194,7 +194,7 @@ def test_visitor_gets_the_new_item_that_is_like_the_latest_ones(bundles_dir):
 
     def place(session):
         items = Recommender(after).answer(Request(session=session, k=40, explain=True)).items
-        reported = {item.reason for item in items if item.source == "content"}
+        reported = {item.reason for item in items if item.source == "content_similarity"}
         assert reported <= {"is about the same as the history, and is new"}
         return [item.item_id for item in items].index("fresh-1")
 
@@ -205,7 +205,7 @@ def test_lists_of_a_bundle_as_released_take_nothing_from_content(bundle):
     neighbours = ContentNeighbours(bundle.semantic_ids, bundle.items.content, 41)
     assert neighbours.appended_like(np.array([3]), 5, ItemMask.all(41)) is None
     items = Recommender(bundle).answer(Request(session=["item-3"], k=39)).items
-    assert "content" not in {item.source for item in items}
+    assert "content_similarity" not in {item.source for item in items}
 
 
 # ---- deltas

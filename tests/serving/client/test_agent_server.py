@@ -139,7 +139,7 @@ def test_an_event_changes_the_next_list(server):
         ("recommend", {"user_id": "newcomer", "k": 5}),
     )
     assert stored == {"accepted": 1, "duplicates": 0}
-    assert before["fallback"] == "popular"
+    assert before["fallback"] == "popularity"
     assert "fallback" not in after
 
 

@@ -59,7 +59,7 @@ def test_a_bundle_has_what_a_file_names_or_not(written, released):
             caps = {{brnd = 1}}
             [surfaces.own]
             kind = "cart"
-            sources = {{ensemble = 1, popular = 0.1}}
+            sources = {{ensemble = 1, popularity = 0.1}}
             calibration = {{strength = 0.5, property = "colour"}}
             filter = "item_id = 'nothing'"
             {fitting}

@@ -80,9 +80,9 @@ def test_a_surface_of_ones_own_starts_from_its_kind():
 
 
 def test_sources_of_a_file_take_the_place_of_the_learned_blend():
-    text = "[surfaces.home]\nsources = {two_tower = 1, popular = 0.001}"
+    text = "[surfaces.home]\nsources = {two_tower = 1, popularity = 0.001}"
     home = read(text).surfaces["home"]
-    assert home.weights == {"two_tower": 1.0, "popular": FILL}
+    assert home.weights == {"two_tower": 1.0, "popularity": FILL}
     assert not home.learned
     assert read(f"{text}\nlearned = true").surfaces["home"].learned
 
@@ -119,7 +119,7 @@ def test_times_are_toml_times_or_texts():
             "[surfaces.home]\nmax_histroy = 3",
             "[surfaces.home]: unknown 'max_histroy'; did you mean 'max_history'?",
         ),
-        ("[surfaces.home]\nweights = {popular = 1}", "unknown 'weights'"),
+        ("[surfaces.home]\nweights = {popularity = 1}", "unknown 'weights'"),
         ("[surfaces.home]\nname = 'x'", "the table's own name is the surface's"),
         (
             "[surfaces.home.diversity]\nmethd = 'mmr'",
@@ -148,9 +148,13 @@ def test_times_are_toml_times_or_texts():
             "[surfaces.home]\nsources = {two_towers = 1}",
             "sources.two_towers.[key] = 'two_towers': unknown source; did you mean 'two_tower'?",
         ),
-        ("[surfaces.home]\nsources = {popular = -1}", "sources.popular = -1"),
         (
-            "[surfaces.home]\nsources = {popular = 0}",
+            "[surfaces.home]\nsources = {popular = 1}",
+            "'popular': was renamed; write 'popularity'",
+        ),
+        ("[surfaces.home]\nsources = {popularity = -1}", "sources.popularity = -1"),
+        (
+            "[surfaces.home]\nsources = {popularity = 0}",
             "needs sources with weights >= 0 and one above",
         ),
         ("[surfaces.home]\nsources = {search = 1}", "no others may have it"),

@@ -51,7 +51,7 @@ def test_no_item_is_outside_of_a_filter(kind, profile, request):
         sources |= {item.source for item in reply.items}
         listed += len(found)
     assert recommender.retrieval.failures == {}
-    assert {"two_tower", "item_to_item", "content", "sequence", "popular"} <= sources
+    assert {"two_tower", "item_to_item", "content_similarity", "sequence", "popularity"} <= sources
     assert ("generative" in sources) == (profile == "full")
     assert listed > NUM_REQUESTS
 

@@ -45,7 +45,7 @@ def kept(client, request_id):
 
 def test_a_click_changes_the_next_list_on_every_worker(client):
     first = client.recommend("clicker", k=5)
-    assert first.fallback == "popular"
+    assert first.fallback == "popularity"
     reply = client.event("clicker", listed(first)[0], "click", request_id=first.request_id, slot=1)
     assert (reply.accepted, reply.duplicates) == (1, 0)
     for _ in range(20):
@@ -181,7 +181,7 @@ def test_a_forgotten_user_is_a_stranger(client, trial):
     assert removed.events == 1
     assert removed.lists >= 1
     after = client.recommend(user, k=5)
-    assert after.fallback == "popular"
+    assert after.fallback == "popularity"
     assert "empty_history" in [what.code for what in after.degraded]
     with pytest.raises(ServerError, match="unknown_request"):
         client.explain(known.request_id)

@@ -52,7 +52,7 @@ def test_what_one_server_is_sent_counts_on_another(serve):
         explained = wait_for(lambda: explanation(a, first.request_id))
         assert [slot.item_id for slot in explained.items] == listed(first)
         assert b.forget("clicker").removed.events == 1
-        assert a.recommend("clicker", k=5).fallback == "popular"
+        assert a.recommend("clicker", k=5).fallback == "popularity"
 
 
 def explanation(client, request_id):

@@ -50,7 +50,7 @@ def test_reply_has_every_field_of_the_contract(client, released):
     assert reply["degraded"] == []
     explained = client.post("/v1/recommend", json={"user_id": "nobody", "k": 1, "explain": True})
     assert list(explained.json()["items"][0]) == [*named, "reason", "contributions"]
-    assert explained.json()["fallback"] == "popular"
+    assert explained.json()["fallback"] == "popularity"
     assert explained.json()["degraded"] == [{"code": "unknown_user"}, {"code": "empty_history"}]
     again = client.post("/v1/recommend", json={"user_id": "user-1", "k": 3}).json()
     assert again["request_id"] != reply["request_id"]
@@ -247,7 +247,7 @@ def test_odd_but_valid_text_is_served(client):
     for user_id in ("\0", "\u202e\U0001f600", "<script>", "a" * 512, "\ufeff"):
         reply = client.post("/v1/recommend", json={"user_id": user_id, "session": [user_id]})
         assert reply.status_code == 200
-        assert reply.json()["fallback"] == "popular"
+        assert reply.json()["fallback"] == "popularity"
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "", "multipart/form-data"])

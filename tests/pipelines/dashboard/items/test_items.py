@@ -116,7 +116,7 @@ def test_the_page_shows_an_item_with_its_neighbours(context):
     assert isinstance(section, Section)
     assert section.title == HOSTILE_TITLES[2]
     lists = next(one for one in section.blocks if isinstance(one, Lists)).lists
-    assert {"content", "item-to-item"} <= {one.title for one in lists}
+    assert {"content similarity", "item-to-item"} <= {one.title for one in lists}
     assert all(len(one.entries) <= 10 for one in lists)
     exposure = shown.exposure(shown.model)
     assert page.blocks[1].tiles[0].value == f"{exposure.coverage:.1%}"

@@ -30,7 +30,7 @@ def test_records_are_counted():
     records = [
         record(0, BEGIN_MS, timings_ms={"hydrate": 0.25, "total": 4.0}),
         record(1, BEGIN_MS + 1, user_id=None, degraded=["late_source", "new_code"]),
-        record(2, BEGIN_MS + 2, fallback="popular", items=[], bundle=None, surface="search"),
+        record(2, BEGIN_MS + 2, fallback="popularity", items=[], bundle=None, surface="search"),
         record(3, BEGIN_MS + 3, experiment={"name": "x", "arm": "b"}),
         record(4, BEGIN_MS + 4, experiment={"name": "x", "arm": "a"}, user_id=None),
     ]

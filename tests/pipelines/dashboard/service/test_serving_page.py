@@ -32,10 +32,10 @@ def planted(number: int) -> dict[str, object]:
         "surface": HOSTILE if number % 4 == 0 else "home",
         "user_id": None if number % 5 == 1 else f"u{number}",
         "degraded": codes,
-        "fallback": "popular" if number % 20 == 0 else None,
+        "fallback": "popularity" if number % 20 == 0 else None,
         "timings_ms": {**dict.fromkeys(STAGES, total / 10), "total": total},
         "items": [{"item_id": "i", "score": 1.0, "source": "ease"}] * 3
-        + [{"item_id": "j", "score": 0.5, "source": "popular"}],
+        + [{"item_id": "j", "score": 0.5, "source": "popularity"}],
     }
 
 
@@ -122,7 +122,7 @@ def test_swaps_versions_stages_and_sources(logged):
     assert latency.rows[0][2] == pytest.approx(3.05, rel=0.05)
     assert [row[2:5] for row in found["sources"].rows[:2]] == [
         ("ease", 180, 0.75),
-        ("popular", 60, 0.25),
+        ("popularity", 60, 0.25),
     ]
     for chart in found.values():
         json.dumps(chart.spec)
