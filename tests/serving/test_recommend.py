@@ -353,7 +353,7 @@ def test_request_is_answered_though_every_source_fails(released):
     recommender.retrieval.sources = dict.fromkeys(recommender.retrieval.sources, Broken())
     reply = ask(recommender, user_id="user-2", k=5)
     assert reply.items == []
-    assert said(reply)[-2:] == ["failed_source: popular", "short_list: 0 of 5"]
+    assert said(reply)[-2:] == ["failed_source: popularity", "short_list: 0 of 5"]
 
 
 def test_items_carry_what_the_catalogue_says_of_them(recommender):
