@@ -9,7 +9,7 @@ TEST_WORKERS ?= logical
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help install install-airflow install-typescript docs demo dashboard test test-numerics test-mutants test-api year soak check format serve bench lock release-check clean
+.PHONY: help install install-airflow install-typescript docs demo dashboard test test-quick test-numerics test-mutants test-api year soak check format serve bench lock release-check clean
 .DEFAULT_GOAL := help
 
 help:  ## list the verbs
@@ -55,6 +55,9 @@ dashboard: install  ## which bundle to release and why, on http://127.0.0.1:8100
 test: install  ## every test that runs without a GPU, a process a core (TEST_WORKERS=0 for one)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(TEST_WORKERS) --dist worksteal \
 		--durations 10
+
+test-quick: install  ## the tests nearest to what changed since the last commit, at most 80 seconds of them
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.quick
 
 # Processors round in different orders, and some eigensolvers fail on one and not on the other.
 test-numerics: install  ## tests that compare numbers, under other instruction sets and threads

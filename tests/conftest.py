@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.forked.children import ForkingSubprocess
+from tests.forked.commands import command_server
 from tests.recsys.testing.synthetic import markov_world, write_csv
 
 CHROMIUM_FLAGS = [
@@ -78,6 +79,13 @@ def forked_children() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tracking, "subprocess", ForkingSubprocess())
         yield
+
+
+@pytest.fixture(scope="session")
+def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the process in whose forks programs run, see `tests.forked.commands`."""
+    with command_server(tmp_path_factory.mktemp("forked")) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

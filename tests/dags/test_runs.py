@@ -11,7 +11,8 @@ from pipelines.engine.history import read_history
 from pipelines.partitions.manifest import PartitionsManifest
 from pipelines.publishing.released import Released
 from tests.conftest import TINY_SHOP
-from tests.dags.conftest import ROOT, Airflow
+from tests.dags.conftest import Airflow
+from tests.forked.commands import RECSYS, write_program
 from tests.year.world import world_days
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("airflow")]
@@ -22,7 +23,7 @@ SETTINGS = SETTINGS.replace("items.csv", "items.parquet") + "[tracking]\nenabled
 class Week:
     """A shop of seven days, of which those in ``events`` have arrived."""
 
-    def __init__(self, folder: Path, airflow: Airflow) -> None:
+    def __init__(self, folder: Path, airflow: Airflow, forking: str) -> None:
         self.folder, self.airflow, self.workspace = folder, airflow, folder / "shop"
         (folder / "all").mkdir()
         (folder / "events").mkdir()
@@ -32,12 +33,7 @@ class Week:
             items.write_parquet(folder / "items.parquet")
             self.days.append(f"{day}")
         (folder / "shop.toml").write_text(SETTINGS)
-        # The command line of this checkout, whichever one the environment was installed from.
-        program = folder / "recsys"
-        program.write_text(
-            f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m pipelines.cli.main "$@"\n'
-        )
-        program.chmod(0o755)
+        program = write_program(folder / "recsys", forking, *RECSYS)
         airflow.environment = {
             "RECSYS_COMMAND": str(program),
             "RECSYS_CONFIG": str(folder / "shop.toml"),
@@ -69,9 +65,9 @@ READ_STDIN = "\"import sys; open('notices', 'a').write(sys.stdin.read() + chr(10
 
 
 def test_a_week_is_backfilled_then_run_day_by_day_and_a_refusal_is_handed_on(
-    airflow: Airflow, tmp_path: Path
+    airflow: Airflow, forking: str, tmp_path: Path
 ):
-    week = Week(tmp_path, airflow)
+    week = Week(tmp_path, airflow, forking)
     week.arrive(*week.days[:6])
     params = json.dumps({"from": week.days[0], "to": week.days[4]})
     week.run("recsys_backfill", "2026-02-01", "--conf", params)
@@ -104,8 +100,10 @@ def test_a_week_is_backfilled_then_run_day_by_day_and_a_refusal_is_handed_on(
     assert list(manifest.partitions) == week.days
 
 
-def test_a_week_trained_anew_stage_by_stage_and_an_hour_after_it(airflow: Airflow, tmp_path: Path):
-    week = Week(tmp_path, airflow)
+def test_a_week_trained_again_stage_by_stage_and_an_hour_after_it(
+    airflow: Airflow, forking: str, tmp_path: Path
+):
+    week = Week(tmp_path, airflow, forking)
     week.arrive(*week.days[:6])
     week.run("recsys_weekly", "2026-02-01")
     assert week.served.kind == "full"
