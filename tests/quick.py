@@ -1,7 +1,7 @@
 """Run the tests nearest to what changed, for at most 80 seconds: python -m tests.quick
 
 Nearest first: test files that changed, those that import a changed module or bear its name, those
-that import a module that does. Slow tests and tests of a GPU are left out; `make test` runs everything.
+that import a module that does. Slow tests and tests of a GPU are left out: `make test`.
 """
 
 from __future__ import annotations
