@@ -29,6 +29,7 @@ TINY_SHOP = """
 preset = "shop"
 auto.enabled = false
 device = "cpu"
+tracking.enabled = false
 [data]
 events = "events.csv"
 items = "items.csv"
@@ -45,6 +46,9 @@ backend = "torch"
 [two_tower_training]
 batch_size = 64
 max_epochs = 3.0
+[search]
+dim = 4
+num_steps = 20
 [release]
 min_gain_over_popularity = -1
 """

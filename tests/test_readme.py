@@ -17,10 +17,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from docs.generators.repository import DOCS, GENERATED
+from pipelines.cli.main import app
 from pipelines.presets.resolve import resolve
 from serving.bundle.manifest import publish
+from tests.forked.commands import RECSYS, write_program
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +36,6 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-RECSYS = [sys.executable, "-m", "pipelines.cli.main"]
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -48,9 +50,15 @@ def commands(verb: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines if line.startswith(f"{verb} ")]
 
 
-def run_recsys(arguments: list[str], folder: Path) -> str:
+@pytest.fixture
+def recsys(forking: str, tmp_path: Path) -> Path:
+    """The command line of this checkout."""
+    return write_program(tmp_path / "recsys", forking, *RECSYS)
+
+
+def run_recsys(program: Path, arguments: list[str]) -> str:
     done = subprocess.run(
-        [*RECSYS, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        [program, *arguments], cwd=program.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -88,9 +96,9 @@ def test_every_make_verb_exists() -> None:
     assert {"demo", "test"} <= verbs <= defined
 
 
-def test_the_stage_table_is_the_generated_one(tmp_path: Path) -> None:
+def test_the_stage_table_is_the_generated_one() -> None:
     table = CONTRIBUTING.split("<!-- stages -->\n")[1].split("<!-- /stages -->")[0]
-    assert table == run_recsys(["stages", "--markdown"], tmp_path)
+    assert table == CliRunner().invoke(app, ["stages", "--markdown"]).stdout
 
 
 def test_the_page_of_results_is_of_the_results_there_are() -> None:
@@ -122,27 +130,29 @@ def write_shop(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
+def test_the_commands_for_ones_own_data_run(recsys: Path, tmp_path: Path) -> None:
     write_shop(tmp_path)
     init, run, recommend, serve, *semantic_ids, compare, ledger, backtest = commands("recsys")
-    run_recsys(init[1:], tmp_path)
+    run_recsys(recsys, init[1:])
     (tmp_path / "like-it.toml").write_text(blocks("toml")[0])
     written, shown = (resolve(tmp_path / name) for name in ("shop.toml", "like-it.toml"))
     assert (written.data.events, written.workspace) == (shown.data.events, shown.workspace)
     assert written.data.columns == shown.data.columns
-    run_recsys(run[1:], tmp_path)
-    printed = run_recsys(recommend[1:], tmp_path)
+    run_recsys(recsys, run[1:])
+    printed = run_recsys(recsys, recommend[1:])
     assert "Garden tool" in printed
-    assert "blend - shop:two_tower" in " ".join(run_recsys(compare[1:], tmp_path).split())
+    assert "blend - shop:two_tower" in " ".join(run_recsys(recsys, compare[1:]).split())
     # Both rounds of the plan look at it.
-    assert "looks at the test split: 2" in run_recsys(ledger[1:], tmp_path)
-    assert_ids_commands_run(semantic_ids, tmp_path)
-    assert "never retrained" in run_recsys(backtest[1:], tmp_path)
+    assert "looks at the test split: 2" in run_recsys(recsys, ledger[1:])
+    assert_ids_commands_run(recsys, semantic_ids)
+    assert "never retrained" in run_recsys(recsys, backtest[1:])
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([*RECSYS, *serve[1:], "--port", str(port)], cwd=tmp_path)
+    # Its processes are its own: a server is no fork.
+    started = [sys.executable, *RECSYS]
+    server = subprocess.Popen([*started, *serve[1:], "--port", str(port)], cwd=tmp_path)
     try:
         wait_until_ready(port)
         for curl in commands("curl"):
@@ -153,15 +163,16 @@ def test_the_commands_for_ones_own_data_run(tmp_path: Path) -> None:
         assert server.wait(timeout=20) in (0, -signal.SIGTERM)
 
 
-def assert_ids_commands_run(lines: list[list[str]], folder: Path) -> None:
+def assert_ids_commands_run(recsys: Path, lines: list[list[str]]) -> None:
     """Run ``recsys ids`` lines in their order; versions they name are the first and the last."""
     verbs = ["report", "append", "train", "diff", "align", "rollback"]
     assert [line[2] for line in lines] == verbs
+    folder = recsys.parent
     place = folder / "runs/shop/bundles/semantic_ids/current"
     for line in lines:
         history = json.loads(place.read_text())["history"]
         named = {"3f2a": history[0], "91bc": history[-1]}
-        run_recsys([named.get(word, word) for word in line[1:]], folder)
+        run_recsys(recsys, [named.get(word, word) for word in line[1:]])
     assert json.loads((folder / "runs/shop/semantic_ids.json").read_text())["version"]
 
 

@@ -17,7 +17,7 @@ from tests.year.world import world_days
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("airflow")]
 SETTINGS = TINY_SHOP.replace('events = "events.csv"', 'partitions = "events"')
-SETTINGS = SETTINGS.replace("items.csv", "items.parquet") + "[tracking]\nenabled = false\n"
+SETTINGS = SETTINGS.replace("items.csv", "items.parquet")
 
 
 class Week:

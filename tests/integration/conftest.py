@@ -70,6 +70,9 @@ epochs_per_evaluation = 4.0
 [generative_training.schedule]
 learning_rate = 0.01
 
+[search]
+dim = 4
+num_steps = 20
 [evaluation]
 ks = [5, 10]
 

@@ -41,6 +41,10 @@ encoder = "hash"
 [semantic_ids]
 method = "none"
 
+[search]
+dim = 4
+num_steps = 20
+
 [two_tower]
 embedding_dim = 32
 hidden_dim = 32

@@ -134,6 +134,9 @@ max_drop = 1.0
 [adapter.schedule]
 learning_rate = 0.02
 
+[search]
+dim = 4
+num_steps = 20
 [evaluation]
 ks = [5, 10]
 num_resamples = 100

@@ -39,6 +39,9 @@ encoder = "hash"
 enabled = false
 [two_tower_training]
 enabled = false
+[search]
+dim = 4
+num_steps = 20
 [evaluation]
 ks = [5, 10]
 num_resamples = 0

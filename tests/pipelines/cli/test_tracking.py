@@ -21,11 +21,11 @@ def test_a_run_is_tracked_from_its_curves_to_its_champion(
 ):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    with tiny_shop.open("a") as file:
-        file.write('[tracking]\nmodel = "shop"\n')
     workspace = tmp_path / "run"
+    tracked = ["--set", "tracking.enabled=true", "--set", "tracking.model=shop"]
 
-    result = CliRunner().invoke(app, ["run", "-q", "-c", str(tiny_shop), "-w", str(workspace)])
+    arguments = ["run", "-q", "-c", str(tiny_shop), "-w", str(workspace), *tracked]
+    result = CliRunner().invoke(app, arguments)
 
     assert result.exit_code == 0, result.output
     assert open_outbox(workspace).waiting() == []

@@ -41,7 +41,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"events-{number}.csv").write_text("\n".join([lines[0], *part]) + "\n")
     files = ", ".join(f'"events-{number}.csv"' for number in range(3))
     text = TINY_SHOP.replace('events = "events.csv"', f"events = [{files}]")
-    (folder / "shop.toml").write_text(text + "\n[tracking]\nenabled = false\n")
+    (folder / "shop.toml").write_text(text)
     return folder
 
 
