@@ -49,7 +49,6 @@ BOOSTS = {
     "results/": 0.3,
     "changelog": 0.3,
     "contributing": 0.3,
-    "disaggregated": 0.3,
     "examples/": 0.3,
     "install": 0.3,
     "licences": 0.3,
