@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import polars as pl
 
-from pipelines.dashboard.adapters import NO_ADAPTERS, OUTCOMES, adapter_sections, list_places
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
+from pipelines.dashboard.workspaces.files import UnreadableError, changed_at, names_in, read_table
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Block, Page, Section, Words, with_origins
+from pipelines.pages.charts import color_of, counts, figure, interval_chart, numbers, shares, texts
+from pipelines.pages.document import Block, Cell, Column, Page, Section, Table, Words, with_origins
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import RANKER, Document, read_ranker, routings_of
+from recsys.layers.lora.file import CONFIG
+from serving.bundle.manifest import CURRENT, bundle_directory
+from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 TITLE = "Experts and adapters"
-STAGE = "train_ranker"
+STAGE, OUTCOMES = "train_ranker", "adapt_domains/adapters.json"
+COLORS = {"allowed": color_of(2), "refused": color_of(5)}
 NO_RANKER = (
     "No ranker was trained in this run. [ranker_training] enabled = true trains one, and "
     '[ranker] trunk = "sparse" gives it a mixture of experts; then recsys run.'
@@ -24,6 +33,16 @@ NO_RANKER = (
 NO_MEASUREMENTS = (
     "A bundle holds no measurements of its ranker, and those of the run that made it are not here. "
     "Choose a run."
+)
+NO_ADAPTERS = (
+    "There are no domain adapters. Items or events need a column domain; then [adapter] "
+    'domains = ["books"] adapts the released model in every run, and recsys release adapt --config '
+    "shop.toml --domain books does it once."
+)
+USED_BY = (
+    'Requests with "context": {"domain": "<name>"} use the domain\'s adapter, and their '
+    "served_by.adapter names it; all others keep their results to the last bit. A domain without "
+    "an adapter is answered by the base."
 )
 
 
@@ -34,40 +53,6 @@ def has_ranker(run: Run) -> bool:
     return any((run.path / STAGE).glob(f"*/{RANKER}")) or (run.path / OUTCOMES).exists()
 
 
-def _read_ranker(context: Context, run: Run) -> tuple[Document, Path] | str:
-    """Read a run's ranker and its build_features, or explain why there is none."""
-    for place in list_places(context, run):
-        stage = place / STAGE
-        orders = sorted(path.parent.name for path in stage.glob(f"*/{RANKER}"))
-        if not orders:
-            continue
-        try:
-            ranker = read_ranker(stage, "given" if "given" in orders else orders[0])
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            return f"The ranker's measurements cannot be read: {type(error).__name__}: {error}"
-        if ranker is not None:
-            return ranker, place / "build_features"
-    return NO_MEASUREMENTS if run.kind == "bundle" else NO_RANKER
-
-
-def _mixture_sections(ranker: Document, features: Path) -> list[Section]:
-    """Show the trunks, and of each router its balance and what its experts are for."""
-    if not ranker["trunks"]:
-        words = Words(lines=[f"No ranker could be trained: {ranker['reason']}"], tone="note")
-        return [Section(key="ranker", title="Ranker", blocks=[words])]
-    routings = routings_of(ranker)
-    rows = {one["item_row"] for routing in routings for own in routing["items"] for one in own}
-    titles: dict[int, str] = {}
-    try:
-        items = pl.scan_parquet(features / "items.parquet")
-        known = items.filter(pl.col("item_row").is_in(sorted(rows)))
-        if rows:
-            titles = dict(known.select("item_row", "display_text").collect().iter_rows())
-    except (OSError, pl.exceptions.PolarsError):
-        pass
-    return [ranker_section(ranker), *(routing_section(one, titles) for one in routings)]
-
-
 def build(context: Context, query: Query) -> Page:
     """Build the page."""
     try:
@@ -76,32 +61,203 @@ def build(context: Context, query: Query) -> Page:
         if query.text("run"):
             raise
         return Page(title=TITLE, lead=str(error), blocks=[Words(lines=[NO_ADAPTERS])])
-    found = _read_ranker(context, run)
-    lead, mixture, blocks = "This run has no experts.", list[Section](), list[Block]()
-    if isinstance(found, str):
-        blocks.append(Words(lines=[found], tone="note"))
-    else:
-        lead, mixture = _lead(found[0]), _mixture_sections(*found)
-    adapters, problems = adapter_sections(context, run)
+    places = _places(context, run)
+    lead, sections = _mixture(run, places)
+    problems: list[str] = []
+    adapters = [*_adapted(places, problems), _registered_section(run, problems)]
     return Page(
         title=TITLE,
         lead=lead,
-        blocks=[*blocks, *(with_origins(one, [run.origin]) for one in (*mixture, *adapters))],
+        blocks=[with_origins(one, [run.origin]) for one in (*sections, *adapters)],
         controls=run_control(context, run),
         notices=problems,
     )
 
 
-def _lead(ranker: Document) -> str:
-    """State whether the ranker's experts are used evenly."""
+def _places(context: Context, run: Run) -> list[Path]:
+    """List the folders in which the stages of a run may be, the likeliest first."""
+    if run.kind == "workspace":
+        return [run.path]
+    maker, kept = context.stores.maker(run), context.stores.kept_stages(run)
+    if maker is None or kept is None:
+        return []
+    return [kept, maker.path] if maker.bundles[:1] == (kept.name,) else [kept]
+
+
+def _mixture(run: Run, places: list[Path]) -> tuple[str, list[Section]]:
+    """State whether experts are used evenly, and show trunks and routers."""
+    missing = NO_MEASUREMENTS if run.kind == "bundle" else NO_RANKER
+    for place in places:
+        orders = sorted(path.parent.name for path in (place / STAGE).glob(f"*/{RANKER}"))
+        if not orders:
+            continue
+        try:
+            ranker = read_ranker(place / STAGE, "given" if "given" in orders else orders[0])
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            missing = f"The ranker's measurements cannot be read: {type(error).__name__}: {error}"
+            break
+        if ranker is not None and ranker["trunks"]:
+            return _routed(ranker, place / "build_features")
+        if ranker is not None:
+            missing = f"No ranker could be trained: {ranker['reason']}"
+            break
+    words = Words(lines=[missing], tone="note")
+    return "This run has no experts.", [Section(key="ranker", title="Ranker", blocks=[words])]
+
+
+def _routed(ranker: Document, features: Path) -> tuple[str, list[Section]]:
+    """Show the trunks, and of each router its balance and what its experts are for."""
     routings = routings_of(ranker)
-    if not routings:
-        return "The ranker has no experts."
-    own = routings[0]
-    used = own["num_experts"] - own["dead_experts"]
+    rows = {one["item_row"] for routing in routings for own in routing["items"] for one in own}
+    titles: dict[int, str] = {}
+    try:
+        items = pl.scan_parquet(features / "items.parquet")
+        known = items.filter(pl.col("item_row").is_in(sorted(rows)))
+        titles = dict(known.select("item_row", "display_text").collect().iter_rows())
+    except (OSError, pl.exceptions.PolarsError):
+        pass
+    lead = "The ranker has no experts."
+    if routings:
+        own = routings[0]
+        lead = (
+            f"{own['num_experts'] - own['dead_experts']} of {own['num_experts']} experts are used; "
+            f"the busiest has {max(own['load']):.1%} of the visits, "
+            f"{1 + own['max_violation']:.2f} times the mean."
+        )
+    return lead, [ranker_section(ranker), *(routing_section(one, titles) for one in routings)]
+
+
+def _adapted(places: list[Path], problems: list[str]) -> Iterator[Section]:
+    """Show the adapters that a run trained; adds what cannot be read to the problems."""
+    path = next((one / OUTCOMES for one in places if (one / OUTCOMES).exists()), None)
+    try:
+        outcomes = [] if path is None else json.loads(path.read_bytes())
+        if not isinstance(outcomes, list):
+            raise ValueError("no list of outcomes")
+    except (OSError, ValueError) as error:
+        problems.append(f"adapters.json cannot be read: {error}")
+        return
+    for outcome in outcomes:
+        try:
+            domain = str(outcome["domain"])
+            blocks = _outcome_blocks(domain, outcome)
+            yield Section(key=f"adapter-{domain}", title=f"Adapter of {domain}", blocks=blocks)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problems.append(f"an adapter's outcome cannot be read: {type(error).__name__}: {error}")
+
+
+def _outcome_blocks(domain: str, outcome: Mapping[str, Any]) -> list[Block]:
+    """Show an adapter's verdict, its changes with intervals, and the gate's checks."""
+    words = Words(lines=[f"Passed the gate, registered as {outcome['adapter']}."], tone="good")
+    if refused := outcome.get("refused"):
+        words = Words(lines=[f"Refused; the base answers the domain. {refused}"], tone="bad")
+    verdicts = outcome.get("verdicts", [])
+    passed = {str(one["name"]).partition(" of ")[2]: bool(one["passed"]) for one in verdicts}
+    rows = [
+        (
+            str(one["name"]).replace("_", " "),
+            one["num_users"],
+            *(float(one[name]) for name in ("difference", "low", "high")),
+            "allowed" if passed.get(str(one["name"]), True) else "refused",
+        )
+        for one in outcome.get("changes", [])
+    ]
+    harmed = ", ".join(row[0] for row in rows if row[-1] == "refused")
+    chart = figure(
+        interval_chart,
+        f"changes-{domain}",
+        f"{domain}: {rows[0][2] if rows else 0:+.4f} over the base"
+        + (f"; the gate refuses {harmed}" if harmed else ""),
+        "Change of the metric on held-out users, over the domain's items alone, with paired "
+        "97.5% intervals. The gate wants a gain of the domain and allows slices what chance "
+        "explains.",
+        [
+            *texts("users"),
+            *counts("count"),
+            *numbers("change", "low", "high", format="signed"),
+            *texts("gate"),
+        ],
+        rows,
+        "label - mean low high series",
+        colors={name: COLORS[name] for name in COLORS if name in {row[-1] for row in rows}},
+        x_title="change of the metric",
+        rule_at=0,
+    )
+    checks = Table(
+        key=f"verdicts-{domain}",
+        title=f"{domain}: the gate's verdicts",
+        note="A check passes if its value reaches the bound.",
+        columns=[
+            *texts("check"),
+            *numbers("value", "bound", format="metric"),
+            *texts("passed", "why"),
+        ],
+        rows=[
+            (
+                *(one["name"], one["value"], one["bound"]),
+                *("yes" if one["passed"] else "no", one.get("reason", "")),
+            )
+            for one in verdicts
+        ],
+    )
+    return [words, *([chart] if rows else []), *([checks] if verdicts else [])]
+
+
+def _registered_section(run: Run, problems: list[str]) -> Section:
+    """List the adapters of a run's bundles, each domain's newest first."""
+    folder = run.bundles_folder
+    served_base = (folder / CURRENT).resolve().name.partition("+")[0]
+    rows: list[tuple[Cell, ...]] = []
+    for domain in names_in(folder / ADAPTERS):
+        place, found = folder / ADAPTERS / domain, []
+        for path in (place / name for name in names_in(place) if name.startswith("adapter-")):
+            try:
+                found.append(_registered(path, served_base))
+            except (UnreadableError, KeyError, TypeError, AttributeError, ValueError) as error:
+                name = unquote(domain.removeprefix("domain-"))
+                problems.append(f"adapter {path.name} of {name} cannot be read: {error}")
+        rows += sorted(found, key=lambda row: str(row[-1]), reverse=True)
+    table = Table(
+        key="registered",
+        title="Adapters of the bundles",
+        note="An adapter fits only the weights that it was trained on: of a later release it is "
+        "refused, and the base answers its domain. Size: share of the base's parameters. Gain: "
+        "over the base, both over the domain's items alone.",
+        columns=[
+            *texts("domain", "version", "state", "of bundle"),
+            *counts("rank"),
+            *shares("size"),
+            *numbers("gain", format="signed"),
+            *texts("checks passed"),
+            Column(label="registered", format="time"),
+        ],
+        rows=rows,
+    )
+    known = USED_BY if rows or (run.path / OUTCOMES).exists() else NO_ADAPTERS
+    blocks = [*([table] if rows else []), Words(lines=[known])]
+    return Section(key="adapters", title="Registered adapters", blocks=blocks)
+
+
+def _registered(path: Path, served_base: str) -> tuple[Cell, ...]:
+    made = read_table(path / ADAPTER_MANIFEST)
+    if made is None:
+        raise UnreadableError(f"{ADAPTER_MANIFEST} is missing")
+    state = "registered"
+    if (path.parent / CURRENT).resolve() == path.resolve():
+        is_served = bundle_directory(path, made["base_version"]).name == served_base
+        state = "served" if is_served else "of another base: not served"
+    metrics, verdicts = made.get("metrics", {}), made.get("verdicts", [])
+    before, after = (
+        next(iter(metrics.get(f"{name}_within_domain", {}).values()), None)
+        for name in ("base", "adapter")
+    )
+    time = changed_at(path / ADAPTER_MANIFEST)
     return (
-        f"{used} of {own['num_experts']} experts are used; the busiest has {max(own['load']):.1%} "
-        f"of the visits, {1 + own['max_violation']:.2f} times the mean."
+        *(str(made["domain"]), str(made["version"]), state, str(made["base_version"])),
+        *((read_table(path / CONFIG) or {}).get("r"), made.get("share")),
+        None if before is None or after is None else after - before,
+        f"{sum(bool(one['passed']) for one in verdicts)} of {len(verdicts)}",
+        None if time is None else time.isoformat(),
     )
 
 
