@@ -64,7 +64,8 @@ def build(context: Context, query: Query) -> Page:
     places = _places(context, run)
     lead, sections = _mixture(run, places)
     problems: list[str] = []
-    adapters = [*_adapted(places, problems), _registered_section(run, problems)]
+    adapters = list(_adapted(places, problems))
+    adapters.append(_registered_section(run, problems, has_adapters=bool(adapters)))
     return Page(
         title=TITLE,
         lead=lead,
@@ -203,7 +204,7 @@ def _outcome_blocks(domain: str, outcome: Mapping[str, Any]) -> list[Block]:
     return [words, *([chart] if rows else []), *([checks] if verdicts else [])]
 
 
-def _registered_section(run: Run, problems: list[str]) -> Section:
+def _registered_section(run: Run, problems: list[str], *, has_adapters: bool) -> Section:
     """List the adapters of a run's bundles, each domain's newest first."""
     folder = run.bundles_folder
     served_base = (folder / CURRENT).resolve().name.partition("+")[0]
@@ -233,8 +234,8 @@ def _registered_section(run: Run, problems: list[str]) -> Section:
         ],
         rows=rows,
     )
-    known = USED_BY if rows or (run.path / OUTCOMES).exists() else NO_ADAPTERS
-    blocks = [*([table] if rows else []), Words(lines=[known])]
+    words = Words(lines=[USED_BY if rows or has_adapters else NO_ADAPTERS])
+    blocks: list[Block] = [*([table] if rows else []), words]
     return Section(key="adapters", title="Registered adapters", blocks=blocks)
 
 

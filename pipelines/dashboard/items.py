@@ -11,8 +11,16 @@ import numpy as np
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import SPLITS, Answers, Side, Split, answers, served_model
-from pipelines.dashboard.data.items import RunCatalogue, read_catalogue, user_ids
+from pipelines.dashboard.data.answers import (
+    Answers,
+    Side,
+    Split,
+    answers,
+    has_ranks,
+    read_split,
+    served_model,
+)
+from pipelines.dashboard.data.items import RunCatalogue, read_catalogue
 from pipelines.dashboard.data.sides import (
     k_control,
     one_run,
@@ -22,7 +30,7 @@ from pipelines.dashboard.data.sides import (
     suggest_runs,
 )
 from pipelines.dashboard.data.windows import window_rows
-from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure, nearest
+from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.pages.charts import (
@@ -41,11 +49,8 @@ from pipelines.pages.document import (
     Cell,
     Chart,
     Control,
-    Entry,
-    ItemList,
     Link,
     LinkedCell,
-    Lists,
     Option,
     Page,
     Rows,
@@ -54,6 +59,7 @@ from pipelines.pages.document import (
     Tile,
     Tiles,
     Window,
+    Words,
     select,
     with_origins,
 )
@@ -67,7 +73,6 @@ MISSING = (
 DRAWN = 4
 Z95 = 1.959964
 RANKS = {"1-10": 10, "11-50": 50, "51-100": 100, "beyond 100": math.inf}
-MOST_USERS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,23 +98,14 @@ class ItemsView:
         """The chosen model, then others, those whose lists are served before their members."""
         return [self.model, *(one for one in reversed(self.found.models) if one != self.model)]
 
-    def item_link(self, row: int, **more: str) -> Link:
-        """Lead to the page of an item."""
-        parameters = {"run": self.run.key, **more, "item": self.catalogue.item_id(row)}
-        return Link(label="about this item", page="items", parameters=parameters)
-
-
-def _keeps_lists(run: Run, split: Split = "test") -> bool:
-    try:
-        return answers(run, split).features is not None
-    except NotFoundError:
-        return False
-
 
 def read_shown(context: Context, query: Query) -> ItemsView:
     """Read the parameters."""
-    split: Split = "validation" if query.choice("split", SPLITS, "test") == "validation" else "test"
-    run = one_run(context, query, lambda one: _keeps_lists(one, split), MISSING)
+    split = read_split(query)
+    # A bundle keeps ranks and no lists.
+    run = one_run(
+        context, query, lambda one: one.kind == "workspace" and has_ranks(one, split), MISSING
+    )
     found = answers(run, split)
     if found.features is None:
         raise NotFoundError(
@@ -132,14 +128,14 @@ def build(context: Context, query: Query) -> Page:
     shown = read_shown(context, query)
     own = shown.exposure(shown.model)
     compared = {model_label(name): shown.exposure(name) for name in shown.models[: DRAWN + 1]}
-    first: list[Section] = []
+    first: list[Block] = []
     notices = []
     if item_id := query.text("item"):
         row = shown.catalogue.row_of(item_id)
         if row is None:
             notices.append(f"no item {item_id!r} in {shown.run.name}; search for it by its title")
         else:
-            first.append(_item_section(shown, row))
+            first.append(with_origins(_item_section(shown, own, row), [shown.run.origin]))
     parts: list[tuple[str, str, Block]] = [
         ("exposure", "Exposure against merit", _exposure_chart(own, compared)),
         ("fate", "The fate of new and rare items", _fate(shown.k, compared)),
@@ -147,15 +143,14 @@ def build(context: Context, query: Query) -> Page:
         ("all", "All items", _items_table(shown, own)),
     ]
     sections = [Section(key=key, title=title, blocks=[block]) for key, title, block in parts]
-    origins, label = [shown.run.origin], model_label(shown.model)
+    label = model_label(shown.model)
     return Page(
         title=f"Items: {label}",
         lead=f"The first {shown.k} of {label} show {own.coverage:.0%} of {len(own.shown) - 1:,} "
         f"items; 1% of the items take {own.top_share:.0%} of the places.",
         blocks=[
-            *(with_origins(one, origins) for one in first),
-            _tiles(own),
-            *(with_origins(one, origins) for one in sections),
+            *first,
+            *(with_origins(one, [shown.run.origin]) for one in sections),
         ],
         controls=_controls(shown, query),
         notices=notices,
@@ -177,26 +172,6 @@ def _controls(shown: ItemsView, query: Query) -> list[Control]:
     row = shown.catalogue.row_of(text)
     title = text if row is None else shown.catalogue.title(row)
     return [*found, search_control("item", "Item", text, title)]
-
-
-def _tiles(own: Exposure) -> Tiles:
-    """Summarise how evenly items are shown."""
-    lists, events = own.mean_events(own.shown), own.mean_events(own.wanted)
-    rows = (
-        ("Coverage", f"{own.coverage:.1%}", "items in at least one list"),
-        (
-            "Concentration (Gini)",
-            f"{own.gini:.3f}",
-            "0: all items equally often; near 1: few items take all",
-        ),
-        ("The top 1% of items", f"{own.top_share:.1%}", "of all places in lists"),
-        (
-            "Popularity of a listed item",
-            f"{lists:,.0f} events",
-            f"held-out items have {events:,.0f}",
-        ),
-    )
-    return Tiles(tiles=[Tile(label=label, value=value, note=note) for label, value, note in rows])
 
 
 def _exposure_chart(own: Exposure, compared: dict[str, Exposure]) -> Chart:
@@ -326,7 +301,8 @@ def _rows(shown: ItemsView, own: Exposure, window: Window) -> Rows:
     for row in part.tolist():
         ratio = float(own.ratio[row])
         exposure = None if math.isnan(ratio) else ratio if math.isfinite(ratio) else "\u221e"
-        link = shown.item_link(row, model=shown.model)
+        parameters = {"run": shown.run.key, "model": shown.model, "item": known.item_id(row)}
+        link = Link(label="about this item", page="items", parameters=parameters)
         title = LinkedCell(text=known.title(row), link=link)
         found.append([title, known.categories[row], *(int(one[row]) for one in numbers_), exposure])
     return Rows(total=int(there.sum()), found=len(kept), rows=found)
@@ -337,49 +313,29 @@ def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]
     return read_shown(context, query).catalogue.options(text)
 
 
-def _item_section(shown: ItemsView, row: int) -> Section:
-    """Show one item: its numbers, ranks where it was wanted, its users, its neighbours."""
-    known, own = shown.catalogue, shown.exposure(shown.model)
+def _item_section(shown: ItemsView, own: Exposure, row: int) -> Section:
+    """Show one item: its numbers, and its ranks for the users who wanted it."""
+    known, item_id = shown.catalogue, shown.catalogue.item_id(row)
     ranks = [f"{RANK}{model}" for model in shown.found.models]
     table = pl.scan_parquet(shown.found.table)
-    wanted = table.filter(pl.col("item_row") == row).select("user_row", *ranks).collect()
+    wanted = table.filter(pl.col("item_row") == row).select(ranks).collect()
     lists = max(1, int(table.select(pl.col("user_row").n_unique()).collect().item()))
+    share = f"{own.shown[row] / lists:.2%} of the lists, first {shown.k}"
+    bucket = f"bucket {NAMES[int(own.bucket[row])]}"
     rows = (
-        ("Training events", known.num_events[row], f"bucket {NAMES[int(own.bucket[row])]}"),
-        (
-            "In lists",
-            own.shown[row],
-            f"{own.shown[row] / lists:.2%} of the lists, first {shown.k}",
-        ),
-        ("Held-out", own.wanted[row], "queries wanted it"),
-        ("Found", own.hits[row], f"in the first {shown.k}"),
+        ("Training events", f"{known.num_events[row]:,}", bucket),
+        ("In lists", f"{own.shown[row]:,}", share),
+        ("Held-out", f"{own.wanted[row]:,}", "queries wanted it"),
+        ("Found", f"{own.hits[row]:,}", f"in the first {shown.k}"),
     )
-    tiles = [Tile(label=label, value=f"{value:,}", note=note) for label, value, note in rows]
+    tiles = [Tile(label=label, value=value, note=note) for label, value, note in rows]
+    parameters = {"run": shown.run.key, "split": shown.split, "item": item_id}
+    link = Link(label="Users who wanted it", page="why", parameters=parameters)
     blocks: list[Block] = [Tiles(tiles=tiles)]
     if wanted.height:
-        blocks += [_ranks_chart(shown, wanted), _users_table(shown, wanted)]
-    near = [
-        ItemList(
-            title=name,
-            note=words,
-            empty="it has none",
-            entries=[
-                Entry(
-                    item_id=known.item_id(other),
-                    title=known.title(other),
-                    note=f"{score:.3f} \u00b7 {known.note(other)}".strip(" \u00b7"),
-                    link=shown.item_link(other),
-                )
-                for other, score in scored
-            ],
-        )
-        for name, words, scored in nearest(shown.run.path, row)
-    ]
-    if near:
-        blocks.append(Lists(key="nearest", lists=near))
+        blocks += [_ranks_chart(shown, wanted), Words(lines=["Next:"], links=[link])]
     kinds = f"{known.categories[row]}. " if known.categories[row] else ""
-    note = f"{kinds}Id {known.item_id(row)}. Nearest items by each source are at the end."
-    return Section(key="item", title=known.title(row), note=note, blocks=blocks)
+    return Section(key="item", title=known.title(row), note=f"{kinds}Id {item_id}.", blocks=blocks)
 
 
 def _ranks_chart(shown: ItemsView, wanted: pl.DataFrame) -> Chart:
@@ -403,29 +359,6 @@ def _ranks_chart(shown: ItemsView, wanted: pl.DataFrame) -> Chart:
         colors={**colors_of(inside), beyond: NOBODY},
         shown=lambda row: bool(row[2]),
         x_title="share of the queries",
-    )
-
-
-def _users_table(shown: ItemsView, wanted: pl.DataFrame) -> Table:
-    """List users who wanted it, the best rank first."""
-    rank = f"{RANK}{shown.model}"
-    part = wanted.sort(rank, nulls_last=True).head(MOST_USERS)
-    names = user_ids(shown.features, part["user_row"].to_list())
-    rows: list[list[Cell | LinkedCell]] = []
-    for user_row, place in part.select("user_row", rank).iter_rows():
-        user = names.get(user_row, "")
-        parameters = {"run": shown.run.key, "split": shown.split, "user": user}
-        link = Link(label="", page="why", parameters=parameters)
-        rows.append([LinkedCell(text=user, link=link), place])
-    more = wanted.height - part.height
-    left = f" {more:,} more are not shown." if more else ""
-    return Table(
-        key="item-users",
-        title="Users who wanted it",
-        note=f"Their history and lists are a click away.{left}",
-        columns=[*texts("user"), *counts(f"rank by {model_label(shown.model)}")],
-        rows=rows,
-        page_length=10,
     )
 
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pipelines.config.release import ReleaseConfig
 from pipelines.dashboard.compare.blocks import (
     difference_row,
     differences_chart,
     measures_table,
-    rule,
-    slices_table,
     warnings,
 )
 from pipelines.dashboard.compare.gate import (
@@ -40,6 +39,7 @@ from pipelines.dashboard.runs.run import build as build_run
 from pipelines.pages.charts import Row
 from pipelines.pages.document import (
     Block,
+    Cell,
     Link,
     Page,
     Section,
@@ -109,7 +109,9 @@ def build(context: Context, query: Query) -> Page:
                 title="Beyond accuracy",
                 blocks=[measures_table(measures, names, sides)],
             ),
-            Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(judged))]),
+            Section(
+                key="rule", title="How this is decided", blocks=[Words(lines=rule(judged.config))]
+            ),
         ],
         controls=controls(context, sides, split, at_most=2),
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
@@ -206,79 +208,84 @@ def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:
     ]
     users = f"{pairs.known.num_users:,}"
     found.append(Tile(label="Users compared", value=users, note="same held-out items"))
-    lost = sum(one.harmed for one in judged.compared.losses)
-    if judged.overall:
-        found.append(
-            Tile(
-                label="Slices shown to lose",
-                value=f"{lost:,}",
-                note=f"of {len(judged.compared.losses):,} with at least "
-                f"{MIN_SLICE_USERS} users, pairs of attributes among them",
-                tone="bad" if lost else "plain",
-            )
-        )
-    return found
+    losses = judged.compared.losses
+    lost = sum(one.harmed for one in losses)
+    note = f"of {len(losses):,} with at least {MIN_SLICE_USERS} users, pairs of attributes included"
+    tone: Tone = "bad" if lost else "plain"
+    lost_tile = Tile(label="Slices shown to lose", value=f"{lost:,}", note=note, tone=tone)
+    return [*found, *([lost_tile] if judged.overall else [])]
 
 
 def links(judged: PairJudgement, sides: Sequence[Side], *, exported: bool) -> list[Link]:
     """Lead to what explains the answer."""
-    parameters = pair_parameters(*sides)
+    pair = pair_parameters(*sides)
     metric, _, k = judged.config.deciding_metric.partition("@")
-    named = [] if exported else [*judged.slices("first"), *judged.slices("second")]
-    slices = [
-        Link(
-            label=f"Slice {slice_label(key)}",
-            page="compare",
-            parameters={**parameters, "group": key.partition("/")[0], "metric": metric, "k": k},
-        )
-        for key in named[:3]
-    ]
-    return [
-        Link(label="All metrics, list lengths and slices", page="compare", parameters=parameters),
-        *slices,
-        *pair_links(sides),
-        Link(
-            label="Every check of the gate, and other releases",
-            page="releases",
-            parameters={"run": sides[1].run.key} if sides[1].run.bundles else {},
-        ),
-    ]
+    found = [Link(label="All metrics, list lengths and slices", page="compare", parameters=pair)]
+    for key in [] if exported else [*judged.slices("first"), *judged.slices("second")][:3]:
+        chosen = {**pair, "group": key.partition("/")[0], "metric": metric, "k": k}
+        found.append(Link(label=f"Slice {slice_label(key)}", page="compare", parameters=chosen))
+    run = {"run": sides[1].run.key} if sides[1].run.bundles else {}
+    checks = Link(
+        label="Every check of the gate, and other releases", page="releases", parameters=run
+    )
+    return [*found, *pair_links(sides), checks]
 
 
 def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -> Section:
-    """Draw differences by slice, all queries first."""
+    """Draw differences of all queries and of the main slices; the chart's table has all slices."""
     config, losses = judged.config, judged.compared.losses
-    label = metric_label(config.deciding_metric)
     named = {*judged.slices("first"), *judged.slices("second")}
-    drawn: dict[str, Paired] = {
-        f"All queries, {metric_label(name)}": one for name, one in judged.overall.items()
-    }
-    drawn |= {
-        slice_label(one.name): one.found
-        for one in losses
-        if one.name in named or one.name.partition("/")[0] in DRAWN
-    }
-    rows: list[Row] = [
-        difference_row(name, "B", (one.relative, *one.relative_interval), difference_words(one))
-        for name, one in drawn.items()
-        if one.champion > 0
-    ]
+    drawn: list[Cell] = []
+    rows: list[Row] = []
+
+    def add(label: str, one: Paired, shown: str, *, is_drawn: bool) -> None:
+        if one.champion > 0:
+            drawn.extend([label] if is_drawn else [])
+            ends = (one.relative, *one.relative_interval)
+            rows.append(difference_row(label, "B", ends, difference_words(one) + shown))
+
+    for name, whole in judged.overall.items():
+        add(f"All queries, {metric_label(name)}", whole, "", is_drawn=True)
+    for loss in losses:
+        shown = "; lost" if loss.harmed else "; gained" if loss.gained else "; not shown"
+        is_drawn = loss.name in named or loss.name.partition("/")[0] in DRAWN
+        add(slice_label(loss.name), loss.found, shown, is_drawn=is_drawn)
     chart = differences_chart(
         "slices",
-        f"B against A, {label} by slice",
+        f"B against A, {metric_label(config.deciding_metric)} by slice",
         f"Each line is where the true difference may lie, at {config.confidence:.0%}. B is refused "
-        f"if a loss of more than {config.max_slice_loss:.0%} is shown in a slice.",
+        f"if a loss of more than {config.max_slice_loss:.0%} is shown in a slice. The table has "
+        f"all {len(losses):,} slices with at least {MIN_SLICE_USERS} users; its words end with "
+        f"what is shown, corrected over all (Holm, {config.paired().slice_error:.0%}).",
         rows,
         sides,
+        drawn,
     )
-    table = slices_table(judged, sides)
     groups = ", ".join(group_label(one) for one in pairs.slicings.groups)
     return Section(
         key="slices-section",
         title="For whom",
         note=f"Cut by {groups}, and by pairs of these.",
-        blocks=[chart, table],
+        blocks=[chart],
     )
+
+
+def rule(config: ReleaseConfig) -> list[str]:
+    """Write the rule in words."""
+    return [
+        f"All queries: {metric_label(config.deciding_metric)} decides, each user compared with "
+        f"themselves. B is better or worse if the interval excludes 0 at {config.confidence:.0%}; "
+        f"a loss within {config.max_loss:.0%} is tolerated. What loses by "
+        f"{metric_label(config.metric)}, in the first places, is refused too.",
+        f"Slices: B is refused if a slice of at least {MIN_SLICE_USERS} users is shown to lose "
+        f"more than {config.max_slice_loss:.0%}; over all slices together a false alarm has a "
+        f"chance of {config.paired().slice_error:.0%}. Smaller slices can lose unseen.",
+        f"Lists: B is refused if their coverage is below {config.gate.min_coverage:.0%} of A's, or "
+        f"their novelty below {config.gate.min_novelty:.0%}. If nothing is shown, the cheaper one "
+        "of two is preferred.",
+        "The margins are those of [release] of B. The gate recorded its answer on queries that "
+        "neither bundle's models had seen; this page has those whose answers both stored.",
+    ]
 
 
 ENTRY = PageEntry(

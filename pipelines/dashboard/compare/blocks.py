@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-import numpy as np
-
-from pipelines.dashboard.compare.gate import PairJudgement
 from pipelines.dashboard.data.answers import Joined, Side
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
-from pipelines.dashboard.data.paired import Moments, interval, p_values
 from pipelines.dashboard.data.sides import origins
-from pipelines.dashboard.data.slices import slice_label
-from pipelines.pages.charts import Row, colors_of, counts, figure, interval_chart, numbers, texts
+from pipelines.pages.charts import Row, colors_of, figure, interval_chart, numbers, texts
 from pipelines.pages.document import Cell, Chart, Column, LinkedCell, Table
 from pipelines.pages.wording import metric_label, metric_meaning
-from pipelines.publishing.comparison import MIN_SLICE_USERS
-from recsys.evaluation.significance import holm
 
 FEW = 0.5
 """Share of a side's queries below which those in common may not represent all."""
-CONFIDENCE = 0.95
-LEVEL = 0.05
-Difference = tuple[str, str, Moments, int]
-"""Label of the row, name of the side, moments, and place of the slice in them."""
-MIN_USERS = 20
-"""Slices with fewer users are listed without an interval in the chart."""
 DATA_SETTINGS = ("data.", "splits.", "evaluation.", "features.")
 COST_NOTES = {
     "seconds": "all stages of the run together; comparable on the same machine only",
@@ -68,15 +55,20 @@ def warnings(known: Joined, names: Sequence[str]) -> list[str]:
     return found
 
 
-def difference_row(label: str, side: str, ends: tuple[float, float, float], words: str) -> Row:
+def difference_row(label: str, side: str, ends: Sequence[float], words: str) -> Row:
     """Build the row of a relative difference and the ends of its interval, in percent."""
     return (label, side, *(round(100 * value, 3) for value in ends), words)
 
 
 def differences_chart(
-    key: str, title: str, note: str, rows: Sequence[Row], sides: Sequence[Side]
+    key: str,
+    title: str,
+    note: str,
+    rows: Sequence[Row],
+    sides: Sequence[Side],
+    drawn: Collection[Cell] | None = None,
 ) -> Chart:
-    """Draw the rows of `difference_row` around 0."""
+    """Draw the rows of `difference_row` around 0: all, or those with the given labels."""
     return figure(
         interval_chart,
         key,
@@ -91,37 +83,11 @@ def differences_chart(
         "label series mean low high -",
         # The others are compared with the first side, so theirs are the next colours.
         colors=colors_of(list(dict.fromkeys(str(row[1]) for row in rows)), first=1),
+        shown=lambda row: drawn is None or row[0] in drawn,
         x_title="relative difference, % (below 0: worse)",
         rule_at=0,
         origins=origins(sides),
     )
-
-
-def run_tests(
-    tests: Sequence[Difference],
-) -> tuple[list[list[Cell]], list[Row]]:
-    """Test differences, corrected together, as rows of a table and dots of a chart."""
-    adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
-    rows: list[list[Cell]] = []
-    drawn = []
-    for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
-        first, second = float(found.first[code]), float(found.second[code])
-        low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
-        users, difference = int(found.num_users[code]), float(found.difference[code])
-        verdict = "no difference shown"
-        if p_value <= LEVEL:
-            verdict = "better" if difference > 0 else "worse"
-        numbers_ = (users, first, second, difference, f"{low:+.4f} to {high:+.4f}")
-        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
-        rows.append([label, name, *numbers_, p_words, verdict])
-        if first > 0 and users >= MIN_USERS:
-            words = (
-                f"{difference / first:+.1%} ({low / first:+.1%} to {high / first:+.1%}), from "
-                f"{first:.4f} to {second:.4f}, {users:,} users"
-            )
-            ends = (difference / first, low / first, high / first)
-            drawn.append(difference_row(label, name, ends, words))
-    return rows, drawn
 
 
 def measures_table(
@@ -158,59 +124,3 @@ def _change(values: Sequence[float | None]) -> str:
     return ", ".join(
         f"{value / first - 1:+.1%}" if first and value is not None else "-" for value in values[1:]
     )
-
-
-def slices_table(judged: PairJudgement, sides: Sequence[Side]) -> Table:
-    """Tabulate the slices, losses first."""
-    config, losses = judged.config, judged.compared.losses
-    order = sorted(losses, key=lambda one: (not one.harmed, not one.gained, one.name))
-    rows: list[list[Cell]] = [
-        [
-            slice_label(one.name),
-            one.found.num_users,
-            one.found.champion,
-            one.found.challenger,
-            one.found.difference,
-            f"{one.found.low:+.4f} to {one.found.high:+.4f}",
-            "lost" if one.harmed else "gained" if one.gained else "not shown",
-        ]
-        for one in order
-    ]
-    return Table(
-        key="slices-table",
-        title=f"Slices, {metric_label(config.deciding_metric)}",
-        note=f"Slices with at least {MIN_SLICE_USERS} users. Intervals are of each slice by "
-        f"itself; the last column is corrected over all {len(losses):,} slices (Holm, "
-        f"{config.paired().slice_error:.0%}).",
-        columns=[
-            *texts("slice"),
-            *counts("users"),
-            *numbers("A", "B", format="metric"),
-            *numbers("difference", format="signed"),
-            *texts("interval", "shown"),
-        ],
-        rows=rows,
-        page_length=10,
-        origins=origins(sides),
-    )
-
-
-def rule(judged: PairJudgement) -> list[str]:
-    """Write the rule in words."""
-    config = judged.config
-    return [
-        f"All queries: {metric_label(config.deciding_metric)} decides, each user compared with "
-        f"themselves. B is better or worse if the interval excludes 0 at {config.confidence:.0%}, "
-        f"over users and over blocks of time; a loss within {config.max_loss:.0%} is tolerated. "
-        f"What loses by {metric_label(config.metric)}, in the first places, is refused too.",
-        f"Slices: B is refused if a slice of at least {MIN_SLICE_USERS} users is shown to lose "
-        f"more than {config.max_slice_loss:.0%}; over all slices together a false alarm has a "
-        f"chance of {config.paired().slice_error:.0%}. Smaller slices can lose unseen.",
-        f"Lists: B is refused if their coverage is below {config.gate.min_coverage:.0%} of A's, or "
-        f"their novelty below {config.gate.min_novelty:.0%}. If nothing is shown, the cheaper one "
-        "of two is preferred.",
-        "The margins are those of [release] of B. The statistics are on other users of the same "
-        "kind: not on another seed, other weeks, or what users would do with the lists. An online "
-        "experiment is. The recorded answer of the gate is on queries that neither bundle's models "
-        "had seen then; this page has those whose answers both stored.",
-    ]

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
+
 from pipelines.dashboard.compare.blocks import (
-    CONFIDENCE,
-    LEVEL,
-    Difference,
+    difference_row,
     differences_chart,
     measures_table,
-    run_tests,
     warnings,
 )
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.answers import DEPTH, Side, read_split, side
 from pipelines.dashboard.data.measures import read_measures
-from pipelines.dashboard.data.paired import Pairs, interval, join_pairs
+from pipelines.dashboard.data.paired import Moments, Pairs, interval, join_pairs, p_values
 from pipelines.dashboard.data.sides import (
     choose_sides,
     controls,
@@ -32,12 +31,12 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import CROSSED, group_label
-from pipelines.dashboard.data.slicing import CROSS, Slicing, everything
+from pipelines.dashboard.data.slices import CROSS, CROSSED, Slicing, everything, group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.pages.charts import Row, colors_of, counts, figure, line_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
+    Cell,
     Chart,
     Column,
     Link,
@@ -48,10 +47,17 @@ from pipelines.pages.document import (
     select,
 )
 from pipelines.pages.wording import METRICS, metric_label, metric_meaning
+from recsys.evaluation.significance import holm
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100)
 FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
 NUM_PERIODS = 12
+CONFIDENCE = 0.95
+LEVEL = 0.05
+MIN_USERS = 20
+"""Slices with fewer users are listed without an interval in the chart."""
+Difference = tuple[str, str, Moments, int]
+"""Label of the row, name of the side, moments, and place of the slice in them."""
 EXPORTED_GROUPS = ("item_popularity", "category", "domain")
 
 
@@ -111,7 +117,18 @@ def build(context: Context, query: Query) -> Page:
             *([slices_section(shown, slicing)] if slicing else []),
             Section(key="time", title="Over time", blocks=[time_block(shown)]),
             Section(key="beside", title="Beyond accuracy", blocks=[measures]),
-            Words(lines=["Next:"], links=links(shown)),
+            Words(
+                lines=["Next:"],
+                links=[
+                    Link(
+                        label="A or B: which to release, and why",
+                        page="summary",
+                        parameters=pair_parameters(sides[0], sides[1]),
+                    ),
+                    *pair_links(sides),
+                    Link(label="How models age between trainings", page="replay"),
+                ],
+            ),
         ],
         controls=[
             *controls(context, sides, split),
@@ -124,13 +141,39 @@ def build(context: Context, query: Query) -> Page:
     )
 
 
+def run_tests(tests: Sequence[Difference]) -> tuple[list[list[Cell]], list[Row]]:
+    """Test differences, corrected together, as rows of a table and dots of a chart."""
+    adjusted = holm(np.array([p_values(found)[code] for *_, found, code in tests]))
+    rows: list[list[Cell]] = []
+    drawn = []
+    for (label, name, found, code), p_value in zip(tests, adjusted, strict=True):
+        first, second = float(found.first[code]), float(found.second[code])
+        low, high = (float(end[code]) for end in interval(found, CONFIDENCE))
+        users, difference = int(found.num_users[code]), float(found.difference[code])
+        verdict = "no difference shown"
+        if p_value <= LEVEL:
+            verdict = "better" if difference > 0 else "worse"
+        p_words = "below 0.0001" if p_value < 1e-4 else f"{p_value:.4f}"
+        numbers_ = (users, first, second, difference, f"{low:+.4f} to {high:+.4f}")
+        rows.append([label, name, *numbers_, p_words, verdict])
+        if first > 0 and users >= MIN_USERS:
+            ends = (difference / first, low / first, high / first)
+            words = (
+                f"{ends[0]:+.1%} ({ends[1]:+.1%} to {ends[2]:+.1%}), from "
+                f"{first:.4f} to {second:.4f}, {users:,} users"
+            )
+            drawn.append(difference_row(label, name, ends, words))
+    return rows, drawn
+
+
 def tests_blocks(
     shown: Comparison, key: str, title: str, note: str, tests: Sequence[Difference]
 ) -> list[Block]:
     """Draw and list tests of one kind."""
     rows, drawn = run_tests(tests)
+    kind = "slice" if key == "slice-table" else "metric"
     chart = differences_chart(
-        "slices" if key == "slice-table" else "differences",
+        "slices" if kind == "slice" else "differences",
         f"{title}: differences from {shown.names[0]}",
         "Each dot is a difference as a share of the first side's mean, each line its 95% "
         "interval. A line that does not touch 0 shows a difference, before correction.",
@@ -144,7 +187,7 @@ def tests_blocks(
         f"users, each by itself. p is corrected for all {len(rows)} tests of this table (Holm): if "
         f"none differed, one or more would be called different in at most {LEVEL:.0%} of cases.",
         columns=[
-            *texts("slice" if key == "slice-table" else "metric", "side"),
+            *texts(kind, "side"),
             *counts("users"),
             *numbers(shown.names[0], "side's mean", format="metric"),
             *numbers("difference", format="signed"),
@@ -167,8 +210,7 @@ def metrics_blocks(shown: Comparison) -> list[Block]:
         for metric in metrics
         for place, name in list(enumerate(shown.names))[1:]
     ]
-    meanings = "; ".join(f"{metric_label(one)}: {metric_meaning(one)}" for one in metrics[:1])
-    note = f"Means over users. {meanings}."
+    note = f"Means over users. {metric_label(shown.named)}: {metric_meaning(shown.named)}."
     return tests_blocks(shown, "metrics", "Metrics on the same queries", note, tests)
 
 
@@ -223,18 +265,20 @@ def time_block(shown: Comparison) -> Block:
     if blocks is None:
         words = "These queries have no times, or not all of them, so nothing is drawn over time."
         return Words(lines=[words])
+    slicing, inside = blocks
     rows: list[Row] = []
     for place, name in list(enumerate(shown.names))[1:]:
-        found = shown.pairs.moments(0, place, blocks, shown.named)
+        found = shown.pairs.moments(0, place, slicing, shown.named)
         ends = (found.difference, *interval(found, CONFIDENCE))
-        for code, middle in enumerate(blocks.names):
-            time = datetime.fromtimestamp(int(middle), UTC).isoformat()
+        for code, times in enumerate(inside):
+            middle = int(times.mean()) if len(times) else 0
+            time = datetime.fromtimestamp(middle, UTC).isoformat()
             rows.append((time, name, *(round(float(end[code]), 5) for end in ends)))
     return figure(
         line_chart,
         "over-time",
         f"Difference in {metric_label(shown.named)} over the time of the query",
-        f"{len(blocks.names)} blocks of equally many queries, with 95% intervals over users. A "
+        f"{len(inside)} blocks of equally many queries, with 95% intervals over users. A "
         "line that stays on one side of 0 shows that the difference is not that of one week.",
         [
             Column(label="time", format="time"),
@@ -250,16 +294,6 @@ def time_block(shown: Comparison) -> Block:
         y_title="difference (above 0: better)",
         origins=origins(shown.sides),
     )
-
-
-def links(shown: Comparison) -> list[Link]:
-    """Lead to the pages that explain a difference."""
-    pair = pair_parameters(shown.sides[0], shown.sides[1])
-    return [
-        Link(label="A or B: which to release, and why", page="summary", parameters=pair),
-        *pair_links(shown.sides),
-        Link(label="How models age between trainings", page="replay"),
-    ]
 
 
 def exports(context: Context, query: Query) -> list[Query]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -68,15 +67,10 @@ def release_config(context: Context, run: Run) -> ReleaseConfig:
     """Read ``[release]`` of a run, or of the run that made a bundle; the defaults without one."""
     try:
         settings = read_settings((context.stores.maker(run) or run).path) or RunSettings()
-        found: ReleaseConfig = _reader().validate_python(settings.table.get("release", {}))
+        reader = TypeAdapter(ReleaseConfig)
+        return reader.validate_python(settings.table.get("release", {}))
     except ValueError:
         return ReleaseConfig()
-    return found
-
-
-@cache
-def _reader() -> TypeAdapter[ReleaseConfig]:
-    return TypeAdapter(ReleaseConfig)
 
 
 def judge_pair(

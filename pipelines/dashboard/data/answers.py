@@ -9,8 +9,8 @@ Axes: M queries and held-out items, S sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -127,22 +127,12 @@ class Dropped:
     """Queries of one side that the others did not answer, by reason."""
 
     num_queries: int
-    other_users: int = 0
-    """Their user is not in every other side."""
-    other_items: int = 0
-    """Another item is held out."""
-    other_histories: int = 0
-    """The same item after another number of events."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
         """Reasons in words; empty if nothing was dropped."""
-        reasons = {
-            "of users that are not in all": self.other_users,
-            "with another held-out item": self.other_items,
-            "after another number of events": self.other_histories,
-        }
-        return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.items() if count)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -267,12 +257,12 @@ def _dropped(frame: pl.DataFrame, frames: Sequence[pl.DataFrame], both: pl.DataF
     for other in frames:
         known = known.join(other, on="user_id", how="semi")
         same = same.join(other, on=["user_id", "item_id"], how="semi")
-    return Dropped(
-        num_queries=frame.height,
-        other_users=lost.height - known.height,
-        other_items=known.height - same.height,
-        other_histories=same.height,
-    )
+    reasons = {
+        "of users that are not in all": lost.height - known.height,
+        "with another held-out item": known.height - same.height,
+        "after another number of events": same.height,
+    }
+    return Dropped(num_queries=frame.height, reasons=reasons)
 
 
 def _joined(

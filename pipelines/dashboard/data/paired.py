@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Joined, Side, Split, answers, join
-from pipelines.dashboard.data.slices import Slicings
-from pipelines.dashboard.data.slicing import Slicing
+from pipelines.dashboard.data.slices import Slicing, Slicings
 from recsys.data.batch import Jagged
 from recsys.evaluation.ranking import per_user_metric
 

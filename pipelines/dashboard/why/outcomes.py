@@ -1,11 +1,10 @@
-"""Outcomes of two models on the same queries, steps of loss, and what wins have in common.
+"""Outcomes of two models on the same queries, and steps on which items are lost.
 
 Axes: M queries, S sources.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +35,11 @@ from pipelines.dashboard.data.sides import (
     pair_parameters,
     side_name,
 )
-from pipelines.dashboard.data.slices import Slicings
-from pipelines.dashboard.data.slicing import Slicing
 from pipelines.dashboard.query import Query
 from pipelines.pages.charts import NOBODY, SHARED, color_of
 from pipelines.pages.document import Origin, Parameters
 from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED
-from recsys.evaluation.significance import holm
 from recsys.models.names import SLOW_MODELS
 
 OUTCOMES = ("both", "first", "second", "neither")
@@ -52,9 +48,14 @@ LISTED = 20
 Codes = NDArray[np.int8]
 COMBINED = (BLEND, BLEND_FAST, RANKED, SERVED)
 """Lists that are made of other lists."""
-MIN_CHANGED = 20
-"""Queries that only one side found, below which a slice has no line."""
-Z95 = 1.959964
+STEPS = {
+    "no source finds it": "in no source's first {depth}: other sources or data could help",
+    "every source ranks it low": "in a source's first {depth}, in none's first {k}: better sources "
+    "could help",
+    "the blend drops it": "in a source's first {k}, not in the blend's: other weights could help",
+    "the ranker drops it": "in the blend's first {k}, not after the ranker",
+}
+"""Steps of loss, and what each means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ def gain(known: Joined) -> NDArray[np.float32]:
     return found
 
 
-class Lost(NamedTuple):
+class LossStep(NamedTuple):
     """A step on which held-out items are lost."""
 
     words: str
@@ -134,7 +135,7 @@ class Lost(NamedTuple):
     meaning: str
 
 
-def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]:
+def lost_where(context: Context, side: Side, split: Split, k: int) -> list[LossStep]:
     """Count on which step a combined list loses the items that it misses.
 
     Returns:
@@ -147,104 +148,22 @@ def lost_where(context: Context, side: Side, split: Split, k: int) -> list[Lost]
     if side.model in (BLEND_FAST, RANKED):
         sources = [name for name in sources if name not in SLOW_MODELS]
     blend = BLEND_FAST if side.model == RANKED and BLEND_FAST in found.models else None
-    key = ("lost", side.run.key, side.model, split, k)
-    return context.cache.get(
-        key, found.files, lambda: _lost(found.table, side.model, blend, sources, k)
-    )
+
+    def count() -> list[LossStep]:
+        best = pl.min_horizontal(_rank(name) for name in sources)
+        kept = (_rank(blend) <= k) if blend else pl.lit(value=False)
+        step = pl.when(kept).then(3).when(best <= k).then(2).when(best <= DEPTH).then(1)
+        missed = pl.scan_parquet(found.table).filter(_rank(side.model) > k)
+        frame = missed.group_by(step.otherwise(0).alias("step")).len().collect()
+        counts = dict(frame.iter_rows())
+        return [
+            LossStep(words, int(counts.get(place, 0)), meaning.format(k=k, depth=DEPTH))
+            for place, (words, meaning) in enumerate(STEPS.items())
+            if place < 3 or blend
+        ]
+
+    return context.cache.get(("lost", side.run.key, side.model, split, k), found.files, count)
 
 
-def _lost(
-    table: Path, served: str, blend: str | None, sources: Sequence[str], k: int
-) -> list[Lost]:
-    def rank(name: str) -> pl.Expr:
-        return pl.col(f"{RANK}{name}").fill_null(1 << 40)
-
-    best = pl.min_horizontal(rank(name) for name in sources)
-    missed = rank(served) > k
-    kept = (rank(blend) <= k) if blend else pl.lit(value=False)
-    step = (
-        pl.when(kept)
-        .then(3)
-        .when(best <= k)
-        .then(2)
-        .when(best <= DEPTH)
-        .then(1)
-        .otherwise(0)
-        .alias("step")
-    )
-    frame = pl.scan_parquet(table).filter(missed).group_by(step).len().collect()
-    counts = dict(frame.iter_rows())
-    steps = [
-        ("no source finds it", f"in no source's first {DEPTH}: other sources or data could help"),
-        (
-            "every source ranks it low",
-            f"in a source's first {DEPTH}, in none's first {k}: better sources could help",
-        ),
-        (
-            "the blend drops it",
-            f"in a source's first {k}, not in the blend's: other weights could help",
-        ),
-        ("the ranker drops it", f"in the blend's first {k}, not after the ranker"),
-    ]
-    return [
-        Lost(words, int(counts.get(place, 0)), meaning)
-        for place, (words, meaning) in enumerate(steps)
-        if place < 3 or blend
-    ]
-
-
-class Pattern(NamedTuple):
-    """A slice among the queries that only one of two sides found."""
-
-    group: str
-    name: str
-    lost: int
-    """Only the first side found the item."""
-    won: int
-    """Only the second side did."""
-    lift: float
-    """How much likelier a win is of this slice than a loss is; 1 for as likely."""
-    low: float
-    """95% interval of the lift."""
-    high: float
-    p_value: float
-    """Adjusted for all slices (Holm)."""
-
-
-def patterns(outcomes: Codes, slicings: Slicings) -> list[Pattern]:
-    """Find what won queries have that lost ones lack, clearest first.
-
-    Each slice's share of the wins is held against its share of the losses; the interval is that of
-    the logarithm of a ratio of two shares (Katz et al., 1978).
-    """
-    won, lost = outcomes == 2, outcomes == 1
-    totals = int(lost.sum()), int(won.sum())
-    found = []
-    for group in slicings.groups:
-        slicing = slicings.get(group)
-        if slicing is not None and min(totals) > 0:
-            found += _of_slicing(slicing, lost, won, totals)
-    adjusted = holm(np.array([one.p_value for one in found], np.float64))
-    tested = [one._replace(p_value=float(p)) for one, p in zip(found, adjusted, strict=True)]
-    return sorted(tested, key=lambda one: (one.p_value, -abs(math.log(one.lift))))
-
-
-def _of_slicing(
-    slicing: Slicing, lost: NDArray[np.bool_], won: NDArray[np.bool_], totals: tuple[int, int]
-) -> list[Pattern]:
-    counts = [
-        np.bincount(slicing.codes[mark[slicing.queries]], minlength=len(slicing.names))
-        for mark in (lost, won)
-    ]
-    found = []
-    for name, losses, wins in zip(slicing.names, *(one.tolist() for one in counts), strict=True):
-        # A half is added, so that a slice without a loss has a ratio.
-        if losses + wins < MIN_CHANGED or losses + wins == sum(totals):
-            continue
-        shares = (losses + 0.5) / (totals[0] + 1), (wins + 0.5) / (totals[1] + 1)
-        lift = shares[1] / shares[0]
-        error = math.sqrt(sum((1 - s) / (s * (n + 1)) for s, n in zip(shares, totals, strict=True)))
-        p_value = math.erfc(abs(math.log(lift)) / error / math.sqrt(2))
-        low, high = (lift * math.exp(sign * Z95 * error) for sign in (-1, 1))
-        found.append(Pattern(slicing.group, name, losses, wins, lift, low, high, p_value))
-    return found
+def _rank(model: str) -> pl.Expr:
+    return pl.col(f"{RANK}{model}").fill_null(1 << 40)

@@ -5,8 +5,8 @@ Axes: M queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -16,7 +16,6 @@ from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
 from pipelines.dashboard.data.items import (
-    RunCatalogue,
     history,
     read_catalogue,
     user_ids,
@@ -51,6 +50,8 @@ ALL = "all"
 NOWHERE = 255
 """Sorts a rank that is not there after all others."""
 EXPORTED = 25
+HISTORY = 15
+TOP = "top_k_"
 
 
 def queries_table(context: Context, shown: Contest, query: Query, title: str) -> Table:
@@ -70,18 +71,17 @@ def queries_table(context: Context, shown: Contest, query: Query, title: str) ->
             *texts("outcome"),
         ],
         source=None if file else "queries",
-        rows=list_rows(context, shown, query, Window(length=EXPORTED)).rows if file else (),
+        rows=_rows(context, shown, query, Window(length=EXPORTED)).rows if file else (),
         origins=shown.origins,
     )
 
 
 def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
     """Return a window of the table of queries."""
-    return list_rows(context, read_contest(context, query), query, window)
+    return _rows(context, read_contest(context, query), query, window)
 
 
-def list_rows(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
-    """Return a window of the queries."""
+def _rows(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
     kept = _kept(context, shown, query, window.search)
     known = shown.pairs.known
     ranks = (np.where(one == 0, NOWHERE, one) for one in known.ranks[:2])
@@ -145,11 +145,7 @@ def _cells(
     return found
 
 
-HISTORY = 15
-TOP = "top_k_"
-
-
-class Answer(NamedTuple):
+class UserAnswer(NamedTuple):
     """Answer of a run's models for one user."""
 
     item_rows: list[int]
@@ -160,7 +156,7 @@ class Answer(NamedTuple):
 
 
 def user_section(context: Context, shown: Contest, user_id: str) -> Section:
-    """Show a user."""
+    """Show a user: the history, both lists, and the held-out item's rank by every model."""
     if shown.features is None:
         raise NotFoundError("users are shown if a workspace keeps their histories and lists")
     catalogue = read_catalogue(context, shown.features)
@@ -170,14 +166,18 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     past = history(sequences, row, int(ends[row] - sequences.offsets[row]))
     found = [read_answer(side, shown.split, user_id) for side in shown.sides]
     held_out = next((one.item_rows for one in found if one is not None), [])
+    known = {"seen": {one.item_row for one in past}, "hit": {*held_out}}
+
+    def entry(item: int, note: str, marks: Sequence[str] = ()) -> Entry:
+        item_id = catalogue.item_id(item)
+        parameters = {"run": shown.sides[0].run.key, "item": item_id}
+        link = Link(label="about this item", page="items", parameters=parameters)
+        mark: Any = next((one for one in marks if item in known[one]), "")
+        return Entry(item_id=item_id, title=catalogue.title(item), note=note, mark=mark, link=link)
+
     entries = [
-        build_entry(
-            shown,
-            catalogue,
-            one.item_row,
-            f"{one.time} \u00b7 {catalogue.categories[one.item_row]}".strip(" \u00b7"),
-        )
-        for one in past[:HISTORY]
+        entry(item, f"{time} \u00b7 {catalogue.categories[item]}".strip(" \u00b7"))
+        for item, time in past[:HISTORY]
     ]
     title = f"History, {len(past):,} events, newest first"
     lists = [ItemList(title=title, entries=entries, empty="no event before the query")]
@@ -187,25 +187,14 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     tables: dict[str, Table] = {}
     for side, name, answer in zip(shown.sides, shown.names, found, strict=True):
         if answer is None:
-            words = "a bundle keeps ranks, no lists; the page Try makes one"
-            if side.run.kind != "bundle":
-                words = "no list of this user is kept"
+            is_bundle = side.run.kind == "bundle"
+            words = "a bundle keeps ranks, no lists" if is_bundle else "no list is kept"
             lists.append(ItemList(title=name, empty=words))
             continue
-        seen = {one.item_row for one in past}
         rank = answer.ranks.get(side.model)
-        entries = [
-            build_entry(
-                shown,
-                catalogue,
-                item,
-                catalogue.note(item),
-                "hit" if item in answer.item_rows else "seen" if item in seen else "",
-            )
-            for item in answer.listed
-        ]
-        note = f"the held-out item is at {rank:,}" if rank else "the held-out item is not found"
-        lists.append(ItemList(title=name, note=note, entries=entries, empty="it kept no list"))
+        entries = [entry(item, catalogue.note(item), ("hit", "seen")) for item in answer.listed]
+        words = f"the held-out item is at {rank:,}" if rank else "the held-out item is not found"
+        lists.append(ItemList(title=name, note=words, entries=entries, empty="it kept no list"))
         lines += why_lines(name, side.model, answer.ranks, shown.k)
         tables[side.run.key] = ranks_table(side, answer)
     blocks: list[Block] = [
@@ -216,21 +205,7 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     return Section(key="user", title=f"User {user_id}", blocks=blocks)
 
 
-def build_entry(
-    shown: Contest, catalogue: RunCatalogue, row: int, note: str, mark: str = ""
-) -> Entry:
-    """Show an item of a list, with a link to its page."""
-    parameters = {"run": shown.sides[0].run.key, "item": catalogue.item_id(row)}
-    return Entry(
-        item_id=catalogue.item_id(row),
-        title=catalogue.title(row),
-        note=note,
-        mark=mark,  # type: ignore[arg-type]
-        link=Link(label="about this item", page="items", parameters=parameters),
-    )
-
-
-def read_answer(side: Side, split: Split, user_id: str) -> Answer | None:
+def read_answer(side: Side, split: Split, user_id: str) -> UserAnswer | None:
     """Read the answer of a run's models; None if it keeps no lists, or none of this user."""
     found = answers(side.run, split)
     if found.features is None:
@@ -240,16 +215,16 @@ def read_answer(side: Side, split: Split, user_id: str) -> Answer | None:
     except NotFoundError:
         return None
     frame = pl.scan_parquet(found.table).filter(pl.col("user_row") == row)
-    columns = [f"{RANK}{model}" for model in found.models]
-    list_ = f"{TOP}{side.model}"
-    has_list = list_ in frame.collect_schema()
-    part = frame.select("item_row", *columns, *([list_] if has_list else [])).collect()
+    listed = [f"{TOP}{side.model}"] if f"{TOP}{side.model}" in frame.collect_schema() else []
+    ranks = [f"{RANK}{model}" for model in found.models]
+    part = frame.select("item_row", *ranks, *listed).collect()
     if part.is_empty():
         return None
-    return Answer(
+    best = part.select(pl.col(ranks).min()).row(0)
+    return UserAnswer(
         item_rows=part["item_row"].to_list(),
-        ranks={model: part[f"{RANK}{model}"].min() for model in found.models},  # type: ignore[misc]
-        listed=part[list_][0].to_list() if has_list else [],
+        ranks=dict(zip(found.models, best, strict=True)),
+        listed=part[listed[0]][0].to_list() if listed else [],
     )
 
 
@@ -259,28 +234,27 @@ def why_lines(name: str, model: str, ranks: Mapping[str, int | None], k: int) ->
         return []
     left_out = (*COMBINED, *SLOW_MODELS) if model in (BLEND_FAST, RANKED) else COMBINED
     sources = {one: rank for one, rank in ranks.items() if one not in left_out and rank}
-    if not sources or min(sources.values()) > DEPTH:
+    best = min(sources, key=lambda one: sources[one], default="")
+    if not best or sources[best] > DEPTH:
         return [f"{name}: no source has it in its first {DEPTH}."]
-    best = min(sources, key=lambda one: sources[one])
-    parts = [f"{model_label(best)} ranks it best, at {sources[best]:,}"]
     before = sources[best]
-    for step in (BLEND_FAST, model) if model == RANKED else (model,):
-        if step not in ranks:
-            continue
+    parts = [f"{model_label(best)} ranks it best, at {before:,}"]
+    steps = (BLEND_FAST, model) if model == RANKED else (model,)
+    for step in (one for one in steps if one in ranks):
         rank = ranks[step]
         made = "the ranker" if step == RANKED else "the blend"
         if rank is None:
             parts.append(f"{made} does not list it")
         else:
-            verb = "lifts" if rank < before else "keeps" if rank == before else "drops"
-            parts.append(f"{made} {verb} it {'at' if verb == 'keeps' else 'to'} {rank:,}")
+            moved = "lifts it to" if rank < before else "drops it to"
+            parts.append(f"{made} {'keeps it at' if rank == before else moved} {rank:,}")
             before = rank
     end = ranks[model]
     missed = "" if end is not None and end <= k else f": not in the first {k}"
     return [f"{name}: {', '.join(parts)}{missed}."]
 
 
-def ranks_table(side: Side, answer: Answer) -> Table:
+def ranks_table(side: Side, answer: UserAnswer) -> Table:
     """Tabulate the rank of the held-out item by every model of a run."""
     order = sorted(answer.ranks, key=lambda model: answer.ranks[model] or 1 << 40)
     return Table(

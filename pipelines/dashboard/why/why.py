@@ -16,15 +16,13 @@ from pipelines.dashboard.data.sides import (
     split_control,
     suggest_runs,
 )
-from pipelines.dashboard.data.slices import group_label
-from pipelines.dashboard.data.slicing import Slicing
+from pipelines.dashboard.data.slices import Slicing, group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.why.outcomes import (
     LISTED,
     OUTCOMES,
     Contest,
     lost_where,
-    patterns,
     read_contest,
 )
 from pipelines.dashboard.why.users import (
@@ -34,7 +32,7 @@ from pipelines.dashboard.why.users import (
     user_section,
     window_of_queries,
 )
-from pipelines.pages.charts import color_of, counts, figure, numbers, share_chart, shares, texts
+from pipelines.pages.charts import color_of, counts, figure, share_chart, shares, texts
 from pipelines.pages.document import (
     Block,
     Chart,
@@ -43,15 +41,10 @@ from pipelines.pages.document import (
     Option,
     Page,
     Section,
-    Table,
     Tile,
     Tiles,
-    Words,
     select,
 )
-
-SHOWN_PATTERNS = 12
-LEVEL = 0.05
 
 
 def build(context: Context, query: Query) -> Page:
@@ -79,7 +72,6 @@ def build(context: Context, query: Query) -> Page:
     title = "All queries" if outcome == ALL else f"Queries: {shown.labels[outcome]}"
     blocks += [
         *([slices_section(shown, slicing)] if slicing else []),
-        patterns_section(shown),
         *lost_sections(context, shown),
         Section(
             key="queries-section",
@@ -106,21 +98,14 @@ def build(context: Context, query: Query) -> Page:
 
 def tiles(shown: Contest, totals: Sequence[int]) -> Tiles:
     """Count the outcomes."""
-    return Tiles(
-        tiles=[
-            Tile(
-                label=label[0].upper() + label[1:],
-                value=f"{count:,}",
-                note=f"{count / max(1, sum(totals)):.1%} of the queries, first {shown.k}",
-                link=Link(
-                    label="show them",
-                    page="why",
-                    parameters={**shown.parameters, "outcome": outcome},
-                ),
-            )
-            for (outcome, label), count in zip(shown.labels.items(), totals, strict=True)
-        ]
-    )
+    found = []
+    for (outcome, label), count in zip(shown.labels.items(), totals, strict=True):
+        parameters = {**shown.parameters, "outcome": outcome}
+        link = Link(label="show them", page="why", parameters=parameters)
+        note = f"{count / max(1, sum(totals)):.1%} of the queries, first {shown.k}"
+        title = label[0].upper() + label[1:]
+        found.append(Tile(label=title, value=f"{count:,}", note=note, link=link))
+    return Tiles(tiles=found)
 
 
 def search_controls(context: Context, shown: Contest, query: Query) -> list[Control]:
@@ -180,51 +165,6 @@ def slices_section(shown: Contest, slicing: Slicing) -> Section:
         shown,
     )
     return Section(key="slices", title=f"By {title}", blocks=[chart])
-
-
-def patterns_section(shown: Contest) -> Section:
-    """List the slices that are more frequent among wins than among losses."""
-    first, second = shown.names
-    found = patterns(shown.outcomes, shown.pairs.slicings)
-    lines = [
-        f"{second} gains {'most' if one.lift > 1 else 'least'} if {group_label(one.group)} "
-        f"is {one.name}: {one.won:,} won, {one.lost:,} lost, {one.lift:.2f} times as frequent "
-        f"among wins as among losses ({one.low:.2f} to {one.high:.2f})."
-        for one in found[:4]
-        if one.p_value <= LEVEL
-    ] or [
-        "No slice is shown to be more frequent among wins than among losses: the models "
-        "differ for all kinds of queries alike, or on too few."
-    ]
-    table = Table(
-        key="patterns",
-        title="What wins have that losses lack",
-        note=f"Lift: a slice's share of the queries that only {second} found over its share of "
-        f"those that only {first} found, of {len(found)} slices; above 1 {second} has its wins "
-        "there. p is corrected for all slices (Holm).",
-        columns=[
-            *texts("slice"),
-            *counts("won", note=f"only {second}"),
-            *counts("lost", note=f"only {first}"),
-            *numbers("lift"),
-            *texts("95% interval"),
-            *numbers("adjusted p", format="metric"),
-        ],
-        rows=[
-            (
-                f"{group_label(one.group)}: {one.name}",
-                one.won,
-                one.lost,
-                f"{one.lift:.2f}",
-                f"{one.low:.2f} to {one.high:.2f}",
-                one.p_value,
-            )
-            for one in found[:SHOWN_PATTERNS]
-        ],
-        origins=shown.origins,
-    )
-    blocks: list[Block] = [Words(lines=lines), *([table] if found else [])]
-    return Section(key="patterns-section", title="What they have in common", blocks=blocks)
 
 
 def lost_sections(context: Context, shown: Contest) -> list[Section]:

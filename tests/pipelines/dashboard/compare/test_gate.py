@@ -10,7 +10,7 @@ from pipelines.dashboard.compare.gate import PairJudgement, judge_pair, recorded
 from pipelines.dashboard.data.answers import Joined
 from pipelines.dashboard.data.measures import Measures
 from pipelines.dashboard.data.paired import Pairs
-from pipelines.dashboard.data.slicing import Slicing
+from pipelines.dashboard.data.slices import Slicing
 from pipelines.dashboard.workspaces.stores import Places, Stores
 from pipelines.tracking.decisions import Decision, append_decision
 from tests.pipelines.dashboard.synthetic_runs import write_bundle, write_run

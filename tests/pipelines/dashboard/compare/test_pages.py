@@ -213,7 +213,7 @@ def test_slices_whose_files_are_broken_are_left_out_and_said(tmp_path: Path) -> 
     broken = dashboard(tmp_path)
     page = PAGES[0].build(broken, Query())
     assert any("Slices by category are left out" in notice for notice in page.notices)
-    assert "user activity" in words(page) or table(page, "slices-table").rows
+    assert "user activity" in words(page) or charts(page)["slices"].rows
 
 
 def test_runs_of_one_name_are_told_apart(context: Context) -> None:

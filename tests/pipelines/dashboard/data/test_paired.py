@@ -12,8 +12,7 @@ from pipelines.dashboard.data.paired import (
     interval,
     p_values,
 )
-from pipelines.dashboard.data.slices import slice_label
-from pipelines.dashboard.data.slicing import CROSS, Slicing, crossed, everything
+from pipelines.dashboard.data.slices import CROSS, Slicing, crossed, everything, slice_label
 from recsys.data.batch import Jagged
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig

@@ -51,11 +51,9 @@ def test_queries_that_differ_are_dropped_with_the_reason(runs: dict[str, Run]) -
     same = sum(one == other for one, other in zip(first, second, strict=False))
     assert len(found) == same
     assert found.dropped[0].num_queries == 300
-    assert found.dropped[0].other_users == 100
+    assert found.dropped[0].reasons["of users that are not in all"] == 100
     assert "of users that are not in all" in found.dropped[0].words
-    second = found.dropped[1]
-    lost = second.other_users + second.other_items + second.other_histories
-    assert lost == 200 - same
+    assert sum(found.dropped[1].reasons.values()) == 200 - same
 
 
 def test_bundles_are_joined_by_the_ids_of_their_answers(tmp_path: Path) -> None:

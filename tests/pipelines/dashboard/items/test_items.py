@@ -5,17 +5,15 @@ import tracemalloc
 import numpy as np
 import polars as pl
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from pipelines.dashboard.data.answers import Answers
-from pipelines.dashboard.exposure import NAMES, by_vectors, by_weights, count_exposure
+from pipelines.dashboard.exposure import NAMES, count_exposure
 from pipelines.dashboard.items import ENTRY, build, read_shown, wilson
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.document import Lists, Section, Window
+from pipelines.pages.document import Section, Table, Window
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
-from tests.pipelines.dashboard.documents import dashboard
+from tests.pipelines.dashboard.documents import block_of, dashboard
 
 EVENTS = np.array([0, 0, 1, 3, 12, 100])
 
@@ -89,37 +87,19 @@ def test_wilsons_interval_is_the_published_one():
     assert (low, high) == (pytest.approx(0.1910, abs=1e-4), pytest.approx(0.4375, abs=1e-4))
 
 
-def test_nearest_items_leave_out_the_item_and_padding(tmp_path):
-    vectors = np.array([[9, 9], [1, 0], [2, 0.1], [0, 1], [0, 0]], np.float32)
-    np.save(tmp_path / "v.npy", vectors)
-    found = by_vectors(tmp_path / "v.npy", 1)
-    assert [row for row, _ in found] == [2, 3]
-    assert found[0][1] == pytest.approx(2 / np.hypot(2, 0.1))
-    assert by_vectors(tmp_path / "v.npy", 4) == []
-    assert by_vectors(tmp_path / "absent.npy", 1) == []
-    weights = {
-        "offsets": torch.tensor([0, 0, 3, 3]),
-        "rows": torch.tensor([1, 2, 3], dtype=torch.int32),
-        "weights": torch.tensor([0.9, 0.1, 0.5]),
-    }
-    save_file(weights, tmp_path / "weights.safetensors")
-    near = by_weights(tmp_path / "weights.safetensors", 1)
-    assert [row for row, _ in near] == [3, 2]
-    assert by_weights(tmp_path / "weights.safetensors", 2) == []
-
-
-def test_the_page_shows_an_item_with_its_neighbours(context):
+def test_the_page_shows_an_item_by_its_title(context):
     shown = read_shown(context, Query())
     row = shown.catalogue.find(HOSTILE_TITLES[2])[0]
     page = build(context, Query.of(item=shown.catalogue.item_id(row)))
     section = page.blocks[0]
     assert isinstance(section, Section)
     assert section.title == HOSTILE_TITLES[2]
-    lists = next(one for one in section.blocks if isinstance(one, Lists)).lists
-    assert {"content similarity", "item-to-item"} <= {one.title for one in lists}
-    assert all(len(one.entries) <= 10 for one in lists)
     exposure = shown.exposure(shown.model)
-    assert page.blocks[1].tiles[0].value == f"{exposure.coverage:.1%}"
+    assert block_of(page, Table, "bias-table").rows[0][4:] == [
+        exposure.coverage,
+        exposure.gini,
+        exposure.top_share,
+    ]
 
 
 @pytest.mark.parametrize("column", range(7))

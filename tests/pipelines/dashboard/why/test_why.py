@@ -1,17 +1,16 @@
-"""Page ``why``: outcomes, steps of loss and patterns with known answers; the page on real files."""
+"""Page ``why``: outcomes and steps of loss with known answers; the page on real files."""
 
-import numpy as np
 import polars as pl
 import pytest
 
 from pipelines.dashboard.data.items import read_catalogue
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.why.outcomes import lost_where, patterns, read_contest
+from pipelines.dashboard.why.outcomes import lost_where, read_contest
 from pipelines.dashboard.why.users import why_lines
 from pipelines.dashboard.why.why import ENTRY, build
 from pipelines.pages.document import ItemList, Lists, Section, Table, Window, Words
 from tests.pipelines.dashboard.conftest import HOSTILE_TITLES
-from tests.pipelines.dashboard.documents import blocks_of, dashboard
+from tests.pipelines.dashboard.documents import dashboard
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 
 
@@ -40,29 +39,6 @@ def test_outcomes_count_every_query_once(planted, pair):
     tiles = page.blocks[0].tiles
     assert [tile.value for tile in tiles] == [f"{mark.sum():,}" for mark in expected]
     assert sum(int(tile.value.replace(",", "")) for tile in tiles) == len(shown.pairs.known)
-
-
-def test_the_planted_slice_is_named(planted, pair):
-    shown = read_contest(planted, pair)
-    clearest = patterns(shown.outcomes, shown.pairs.slicings)[0]
-    assert (clearest.group, clearest.name) in {
-        ("user_activity", "heavy"),
-        ("user_activity", "medium"),
-        ("history_length", "21-50"),
-    }
-    assert clearest.p_value < 0.01
-    words = " ".join(
-        line for block in blocks_of(build(planted, pair).blocks, Words) for line in block.lines
-    )
-    assert "user activity" in words
-
-
-def test_equal_models_have_no_pattern(planted):
-    shown = read_contest(
-        planted, Query.of(run=planted.stores.runs()[0].key, first="sequence", second="ease")
-    )
-    chance = np.random.default_rng(0).integers(0, 4, len(shown.outcomes)).astype(np.int8)
-    assert all(one.p_value > 0.05 for one in patterns(chance, shown.pairs.slicings))
 
 
 def test_items_are_lost_on_the_step_that_lost_them(planted, tmp_path):
