@@ -85,6 +85,14 @@ def forked_children() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """Leave files in the kernel's cache: no test loses power, and syncing takes minutes in all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of the process in whose forks programs run, see `tests.forked.commands`."""
