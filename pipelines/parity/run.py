@@ -22,20 +22,18 @@ from pipelines.engine.history import PARITY, write_result
 from pipelines.parity.batch import batch_features
 from pipelines.parity.compare import (
     Difference,
-    DifferenceCounts,
     ListDifference,
-    candidate_differences,
     compare_records,
-    models_read,
+    count_differences,
 )
 from pipelines.parity.log import Document, History, Log, PastStore
-from recsys.retrieval.blend.candidate_features import feature_names
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.list_record import write_record
 from serving.online.store import OnlineStore, RecentEvent
-from serving.recommend import Made, Recommender
+from serving.query import Query
+from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
 
@@ -101,7 +99,7 @@ class _Recomputed(NamedTuple):
     """A list, made once more."""
 
     document: Document
-    made: Made
+    query: Query
     online: Document
     history: History | None
 
@@ -137,7 +135,9 @@ def check_parity(
         with_features=run.with_features,
         on_their_way=run.on_their_way,
         skipped=dict(sorted(run.skipped.items())),
-        differences=run.differences.kinds(),
+        differences=sorted(
+            run.differences.values(), key=lambda one: (-one.first, -one.count, one.what)
+        ),
         seconds=round(time.perf_counter() - begin, 1),
     )
 
@@ -188,7 +188,7 @@ class _Run:
     ) -> None:
         self._log, self._bundles, self._configurations = log, bundles, configurations
         self.skipped: Counter[str] = Counter()
-        self.differences = DifferenceCounts()
+        self.differences: dict[str, Difference] = {}
         self.recomputed = self.equal = self.with_features = self.on_their_way = 0
 
     def of_group(self, key: RecommenderKey, documents: Sequence[Document]) -> None:
@@ -217,7 +217,7 @@ class _Run:
         for first in range(0, len(documents), LISTS_AT_ONCE):
             some = documents[first : first + LISTS_AT_ONCE]
             lists = list(self._recomputed(recommender, store, some))
-            self._compare(recommender, lists)
+            self._compare(recommender.bundle, lists)
 
     def _recomputed(
         self, recommender: Recommender, store: PastStore, documents: Sequence[Document]
@@ -241,7 +241,7 @@ class _Run:
             if online.get("adapter") != document.get("adapter"):
                 self.skipped["adapter_changed"] += 1
                 continue
-            yield _Recomputed(document, made, online, store.history)
+            yield _Recomputed(document, made.query, online, store.history)
 
     def _reason(self, document: Document) -> str | None:
         """Explain why a list cannot be computed once more; None if it can."""
@@ -257,46 +257,37 @@ class _Run:
         version = document.get("items_version")
         return None if version in (None, self._log.items_version) else "items_changed"
 
-    def _compare(self, recommender: Recommender, lists: Sequence[_Recomputed]) -> None:
-        bundle, ranker = recommender.bundle, recommender.bundle.ranker
-        names = feature_names(ranker.builder.blend.sources) if ranker is not None else ()
-        with_history = [one for one in lists if one.made.query.moment is not None]
+    def _compare(self, bundle: Bundle, lists: Sequence[_Recomputed]) -> None:
+        with_history = [one for one in lists if one.query.moment is not None]
         nothing: Sequence[RecentEvent] = ()
         by_batch = batch_features(
             bundle,
             [one.document for one in with_history],
             [one.history.events if one.history else nothing for one in with_history],
         )
-        batch = {id(one.made): found for one, found in zip(with_history, by_batch, strict=True)}
-        for document, made, online, history in lists:
-            found = list(
-                compare_records(
-                    document,
-                    online,
-                    history=history,
-                    reader=self._log.reader,
-                    batch=batch.get(id(made)),
-                    read=models_read(made.query.history, made.query.times),
-                    candidate_names=names,
-                )
+        batch = {id(one): found for one, found in zip(with_history, by_batch, strict=True)}
+        for one in lists:
+            found = compare_records(
+                one.document,
+                one.online,
+                history=one.history,
+                reader=self._log.reader,
+                batch=batch.get(id(one)),
+                query=one.query,
             )
-            if "features" in document:
-                self.with_features += 1
-                found += candidate_differences(bundle, made)
-            self.on_their_way += history is not None and not history.is_exact
-            self._count(document, found)
+            self.with_features += "features" in one.document
+            self.on_their_way += one.history is not None and not one.history.is_exact
+            self._count(one.document, list(found))
 
     def _count(self, document: Document, found: Sequence[ListDifference]) -> None:
         self.recomputed += 1
         self.equal += not found
-        self.differences.add(document["request_id"], found)
+        count_differences(self.differences, document["request_id"], found)
 
 
 def _failed(error: Exception) -> ListDifference:
     """Find the function in which a list that was served failed now."""
-    frames = traceback.extract_tb(error.__traceback__)
-    named = [
-        f"{Path(frame.filename).parent.name}/{Path(frame.filename).name}: {frame.name}"
-        for frame in frames
-    ]
-    return ListDifference(f"no list: {type(error).__name__}", named[-1] if named else "")
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    path = Path(frame.filename)
+    place = f"{path.parent.name}/{path.name}: {frame.name}"
+    return ListDifference(f"no list: {type(error).__name__}", place)

@@ -123,7 +123,7 @@ def describe_parity(report: ParityReport) -> list[str]:
     lines = [
         f"{report.requests:,} of {report.logged:,} logged lists, {report.seconds:.1f} s",
         summarise_parity(report),
-        f"{report.with_features:,} of them with features and every source's part",
+        f"{report.with_features:,} of them with features",
     ]
     if report.on_their_way:
         lines.append(f"{report.on_their_way:,} of them with events that were being committed")
