@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.config.operation import MIN_PAST
 from pipelines.config.run import RunConfig
@@ -36,8 +35,7 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Freshness:
+class Freshness(NamedTuple):
     """The age of one input."""
 
     name: str
@@ -72,14 +70,11 @@ def of_days(name: str, known: Sequence[date], as_of: datetime, config: RunConfig
     last_end = datetime.combine(known[-1] + timedelta(days=1), time(), UTC)
     age = (as_of - last_end).total_seconds() / 86_400
     recent = [day for day in known if (known[-1] - day).days <= GAP_DAYS]
-    gaps = [(after - before).days for before, after in pairwise(recent)]
+    longest = max(((after - before).days for before, after in pairwise(recent)), default=0)
     # Up to the end of the next day a day is not late.
-    limit = max(gaps) - 0.001 if len(recent) >= MIN_DAYS else None
-    found = judged(name, str(known[-1]), max(0.0, age), limit, config)
-    if not found.alarm or name in config.monitoring.max_age_days:
-        return found
-    words = f"late: {int(age)} days without, at most {max(gaps) - 1} in the last {GAP_DAYS} days"
-    return replace(found, words=words)
+    limit = longest - 0.001 if len(recent) >= MIN_DAYS else None
+    late = f"late: {int(age)} days without, at most {longest - 1} in the last {GAP_DAYS} days"
+    return judge_age(name, str(known[-1]), max(0.0, age), limit, config, late)
 
 
 def of_partitions(manifest: PartitionsManifest, as_of: datetime) -> Freshness:
@@ -89,15 +84,9 @@ def of_partitions(manifest: PartitionsManifest, as_of: datetime) -> Freshness:
     missing = [key for key in manifest.missing if key >= since]
     words = [f"set aside: {', '.join(aside)}"] if aside else []
     words += [f"never came: {', '.join(missing)}"] if missing else []
-    return Freshness(
-        name="partitions",
-        title=TITLES["partitions"],
-        newest=manifest.newest,
-        age_days=None,
-        limit_days=None,
-        alarm=bool(words),
-        words="; ".join(words) or "all came and can be used",
-    )
+    text = "; ".join(words) or "all came and can be used"
+    title = TITLES["partitions"]
+    return Freshness("partitions", title, manifest.newest, None, None, bool(words), text)
 
 
 def of_times(name: str, seen: Sequence[datetime], as_of: datetime, config: RunConfig) -> Freshness:
@@ -105,30 +94,25 @@ def of_times(name: str, seen: Sequence[datetime], as_of: datetime, config: RunCo
     age = max(0.0, (as_of - seen[-1]).total_seconds() / 86_400)
     gaps = [(after - before).total_seconds() / 86_400 for before, after in pairwise(seen)]
     limit = SLACK * max(gaps) if len(gaps) >= MIN_GAPS else None
-    return judged(name, f"{seen[-1]:%Y-%m-%d %H:%M}", age, limit, config)
+    return judge_age(name, f"{seen[-1]:%Y-%m-%d %H:%M}", age, limit, config)
 
 
-def judged(
-    name: str, newest: str, age: float, learned: float | None, config: RunConfig
+def judge_age(
+    name: str, newest: str, age: float, learned: float | None, config: RunConfig, late: str = ""
 ) -> Freshness:
-    """Compare an age with the limit that is set, else with the learned one."""
+    """Compare an age with the limit that is set, else with the learned one.
+
+    Args:
+        late: Words of an input that is older than the learned limit.
+    """
     limit = config.monitoring.max_age_days.get(name, learned)
     alarm = limit is not None and age > limit
-    if limit is None:
-        words = "too few arrivals to learn the usual interval"
-    elif alarm:
-        words = f"late: {age:.1f} days old, usual is up to {limit:.1f}"
-    else:
-        words = "in time"
-    return Freshness(
-        name=name,
-        title=TITLES[name],
-        newest=newest,
-        age_days=round(age, 3),
-        limit_days=None if limit is None else round(limit, 3),
-        alarm=alarm,
-        words=words,
-    )
+    words = "in time" if limit is not None else "too few arrivals to learn the usual interval"
+    if limit is not None and alarm:
+        is_set = not late or name in config.monitoring.max_age_days
+        words = f"late: {age:.1f} days old, usual is up to {limit:.1f}" if is_set else late
+    rounded = None if limit is None else round(limit, 3)
+    return Freshness(name, TITLES[name], newest, round(age, 3), rounded, alarm, words)
 
 
 def seen_times(
@@ -166,9 +150,7 @@ def describe_day(
     day = record.date_of(len(record.days) - 1)
     latest = record.days[-1]
     recent = dict.fromkeys([*latest, *(name for one in record.days[-RECENT_DAYS:] for name in one)])
-    signals = [
-        signal_document(find_signal(name), latest.get(name), day, MIN_PAST) for name in recent
-    ]
+    signals = [describe_signal(find_signal(name), latest.get(name), day) for name in recent]
     raised = [one for one in signals if one["alarm"]]
     late = [one for one in inputs if one.alarm]
     retrain, reason = decide_retrain(raised, known_until)
@@ -182,39 +164,43 @@ def describe_day(
         "alarms": [one["name"] for one in raised] + [f"freshness.{one.name}" for one in late],
         "retrain": retrain,
         "reason": reason,
-        "words": summarize_day(day, signals, inputs, (retrain, reason), MIN_PAST),
+        "words": summarize_day(
+            day, signals, inputs, f"{'Retrain' if retrain else 'No retrain'}: {reason}."
+        ),
         "signals": signals,
-        "freshness": [asdict(one) for one in inputs],
+        "freshness": [one._asdict() for one in inputs],
         "recent_alarms": recent_alarms(record),
     }
 
 
-def signal_document(
-    signal: Signal, one: SignalDay | None, day: date, min_past: int
-) -> dict[str, Any]:
-    """Describe one signal's day; None if it was not measured on that day."""
-    found = {name: getattr(signal, name) for name in ("name", "title", "group", "drift")}
-    numbers = dict.fromkeys(("value", "expected", "low", "high"), None) | {"num_past": 0}
-    state, since = "not measured", None
-    words = "not measured: too few events or lists on the day"
-    if one is not None:
-        numbers = {name: finite(getattr(one, name)) for name in numbers}
-        numbers |= {"num_past": one.num_past}
-        state = "alarm" if one.streak else "learning" if one.num_past < min_past else "quiet"
+def describe_signal(signal: Signal, one: SignalDay | None, day: date) -> dict[str, Any]:
+    """Describe one signal's day in numbers and words; None if it was not measured on that day."""
+    found: dict[str, Any] = {
+        **{name: getattr(signal, name) for name in ("name", "title", "group", "drift")},
+        **dict.fromkeys(("value", "expected", "low", "high")),
+        "num_past": 0,
+        "state": "not measured",
+        "alarm": False,
+        "since": None,
+        "words": "not measured: too few events or lists on the day",
+    }
+    if one is None:
+        return found
+    value, low, high = (written(signal, part) for part in (one.value, one.low, one.high))
+    if one.num_past < MIN_PAST:
+        state, since = "learning", None
+        words = f"{value}; too little past to judge ({one.num_past} of {MIN_PAST} days)"
+    else:
         since = str(day - timedelta(days=one.streak - 1)) if one.streak else None
-        words = signal_words(signal, one, since, min_past)
-    is_alarm = state == "alarm"
-    return {**found, **numbers, "state": state, "alarm": is_alarm, "since": since, "words": words}
-
-
-def signal_words(signal: Signal, one: SignalDay, since: str | None, min_past: int) -> str:
-    """Compare a value with its band in words."""
-    value = written(signal, one.value)
-    if one.num_past < min_past:
-        return f"{value}; too little past to judge ({one.num_past} of {min_past} days)"
-    low = "" if not isfinite(one.low) else f"{written(signal, one.low)} to "
-    usual = f"{low or 'up to '}{written(signal, one.high)}"
-    return f"{value}, usual is {usual}" + (f"; alarm since {since}" if since else "")
+        state = "alarm" if since else "quiet"
+        usual = f"{low} to {high}" if isfinite(one.low) else f"up to {high}"
+        words = f"{value}, usual is {usual}" + (f"; alarm since {since}" if since else "")
+    for name in ("value", "expected", "low", "high"):
+        number = getattr(one, name)
+        # JSON has no number for the open end of a band.
+        found[name] = float(number) if isfinite(number) else None
+    found |= {"num_past": one.num_past, "state": state, "alarm": state == "alarm"}
+    return found | {"since": since, "words": words}
 
 
 def written(signal: Signal, value: float) -> str:
@@ -224,11 +210,6 @@ def written(signal: Signal, value: float) -> str:
     if signal.kind == "share":
         return f"{value:.1%}"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def finite(value: float) -> float | None:
-    """Leave out what JSON has no number for."""
-    return float(value) if isfinite(value) else None
 
 
 def decide_retrain(raised: Sequence[dict[str, Any]], known_until: date | None) -> tuple[bool, str]:
@@ -243,14 +224,9 @@ def decide_retrain(raised: Sequence[dict[str, Any]], known_until: date | None) -
     for one in sorted(drifted, key=lambda one: str(one["since"])):
         by_day.setdefault(one["since"], []).append(one["title"])
     names = "; ".join(f"since {since} {', '.join(titles)}" for since, titles in by_day.items())
-    unlearned = [
-        one
-        for one in drifted
-        if known_until is None or date.fromisoformat(one["since"]) > known_until
-    ]
-    if not unlearned:
-        return False, f"the last full run was trained on days up to {known_until}: {names}"
-    return True, names
+    if known_until is None or any(str(one["since"]) > str(known_until) for one in drifted):
+        return True, names
+    return False, f"the last full run was trained on days up to {known_until}: {names}"
 
 
 def counted(number: int, name: str) -> str:
@@ -259,42 +235,34 @@ def counted(number: int, name: str) -> str:
 
 
 def summarize_day(
-    day: date,
-    signals: Sequence[dict[str, Any]],
-    inputs: Sequence[Freshness],
-    retrain: tuple[bool, str],
-    min_past: int,
+    day: date, signals: Sequence[dict[str, Any]], inputs: Sequence[Freshness], retrain: str
 ) -> list[str]:
     """Describe the day in sentences, most important first."""
-    late, num_inputs = [one for one in inputs if one.alarm], len(inputs)
+    late = [one for one in inputs if one.alarm]
     raised = [one for one in signals if one["alarm"]]
-    learning = [one for one in signals if one["state"] == "learning"]
+    learning = sum(one["state"] == "learning" for one in signals)
     if raised or late:
         kinds = {"signal": len(raised), "input": len(late)}
         alarms = [counted(number, name) for name, number in kinds.items() if number]
         found = [f"{day}: alarm of {' and '.join(alarms)}."]
     else:
-        watched = f"{counted(len(signals), 'signal')} and {counted(num_inputs, 'input')}"
+        watched = f"{counted(len(signals), 'signal')} and {counted(len(inputs), 'input')}"
         found = [f"{day}: quiet; watched are {watched}."]
     found += [f"{one.title}: {one.words}." for one in late]
     found += [f"{one['title']}: {one['words']}." for one in raised]
     if learning:
         found.append(
-            f"Too little past for {counted(len(learning), 'signal')}: each needs "
-            f"{min_past} days that were compared with the days before them."
+            f"Too little past for {counted(learning, 'signal')}: each needs "
+            f"{MIN_PAST} days that were compared with the days before them."
         )
-    if raised:
-        found.append(f"{'Retrain' if retrain[0] else 'No retrain'}: {retrain[1]}.")
-    return found
+    return [*found, retrain] if raised else found
 
 
 def recent_alarms(record: SignalRecord) -> list[dict[str, Any]]:
     """List the alarms of the last days, newest first."""
     found = []
-    for place in range(len(record.days) - 1, max(-1, len(record.days) - 1 - RECENT_DAYS), -1):
-        names = [name for name, one in record.days[place].items() if one.streak]
-        if names:
+    for place in reversed(range(len(record.days))[-RECENT_DAYS:]):
+        if names := [name for name, one in record.days[place].items() if one.streak]:
             titles = [find_signal(name).title for name in names]
-            day = str(record.date_of(place))
-            found.append({"day": day, "signals": names, "titles": titles})
+            found.append({"day": str(record.date_of(place)), "signals": names, "titles": titles})
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, log, sqrt
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ import polars as pl
 from pipelines.config.operation import MonitoringConfig
 from pipelines.monitoring.days import ServedDay
 from pipelines.monitoring.sketch import MAX_USERS, UNKNOWN, Sketch
-from pipelines.monitoring.vectors import Numbers, Rows, ServedVectors
+from pipelines.monitoring.vectors import Numbers, ServedVectors
 from recsys.evaluation.drift import (
     Tail,
     effective_number,
@@ -29,16 +28,8 @@ FREQUENT_LEVELS = 12
 MIN_EXAMPLES = 50
 
 
-class Tested(NamedTuple):
-    """Area under the curve, its log odds, and their standard error."""
-
-    value: float
-    score: float
-    noise: float
-
-
-def two_sample(day: pl.DataFrame, window: pl.DataFrame, max_examples: int) -> Tested | None:
-    """Fit and score; None for too few events of either."""
+def two_sample(day: pl.DataFrame, window: pl.DataFrame, max_examples: int) -> Measurement | None:
+    """Score how well a regression tells the day from its window; None for too few events."""
     if min(day.height, window.height) < MIN_EXAMPLES:
         return None
     day = day.head(max_examples)
@@ -52,7 +43,7 @@ def two_sample(day: pl.DataFrame, window: pl.DataFrame, max_examples: int) -> Te
         return None
     area = min(max(area, 1e-3), 1 - 1e-3)
     users = min(day["user_id"].n_unique(), window["user_id"].n_unique())
-    return Tested(area, log(area / (1 - area)), 1 / sqrt(users))
+    return Measurement(area, log(area / (1 - area)), 1 / sqrt(users))
 
 
 def encode_levels(column: pl.Series, window: pl.Series) -> list[np.ndarray]:
@@ -112,8 +103,7 @@ class Measurement(NamedTuple):
     """Standard error of the score by the day's counts, as far as that is known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Signal:
+class Signal(NamedTuple):
     """A number that is watched by day."""
 
     name: str
@@ -127,24 +117,22 @@ class Signal:
 
     def value_at(self, score: float) -> float:
         """Convert a score of a band back to a value; ends of open bands stay infinite."""
-        if not np.isfinite(score):
+        if not np.isfinite(score) or self.kind == "number":
             return score
-        if self.kind in ("count", "ratio"):
-            return exp(min(score, 700.0))
         if self.kind in ("share", "auc"):
             return 1 / (1 + exp(-max(min(score, 700.0), -700.0)))
-        if self.kind in ("distance", "index"):
-            floor = DISTANCE_FLOOR if self.kind == "distance" else INDEX_FLOOR
-            size = exp(min(score, 50.0))
-            return sqrt(max(0.0, size**2 - floor**2)) if self.kind == "distance" else size - floor
-        return score
+        if self.kind == "distance":
+            return sqrt(max(0.0, exp(min(score, 50.0)) ** 2 - DISTANCE_FLOOR**2))
+        if self.kind == "index":
+            return exp(min(score, 50.0)) - INDEX_FLOOR
+        return exp(min(score, 700.0))
 
 
 HIGH: Tail = "high"
 BOTH: Tail = "both"
 SIGNALS = {
-    name: Signal(name=name, title=title, group=group, kind=kind, tail=tail, drift=drift)
-    for name, title, group, kind, tail, drift in (
+    row[0]: Signal(*row)
+    for row in (
         ("events", "events", "volume", "count", BOTH, False),
         ("users", "active users", "volume", "count", BOTH, False),
         ("events_per_user", "events per user", "events", "ratio", BOTH, True),
@@ -161,10 +149,7 @@ SIGNALS = {
         ("user_vectors", "vectors of active users", "vectors", "distance", HIGH, True),
         ("agreement", "agreement of user and item vectors", "vectors", "number", BOTH, True),
         ("codes", "usage of codes", "vectors", "distance", HIGH, True),
-        (
-            *("effective_codes", "effective number of codes in the catalogue"),
-            *("vectors", "ratio", BOTH, True),
-        ),
+        ("effective_codes", "effective number of codes", "vectors", "ratio", BOTH, True),
         ("two_sample", "classifier two-sample test", "features", "auc", HIGH, True),
         ("lists", "served lists", "online", "count", BOTH, False),
         ("click_rate", "lists with a click", "online", "share", BOTH, True),
@@ -179,7 +164,7 @@ def find_signal(name: str) -> Signal:
     if name in SIGNALS:
         return SIGNALS[name]
     title = f"distribution of {name.replace('.', ' ').replace('_', ' ')}"
-    return Signal(name=name, title=title, group="features", kind="index", tail="high")
+    return Signal(name, title, "features", "index", HIGH)
 
 
 def count(number: float) -> Measurement:
@@ -212,12 +197,10 @@ def index(value: float, size: float) -> Measurement:
 class ReferenceWindow(NamedTuple):
     """A day and the reference window, counts of both by table."""
 
-    day: Sketch
     tables: Mapping[str, tuple[pl.Series, Numbers, Numbers]]
     """Keys, counts of the day, counts of the window."""
     size: float
     """Users of the day relative to the window's mean."""
-    num_days: int
     sample: pl.DataFrame
     """Events of the window."""
 
@@ -254,7 +237,7 @@ def build_window(day: Sketch, reference: Sequence[Sketch]) -> ReferenceWindow:
     users = (keys == "users").to_numpy()
     usual = float(before[users].sum()) / len(reference)
     size = float(now[users].sum()) / usual if usual else 1.0
-    return ReferenceWindow(day, tables, size, len(reference), samples)
+    return ReferenceWindow(tables, size, samples)
 
 
 def measure(
@@ -270,7 +253,10 @@ def measure(
         found |= online_signals(served)
     if day.total("events") < config.min_events:
         return found
-    found["events_per_user"] = events_per_user(day)
+    per_user = day.counts.filter(pl.col("table") == "user")["count"].to_numpy()
+    mean = day.total("events") / day.total("users")
+    noise = float(per_user.std()) / mean / sqrt(len(per_user)) if len(per_user) else 1.0
+    found["events_per_user"] = ratio(mean, noise)
     if (valued := day.total("valued")) >= 20 and day.total("value") > 0:
         mean = day.total("value") / valued
         spread = max(0.0, day.total("value_squares") / valued - mean**2)
@@ -281,28 +267,15 @@ def measure(
     found |= mix_signals(window) | item_signals(window) | feature_signals(window)
     if vectors is not None:
         found |= vector_signals(window, vectors)
-    tested = two_sample(window.day.sample, window.sample, config.max_examples)
-    if tested is not None:
-        found["two_sample"] = Measurement(tested.value, tested.score, tested.noise)
+    if tested := two_sample(day.sample, window.sample, config.max_examples):
+        found["two_sample"] = tested
     return {name: one for name, one in found.items() if np.isfinite(one.score)}
-
-
-def events_per_user(day: Sketch) -> Measurement:
-    """Measure how much an active user does."""
-    per_user = day.counts.filter(pl.col("table") == "user")["count"].to_numpy()
-    mean = day.total("events") / day.total("users")
-    noise = float(per_user.std()) / mean / sqrt(len(per_user)) if len(per_user) else 1.0
-    return ratio(mean, noise)
 
 
 def mix_signals(window: ReferenceWindow) -> dict[str, Measurement]:
     """Compare mixes of few categories."""
     found = {}
-    names = {
-        "event_types": "event_type",
-        "domains": "domain",
-        "categories": "category",
-    }
+    names = {"event_types": "event_type", "domains": "domain", "categories": "category"}
     for name, table in names.items():
         today, before = window.counts(table)
         if len(today):
@@ -355,8 +328,16 @@ def vector_signals(window: ReferenceWindow, vectors: ServedVectors) -> dict[str,
         moved = mean_shift(of_items, today[known], of_items, before[known])
         found["item_vectors"] = distance(moved, window.size)
         if vectors.codes is not None:
-            counts = today[known], before[known]
-            found |= code_signals(vectors.codes[:, 0], rows[known], *counts, window.size)
+            own, all_codes = vectors.codes[rows[known], 0], vectors.codes[:, 0]
+            used, number = own >= 0, int(all_codes.max(initial=0)) + 1
+            now, then = (
+                np.bincount(own[used], weights=counts[known][used], minlength=number).astype(float)
+                for counts in (today, before)
+            )
+            found["codes"] = distance(mix_distance(now, then), window.size)
+            usage = np.bincount(all_codes[all_codes >= 0], minlength=number).astype(float)
+            if np.isfinite(effective := effective_number(usage)):
+                found["effective_codes"] = ratio(effective, CATALOGUE_NOISE)
     keys, today, before = window.tables["user"]
     keys, today, before = keys.head(MAX_USERS), today[:MAX_USERS], before[:MAX_USERS]
     of_users = vectors.user_vectors(keys)
@@ -364,26 +345,6 @@ def vector_signals(window: ReferenceWindow, vectors: ServedVectors) -> dict[str,
     if (today[known] > 0).sum() >= MIN_USERS and (before[known] > 0).sum() >= MIN_USERS:
         moved = mean_shift(of_users[known], today[known], of_users[known], before[known])
         found["user_vectors"] = distance(moved, window.size)
-    return found
-
-
-def code_signals(
-    codes: Rows, rows: Rows, today: Numbers, before: Numbers, size: float
-) -> dict[str, Measurement]:
-    """Measure which codes the events' items have, and how evenly the catalogue uses them.
-
-    Args:
-        codes: First codes by item row, -1 without.
-    """
-    number = int(codes.max(initial=0)) + 1
-    own = codes[rows]
-    used = own >= 0
-    now: Numbers = np.bincount(own[used], weights=today[used], minlength=number).astype(float)
-    then: Numbers = np.bincount(own[used], weights=before[used], minlength=number).astype(float)
-    found = {"codes": distance(mix_distance(now, then), size)}
-    effective = effective_number(np.bincount(codes[codes >= 0], minlength=number).astype(float))
-    if np.isfinite(effective):
-        found["effective_codes"] = ratio(effective, CATALOGUE_NOISE)
     return found
 
 
@@ -416,8 +377,7 @@ def online_signals(served: ServedDay) -> dict[str, Measurement]:
     if served.num_lists < MIN_LISTS:
         return found
     found["click_rate"] = share(served.num_clicked, served.num_lists)
-    if served.num_fallback is not None:
-        found["fallback_share"] = share(served.num_fallback, served.num_lists)
-    if served.num_degraded is not None:
-        found["degraded_share"] = share(served.num_degraded, served.num_lists)
+    for name, part in (("fallback", served.num_fallback), ("degraded", served.num_degraded)):
+        if part is not None:
+            found[f"{name}_share"] = share(part, served.num_lists)
     return found
