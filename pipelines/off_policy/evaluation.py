@@ -35,15 +35,12 @@ from recsys.evaluation.off_policy.logs import (
     LoggedLists,
     Overlap,
     clipped,
-    effective_size,
     overlap,
     typical_slot,
 )
 
 MAX_LISTS = 20_000
 SWITCH_AT = 10.0
-HISTOGRAM = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-"""Edges of the weights' histogram; 0 and the weights above the last edge have their own bars."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,13 +230,11 @@ def build_document(
     if log.rewards.shape[1] == 1:
         described = {"cascade": described["cascade"]}
     rows = [_row("logging", "none", logging, logging, None, users, config)]
-    sequences = {}
     for name, (weighing, estimate) in compute_estimates(material, config).items():
         row = _row(name, weighing, estimate, logging, described.get(weighing), users, config)
         if name in ("ips", "whole_list_ips") and config.clip is None:
             bounds = betting_sequence(log, WEIGHTS[weighing](log), error=1 - config.confidence)
             row |= {"always_low": float(bounds.low[-1]), "always_high": float(bounds.high[-1])}
-            sequences[name] = {key: value.tolist() for key, value in bounds._asdict().items()}
         rows.append(row)
     times = material.times_ms
     return {
@@ -252,10 +247,7 @@ def build_document(
         "config": asdict(config),
         "typical_slot": slot + 1,
         "overlap": {name: _describe_overlap(one) for name, one in described.items()},
-        "histogram": _histogram(log, slot, list(described)),
-        "by_slot": _by_slot(log),
         "rows": rows,
-        "sequences": sequences,
     }
 
 
@@ -268,29 +260,19 @@ def _row(
     users: Integers,
     config: OffPolicyConfig,
 ) -> dict[str, Any]:
-    own = interval_of(estimate, confidence=config.confidence, users=users)
-    # The spread of a model's predictions says nothing of how wrong they are.
-    bounded = name != "dm"
-    row: dict[str, Any] = {
-        "estimator": name,
-        "weights": weighing,
-        "value": estimate.value,
-        "low": own.low if bounded else None,
-        "high": own.high if bounded else None,
-    }
-    if name != "logging":
-        gain = Estimate(estimate.value - logging.value, estimate.influence - logging.influence)
-        between = interval_of(gain, confidence=config.confidence, users=users)
-        row |= {
-            "gain": gain.value,
-            "gain_low": between.low if bounded else None,
-            "gain_high": between.high if bounded else None,
-        }
+    row: dict[str, Any] = {"estimator": name, "weights": weighing}
+    gain = Estimate(estimate.value - logging.value, estimate.influence - logging.influence)
+    measured = {("value", "low", "high"): estimate, ("gain", "gain_low", "gain_high"): gain}
+    for names, one in measured.items():
+        if one is gain and name == "logging":
+            continue
+        own = interval_of(one, confidence=config.confidence, users=users)
+        # The spread of a model's predictions says nothing of how wrong they are.
+        bounds = (None, None) if name == "dm" else (own.low, own.high)
+        row |= zip(names, (one.value, *bounds), strict=True)
     if described is not None:
-        row |= {"effective": described.effective, "trust": described.grade}
-    else:
-        row |= {"trust": "good" if name == "logging" else "model"}
-    return row
+        return row | {"effective": described.effective, "trust": described.grade}
+    return row | {"trust": "good" if name == "logging" else "model"}
 
 
 def _describe_overlap(one: Overlap) -> dict[str, Any]:
@@ -302,37 +284,6 @@ def _describe_overlap(one: Overlap) -> dict[str, Any]:
         "strayed": one.strayed,
         "trust": one.grade,
     }
-
-
-def _histogram(log: LoggedLists, slot: int, names: list[str]) -> dict[str, Any]:
-    """Count lists by their weight, as shares, for each kind of weight."""
-    edges = np.array([*HISTOGRAM, np.inf])
-    found = {}
-    for name in names:
-        weights = WEIGHTS[name](log)[:, slot]
-        above = np.histogram(weights[weights > 0], edges)[0]
-        found[name] = [float((weights == 0).mean()), *(above / len(weights)).tolist()]
-    labels = ["0", *(f"to {edge:g}" for edge in HISTOGRAM[1:]), f"over {HISTOGRAM[-1]:g}"]
-    return {"labels": labels, "shares": found}
-
-
-def _by_slot(log: LoggedLists) -> list[dict[str, float]]:
-    """Describe each slot: lists that have it, their rewards, and effective lists."""
-    weights, own = WEIGHTS["cascade"](log), log.slot_weights
-    found = []
-    for slot in range(log.rewards.shape[1]):
-        there = log.present[:, slot]
-        found.append(
-            {
-                "slot": slot + 1,
-                "lists": int(there.sum()),
-                "reward": float(log.earned[there, slot].mean()),
-                "effective": effective_size(weights[there, slot]),
-                "effective_alone": effective_size(own[there, slot]),
-                "same_item": float((log.evaluated[there, slot] > 0).mean()),
-            }
-        )
-    return found
 
 
 def _moment(time_ms: int) -> str:

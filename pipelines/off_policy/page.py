@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.pages.charts import (
-    colors_of,
-    counts,
-    figure,
-    interval_chart,
-    line_chart,
-    numbers,
-    share_chart,
-    shares,
-    texts,
-)
-from pipelines.pages.document import Block, Chart, Page, Section, Table, Words
+from pipelines.pages.charts import counts, figure, interval_chart, numbers, shares, texts
+from pipelines.pages.document import Block, Page, Section, Table, Words
 
 Document = Mapping[str, Any]
 """See `pipelines.off_policy.evaluation.evaluate`."""
@@ -50,22 +40,14 @@ SHORT = ("estimator", "value", "low", "high", "gain", "effective", "trust")
 def off_policy_page(document: Document) -> Page:
     """Build the page."""
     lead, *lines = summarize(document)
-    sections: dict[str, tuple[str, str, list[Block]]] = {
-        "estimates": ("Estimates", "", estimate_blocks(document)),
-        "overlap": ("Overlap", _overlap_note(document), _overlap_blocks(document)),
-        "at-any-time": ("At any time", "", _sequence_charts(document)),
-        "protocol": ("Protocol", "", [Words(lines=_protocol(document))]),
-    }
     return Page(
         title=f"{document['policy']} on the log of {document['logging']}",
         lead=lead,
         blocks=[
             Words(lines=lines),
-            *(
-                Section(key=key, title=title, note=note, blocks=blocks)
-                for key, (title, note, blocks) in sections.items()
-                if blocks
-            ),
+            Section(key="estimates", title="Estimates", blocks=estimate_blocks(document)),
+            Section(key="overlap", title="Overlap", blocks=[weights_table(document)]),
+            Section(key="protocol", title="Protocol", blocks=[Words(lines=_protocol(document))]),
         ],
     )
 
@@ -128,10 +110,6 @@ def _described(document: Document, row: Mapping[str, Any]) -> tuple[str, str]:
     return (CASCADE if document["slots"] > 1 and name in CASCADE else ESTIMATORS)[name]
 
 
-def _weighing(document: Document, name: str) -> str:
-    return WEIGHTS[name] if document["slots"] > 1 else "item"
-
-
 def find_row(document: Document, estimator: str) -> Mapping[str, Any]:
     """Find the row of an estimator."""
     return next(row for row in document["rows"] if row["estimator"] == estimator)
@@ -151,22 +129,15 @@ def choose_row(document: Document) -> Mapping[str, Any]:
     return min(rows, key=lambda row: order.index(row["trust"]))
 
 
-def _overlap_note(document: Document) -> str:
-    where = ""
-    if document["slots"] > 1:
-        where = (
-            f"; weights at slot {document['typical_slot']}, down to which half of the rewards are "
-            "earned"
-        )
-    return f"How much of the log bears on the evaluated policy{where}."
-
-
-def _overlap_blocks(document: Document) -> list[Block]:
-    histogram, unit = document["histogram"], document["unit"]
-    table = Table(
-        key="weights-table",
+def weights_table(document: Document) -> Table:
+    """Tabulate how much of the log bears on the evaluated policy."""
+    lists = document["slots"] > 1
+    where = f" Of slot {document['typical_slot']}: half of the rewards are earned down to it."
+    return Table(
+        key="weights",
         title="Weights",
-        note="A weight is how much likelier the evaluated policy shows the logged items.",
+        note="A weight is how much likelier the evaluated policy shows the logged items; if few "
+        f"weights are large, few lists decide.{where if lists else ''}",
         columns=[
             *texts("weights"),
             *counts("effective"),
@@ -177,7 +148,7 @@ def _overlap_blocks(document: Document) -> list[Block]:
         ],
         rows=[
             (
-                _weighing(document, name),
+                WEIGHTS[name] if lists else "item",
                 *(one["effective"], one["effective_share"], one["zero_share"]),
                 *(one["mean"], one["quantiles"]["0.5"], one["quantiles"]["0.99"]),
                 *(one["largest"], one["largest_share"], TRUST[one["trust"]]),
@@ -185,151 +156,65 @@ def _overlap_blocks(document: Document) -> list[Block]:
             for name, one in document["overlap"].items()
         ],
     )
-    where = f" at slot {document['typical_slot']}" if document["slots"] > 1 else ""
-    weights = figure(
-        share_chart,
-        "weights",
-        f"Weights of the log's {unit}s{where}",
-        "At 0 the evaluated policy never shows the logged items; if few weights are large, few "
-        "lists decide.",
-        [*texts("weights", "size"), *shares("share")],
-        [
-            (_weighing(document, name), size, share)
-            for name, parts in histogram["shares"].items()
-            for size, share in zip(histogram["labels"], parts, strict=True)
-        ],
-        "label series share",
-        colors=colors_of(histogram["labels"]),
-        x_title=f"share of {unit}s",
-    )
-    return [table, weights, *([_slots_chart(document)] if document["slots"] > 1 else [])]
-
-
-def _slots_chart(document: Document) -> Block:
-    return figure(
-        line_chart,
-        "slots",
-        "Effective lists by slot",
-        "Each slot further down multiplies another ratio: fewer lists decide.",
-        [
-            *numbers("slot"),
-            *texts("weights"),
-            *shares("effective share"),
-            *counts("effective", "lists", "reward"),
-            *shares("may show it"),
-        ],
-        [
-            (
-                *(one["slot"], name, one[key] / one["lists"]),
-                *(one[key], one["lists"], one["reward"], one["same_item"]),
-            )
-            for key, name in (("effective", "down to the slot"), ("effective_alone", "own item"))
-            for one in document["by_slot"]
-        ],
-        "x series y - - - -",
-        x_title="slot",
-        y_title="effective share",
-        y_format=".0%",
-        from_zero=True,
-    )
-
-
-def _sequence_charts(document: Document) -> list[Block]:
-    """Draw the confidence sequence of IPS over the log; none if weights were clipped."""
-    if "ips" not in document["sequences"]:
-        return []
-    bounds, unit = document["sequences"]["ips"], document["unit"]
-    last, earned = bounds["looks"][-1], f"{document['reward']}s per {unit}"
-    chart: Chart = figure(
-        line_chart,
-        "looks",
-        f"{_described(document, {'estimator': 'ips'})[0]}, however often one looks",
-        "With the stated confidence the value is between the lines at all looks together, so "
-        "one may stop at any of them. It is wider than the interval, whose number of "
-        f"{unit}s must be settled before.",
-        [*counts(f"{unit}s seen"), *texts("bound"), *numbers(earned, format="metric")],
-        [
-            (look, name, value)
-            for name, key in (("at least", "low"), ("at most", "high"))
-            for look, value in zip(bounds["looks"], bounds[key], strict=True)
-        ],
-        "x series y",
-        x_title=f"{unit}s seen",
-        y_title=earned,
-        x_values=[10**power for power in range(1, 8) if 10**power <= last] or [last],
-        from_zero=True,
-    )
-    return [chart]
 
 
 def _protocol(document: Document) -> list[str]:
     config, unit = document["config"], document["unit"]
     slots = f", of up to {document['slots']} slots" if document["slots"] > 1 else ""
-    events = " events that name the list and the item, at most one an item"
     clip = "not clipped" if config["clip"] is None else f"clipped at {config['clip']}"
     groups = "users" if document["num_users"] < document["num_lists"] else f"{unit}s"
     return [
         f"{document['num_lists']:,} {unit}s from {document['from']} to {document['until']}, of "
         f"{document['lists_in_log']:,} in the log{slots}.",
-        f"Reward: {document['reward']}{events if unit == 'list' else ''}.",
-        f"Weights are {clip}; switch DR trusts the reward model above a weight of "
-        f"{config['switch_at']}.",
+        f"Reward: {document['reward']} events that name the list and the item.",
+        f"Weights are {clip}; switch DR trusts the reward model above {config['switch_at']}.",
         f"{config['confidence']:.0%} intervals, by {groups}; the reward model is fitted on other "
         f"{groups}.",
-        *(
-            f"{count:,} {unit}s left out: {reason}."
-            for reason, count in document["left_out"].items()
-        ),
     ]
 
 
 def summarize(document: Document) -> list[str]:
     """Describe the result in a few sentences, and how far to trust it."""
     unit, logging, best = document["unit"], find_row(document, "logging"), choose_row(document)
-    users = ""
-    if document["num_users"] < document["num_lists"]:
-        users = f" to {document['num_users']:,} users"
+    policy, lists = document["policy"], f"{document['num_lists']:,} {unit}s"
+    is_fewer = document["num_users"] < document["num_lists"]
+    users = f" to {document['num_users']:,} users" if is_fewer else ""
     found = [
-        f"In {document['num_lists']:,} {unit}s{users} {document['logging']} earned "
-        f"{logging['value']:.4f} {document['reward']}s per {unit} ({_between(logging)})."
+        f"In {lists}{users} {document['logging']} earned {logging['value']:.4f} "
+        f"{document['reward']}s per {unit} ({logging['low']:.4f} to {logging['high']:.4f})."
     ]
     if best["trust"] == "none":
         found.append(
-            f"This log does not show what {document['policy']} would have earned. Do not decide by "
-            "these estimates."
+            f"This log does not show what {policy} would have earned. Do not decide by these "
+            "estimates."
         )
     else:
-        found.append(_valued(document, best))
-    return found + _reasons(document, best["weights"])
-
-
-def _between(row: Mapping[str, Any]) -> str:
-    return f"{row['low']:.4f} to {row['high']:.4f}"
-
-
-def _valued(document: Document, best: Mapping[str, Any]) -> str:
-    comparison = "which does not differ significantly from the logging policy's"
-    if best["gain_low"] > 0:
-        comparison = "more than the logging policy, significantly"
-    elif best["gain_high"] < 0:
-        comparison = "less than the logging policy, significantly"
-    doubt = "" if best["trust"] == "good" else " Take it with doubt:"
-    return (
-        f"{document['policy']} would have earned {best['value']:.4f} "
-        f"({document['config']['confidence']:.0%} interval {_between(best)}), {comparison} "
-        f"({_described(document, best)[0]}).{doubt}"
-    )
+        comparison = "which does not differ significantly from the logging policy's"
+        if best["gain_low"] > 0 or best["gain_high"] < 0:
+            way = "more" if best["gain_low"] > 0 else "less"
+            comparison = f"{way} than the logging policy, significantly"
+        doubt = "" if best["trust"] == "good" else " Take it with doubt:"
+        found.append(
+            f"{policy} would have earned {best['value']:.4f} "
+            f"({document['config']['confidence']:.0%} interval {best['low']:.4f} to "
+            f"{best['high']:.4f}), {comparison} ({_described(document, best)[0]}).{doubt}"
+        )
+    found += _reasons(document, best["weights"])
+    if left_out := document["left_out"]:
+        parts = [f"{count:,}: {reason}" for reason, count in left_out.items()]
+        found.append(f"Left out: {'; '.join(parts)}.")
+    return found
 
 
 def _reasons(document: Document, weighing: str) -> list[str]:
     """List the reasons against trust and their remedies, or state that there are none."""
-    one, unit = document["overlap"][weighing], document["unit"]
+    one, unit, policy = document["overlap"][weighing], document["unit"], document["policy"]
+    worth = f"the {document['num_lists']:,} {unit}s are worth {one['effective']:,.0f}"
     found = []
     if one["effective"] < 400:
         found.append(
-            f"Low overlap: the {document['num_lists']:,} {unit}s are worth {one['effective']:,.0f} "
-            f"of the evaluated policy's own ({one['effective_share']:.1%}). Log more, or explore "
-            "more."
+            f"Low overlap: {worth} of the evaluated policy's own ({one['effective_share']:.1%}). "
+            "Log more, or explore more."
         )
     if one["largest_share"] > 0.05:
         found.append(
@@ -337,27 +222,20 @@ def _reasons(document: Document, weighing: str) -> list[str]:
             "): the estimate depends on it."
         )
     if one["strayed"] > 0.05:
-        why = (
-            "the log hardly ever shows the policy's items"
-            if one["mean"] < 1
-            else "the propensities are not those that the items were drawn with, or a few rare "
-            "ones weigh all"
-        )
+        why = "the propensities are not those of the log, or a few rare ones weigh all"
+        if one["mean"] < 1:
+            why = "the log hardly ever shows the policy's items"
         found.append(f"Weights average {one['mean']:.2f} where they should average 1: {why}.")
     if document["known_share"] > KNOWN:
         found.append(
-            f"{document['policy']} was fitted on events as new as {document['known_share']:.0%} of "
-            "the lists, so it may have learned the very clicks that it is valued by: its value is "
-            "too high by an unknown amount. Take a log that is newer than the bundle."
+            f"{policy} was fitted on events as new as {document['known_share']:.0%} of the lists, "
+            "so it may have learned the very clicks that it is valued by: its value is too high by "
+            "an unknown amount. Take a log that is newer than the bundle."
         )
-    if not found:
-        found.append(
-            f"Overlap is good: the {document['num_lists']:,} {unit}s are worth "
-            f"{one['effective']:,.0f} of the policy's own ({one['effective_share']:.0%}), the "
-            f"largest weight is {one['largest']:,.1f}, and weights average {one['mean']:.2f} "
-            "(they should average 1)."
-        )
-    if left_out := document["left_out"]:
-        parts = [f"{count:,}: {reason}" for reason, count in left_out.items()]
-        found.append(f"Left out: {'; '.join(parts)}.")
-    return found
+    if found:
+        return found
+    return [
+        f"Overlap is good: {worth} of the policy's own ({one['effective_share']:.0%}), the largest "
+        f"weight is {one['largest']:,.1f}, and weights average {one['mean']:.2f} (they should "
+        "average 1)."
+    ]
