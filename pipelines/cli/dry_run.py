@@ -36,7 +36,6 @@ def print_plan(sources: ConfigSources, stages: StageNames, *, as_json: bool) -> 
                 "seconds": round(found.seconds, 1),
                 "without_estimate": found.unknown,
                 "memory_bytes": found.memory_bytes,
-                "growth": found.growth,
                 "notes": list(found.notes),
             }
         )
@@ -60,8 +59,6 @@ def describe(found: RunPlan) -> list[str]:
             lines.append(f"never run here, so not in these: {', '.join(unknown)}")
         if found.memory_bytes > free:
             lines.append("WARNING: that is more memory than is free")
-    if found.growth is not None and round(found.growth, 2) != 1:
-        lines.append(f"events: {found.growth:.2f} times those of the last run")
     if failing := [one.stage for one in found.stages if one.runs == "fails"]:
         lines.append(f"WARNING: would end with exit code 2 at {failing[0]}")
     return [*lines, *(f"note: {note}" for note in found.notes)]

@@ -1,7 +1,7 @@
 """Plan of a run with reasons, time and memory; nothing is written.
 
 A stage's artefact is compared with what it would be made from: inputs, settings, code, libraries.
-Time and memory are those of the stage's last run here, scaled by the number of events.
+Time and memory are those of the stage's last run here.
 """
 
 from __future__ import annotations
@@ -12,10 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import polars as pl
-
-from features.scan import naming, scan_file
-from features.schema import SourceConfig
 from pipelines.config.run import RunConfig
 from pipelines.datasets.fetch import from_cache
 from pipelines.datasets.registry import find_dataset
@@ -45,7 +41,7 @@ class StagePlan:
     """``if changed``: unless what it reads comes out as it was."""
     why: tuple[str, ...]
     seconds: float | None = None
-    """Estimated; None where the stage never ran here."""
+    """Time of its last run; None if it never ran here."""
     memory_bytes: int | None = None
 
 
@@ -62,8 +58,6 @@ class RunPlan:
     """Plan of a run."""
 
     stages: tuple[StagePlan, ...]
-    growth: float | None
-    """Events now by those of the last run; None where that is unknown."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,19 +88,17 @@ def dry_run(
 ) -> RunPlan:
     """Plan a run."""
     workspace, arriving = Workspace(config.workspace), arriving or Arriving()
-    growth = event_growth(config, workspace)
     plans: dict[str, StagePlan] = {}
     for stage in stages:
         sure = ["--force"] if stage.name in force else []
         if stage.name == FEATURES:
             sure += arriving.reasons
-            if not config.data.event_paths():
-                seconds, memory = estimate_stage(workspace.stage(FEATURES), None)
-                why = tuple(sure) or (NEVER,)
-                plans[FEATURES] = StagePlan(FEATURES, "yes", why, seconds, memory)
-                continue
-        plans[stage.name] = plan_stage(stage, config, workspace, plans, growth, sure)
-    return RunPlan(stages=tuple(plans.values()), growth=growth, notes=tuple(arriving.notes))
+        if stage.name == FEATURES and not config.data.event_paths():
+            run = read_run(workspace.stage(FEATURES))
+            plans[FEATURES] = StagePlan(FEATURES, "yes", tuple(sure) or (NEVER,), *cost(run))
+        else:
+            plans[stage.name] = plan_stage(stage, config, workspace, plans, sure)
+    return RunPlan(stages=tuple(plans.values()), notes=tuple(arriving.notes))
 
 
 def with_known_files(config: RunConfig) -> tuple[RunConfig, Arriving]:
@@ -153,11 +145,9 @@ def plan_stage(
     config: RunConfig,
     workspace: Workspace,
     before: Mapping[str, StagePlan],
-    growth: float | None,
     sure: Sequence[str],
 ) -> StagePlan:
     """Plan one stage after those that run before it."""
-    seconds, memory = estimate_stage(workspace.stage(stage.name), growth)
     inputs, missing, remade = {}, [], []
     for name, path in stage.raw_files(config).items():
         if path.is_file():
@@ -191,7 +181,7 @@ def plan_stage(
     runs: Runs = "yes" if why else "if changed"
     if remade:
         why.append(f"it reads {listed(remade)}, made again")
-    return StagePlan(stage.name, runs, tuple(why), seconds, memory)
+    return StagePlan(stage.name, runs, tuple(why), *cost(read_run(workspace.stage(stage.name))))
 
 
 def reasons(
@@ -218,43 +208,42 @@ def reasons(
 
 def differences(
     made: Mapping[str, Any], planned: Mapping[str, Any], words: tuple[str, str, str]
-) -> Iterator[str]:
+) -> list[str]:
     """List the names that changed, came and went, after their words."""
     groups = (
         [name for name in planned if name in made and made[name] != planned[name]],
         [name for name in planned if name not in made],
         [name for name in made if name not in planned],
     )
-    return (f"{text}{listed(names)}" for text, names in zip(words, groups, strict=True) if names)
+    return [f"{text}{listed(names)}" for text, names in zip(words, groups, strict=True) if names]
 
 
-def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> Iterator[str]:
+def setting_changes(made: Mapping[str, Any], planned: Mapping[str, Any]) -> list[str]:
     """List the settings that changed, with both values."""
     old, new = dict(flat(made)), dict(flat(planned))
-    texts = {
-        name: f"{name} = {short(value)}" + (f" (was {short(old[name])})" if name in old else "")
-        for name, value in new.items()
+    changed = {name: value for name, value in new.items() if name in old and old[name] != value}
+    texts = [f"{name} = {short(value)} (was {short(old[name])})" for name, value in changed.items()]
+    coming = [f"{name} = {short(value)}" for name, value in new.items() if name not in old]
+    groups = {
+        "setting ": texts,
+        "new setting ": coming,
+        "setting that is gone: ": [*(old.keys() - new.keys())],
     }
-    before = {texts.get(name, name): value for name, value in old.items()}
-    after = {texts[name]: value for name, value in new.items()}
-    words = ("setting ", "new setting ", "setting that is gone: ")
-    return differences(before, after, words)
+    return [f"{text}{listed(names)}" for text, names in groups.items() if names]
 
 
 def version_changes(
     stage: Stage, folder: Path, made: Mapping[str, str], planned: Mapping[str, str]
 ) -> Iterator[str]:
     """List the libraries that changed, and the files of code that did."""
+    if made.get("code") != planned.get("code"):
+        old: dict[str, str] = read_run(folder).get("code", {})
+        new = stage.code() if old else {}
+        changed = [one for one in sorted(old.keys() | new.keys()) if old.get(one) != new.get(one)]
+        yield "code" + (f": {listed(changed)}" if changed else " of this version of recsys")
     for name in {**planned, **made}:
         before, after = made.get(name), planned.get(name)
-        if name == "code" and before != after:
-            old: dict[str, str] = read_run(folder).get("code", {})
-            new = stage.code() if old else {}
-            changed = [
-                one for one in sorted(old.keys() | new.keys()) if old.get(one) != new.get(one)
-            ]
-            yield "code" + (f": {listed(changed)}" if changed else " of this version of recsys")
-        elif before != after:
+        if name != "code" and before != after:
             yield f"library {name} {after or 'not used'} (was {before or 'not used'})"
 
 
@@ -286,30 +275,6 @@ def read_run(folder: Path) -> dict[str, Any]:
     return found
 
 
-def estimate_stage(folder: Path, growth: float | None) -> tuple[float | None, int | None]:
-    """Estimate seconds and bytes of memory from a stage's last run; memory never shrinks."""
-    run = read_run(folder)
-    scale = 1.0 if growth is None else growth
-    seconds, memory = run.get("seconds"), run.get("peak_memory_bytes") or None
-    return (
-        None if seconds is None else seconds * scale,
-        None if memory is None else int(memory * max(1.0, scale)),
-    )
-
-
-def event_growth(config: RunConfig, workspace: Workspace) -> float | None:
-    """Divide the number of raw events by that of the last run; None without one or the files."""
-    made = Manifest.load(workspace.stage(FEATURES))
-    paths = [Path(path) for path in config.data.event_paths()]
-    before = 0 if made is None else made.rows.get("in", 0)
-    if not before or not paths or not all(path.is_file() for path in paths):
-        return None
-    source = config.data.source(tuple(paths), config.data.columns)
-    return sum(count_rows(path, source) for path in paths) / before
-
-
-def count_rows(path: Path, source: SourceConfig) -> int:
-    """Count a table's rows without reading its columns."""
-    frame = scan_file(path, source)
-    with naming(path):
-        return int(frame.select(pl.len()).collect().item())
+def cost(run: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """Return seconds and bytes of memory of a stage's last run."""
+    return run.get("seconds"), run.get("peak_memory_bytes") or None
