@@ -20,6 +20,8 @@ from pathlib import Path
 KEY, KEY_FILE = "RECSYS_USER_KEY", "RECSYS_USER_KEY_FILE"
 KEYS = "user.keys"
 MIN_KEY_BYTES = 16
+APPLIED = "forgotten.json"
+"""In prepared features: the users that they leave out."""
 
 
 def secret(variable: str, file_variable: str, purpose: str) -> bytes | None:

@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 
 from features.encoding import Codes, Dictionary
 from features.events import as_text
+from features.forget_list import APPLIED as APPLIED
 from features.forget_list import ForgetList
 from features.scan import batches, naming, renamed, scan_file
 from features.schema import JSON_LINES, USER_ID, SourceConfig
 
 FORGOTTEN = "user was forgotten"
 """Why a row is left out."""
-APPLIED = "forgotten.json"
-"""In an artefact: who was left out, as the list had it."""
 NEVER = -1
 NAME = "(forgotten {})"
 """Stands for an id in a vocabulary whose rows have to stay."""

@@ -29,8 +29,8 @@ from recsys.evaluation.ranking import RankingResult
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import device_named
 from recsys.layers.lora.linear import LoraAdapter
-from recsys.training.loop import LoopConfig, TrainingDiverged, TrainResult, train
-from recsys.training.optim import adamw
+from recsys.training.loop import TrainingDiverged, TrainResult, train
+from recsys.training.optim import LoopConfig, adamw
 from recsys.training.progress import SilentTracker
 from serving.bundle.adapters import BaseName
 

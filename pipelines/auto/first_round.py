@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelines.auto.plan import (
-    BLENDED_FOR_EACH,
-    EVALUATED_USERS,
-    FIRST,
-    SEARCH,
-    Planner,
-    PlanPart,
-    Round,
-    bundle_part,
-    without_time,
-)
+from pipelines.auto.plan import BLENDED_FOR_EACH, EVALUATED_USERS, SEARCH, Planner, PlanPart
 from pipelines.config.toml import Table
 from recsys.models.names import EASE, ITEM_KNN, NEXT_BASKET, REPEATS
 
+FIRST = "first bundle"
 TRAINED = ("two_tower_training", "sequence_training", "generative_training", "ranker_training")
 """Sections of the models that are trained."""
 COUNTED = tuple(one.section for one in (EASE, ITEM_KNN, REPEATS, NEXT_BASKET))
@@ -32,9 +23,8 @@ FIRST_SECONDS = 18.0
 POSTPONED_FROM = 10.0
 """Seconds from which text search waits for the next round, and item-kNN is left out."""
 LITTLE_WITH_EASE = "adds little to EASE for its time; item_knn.enabled = true fits it"
-MEASURED_SHARE = 0.3
-"""Share of the time left that blending and measuring may take in the first round."""
-MEASURED_SECONDS = 8.0
+MEASURED_SHARE, MEASURED_SECONDS = 0.3, 8.0
+"""Share of the time left, and seconds, that blending and measuring may take in this round."""
 NUM_FIRST = 4
 """Sources of the first round."""
 FEW_ITEMS = 4_000
@@ -49,51 +39,40 @@ def plan_first(planner: Planner) -> None:
     """Plan the first round, served within a minute: models that count or solve in closed form."""
     users = users_measured(planner)
     choices = first_choices(planner, users)
-    parts = [
-        PlanPart(
-            name="popularity, item-to-item",
-            what="what is popular, and what occurs together",
-            why=f"{planner.shape.num_events:,} events",
-            seconds=planner.costs.counting(),
-        )
-    ]
+    why = f"{planner.shape.num_events:,} events"
+    what, seconds = "what is popular, and what occurs together", planner.costs.counting()
+    parts = [PlanPart("popularity, item-to-item", what, why, seconds)]
     if planner.left < POPULAR_ONLY:
         planner.notes.append(
             f"{planner.left:,.0f} s are left, so only what is popular, and what occurs together, "
             f"is served; from {POPULAR_ONLY:.0f} s on there is more"
         )
-        choices["blend"] = {"enabled": False}
-        planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
+        planner.add_round(FIRST, choices | {"blend": {"enabled": False}}, parts, 0.0)
         planner.left = 0.0
         return
-    every = (ease_part, repeats_part, knn_part, search_part)
-    for part, chosen in (describe(planner) for describe in every):
+    for describe in (ease_part, repeats_part, knn_part, search_part):
+        part, chosen = describe(planner)
         section = next(iter(chosen), "")
         if not section or planner.is_off(part, f"{section}.enabled"):
             continue
+        takes_long = part.seconds > POSTPONED_FROM
         if not chosen[section]["enabled"]:
-            planner.left_out.append(without_time(part, planner.left))
-        elif part.seconds > POSTPONED_FROM and section == "search":
+            planner.leave_out(part)
+        elif takes_long and section == SEARCH:
             planner.postponed.append((part, chosen))
-        elif (
-            part.seconds > POSTPONED_FROM
-            and section == ITEM_KNN.section
-            and choices[EASE.section]["enabled"]
-        ):
+        elif takes_long and section == ITEM_KNN.section and choices[EASE.section]["enabled"]:
             planner.left_out.append(replace(part, why=LITTLE_WITH_EASE))
         else:
             parts.append(part)
             choices |= chosen
     planner.refit_seconds = sum(part.seconds for part in parts) / 2
-    measuring = planner.costs.measuring(len(parts) + 1, users, BLENDED_FOR_EACH * users)
-    parts.append(bundle_part(measuring))
-    planner.add(Round(name=FIRST, choices=choices, parts=tuple(parts)))
+    planner.add_round(FIRST, choices, parts, planner.measuring(len(parts) + 1, users))
 
 
 def users_measured(planner: Planner) -> int:
     """Choose the number of measured users so that it takes a share of the time left."""
     for number in (EVALUATED_USERS, 1_000, 500):
-        seconds = planner.costs.measuring(NUM_FIRST, number, BLENDED_FOR_EACH * number)
+        seconds = planner.measuring(NUM_FIRST, number)
         if seconds <= min(MEASURED_SECONDS, MEASURED_SHARE * planner.left):
             return number
     return HASTY_USERS
@@ -101,26 +80,24 @@ def users_measured(planner: Planner) -> int:
 
 def first_choices(planner: Planner, users: int) -> Table:
     """Decide on the history, and switch all that is trained off."""
-    share = planner.shape.repeat_share
-    repeats = share >= REPEATS_FROM
+    shape, repeats = planner.shape, planner.shape.repeat_share >= REPEATS_FROM
     planner.notes.append(
-        f"Lists {'may repeat' if repeats else 'leave out'} the history: {share:.0%} of the "
-        "held-out events repeat an item (evaluation.exclude_history)"
+        f"Lists {'may repeat' if repeats else 'leave out'} the history: {shape.repeat_share:.0%} "
+        "of the held-out events repeat an item (evaluation.exclude_history)"
     )
-    if planner.shape.num_cold:
+    if shape.num_cold:
         planner.notes.append(
-            f"{planner.shape.num_cold:,} items of the catalogue have no event and can be "
+            f"{shape.num_cold:,} items of the catalogue have no event and can be "
             "recommended by their texts and columns (features.catalogue_only_items)"
         )
     off: Table = {"enabled": False}
-    measured = {"exclude_history": not repeats, "num_resamples": 0, "max_users": users}
     return {
-        "evaluation": measured,
+        "evaluation": {"exclude_history": not repeats, "num_resamples": 0, "max_users": users},
         "blend": {"max_queries": BLENDED_FOR_EACH * users},
         "content": {"encoder": "none"},
         "semantic_ids": {"method": "none"},
         **dict.fromkeys((*TRAINED, *COUNTED), off),
-        **({"search": off} if planner.shape.has_text else {}),
+        **({SEARCH: off} if shape.has_text else {}),
     }
 
 
@@ -129,41 +106,27 @@ def knn_part(planner: Planner) -> tuple[PlanPart, Table]:
     chosen: Table = {"enabled": True}
     if planner.shape.num_items > FEW_ITEMS:
         chosen |= {"length_weight": [0.7], "half_life_days": [0.0]}
-    part = PlanPart(
-        name="item k-nearest neighbours",
-        what="what occurs together, popular items less",
-        why="short lists of other models are filled",
-        seconds=planner.costs.item_knn(),
-    )
+    what, why = "what occurs together, popular items less", "short lists of other models are filled"
+    part = PlanPart("item k-nearest neighbours", what, why, planner.costs.item_knn())
     return part, {ITEM_KNN.section: chosen}
 
 
 def search_part(planner: Planner) -> tuple[PlanPart, Table]:
-    """Describe what searches by a text, where items have any."""
-    part = PlanPart(
-        name=SEARCH,
-        what="by a text: words, spelling, the user's own list",
-        why="items have texts",
-        seconds=planner.costs.search(),
-    )
-    return part, {"search": {"enabled": True}} if planner.shape.has_text else {}
+    """Describe the search by a text, if items have any."""
+    what = "by a text: words, spelling, the user's own list"
+    part = PlanPart(SEARCH, what, "items have texts", planner.costs.search())
+    return part, {SEARCH: {"enabled": True}} if planner.shape.has_text else {}
 
 
 def repeats_part(planner: Planner) -> tuple[PlanPart, Table]:
     """Describe the models of repeated items, if items repeat."""
-    shape = planner.shape
-    part = PlanPart(
-        name="repeats, next basket",
-        what="what a user takes again",
-        why=f"{shape.repeat_share:.0%} of the held-out events do",
-        seconds=planner.costs.counting(),
-    )
+    shape, what = planner.shape, "what a user takes again"
+    why = f"{shape.repeat_share:.0%} of the held-out events do"
+    part = PlanPart("repeats, next basket", what, why, planner.costs.counting())
     if shape.repeat_share < REPEATS_FROM:
         return part, {}
-    return part, {
-        REPEATS.section: {"enabled": True},
-        NEXT_BASKET.section: {"enabled": shape.has_times},
-    }
+    basket = {"enabled": shape.has_times}
+    return part, {REPEATS.section: {"enabled": True}, NEXT_BASKET.section: basket}
 
 
 def ease_part(planner: Planner) -> tuple[PlanPart, Table]:
@@ -171,17 +134,13 @@ def ease_part(planner: Planner) -> tuple[PlanPart, Table]:
     costs, shape = planner.costs, planner.shape
     room = planner.machine.memory_bytes - costs.bytes_needed(num_sources=4)
     number = min(shape.num_known, costs.largest_ease(MEMORY_SHARE * room))
-    seconds = min(FIRST_SECONDS, planner.left / 3)
-    least = min(MIN_EXACT_ITEMS, number)
+    seconds, least = min(FIRST_SECONDS, planner.left / 3), min(MIN_EXACT_ITEMS, number)
     while number > least and costs.ease(number) > seconds:
         number = max(least, int(number * 0.8))
-    of = "" if number == shape.num_known else f" of {shape.num_known:,}"
-    part = PlanPart(
-        name="EASE",
-        what=f"on {number:,} items{of}",
-        why="the strongest model without training",
-        seconds=costs.ease(number),
+    what = f"on {number:,} items" + (
+        "" if number == shape.num_known else f" of {shape.num_known:,}"
     )
+    part = PlanPart("EASE", what, "the strongest model without training", costs.ease(number))
     if number == 0 or part.seconds > seconds:
         return part, {EASE.section: {"enabled": False}}
     # A weight of an item with few users is near 0, and each such item takes much time.

@@ -15,13 +15,17 @@ from pipelines.auto.machine import Machine, TimedEncoder
 from pipelines.auto.shape import DataShape
 from pipelines.config.toml import Table, merge, set_value
 
-FIRST = "first bundle"
-"""Title of the round without training."""
 SEQUENCE, SEARCH, ENDS = "sequence model", "search", "blend, evaluation, bundle"
 """Names of parts whose seconds are looked up."""
+EVALUATED_USERS = 2_000
+"""Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
+PLANNED_ENCODER = "minilm+words"
+"""Encoder of texts, if the configuration names none."""
+BLENDED_FOR_EACH = 2
+"""Users that the blend's weights are learned from, for each that is measured."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlanPart:
     """One thing that is done, or left out."""
 
@@ -39,7 +43,7 @@ class Round:
 
     name: str
     choices: Table
-    """Over the preset and below what the user set."""
+    """Over the preset and below the user's settings."""
     parts: tuple[PlanPart, ...]
     deferred: tuple[str, ...] = ()
     """Keys that the configuration sets and that this round leaves to a later one, for the time."""
@@ -51,7 +55,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Rounds in order, and what none of them does."""
+    """Rounds in order, and the parts that none of them has."""
 
     rounds: tuple[Round, ...]
     left_out: tuple[PlanPart, ...]
@@ -64,39 +68,16 @@ class Plan:
     @classmethod
     def of_table(cls, table: dict[str, Any]) -> Plan:
         """Read what ``table`` gave."""
-        rounds = tuple(
+        rounds = (
             Round(**one | {"parts": _parts(one["parts"]), "deferred": tuple(one["deferred"])})
             for one in table["rounds"]
         )
-        return cls(rounds=rounds, left_out=_parts(table["left_out"]), notes=tuple(table["notes"]))
+        left_out = _parts(table["left_out"])
+        return cls(rounds=tuple(rounds), left_out=left_out, notes=tuple(table["notes"]))
 
 
 def _parts(tables: Iterable[dict[str, Any]]) -> tuple[PlanPart, ...]:
     return tuple(PlanPart(**one) for one in tables)
-
-
-def following(before: Round, name: str, choices: Table, *parts: PlanPart) -> Round:
-    """Add to what a round does."""
-    return Round(name=name, choices=merge(before.choices, choices), parts=parts)
-
-
-def bundle_part(seconds: float) -> PlanPart:
-    """Describe what ends every round."""
-    return PlanPart(name=ENDS, what="", why="to be served", seconds=seconds)
-
-
-def without_time(part: PlanPart, left: float) -> PlanPart:
-    """Return a part with the reason that it takes too long."""
-    return replace(part, why=f"{part.seconds:,.0f} s are needed, {max(0.0, left):,.0f} s are left")
-
-
-EVALUATED_USERS = 2_000
-"""Users whose held-out events are measured, at most: 0.003 of N@10 is then one standard error."""
-PLANNED_ENCODER = "minilm+words"
-"""Encoder of texts, if the configuration names none."""
-BLENDED_FOR_EACH = 2
-"""Users that the blend's weights are learned from, for each that is measured."""
-BLEND_USERS = BLENDED_FOR_EACH * EVALUATED_USERS
 
 
 @dataclass
@@ -110,10 +91,10 @@ class Planner:
     left: float
     """Seconds to the end of the budget."""
     encoder: TimedEncoder | None = None
-    """The encoder that is set, or else planned, where it was timed."""
+    """The encoder that is set, or else planned, if it was timed."""
     rounds: list[Round] = field(default_factory=list)
     postponed: list[tuple[PlanPart, Table]] = field(default_factory=list)
-    """Parts that the first round leaves to the next, each with what it sets."""
+    """Parts that the first round leaves to the next, each with its choices."""
     refit_seconds: float = 0.0
     """Seconds of the models without training, which each round fits to all events again."""
     left_out: list[PlanPart] = field(default_factory=list)
@@ -123,7 +104,21 @@ class Planner:
     def machine(self) -> Machine:
         return self.costs.machine
 
-    def add(self, one: Round) -> None:
+    def measuring(self, num_sources: int, users: int = EVALUATED_USERS) -> float:
+        """Return the seconds to blend and measure sources for a number of users."""
+        return self.costs.measuring(num_sources, users, BLENDED_FOR_EACH * users)
+
+    def add_round(
+        self, name: str, choices: Table, parts: Iterable[PlanPart], ends: float, *deferred: str
+    ) -> None:
+        """Add a round that keeps the choices of the one before; ``ends`` are its last seconds."""
+        if self.rounds:
+            for part_choices in (chosen for _, chosen in self.postponed):
+                choices = choices | part_choices
+            self.postponed.clear()
+            choices = merge(self.rounds[-1].choices, choices)
+        last = [PlanPart(ENDS, "", "to be served", ends)] if ends else []
+        one = Round(name=name, choices=choices, parts=(*parts, *last), deferred=deferred)
         self.rounds.append(one)
         self.left -= one.seconds
 
@@ -133,6 +128,12 @@ class Planner:
             return False
         self.left_out.append(replace(part, why=f"{key} = false is set"))
         return True
+
+    def leave_out(self, part: PlanPart, more: float = 0.0) -> None:
+        """List a part that takes too long, with its seconds and ``more`` of them."""
+        seconds = part.seconds + more
+        why = f"{seconds:,.0f} s are needed, {max(0.0, self.left):,.0f} s are left"
+        self.left_out.append(replace(part, why=why, seconds=seconds))
 
     def plan(self) -> Plan:
         return Plan(

@@ -6,21 +6,19 @@ same command on the same data does nothing again, and one that was killed resume
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.auto.machine import Machine, this_machine, time_encoder
-from pipelines.auto.make_plan import make_plan
+from pipelines.auto.make_plan import LIMIT, make_plan
 from pipelines.auto.plan import ENDS, PLANNED_ENCODER, SEARCH, SEQUENCE, Plan, Round
 from pipelines.auto.shape import DataShape, measure_shape
-from pipelines.auto.trained_rounds import LIMIT
 from pipelines.config.operation import budget_seconds
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import Table, merge, set_value
-from pipelines.engine.artifacts import digest_of_json, to_json
+from pipelines.config.toml import merge, set_value, without_keys
+from pipelines.engine.artifacts import digest_of_json, read_json, to_json
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.runner import StageOutcome
 from pipelines.engine.workspace import Workspace
@@ -56,11 +54,6 @@ class Planned:
     shape: DataShape
     machine: Machine
 
-    def replace_round(self, number: int, one: Round) -> None:
-        """Replace a planned round."""
-        rounds = [*self.plan.rounds[:number], one, *self.plan.rounds[number + 1 :]]
-        self.plan = replace(self.plan, rounds=tuple(rounds))
-
     def save(self, config: RunConfig, current: int) -> None:
         """Write it, with the choices of the round that runs."""
         document = {
@@ -68,7 +61,7 @@ class Planned:
             "finished": self.finished,
             "choices": self.plan.rounds[current].choices,
             "deferred": self.plan.rounds[current].deferred,
-            "shape": self.shape.table(),
+            "shape": vars(self.shape),
             "machine": vars(self.machine),
             "plan": self.plan.table(),
         }
@@ -84,23 +77,19 @@ def planned_for(
     manifest = workspace.manifest(FEATURES)
     machine = this_machine(config.device)
     shape = measure_shape(features, config.content)
-    key = digest_of_json(
-        {
-            "features": None if manifest is None else manifest.output,
-            "user": _without_places(sources.own),
-            "budget": config.auto.budget,
-            "machine": [machine.device, machine.num_cpus],
-            "plan": PLAN_VERSION,
-        }
-    )
-    path = config.workspace / PLAN
-    if path.exists():
-        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if known["key"] == key:
-            plan = Plan.of_table(known["plan"])
-            return Planned(
-                key=key, plan=plan, finished=known["finished"], shape=shape, machine=machine
-            )
+    made_for = {
+        "features": None if manifest is None else manifest.output,
+        # Places of files change no training.
+        "user": without_keys(sources.own, ["workspace", "data"]),
+        "budget": config.auto.budget,
+        "machine": [machine.device, machine.num_cpus],
+        "plan": PLAN_VERSION,
+    }
+    key, path = digest_of_json(made_for), config.workspace / PLAN
+    known: dict[str, Any] = read_json(path) if path.exists() else {}
+    if known.get("key") == key:
+        plan, finished = Plan.of_table(known["plan"]), known["finished"]
+        return Planned(key=key, plan=plan, finished=finished, shape=shape, machine=machine)
     encoder = None
     if shape.has_text and seconds_left() > TIMED_FROM:
         own = set_value(sources.own, "content.encoder")
@@ -108,11 +97,6 @@ def planned_for(
         encoder = time_encoder(features / "items.parquet", content)
     plan = make_plan(shape, machine, sources.own, seconds_left(), encoder)
     return Planned(key=key, plan=plan, shape=shape, machine=machine)
-
-
-def _without_places(table: Table) -> Table:
-    """Leave out places of files, which change no training."""
-    return {name: value for name, value in table.items() if name not in ("workspace", "data")}
 
 
 class Automatic:
@@ -128,10 +112,8 @@ class Automatic:
         """Times its estimate that the last round took."""
 
     def seconds_left(self) -> float:
+        """Return the seconds to the end of the budget."""
         return self.deadline - time.perf_counter()
-
-    def seconds_spent(self) -> float:
-        return time.perf_counter() - self.begin
 
     def round_config(self, one: Round) -> RunConfig:
         """Build a round's configuration."""
@@ -159,8 +141,9 @@ class Automatic:
                 if shorter is None:
                     planned.save(self.base, number - 1)
                     break
-                one = shorter
-                planned.replace_round(number, one)
+                one, rounds = shorter, list(planned.plan.rounds)
+                rounds[number] = one
+                planned.plan = replace(planned.plan, rounds=tuple(rounds))
                 planned.save(self.base, number)
                 outcomes += finish(self.round_config(one))
             except RefusedError as error:
@@ -172,7 +155,7 @@ class Automatic:
             planned.finished = max(planned.finished, number + 1)
             planned.save(self.base, number)
             self.pace = max(1.0, (time.perf_counter() - begin) / max(one.seconds, 1.0))
-            self.say(f"{one.name}: served after {self.seconds_spent():,.0f} s")
+            self.say(f"{one.name}: served after {time.perf_counter() - self.begin:,.0f} s")
         return outcomes
 
     def _has_time(self, one: Round, needed: float) -> bool:

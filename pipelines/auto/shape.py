@@ -5,18 +5,17 @@ Axes: E events, U user rows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from pipelines.auto.recipe import LONG_HISTORY
 from pipelines.config.content import ContentConfig
+from pipelines.engine.artifacts import read_json
 from pipelines.inputs.content_models import describe_item
 from pipelines.inputs.tensors import released_order
 from recsys.data.dataset import Rows, Sequences
@@ -72,18 +71,14 @@ class DataShape:
     def has_text(self) -> bool:
         return self.text_share > 0
 
-    def table(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure_shape(features: Path, content: ContentConfig) -> DataShape:
     """Count what the artefact of build_features holds."""
     sequences = Sequences.load(features / "sequences" / released_order(features))
-    described = json.loads((features / "features.json").read_text(encoding="utf-8"))
+    described, report = (read_json(features / name) for name in ("features.json", "report.json"))
     num_items = described["num_item_rows"] - 1
     lengths = np.diff(sequences.offsets)
     lengths = lengths[lengths > 0]
-    report = json.loads((features / "report.json").read_text(encoding="utf-8"))
     share, characters = measure_texts(features / "items.parquet", content)
     times = sequences.times
     return DataShape(
@@ -118,20 +113,14 @@ def judged_by(report: Mapping[str, Any]) -> str:
 
 def repeat_share(sequences: Sequences) -> float:
     """Share of the held-out events whose item its user had before; 0 without any."""
-    held_out = np.concatenate(
-        [sequences.label_positions("validation"), sequences.label_positions("test")]
-    )
-    return float(is_repeat(sequences)[held_out].mean()) if len(held_out) else 0.0
-
-
-def is_repeat(sequences: Sequences) -> NDArray[np.bool_]:
-    """Mark events whose user had the item before, [E]."""
     positions: Rows = np.arange(sequences.num_events)
     items = np.asarray(sequences.item_rows)
     pairs = sequences.users_of(positions) * (int(items.max(initial=0)) + 1) + items
     repeats = np.ones(len(items), dtype=bool)
     repeats[np.unique(pairs, return_index=True)[1]] = False
-    return repeats
+    held_out = [sequences.label_positions(split) for split in ("validation", "test")]
+    found = repeats[np.concatenate(held_out)]
+    return float(found.mean()) if len(found) else 0.0
 
 
 def measure_texts(items: Path, content: ContentConfig) -> tuple[float, float]:

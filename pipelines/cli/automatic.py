@@ -28,18 +28,13 @@ RunStages = Callable[[Sequence[Stage], RunConfig], list[StageOutcome]]
 
 def plan_table(planned: Planned) -> Table:
     """Tabulate what each round does, why, and the parts left out."""
-    plan = planned.plan
+    plan, rows = planned.plan, []
     groups = [(one.name, one.parts) for one in plan.rounds] + [("left out", plan.left_out)]
-    rows = [
-        (
-            "" if place else name,
-            f"{part.name}: {part.what}" if part.what else part.name,
-            part.why,
-            "" if name == "left out" else f"{part.seconds:,.0f}",
-        )
-        for name, parts in groups
-        for place, part in enumerate(parts)
-    ]
+    for name, parts in groups:
+        for place, part in enumerate(parts):
+            what = f"{part.name}: {part.what}" if part.what else part.name
+            seconds = "" if name == "left out" else f"{part.seconds:,.0f}"
+            rows.append(("" if place else name, what, part.why, seconds))
     return make_table(("round", "what", "why", ">seconds"), rows, title="Plan", fixed=("round",))
 
 
@@ -98,13 +93,12 @@ def print_outcome(config: RunConfig) -> None:
     if not path.exists() or not current.exists():
         return
     order = released_order(config.workspace / FEATURES)
-    metrics = read_json(path)[order]["test"]
-    if metrics:
+    if metrics := read_json(path)[order]["test"]:
         by_time = split_kind(config.workspace / FEATURES) == "global_time"
         what = "Events after a moment" if by_time else "Last event of each user"
-        title = f"{what}, full catalogue (test)"
         served = served_model(metrics, has_ranker=load_bundle(current).ranker is not None)
-        log.print(metric_table(title, metrics, config.evaluation.primary_metric, served=served))
+        title, primary = f"{what}, full catalogue (test)", config.evaluation.primary_metric
+        log.print(metric_table(title, metrics, primary, served=served))
     else:
         print_lines("nothing was measured, because no user has a held-out event", note=True)
     print_lines(

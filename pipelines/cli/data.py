@@ -20,8 +20,7 @@ app = typer.Typer(no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="Data set, for example movielens-100k")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file.")]
 OnlineStore = Annotated[
-    str | None,
-    typer.Option("--store", help="Online store, instead of that of the run."),
+    str | None, typer.Option("--store", help="Online store, instead of that of the run.")
 ]
 
 
@@ -34,10 +33,8 @@ def list_datasets() -> None:
     from pipelines.datasets.fetch import from_cache
     from pipelines.datasets.registry import DATASETS
 
-    rows = [
-        (one.name, one.description, one.terms, "cached" if from_cache(one) else "")
-        for one in DATASETS.values()
-    ]
+    found = [(one, "cached" if from_cache(one) else "") for one in DATASETS.values()]
+    rows = [(one.name, one.description, one.terms, local) for one, local in found]
     print_table(("name", "what", "terms", "local"), rows, fixed=("name",))
 
 
@@ -110,8 +107,7 @@ def describe(
     tables = features_config(with_dataset(config))
     description = describe_tables(tables.events, tables.items)
     if as_json:
-        facts = dict(description.facts)
-        print_json({"name": name, **facts, "warnings": description.warnings})
+        print_json({"name": name, **dict(description.facts), "warnings": description.warnings})
         return
     out.print(make_table(("", ""), description.facts, title=name, heads=False))
     print_lines(*(f"note: {warning}" for warning in description.warnings))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,13 @@ def metric_table(
         known = {} if analysis is None else analysis.models[model].intervals
         cells = [Text(MODELS[model] + (" (served)" if model == served else ""))]
         for name in shown:
-            value = metrics[model][name]
-            interval = known.get(name) if name == primary else None
+            value, interval = metrics[model][name], known.get(name) if name == primary else None
             around = "" if interval is None else f" ({interval.low:.3f}-{interval.high:.3f})"
             cells.append(Text(f"{value:.3f}{around}", style="bold" if value == best[name] else ""))
         rows.append(cells)
-    with_interval = {} if analysis is None else {primary: " (95% interval)"}
-    heads = [f">{name}{with_interval.get(name, '')}" for name in shown]
-    return make_table(["model", *heads], rows, title=title, fixed=("model",))
+    of = {} if analysis is None else {primary: " (95% interval)"}
+    heads = ("model", *(f">{name}{of.get(name, '')}" for name in shown))
+    return make_table(heads, rows, title=title, fixed=("model",))
 
 
 def served_model(metrics: Metrics, *, has_ranker: bool) -> str:
@@ -80,11 +80,6 @@ def served_model(metrics: Metrics, *, has_ranker: bool) -> str:
     if has_ranker:
         return RANKED
     return BLEND_FAST if BLEND_FAST in metrics else BLEND
-
-
-def shorten(text: str) -> str:
-    """Cut a title to the width of its column."""
-    return text if len(text) <= TITLE_WIDTH else text[: TITLE_WIDTH - 3].rstrip() + "..."
 
 
 def user_tables(bundle: Path) -> list[Table]:
@@ -97,7 +92,10 @@ def user_tables(bundle: Path) -> list[Table]:
         reply = recommender.recommend([user_id], k=SHOWN_ITEMS)["display_text"].to_list()
         latest = users.history(row)[::-1][:SHOWN_ITEMS]
         history = [catalogue.display_texts[int(item)] for item in latest]
-        rows = [tuple(map(shorten, pair)) for pair in zip_longest(history, reply, fillvalue="")]
+        rows = [
+            [shorten(text, TITLE_WIDTH, placeholder="...") for text in pair]
+            for pair in zip_longest(history, reply, fillvalue="")
+        ]
         heads = ("watched lately", "recommended")
         tables.append(make_table(heads, rows, title=f"User {user_id}", fixed=heads))
     return tables

@@ -22,23 +22,20 @@ def print_plan(sources: ConfigSources, stages: StageNames, *, as_json: bool) -> 
     settings = sources.latest()
     known, arriving = with_known_files(settings)
     if settings.auto.enabled:
-        made = saved_choices(settings.workspace) is not None
-        arriving.notes.append(
-            "an automatic run: compared with the last round of its plan"
-            if made
-            else "an automatic run: its plan of rounds is made once the features are built"
-        )
+        how = "its plan of rounds is made once the features are built"
+        if saved_choices(settings.workspace) is not None:
+            how = "compared with the last round of its plan"
+        arriving.notes.append(f"an automatic run: {how}")
     found = dry_run(chosen, known, force=force, arriving=arriving)
     if as_json:
-        print_json(
-            {
-                "stages": [asdict(one) for one in found.stages],
-                "seconds": round(found.seconds, 1),
-                "without_estimate": found.unknown,
-                "memory_bytes": found.memory_bytes,
-                "notes": list(found.notes),
-            }
-        )
+        document = {
+            "stages": [asdict(one) for one in found.stages],
+            "seconds": round(found.seconds, 1),
+            "without_estimate": found.unknown,
+            "memory_bytes": found.memory_bytes,
+            "notes": list(found.notes),
+        }
+        print_json(document)
         return
     print_lines(*describe(found))
     columns = ("stage", "runs", "why", ">seconds", ">memory")

@@ -35,7 +35,8 @@ def opened(config: RunConfig, *, fits: bool = False) -> Iterator[tuple[Content, 
         fits: Whether a quantiser is fitted, which may need the sequence model.
     """
     from pipelines.engine.workspace import Workspace
-    from pipelines.stages.build_semantic_ids import open_id_store, read_content
+    from pipelines.semantic_ids.artefact import open_id_store
+    from pipelines.stages.build_semantic_ids import read_content
 
     workspace = Workspace(config.workspace)
     if config.semantic_ids.method == "none":
@@ -66,7 +67,7 @@ def check_made(workspace: Workspace, stage: str, what: str) -> None:
 
 def store_with_versions(config: RunConfig) -> SemanticIdStore:
     """Open the published versions."""
-    from pipelines.stages.build_semantic_ids import open_id_store
+    from pipelines.semantic_ids.artefact import open_id_store
 
     store = open_id_store(config)
     if store.current() is None:

@@ -26,18 +26,14 @@ COMMANDS = {
     "Keep fresh": "ingest.ingest run.update daily.monitor daily.status daily.gc",
     "Evaluate": (
         "evaluate.pages.report evaluate.pages.dashboard evaluate.compare.compare "
-        "evaluate.studies.backtest evaluate.studies.tune evaluate.studies.judge "
+        "evaluate.studies.backtest evaluate.studies.tune "
         "evaluate.experiments.experiments evaluate.experiments.ope evaluate.parity.parity"
     ),
     "Advanced": "machine.plan",
 }
 """Functions below ``pipelines.cli`` that are commands, by panel of ``--help``."""
 GROUPS = {
-    "data": (
-        "Start",
-        "data.app",
-        "Data sets, a configuration for your files, exports, forgetting.",
-    ),
+    "data": ("Start", "data.app", "Data sets, a file for your tables, exports, forgetting."),
     "keys": ("Serve", "server_files.keys_app", "Keys of a server's clients: add, list, remove."),
     "config": ("Serve", "server_files.config_app", "Check a server's file; upgrade a run's file."),
     "release": ("Keep fresh", "release.app", "Decisions on bundles, new items, domain adapters."),
@@ -95,14 +91,19 @@ app = typer.Typer(
     help="Recommender platform: raw events in, a served and evaluated recommendation out.",
     epilog=EXIT_CODES,
 )
+
+
+def find_part(place: str) -> Any:
+    """Import a function or an application below ``pipelines.cli``."""
+    module, _, name = place.rpartition(".")
+    return getattr(import_module(f"pipelines.cli.{module}"), name)
+
+
 for panel, names in COMMANDS.items():
     for name in names.split():
-        module, _, function = name.rpartition(".")
-        command = getattr(import_module(f"pipelines.cli.{module}"), function)
-        app.command(cls=RunCommand, rich_help_panel=panel)(command)
+        app.command(cls=RunCommand, rich_help_panel=panel)(find_part(name))
 for name, (panel, place, help_text) in GROUPS.items():
-    module, _, attribute = place.rpartition(".")
-    group = getattr(import_module(f"pipelines.cli.{module}"), attribute)
+    group = find_part(place)
     for info in group.registered_commands:
         info.cls = RunCommand
     app.add_typer(group, name=name, help=help_text, rich_help_panel=panel)

@@ -23,8 +23,7 @@ RUN_HELP = "The run: its TOML file, or its folder."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)]
 OptionalRun = Annotated[Path | None, typer.Argument(metavar="[RUN]", help=RUN_HELP)]
 BundleRun = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="A run's folder or TOML file, or a bundle's folder."),
+    Path, typer.Argument(metavar="RUN", help="A run's folder or TOML file, or a bundle's folder.")
 ]
 Preset = Annotated[str | None, typer.Option(help="Preset, instead of the one that RUN names.")]
 Assignments = Annotated[
@@ -37,8 +36,7 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page in the browser
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File or folder to write to.")]
 ServingConfig = Annotated[
-    Path | None,
-    typer.Option("--serving-config", help="File of surfaces, rules and experiments."),
+    Path | None, typer.Option("--serving-config", help="File of surfaces, rules and experiments.")
 ]
 Store = Annotated[
     str | None,
@@ -58,8 +56,7 @@ Category = Annotated[
     typer.Option("--category", help="List only items in this category (repeatable)."),
 ]
 Where = Annotated[
-    str | None,
-    typer.Option(help='List only items for which this is true, such as "price < 50".'),
+    str | None, typer.Option(help='List only items for which this is true, such as "price < 50".')
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes that make lists; one for each CPU.")]
 
@@ -114,7 +111,7 @@ def config_sources(
             "name a run: shop.toml for your own data (recsys data init makes one), the folder of "
             "an earlier run, or --preset movielens_100k"
         )
-    workspace = run if run is not None and not run.is_file() and run.suffix != ".toml" else None
+    workspace = None if run is None or is_toml(run) else run
     path = run if workspace is None else workspace / "config.toml"
     # The place of a run is no setting of it, and has no part in messages about settings.
     places = [one for one in assignments or () if one.startswith(WORKSPACE)]
@@ -136,11 +133,16 @@ def run_config(
     return config_sources(run, preset, assignments).latest()
 
 
+def is_toml(run: Path) -> bool:
+    """Return True if a run is named by its file."""
+    return run.is_file() or run.suffix == ".toml"
+
+
 def find_workspace(run: Path) -> Path:
     """Return the workspace of a run."""
     from pipelines.presets.resolve import resolve
 
-    workspace = resolve(run).workspace if run.is_file() or run.suffix == ".toml" else run
+    workspace = resolve(run).workspace if is_toml(run) else run
     if not workspace.is_dir():
         raise ValueError(
             f"there is no workspace {workspace.absolute()}. Name the folder or the TOML file of a "
@@ -155,7 +157,7 @@ def find_bundles(run: Path) -> tuple[Path, Path]:
     from pipelines.operations.state import bundles_of
     from pipelines.presets.resolve import resolve
 
-    if run.is_file() or run.suffix == ".toml":
+    if is_toml(run):
         config = resolve(run)
         return bundles_dir(config), config.workspace
     if (run / "config.toml").is_file() or (run / "bundles").is_dir():
@@ -185,9 +187,7 @@ def check_before(settings: RunConfig) -> None:
     """Refuse, before any work, what a stage would refuse only after training: ValueError."""
     from pipelines.engine.workspace import bundles_dir
     from pipelines.presets.resolve import check_places
-    from pipelines.publishing.gate.lists import check_judges
     from pipelines.tracking.decisions import check_version
 
     check_places(settings)
-    check_judges(settings.release.gate, settings.workspace)
     check_version(bundles_dir(settings))

@@ -69,11 +69,9 @@ def make_table(
     """
     table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", show_header=heads)
     for column in columns:
-        name = column.removeprefix(">")
-        is_number = name != column
-        justify = "right" if is_number else "left"
+        name, is_number = column.removeprefix(">"), column.startswith(">")
         whole = name in fixed or (is_number and " " not in name)
-        table.add_column(name, justify=justify, no_wrap=whole)  # type: ignore[arg-type]
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=whole)
     for row in rows:
         cells = ("" if cell is None else cell for cell in row)
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))

@@ -25,15 +25,7 @@ from features.parallel import end_with_the_parent
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import EXIT_CODES
-from pipelines.engine.launch import (
-    ERROR,
-    JOB,
-    LOGGED,
-    RAISED,
-    ROWS,
-    STEP,
-    RankJob,
-)
+from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS, STEP, RankJob
 from pipelines.engine.ray_ranks import LOG
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext
@@ -63,14 +55,6 @@ class LogFile(RunLog):
     def _write(self, kind: str, arguments: object) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([kind, arguments]) + "\n")
-
-
-def write_to(path: Path) -> None:
-    """Send what this process and its libraries print to a file."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(file, stream.fileno())
-    os.close(file)
 
 
 def build_context(job: RankJob, folder: Path, rank: int) -> StageContext:
@@ -144,7 +128,10 @@ def main() -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     folder = folder_of_the_launch(sys.argv[1:])
     if rank:
-        write_to(folder / LOG.format(rank))
+        # With what libraries print.
+        with (folder / LOG.format(rank)).open("ab") as log:
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(log.fileno(), stream.fileno())
     try:
         work(folder, rank, size)
     except Exception as error:

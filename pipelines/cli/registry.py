@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 RegistryAddress = Annotated[
-    str | None,
-    typer.Option("--registry", help="MLflow server or database; by default the run's."),
+    str | None, typer.Option("--registry", help="MLflow server or database; by default the run's.")
 ]
 ModelName = Annotated[
     str | None, typer.Option(help="Name of the bundles in the registry; by default the run's.")
@@ -46,8 +45,7 @@ def send_runs(
 
     workspace = find_workspace(run)
     config = read_tracking(workspace)
-    if seconds is not None:
-        config = replace(config, sync_seconds=seconds)
+    config = replace(config, sync_seconds=seconds or config.sync_seconds)
     with recorded(workspace, "registry send") as recording:
         result = sync_outbox(open_outbox(workspace), config)
         recording.reasons.append(result.log_line())
@@ -79,7 +77,7 @@ def fetch(
     """
     from pipelines.publishing.from_registry import fetch_bundle, fetched_words
 
-    bundles, config, outbox = read_registry(run, registry, model)
+    bundles, _, config, outbox = read_registry(run, registry, model)
     fetched, served = fetch_bundle(name, bundles, config=config, outbox=outbox)
     then = f"recsys serve {run}" if served else f"recsys release promote {run} {fetched.version}"
     words = f"bundle {fetched.version} is in {bundles}: {fetched_words(fetched)}"
@@ -104,8 +102,7 @@ def follow(
     from pipelines.publishing.promotion import served_version
     from serving.bundle.copies import UnreachableError
 
-    bundles, config, outbox = read_registry(run, registry, model)
-    workspace = find_bundles(run)[1]
+    bundles, workspace, config, outbox = read_registry(run, registry, model)
     # A folder that no run made, as on a machine that only serves, has no history of commands.
     made = workspace if (workspace / "config.toml").exists() else None
     with recorded(made, "registry follow") as recording:
@@ -132,15 +129,15 @@ def follow(
 
 def read_registry(
     run: Path, uri: str | None, model: str | None
-) -> tuple[Path, TrackingConfig, Outbox]:
-    """Return a run's bundles, its tracking configuration and its outbox."""
+) -> tuple[Path, Path, TrackingConfig, Outbox]:
+    """Return a run's bundles, its workspace, its tracking configuration and its outbox."""
     from pipelines.operations.state import read_tracking
     from pipelines.tracking.tracking import open_outbox
 
     bundles, workspace = find_bundles(run)
     config = read_tracking(workspace)
     config = replace(config, uri=uri or config.uri, model=model or config.model)
-    return bundles, config, open_outbox(workspace)
+    return bundles, workspace, config, open_outbox(workspace)
 
 
 def send(outbox: Outbox, config: TrackingConfig) -> None:
@@ -153,54 +150,48 @@ def send(outbox: Outbox, config: TrackingConfig) -> None:
 
 
 @contextmanager
-def entering_registry(bundles: Path) -> Iterator[Callable[[Path, str], None]]:
+def entering_registry(bundles: Path) -> Iterator[Callable[[Path, Any], None]]:
     """Register bundles that are appended inside in the registry of a run's workspace.
 
     A folder of bundles that no run made, as on a machine that only serves, has no registry.
     """
     from pipelines.operations.state import read_tracking
-    from pipelines.publishing.promotion import record_champion
+    from pipelines.tracking.entries import enter_change
     from pipelines.tracking.tracking import open_outbox
 
     workspace = bundles.absolute().parent
     config, outbox = read_tracking(workspace), open_outbox(workspace)
-    is_entered = config.enabled and (workspace / "config.toml").exists()
 
-    def published(bundles: Path, version: str) -> None:
-        if is_entered:
-            record_champion(outbox, config.model, bundles, version, "append")
+    def published(bundles: Path, change: Any) -> None:
+        if (workspace / "config.toml").exists():
+            enter_change(outbox, config, bundles, change)
             send(outbox, config)
 
     yield published
-
-
-def make_recorder(config: RunConfig) -> Recorder:
-    """Return the recorder that a run's configuration asks for."""
-    from pipelines.engine.workspace import bundles_dir
-    from pipelines.tracking.recorder import Recorder
-    from pipelines.tracking.tracking import open_outbox
-
-    return Recorder(
-        outbox=open_outbox(config.workspace) if config.tracking.enabled else None,
-        bundles=bundles_dir(config),
-        model=config.tracking.model,
-    )
 
 
 @contextmanager
 def tracked(config: RunConfig) -> Iterator[Recorder]:
     """Record the stages that run inside, and send them to MLflow at the end."""
     from pipelines.engine.errors import WorkspaceBusyError
+    from pipelines.engine.workspace import bundles_dir
+    from pipelines.tracking.recorder import Recorder
     from pipelines.tracking.tracking import open_outbox, sync_outbox
 
+    tracking, outbox = config.tracking, open_outbox(config.workspace)
+    recorder = Recorder(
+        outbox=outbox if tracking.enabled else None,
+        bundles=bundles_dir(config),
+        model=tracking.model,
+    )
     try:
-        yield make_recorder(config)
+        yield recorder
     except WorkspaceBusyError:
         # Nothing was run: the command that holds the workspace sends.
         raise
     except Exception:
-        if config.tracking.enabled:
-            sync_outbox(open_outbox(config.workspace), config.tracking)
+        if tracking.enabled:
+            sync_outbox(outbox, tracking)
         raise
-    if config.tracking.enabled:
-        send(open_outbox(config.workspace), config.tracking)
+    if tracking.enabled:
+        send(outbox, tracking)

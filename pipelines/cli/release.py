@@ -36,8 +36,7 @@ def promote(
     run: Run,
     version: Version = None,
     force: Annotated[
-        bool,
-        typer.Option("--force", help="Take a refused version too; the decision log says so."),
+        bool, typer.Option("--force", help="Take a refused version too; the decision log says so.")
     ] = False,
 ) -> None:
     """Make a bundle the champion: serve it, and move its alias in the model registry.
@@ -93,8 +92,7 @@ def read_verified(run: Path) -> tuple[Path, list[Written], list[str]]:
 def report_faults(faults: list[str]) -> None:
     """Print altered and missing decisions, and end with code 3 if there are any."""
     print_lines(*faults, note=True, style="red")
-    if faults:
-        raise typer.Exit(3)
+    raise typer.Exit(3 if faults else 0)
 
 
 @app.command()
@@ -265,10 +263,7 @@ def adapt(
         numbers = (None if value is None else f"{value:.4f}" for value in (one.value, one.bound))
         rows.append((one.name, *numbers, "yes" if one.passed else "no", one.reason))
     print_table(("check", ">value", ">bound", "passed", "of"), rows)
+    fitted = f"{domain}: {found.num_labels:,} labels, {found.num_steps} steps, "
+    fitted += f"{found.share:.1%} of the base's parameters, {found.seconds:.1f} s"
     state = "served" if publish else "registered, not served"
-    print_lines(
-        f"{domain}: {found.num_labels:,} labels, {found.num_steps} steps, "
-        f"{found.share:.1%} of the base's parameters, {found.seconds:.1f} s",
-        f"{state}: {found.directory}",
-        note=True,
-    )
+    print_lines(fitted, f"{state}: {found.directory}", note=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,6 @@ from pipelines.cli.output import print_json, print_lines, print_stage, print_tab
 from pipelines.cli.registry import tracked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from pipelines.config.run import RunConfig
@@ -96,7 +95,7 @@ def run_recorded(
     """Run stages and note them in the history."""
     from pipelines.cli.automatic import run_automatically
     from pipelines.engine.runner import pick_stages, run_stages
-    from pipelines.presets import resolve as presets
+    from pipelines.presets.resolve import with_dataset
     from pipelines.stages.list import STAGES
     from pipelines.stages.report import report_path
 
@@ -113,7 +112,7 @@ def run_recorded(
     check_before(settings)
     recording.at(settings.workspace)
     reads_raw = any(one.name == "build_features" for one in chosen)
-    settings = with_data(settings, recording) if reads_raw else presets.with_dataset(settings)
+    settings = with_data(settings, recording) if reads_raw else with_dataset(settings)
     with tracked(settings) as recorder:
         run_them = partial(
             run_stages,
@@ -129,11 +128,11 @@ def run_recorded(
             outcomes = run_them(chosen, settings)
     ran = [outcome.stage for outcome in outcomes if not outcome.skipped]
     recording.details["stages"] = ran
-    if ran:
-        recording.reasons.append(f"{len(ran)} of {len(outcomes)} stages run: {', '.join(ran)}")
-    else:
+    done = f"{len(ran)} of {len(outcomes)} stages run: {', '.join(ran)}"
+    if not ran:
         recording.outcome = "nothing to do"
-        recording.reasons.append("data, settings and code are those of the last run")
+        done = "data, settings and code are those of the last run"
+    recording.reasons.append(done)
     print_lines(
         f"{len(ran)} stages run, {len(outcomes) - len(ran)} skipped, "
         f"{time.perf_counter() - begin:.1f} s; artefacts in {settings.workspace}",
@@ -210,20 +209,16 @@ def update_recorded(
         if not outcome.skipped:
             seconds[outcome.stage] = round(outcome.seconds, 2)
 
-    outcomes = run_decided(settings, decision, sources, finished, quiet=quiet)
-    if all(outcome.skipped for outcome in outcomes):
+    options = {"show_progress": not quiet, "finished": finished}
+    outcomes = run_decided(settings, decision, sources, **options)
+    num_run, spent = sum(not one.skipped for one in outcomes), sum(one.seconds for one in outcomes)
+    if not num_run:
         recording.outcome = "nothing to do"
-    spent = sum(outcome.seconds for outcome in outcomes)
-    print_lines(f"{sum(not one.skipped for one in outcomes)} stages run, {spent:.1f} s")
+    print_lines(f"{num_run} stages run, {spent:.1f} s")
 
 
 def run_decided(
-    config: RunConfig,
-    decision: UpdateDecision,
-    sources: ConfigSources,
-    finished: Callable[[StageOutcome], None],
-    *,
-    quiet: bool,
+    config: RunConfig, decision: UpdateDecision, sources: ConfigSources, **options: Any
 ) -> list[StageOutcome]:
     """Run an increment or every stage; the first full run of preset auto makes its plan."""
     from pipelines.cli.automatic import run_automatically
@@ -235,16 +230,11 @@ def run_decided(
     begin = time.perf_counter()
     with tracked(config) as recorder:
         if decision.base is not None:
-            return run_update(
-                config,
-                decision.base,
-                show_progress=not quiet,
-                recorder=recorder,
-                finished=finished,
-            )
-        run_them = partial(
-            run_stages, show_progress=not quiet, recorder=recorder, finished=finished
-        )
+            return run_update(config, decision.base, recorder=recorder, **options)
+
+        def run_them(stages: Any, config: RunConfig) -> list[StageOutcome]:
+            return run_stages(stages, config, recorder=recorder, **options)
+
         if config.auto.enabled and saved_choices(config.workspace) is None:
             return run_automatically(sources, config, STAGES, run_them, begin)
         return run_them(STAGES, config)

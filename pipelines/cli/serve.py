@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,8 +133,6 @@ def recommend(
     recommender = Recommender.load(find_bundle(run))
     reply = recommender.answer(request)
     if as_json:
-        import json
-
         print_json(json.loads(to_json(reply)))
         return
     loaded = recommender.bundle
@@ -142,17 +141,10 @@ def recommend(
         titles = [loaded.catalogue.display_texts[int(one)] for one in latest]
         print_lines(f"user {user} lately: {'; '.join(titles)}", style="dim")
     why = ("why",) if any(one.reason for one in reply.items) else ()
-    rows = [
-        (
-            str(number),
-            one.item_id,
-            one.title or "",
-            one.source,
-            *((one.reason or "",) if why else ()),
-            f"{one.score:.4f}",
-        )
-        for number, one in enumerate(reply.items, start=1)
-    ]
+    rows = []
+    for number, one in enumerate(reply.items, start=1):
+        reason = (one.reason,) if why else ()
+        rows.append((number, one.item_id, one.title, one.source, *reason, f"{one.score:.4f}"))
     print_table((">", "item", "title", "source", *why, ">score"), rows)
     print_lines(*(f"note: {note}" for note in reply.degraded), note=True, style="yellow")
 

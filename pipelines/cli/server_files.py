@@ -48,15 +48,14 @@ def add_key(
     from serving.security.keys import digest_of, new_secret
 
     secret = new_secret()
-    entry = {
+    entry: dict[str, object] = {
         "name": name,
         "sha256": digest_of(secret),
         "scopes": scope or ["read"],
-        "tenant": tenant,
-        "rate": rate,
-        "burst": burst,
     }
-    made = tomli_w.dumps({"keys": [{key: one for key, one in entry.items() if one is not None}]})
+    more = {"tenant": tenant, "rate": rate, "burst": burst}
+    entry |= {key: one for key, one in more.items() if one is not None}
+    made = tomli_w.dumps({"keys": [entry]})
     before = file.read_text(encoding="utf-8") if file.exists() else ""
     write_keys(file, f"{before.rstrip()}\n\n{made}".lstrip())
     print_lines(f"key {name} is in {file}; it is shown only now:", note=True)
@@ -71,15 +70,10 @@ def list_keys(file: KeyFile = DEFAULT) -> None:
     """
     from serving.security.keys import read_keys
 
-    rows = [
-        (
-            key.name,
-            key.owner,
-            ", ".join(sorted(key.scopes)),
-            "" if key.rate is None else f"{key.rate:g}/s",
-        )
-        for key in read_keys(file).keys
-    ]
+    rows = []
+    for key in read_keys(file).keys:
+        rate = None if key.rate is None else f"{key.rate:g}/s"
+        rows.append((key.name, key.owner, ", ".join(sorted(key.scopes)), rate))
     print_table(("name", "tenant", "scopes", ">rate"), rows)
 
 

@@ -173,11 +173,7 @@ class MonitoringConfig:
     data.online_events."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("reference_days", 7),
-            ("min_events", 1),
-            ("max_examples", 50),
-        ):
+        for name, least in (("reference_days", 7), ("min_events", 1), ("max_examples", 50)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if not 0 < self.false_alarms_a_month <= 10:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from recsys.evaluation.config import RUBRIC_NAMES, PairedConfig
+from recsys.evaluation.config import PairedConfig
 from recsys.evaluation.ranking import check_metric_name
 
 
@@ -61,19 +61,10 @@ class GateConfig:
     """Share of events that are repeated on another day: same user, item and time of day."""
     max_moved_times: float = 0.1
     """Share of the events that the champion knows too whose times changed."""
-    judges: tuple[str, ...] = ()
-    """Rubrics of ``recsys judge`` that hold the challenger's lists against the champion's, such as
-    ["relevance"]; only those whose agreement with held-out events that command has shown."""
-    min_judged: float = 0.9
-    """Mean score of the lists by each of them, as a share of the champion's."""
     max_parity_differences: float = 0.01
     """Share of logged requests whose recomputed list differs from the served one."""
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.judges if name not in RUBRIC_NAMES]:
-            raise ValueError(
-                f"gate.judges names {unknown[0]!r}; it may name {', '.join(RUBRIC_NAMES)}"
-            )
         for name, value in vars(self).items():
             unbounded = name.endswith(("_ms", "_ratio", "_gain"))
             if name.startswith(("min_", "max_")) and not 0 <= value <= (1e9 if unbounded else 1):

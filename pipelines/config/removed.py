@@ -95,6 +95,8 @@ REMOVED_KEYS: Mapping[str, str] = {
     "generative.memory_rows": "leave it out: the memory of n-grams lost to no memory",
     "semantic_ids.method = rq_vae": "use rq_kmeans, whose codes are nearer to the content",
     "semantic_ids.num_steps": "leave it out: it was for method rq_vae",
+    "release.gate.judges": "leave it out: rubrics agreed with clicks less than held-out events do",
+    "release.gate.min_judged": "leave it out: it was for judges of lists",
     "ranker.router = noisy": "use softmax, which balances experts by biases and is better",
     **dict.fromkeys(
         [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pipelines.config.removed import REMOVED_KEYS, RENAMED_KEYS, removal
@@ -17,16 +18,12 @@ Path = tuple[str, ...]
 """A dotted key in parts."""
 
 
-class Upgraded(NamedTuple):
-    """Settings under their present names."""
+def upgraded(table: Mapping[str, Any]) -> tuple[Table, list[str]]:
+    """Rename the keys of an earlier version and leave out those that were removed.
 
-    table: Table
-    changes: list[str]
-    """Renamed and removed keys, a line each."""
-
-
-def upgraded(table: Mapping[str, Any]) -> Upgraded:
-    """Rename the keys of an earlier version and leave out those that were removed."""
+    Returns:
+        Settings under their present names; the renamed and removed keys, a line each.
+    """
     found, changes = dict(table), []
     for old, new in RENAMED_KEYS.items():
         value, present = set_value(found, old), set_value(found, new)
@@ -41,10 +38,10 @@ def upgraded(table: Mapping[str, Any]) -> Upgraded:
         found = merge(found, nested(new, value))
         changes.append(f"{old} renamed: {new}")
     for key, instead in REMOVED_KEYS.items():
-        if " = " not in key and set_value(found, key) is not None:
+        if set_value(found, key) is not None:
             found = without_keys(found, [key])
             changes.append(f"{key} removed: {instead}")
-    return Upgraded(found, changes)
+    return found, changes
 
 
 def refuse_old_keys(table: Mapping[str, Any], source: str) -> None:
@@ -70,11 +67,8 @@ def upgrade_text(text: str, source: str) -> tuple[str, list[str]]:
     for key in REMOVED_KEYS:
         lines = _without(lines, tuple(key.split(".")))
     after = "".join(f"{line}\n" for line in lines)
-    try:
-        agrees = _filled(tomllib.loads(after)) == _filled(wanted)
-    except tomllib.TOMLDecodeError:
-        agrees = False
-    if not agrees:
+    read = _read(after)
+    if read is None or _filled(read) != _filled(wanted):
         raise ValueError(
             f"{source} is written in a way that cannot be rewritten line by line (an inline table, "
             f"or a section twice); nothing was changed. Change it by hand: {'; '.join(changes)}"
@@ -91,10 +85,6 @@ class _Statement(NamedTuple):
     table: Path
     """Table of the header above; its own for a header."""
 
-    @property
-    def is_header(self) -> bool:
-        return self.path == self.table
-
 
 def _statements(lines: list[str]) -> Iterator[_Statement]:
     table: Path = ()
@@ -103,20 +93,19 @@ def _statements(lines: list[str]) -> Iterator[_Statement]:
         end = begin + 1
         while (read := _read("\n".join(lines[begin:end]))) is None and end < len(lines):
             end += 1
-        if read:
-            is_header = lines[begin].lstrip().startswith("[")
-            key = read if is_header else _read(lines[begin].split("=", 1)[0] + "= 0")
-            path = _only_path(read if key is None else key)
-            table = path if is_header else table
-            yield _Statement(begin, end, path if is_header else table + path, table)
+        if read and lines[begin].lstrip().startswith("["):
+            table = _only_path(read)
+            yield _Statement(begin, end, table, table)
+        elif read:
+            key = _read(lines[begin].split("=", 1)[0] + "= 0")
+            yield _Statement(begin, end, table + _only_path(key or read), table)
         begin = end
 
 
 def _read(text: str) -> Table | None:
-    try:
+    with suppress(tomllib.TOMLDecodeError):
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return None
+    return None
 
 
 def _only_path(table: Any) -> Path:
@@ -142,25 +131,22 @@ def _without(lines: list[str], key: Path) -> list[str]:
 
 
 def _rename(lines: list[str], old: Path, new: Path) -> list[str]:
-    known = list(_statements(lines))
-    is_set = any(one.path == new for one in known)
-    moved: list[str] = []
-    lines = list(lines)
+    known, moved, gone = list(_statements(lines)), list[str](), set[int]()
+    is_set, lines = any(one.path == new for one in known), list(lines)
     for one in known:
-        if one.path[: len(old)] != old:
-            continue
-        shared = 0 if one.is_header else len(one.table)
-        if shared >= len(old):
+        is_header = one.path == one.table
+        shared = 0 if is_header else len(one.table)
+        if one.path[: len(old)] != old or shared >= len(old):
             continue
         before, after = ".".join(old[shared:]), ".".join(new[shared:])
-        if one.is_header or (new[:shared] == one.table and not is_set):
+        if is_header or (new[:shared] == one.table and not is_set):
             lines[one.begin] = lines[one.begin].replace(before, after, 1)
-        else:
-            if not is_set:
-                moved = lines[one.begin : one.end]
-                moved[0] = moved[0].lstrip().replace(before, ".".join(new), 1)
-                is_set = True
-            lines[one.begin : one.end] = [None] * (one.end - one.begin)  # type: ignore[list-item]
-    kept = [line for line in lines if line is not None]
+            continue
+        if not is_set:
+            moved = lines[one.begin : one.end]
+            moved[0] = moved[0].lstrip().replace(before, ".".join(new), 1)
+            is_set = True
+        gone |= set(range(one.begin, one.end))
+    kept = [line for place, line in enumerate(lines) if place not in gone]
     top = max((one.end for one in _statements(kept) if not one.table), default=0)
     return [*kept[:top], *moved, *kept[top:]]

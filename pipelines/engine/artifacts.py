@@ -80,15 +80,8 @@ class Manifest:
     @property
     def making(self) -> str:
         """Digest of what the artefact is made from, as opposed to what came out."""
-        return digest_of_json(
-            {
-                "format": self.format,
-                "stage": self.stage,
-                "inputs": self.inputs,
-                "config": self.config,
-                "versions": self.versions,
-            }
-        )
+        names = ("format", "stage", "inputs", "config", "versions")
+        return digest_of_json({name: getattr(self, name) for name in names})
 
     @property
     def output(self) -> str:
@@ -135,12 +128,10 @@ def begin(final: Path) -> Path:
 
 def commit(partial: Path, final: Path, *, manifest: Manifest, run: Mapping[str, Any]) -> Manifest:
     """Complete a written directory and rename it into place."""
-    paths = list(files_under(partial))
-    names = {str(path.relative_to(partial)): path for path in paths}
+    names = {str(path.relative_to(partial)): path for path in files_under(partial)}
     if reserved := {MANIFEST, RUN} & names.keys():
         raise ValueError(f"stage {manifest.stage} wrote {sorted(reserved)}, which are reserved")
-    digests = {name: digest_of_file(path) for name, path in names.items()}
-    complete = replace(manifest, files=digests)
+    complete = replace(manifest, files={name: digest_of_file(one) for name, one in names.items()})
     fsync_tree(partial)
     write_durably(partial / RUN, to_json(run))
     write_durably(partial / MANIFEST, complete.to_json())
@@ -156,13 +147,11 @@ def move_into_place(partial: Path, final: Path) -> None:
     """
     replaced = final.with_name(REPLACED + final.name)
     if final.exists():
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
     partial.rename(final)
     fsync(final.parent)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sweep(folder: Path, stage: str = "*") -> list[str]:
@@ -170,24 +159,22 @@ def sweep(folder: Path, stage: str = "*") -> list[str]:
 
     Only the holder of the workspace's lock, or of the stage's, may call this.
     """
-    swept = []
-    for leftover in sorted(folder.glob(f"{PARTIAL}{stage}")):
-        swept.append(leftover.name)
-        final = folder / leftover.name.removeprefix(PARTIAL)
+    partial = sorted(folder.glob(f"{PARTIAL}{stage}"))
+    for leftover in partial:
         if (leftover / MANIFEST).exists():
-            move_into_place(leftover, final)
+            move_into_place(leftover, folder / leftover.name.removeprefix(PARTIAL))
         elif leftover.is_dir():
             shutil.rmtree(leftover)
         else:
             leftover.unlink()
-    for leftover in sorted(folder.glob(f"{REPLACED}{stage}")):
-        swept.append(leftover.name)
+    replaced = sorted(folder.glob(f"{REPLACED}{stage}"))
+    for leftover in replaced:
         final = folder / leftover.name.removeprefix(REPLACED)
         if final.exists():
             shutil.rmtree(leftover)
         else:
             leftover.rename(final)
-    return swept
+    return [leftover.name for leftover in (*partial, *replaced)]
 
 
 def check_files(directory: Path, manifest: Manifest, *, contents: bool = False) -> None:

@@ -132,11 +132,9 @@ def append(workspace: Path, run: CommandRun) -> None:
 
 def read_history(workspace: Path) -> list[CommandRun]:
     """Read the history, oldest first; a line that a kill cut off is left out."""
-    path = workspace / HISTORY
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    path, found = workspace / HISTORY, []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    for line in text.splitlines():
         with suppress(ValueError, TypeError):
             found.append(CommandRun(**json.loads(line)))
     return found
@@ -183,7 +181,6 @@ def _note_killed(workspace: Path) -> None:
 
 PARITY = Path("parity") / "parity.json"
 MONITOR = Path("monitoring") / "monitor.json"
-JUDGES = Path("judge") / "judges.json"
 
 
 def write_result(workspace: Path, name: Path, document: Mapping[str, Any]) -> Path:

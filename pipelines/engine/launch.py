@@ -150,19 +150,16 @@ def explained(
     stage: str, folder: Path, size: int, failures: Mapping[int, Failure], machines: int = 1
 ) -> Exception:
     """Explain in one error how the ranks ended; ``failures`` are those that failed first."""
+    steps = describe_steps(folder, size)
     # The launcher ends the others by SIGTERM; a library that gives up waiting aborts.
     ended = (-signal.SIGTERM, -signal.SIGABRT)
     for rank, (code, process, host) in sorted(failures.items()):
         if code < 0 and code not in ended:
-            name = signal.Signals(-code).name
-            hint = (
-                " (the system does that when memory runs short)" if -code == signal.SIGKILL else ""
-            )
-            where = f"rank {rank} of {size} (process {process} on {host})"
+            name, is_kill = signal.Signals(-code).name, -code == signal.SIGKILL
+            hint = " (the system does that when memory runs short)" if is_kill else ""
             return RankLostError(
-                f"{where} was killed by {name}{hint} in stage {stage}: "
-                f"{describe_steps(folder, size)}. "
-                f"{RESUMES}{locate_log(folder, rank)}"
+                f"rank {rank} of {size} (process {process} on {host}) was killed by {name}{hint} "
+                f"in stage {stage}: {steps}. {RESUMES}{locate_log(folder, rank)}"
             )
     paths = (folder / ERROR.format(rank) for rank in range(size))
     errors = [json.loads(path.read_text()) for path in paths if path.exists()]
@@ -175,14 +172,14 @@ def explained(
     if aborted or any(word in words for word in TIMEOUT_WORDS):
         return RankLostError(
             f"the ranks of stage {stage} waited for each other longer than "
-            f"torchrun.wait_seconds: {describe_steps(folder, size)}. The one that is behind is "
+            f"torchrun.wait_seconds: {steps}. The one that is behind is "
             f"slow or hangs: look at its machine, or set torchrun.wait_seconds higher. {RESUMES}"
         )
     rank = int(errors[0]["rank"]) if errors else min(failures, default=0)
     code = failures[rank].code if rank in failures else 1
     what = errors[0]["message"] if errors else f"ended with exit code {code}"
     # A rank that is killed on another machine is seen here as a connection that closed.
-    also = "" if machines == 1 else f"; {describe_steps(folder, size)}; see torchrun on the others"
+    also = "" if machines == 1 else f"; {steps}; see torchrun on the others"
     return RankLostError(
         f"rank {rank} of {size} failed in stage {stage}: {what}{also}. {RESUMES}"
         f"{locate_log(folder, rank)}"

@@ -138,11 +138,10 @@ class RayRunner:
         except errors.RayTaskError as error:
             raise error.cause from None
         except errors.RayError as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
             raise ClusterError(
-                f"a task was lost {self._config.retries + 1} times: {first}. A worker that is "
-                "ended again and again often has too little memory: lower ray.tasks_at_once. Run "
-                "the same command again; finished stages are kept"
+                f"a task was lost {self._config.retries + 1} times: {first_line(error)}. A worker "
+                "that is ended again and again often has too little memory: lower "
+                "ray.tasks_at_once. Run the same command again; finished stages are kept"
             ) from error
         if "error" not in outcome:
             return outcome["result"]
@@ -167,17 +166,20 @@ class RayRunner:
             ) from error
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).strip().splitlines() or [repr(error)])[0]
+
+
 def _on_a_node(function: Callable[[Part], Result], task: Part) -> dict[str, Any]:
     """Run one task where Ray has put it; its error comes back with the node's name."""
     node = platform.node()
     try:
         return {"node": node, "result": function(task)}
     except FileNotFoundError as error:
-        named = error.filename or str(error)
-        missing = FileNotFoundError(
-            f"{named} is not on node {node}: put the data and the workspace on storage that all "
-            "nodes see at the same paths, or run without this node"
-        )
+        words = "put the data and the workspace on storage that all nodes see at the same paths"
+        named = f"{error.filename or error} is not on node {node}"
+        missing = FileNotFoundError(f"{named}: {words}, or run without this node")
         return {"node": node, "error": missing}
     except ValueError as error:
         return {"node": node, "error": ValueError(f"{error} (on node {node})")}

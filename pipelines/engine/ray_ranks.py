@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import ClusterError
-from pipelines.engine.ray_cluster import ray_cluster
+from pipelines.engine.ray_cluster import first_line, ray_cluster
 from pipelines.engine.torchrun import WORK, Failure
 
 LOG, PROCESS = "log-{}.txt", "process-{}"
@@ -122,8 +122,7 @@ def place_ranks(folder: Path, config: RunConfig, hosts: str) -> dict[int, Failur
         if not group.wait(wait):
             raise ClusterError(
                 f"the Ray cluster ({hosts}) had no room for {size} ranks of {needed} each in "
-                f"{wait:g} s; see `ray status`, end other work, or lower "
-                "ray.ranks"
+                f"{wait:g} s; see `ray status`, end other work, or lower ray.ranks"
             )
 
         def task(function: Any, bundle: int, **options: Any) -> Any:
@@ -154,10 +153,9 @@ def naming_lost_cluster(ray: Any) -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        first = (str(error).strip().splitlines() or [repr(error)])[0]
         raise ClusterError(
-            f"the ranks could not be placed on the Ray cluster: {first}; see `ray status`, and "
-            "run the same command again"
+            f"the ranks could not be placed on the Ray cluster: {first_line(error)}; see `ray "
+            "status`, and run the same command again"
         ) from error
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 
 class RunLog:
@@ -21,28 +19,3 @@ class RunLog:
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags of the run."""
-
-    def register(
-        self,
-        model: str,
-        *,
-        version: str,
-        digest: str,
-        tags: Mapping[str, str],
-        decision: str | None = None,
-    ) -> None:
-        """Enter a bundle, and the line of the decision on it, into the model registry."""
-
-    def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
-        """Point an alias at a registered bundle, or at none."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End the run: finished, failed with its error, or killed."""

@@ -38,14 +38,14 @@ OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
 """Words of torch's errors, on the CPU and on a GPU."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StageOutcome:
     """Outcome of one stage in one run."""
 
     stage: str
-    skipped: bool
     seconds: float
     manifest: Manifest
+    skipped: bool = False
     peak_memory_bytes: int = 0
 
     def log_line(self) -> str:
@@ -60,7 +60,7 @@ class StageOutcome:
 def pick_stages(stages: Sequence[Stage], only: Sequence[str], until: str | None) -> list[Stage]:
     """Choose the stages of a run by name; all of them without a choice."""
     names = [stage.name for stage in stages]
-    for wanted in [*only, *([until] if until else [])]:
+    for wanted in filter(None, [*only, until]):
         if wanted not in names:
             near = difflib.get_close_matches(wanted, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -84,13 +84,9 @@ def plan(stage: Stage, config: RunConfig, workspace: Workspace) -> Manifest:
                 f"{workspace.path.absolute()}; run that stage first (recsys run --until {name})"
             )
         inputs[name] = found.output
+    tables, versions = stage.config_tables(config), stage.versions()
     return Manifest(
-        stage=stage.name,
-        inputs=inputs,
-        config=stage.config_tables(config),
-        versions=stage.versions(),
-        rows={},
-        files={},
+        stage=stage.name, inputs=inputs, config=tables, versions=versions, rows={}, files={}
     )
 
 
@@ -136,28 +132,21 @@ def naming_system_errors(stage: Stage) -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError as error:
-        raise out_of_memory(stage, error) from error
-    except OSError as error:
-        if error.filename is None:
-            raise OSError(f"in stage {stage.name}: {error}") from error
-        raise
     except Exception as error:
-        if "os error" in str(error).lower() or "no space left" in str(error).lower():
+        words = str(error).lower()
+        is_system = isinstance(error, OSError)
+        if is_system and error.filename is not None:  # type: ignore[attr-defined]
+            raise
+        if is_system or "os error" in words or "no space left" in words:
             raise OSError(f"in stage {stage.name}: {error}") from error
-        if any(words in str(error).lower() for words in OUT_OF_MEMORY):
-            raise out_of_memory(stage, error) from error
-        raise
-
-
-def out_of_memory(stage: Stage, error: Exception) -> MemoryError:
-    """Build the error of a stage that had too little memory."""
-    found = str(error).splitlines()[0] if str(error) else "an array did not fit"
-    return MemoryError(
-        f"out of memory in stage {stage.name}: {found}. The stages before it are done; give the "
-        "process more memory or the stage smaller batches, and run again. recsys run --dry-run "
-        "says what each stage takes"
-    )
+        if not isinstance(error, MemoryError) and all(one not in words for one in OUT_OF_MEMORY):
+            raise
+        found = str(error).splitlines()[0] if words else "an array did not fit"
+        raise MemoryError(
+            f"out of memory in stage {stage.name}: {found}. The stages before it are done; give "
+            "the process more memory or the stage smaller batches, and run again. recsys run "
+            "--dry-run says what each stage takes"
+        ) from error
 
 
 def run_stage(
@@ -177,7 +166,7 @@ def run_stage(
     def unchanged() -> StageOutcome | None:
         found = workspace.manifest(stage.name)
         if found and not force and found.making == planned.making and stage.outputs_exist(context):
-            return StageOutcome(stage=stage.name, skipped=True, seconds=0.0, manifest=found)
+            return StageOutcome(stage.name, 0.0, found, skipped=True)
         return None
 
     if (skipped := unchanged()) is not None:
@@ -206,27 +195,17 @@ def make(
         with naming_system_errors(stage):
             rows = launch.run_stage(stage, replace(context, output=partial, run=run))
         seconds, memory = time.perf_counter() - started, peak_memory_bytes() if measured else 0
-        manifest = commit(
-            partial,
-            final,
-            manifest=replace(planned, rows=rows.counts()),
-            run={
-                "seconds": round(seconds, 3),
-                "host": platform.node(),
-                "started": started_at.isoformat(timespec="seconds"),
-                "peak_memory_bytes": memory,
-                "code": stage.code(),
-                **launch.describe_engine(stage, context.config),
-            },
-        )
+        ran = {
+            "seconds": round(seconds, 3),
+            "host": platform.node(),
+            "started": started_at.isoformat(timespec="seconds"),
+            "peak_memory_bytes": memory,
+            "code": stage.code(),
+            **launch.describe_engine(stage, context.config),
+        }
+        manifest = commit(partial, final, manifest=replace(planned, rows=rows.counts()), run=ran)
     workspace.keep_only_checkpoints(stage.name, None)
-    return StageOutcome(
-        stage=stage.name,
-        skipped=False,
-        seconds=seconds,
-        manifest=manifest,
-        peak_memory_bytes=memory,
-    )
+    return StageOutcome(stage.name, seconds, manifest, peak_memory_bytes=memory)
 
 
 def run_stages(
@@ -240,16 +219,13 @@ def run_stages(
     side_by_side: bool = False,
 ) -> list[StageOutcome]:
     """Run stages in order, alone in the workspace or next to other single stages."""
-    workspace = Workspace(config.workspace)
-    outcomes = []
+    workspace, outcomes = Workspace(config.workspace), []
     with workspace.shared_lock() if side_by_side else workspace.lock():
-        write_durably(
-            workspace.path / "config.toml", to_toml(without_keys(plain(config), [*REMOVED_KEYS]))
-        )
+        settings = to_toml(without_keys(plain(config), [*REMOVED_KEYS]))
+        write_durably(workspace.path / "config.toml", settings)
         for stage in stages:
             reads = stage.input_stages(config)
-            held = workspace.reading(reads, stage.name) if side_by_side else nullcontext()
-            with held:
+            with workspace.reading(reads, stage.name) if side_by_side else nullcontext():
                 outcome = run_stage(
                     stage,
                     config,

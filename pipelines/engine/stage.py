@@ -50,17 +50,12 @@ class StageRows:
 
 
 def no_raw_files(_config: RunConfig) -> Mapping[str, Path]:
-    """Stand in for the raw files of a stage that reads artefacts only."""
+    """Return the raw files of a stage that reads artefacts only."""
     return {}
 
 
-def never(_config: RunConfig) -> bool:
-    """Stand in for the training of a stage that has none."""
-    return False
-
-
 def always(_context: StageContext) -> bool:
-    """Stand in for the outside check of a stage that writes nothing outside its artefact."""
+    """Return the outside check of a stage that writes nothing outside its artefact."""
     return True
 
 
@@ -80,7 +75,7 @@ class Stage:
     """Contents of its artefact, in words."""
     sections: tuple[str, ...]
     """Sections or dotted keys of RunConfig that shape the artefact; a change makes it again."""
-    on_ranks: Callable[[RunConfig], bool] = never
+    on_ranks: Callable[[RunConfig], bool] = lambda config: False
     """True if it trains, so that an engine of several processes runs it on all of them."""
     raw_files: Callable[[RunConfig], Mapping[str, Path]] = no_raw_files
     outputs_exist: Callable[[StageContext], bool] = always

@@ -50,16 +50,12 @@ def start(stage: str, folder: Path, config: RunConfig) -> dict[int, Failure]:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     several, place = config.torchrun, str(folder.absolute())
-    meeting: dict[str, Any] = (
-        {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
-        if several.machines == 1
-        else {
-            # Ranks of the first machine come first: it writes the artefact and shows progress.
-            "rdzv_backend": "static",
-            "rdzv_endpoint": str(several.address),
-            "rdzv_configs": {"rank": 0, "timeout": int(several.wait_seconds)},
-        }
-    )
+    meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    if several.machines > 1:
+        # Ranks of the first machine come first: it writes the artefact and shows progress.
+        wait = {"rank": 0, "timeout": int(several.wait_seconds)}
+        meeting = {"rdzv_backend": "static", "rdzv_configs": wait}
+        meeting["rdzv_endpoint"] = str(several.address)
     launch = LaunchConfig(
         min_nodes=several.machines,
         max_nodes=several.machines,
@@ -95,12 +91,10 @@ def start(stage: str, folder: Path, config: RunConfig) -> dict[int, Failure]:
 @contextmanager
 def quiet_launcher(*, local: bool) -> Iterator[None]:
     """Leave out the launcher's own log: the error of a rank is one sentence."""
-    loggers = [
-        logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed")
-    ]
-    levels = [one.level for one in loggers]
+    names = ("torch.distributed.elastic", "torch.distributed")
+    levels = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for one in loggers:
+    for one in levels:
         one.setLevel(logging.CRITICAL + 1)
     if sys.platform == "linux" and local:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -114,7 +108,7 @@ def quiet_launcher(*, local: bool) -> Iterator[None]:
             raise SystemExit(128 + number) from None
         raise
     finally:
-        for one, level in zip(loggers, levels, strict=True):
+        for one, level in levels.items():
             one.setLevel(level)
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():

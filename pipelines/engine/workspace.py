@@ -23,14 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.config.run import RunConfig
-from pipelines.engine.artifacts import (
-    MANIFEST,
-    Manifest,
-    check_files,
-    digest_of_json,
-    plain,
-    sweep,
-)
+from pipelines.engine.artifacts import MANIFEST, Manifest, check_files, digest_of_json, plain, sweep
 from pipelines.engine.errors import WorkspaceBusyError
 from recsys.data.durable import append_line, locked, shared
 
@@ -95,13 +88,11 @@ class Workspace:
     def manifest(self, stage: str) -> Manifest | None:
         """Read a stage's manifest; None unless the artefact and all of its files are there."""
         manifest = Manifest.load(self.stage(stage))
-        if manifest is None:
-            return None
-        try:
-            check_files(self.stage(stage), manifest)
-        except ValueError:
-            return None
-        return manifest
+        with suppress(ValueError):
+            if manifest is not None:
+                check_files(self.stage(stage), manifest)
+                return manifest
+        return None
 
     def check_format(self) -> None:
         """Refuse a folder whose stages were written by another version."""
@@ -200,11 +191,9 @@ class Workspace:
 
     def ledger(self) -> list[dict[str, Any]]:
         """Read every look at a test split, oldest first; a torn line counts as {"torn": text}."""
-        path = self.path / "ledger.jsonl"
-        if not path.exists():
-            return []
-        entries = []
-        for line in filter(None, path.read_text(encoding="utf-8").splitlines()):
+        path, entries = self.path / "ledger.jsonl", []
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        for line in filter(None, text.splitlines()):
             try:
                 entries.append(json.loads(line))
             except json.JSONDecodeError:

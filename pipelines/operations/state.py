@@ -14,6 +14,7 @@ from pipelines.config.removed import removal
 from pipelines.config.toml import validate
 from pipelines.engine.history import recorded
 from pipelines.tracking.decisions import CHAMPION, AliasChange, history
+from pipelines.tracking.entries import enter_change
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.tracking import open_outbox
 from serving.bundle.manifest import bundle_directory, read_manifest
@@ -63,7 +64,8 @@ def move_alias(
     # A folder that no run made, as on a machine that only serves, has no history of commands.
     made = workspace if (workspace / "config.toml").exists() else None
     with recorded(made, command) as recording:
-        change = move(bundles, config=config, outbox=outbox)
+        change = move(bundles)
+        enter_change(outbox, config, bundles, change)
         recording.details[change.alias] = change.version
     return Moved(change, config, outbox)
 

@@ -14,6 +14,7 @@ from pipelines.config.run import SHARED, TRAININGS, RunConfig, SharedTraining
 from pipelines.config.toml import (
     Table,
     merge,
+    nested,
     parse_assignment,
     read_toml,
     set_value,
@@ -35,12 +36,13 @@ CONFIG = "config.toml"
 """In a workspace: the settings of its last run."""
 PLAN = "plan.json"
 """In a workspace: what an automatic run does, and why."""
-FILE_KEYS = {"data": ("events", "partitions", "online_events", "items", "users", "forgotten")}
+FILES = ("events", "partitions", "online_events", "items", "users", "forgotten")
+FILE_KEYS = tuple(f"data.{name}" for name in FILES)
 ONLINE_EVENTS = "online_events"
 """In a workspace: the events of a store."""
-MODEL_KEYS = {"content": "encoder", "enrichment": "model"}
-IMAGE_KEYS = ("folder", "encoder")
-"""Keys of ``[content.images]`` that are paths."""
+IMAGES = "content.images."
+MODEL_KEYS = ("content.encoder", "enrichment.model", f"{IMAGES}folder", f"{IMAGES}encoder")
+"""Keys that may be paths of models; those of images always are."""
 
 
 def preset_named(name: object, source: str) -> RunConfig:
@@ -54,32 +56,18 @@ def preset_named(name: object, source: str) -> RunConfig:
 
 def relative_to(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Read a TOML file's relative paths as relative to that file."""
-    moved = dict(table)
-    for section, keys in FILE_KEYS.items():
-        below = table.get(section)
-        if isinstance(below, dict):
-            found = {key: below[key] for key in keys if key in below}
-            moved[section] = below | {key: moved_to(folder, found[key]) for key in found}
-    for section, key in MODEL_KEYS.items():
-        below = table.get(section)
-        value = below.get(key) if isinstance(below, dict) else None
-        # What has no slash is a model's name, or a mistake that its check explains.
-        if isinstance(value, str) and "/" in value:
-            moved[section] = {**moved[section], key: absolute(folder, value)}
-    images = moved["content"].get("images") if isinstance(moved.get("content"), dict) else None
-    if isinstance(images, dict):
-        at = {
-            key: absolute(folder, value)
-            for key, value in images.items()
-            if key in IMAGE_KEYS and isinstance(value, str)
-        }
-        moved["content"] = {**moved["content"], "images": images | at}
+    moved = table
+    for key in FILE_KEYS:
+        if (value := set_value(table, key)) is not None:
+            moved = merge(moved, nested(key, moved_to(folder, value)))
+    for key in MODEL_KEYS:
+        value = set_value(table, key)
+        # Without a slash it is a model's name, or a mistake that its check explains.
+        if isinstance(value, str) and ("/" in value or key.startswith(IMAGES)):
+            # A bundle remembers it.
+            path = str((folder / Path(value).expanduser()).absolute())
+            moved = merge(moved, nested(key, path))
     return moved
-
-
-def absolute(folder: Path, value: str) -> str:
-    """Read a path as relative to a folder; a bundle remembers it."""
-    return str((folder / Path(value).expanduser()).absolute())
 
 
 def moved_to(folder: Path, value: object) -> object:
@@ -202,26 +190,22 @@ def with_dataset(config: RunConfig) -> RunConfig:
     """Fetch the data set that the configuration names, and point its files at the tables."""
     if config.data.partitions is not None:
         return with_partitions(config)
-    if config.data.dataset is None:
-        if not config.data.event_paths():
+    data = config.data
+    if data.dataset is None:
+        if not data.event_paths():
             raise ValueError(
                 'no data: set data.events = "my-events.csv" (or .parquet) in the [data] table, '
                 'data.partitions = "events/" for a folder of days, or data.dataset = '
                 '"movielens-100k" (see recsys data list)'
             )
         return config
-    if config.data.events is not None:
+    if data.events is not None:
         raise ValueError(
-            f"both data.dataset = {config.data.dataset!r} and data.events = "
-            f"{str(config.data.events)!r} are set; keep one of them"
+            f"both data.dataset = {data.dataset!r} and data.events = "
+            f"{str(data.events)!r} are set; keep one of them"
         )
-    fetched = fetch(find_dataset(config.data.dataset))
-    data = replace(
-        config.data,
-        events=fetched.table("events"),
-        items=fetched.table("items"),
-        users=fetched.table("users"),
-    )
+    table = fetch(find_dataset(data.dataset)).table
+    data = replace(data, events=table("events"), items=table("items"), users=table("users"))
     return replace(config, data=data)
 
 

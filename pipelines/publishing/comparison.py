@@ -64,13 +64,12 @@ def compare(
         return Compared(None, None, [], queries)
     settings = config.paired()
     blocks = None if queries.times is None else time_blocks(queries.times, NUM_BLOCKS)
-    ranks = (queries.champion, queries.challenger)
-    judged = {}
-    for name in (config.deciding_metric, config.metric):
-        before, after = (per_user_metric(of, name).numpy() for of in ranks)
-        judged[name] = paired(before, after, settings, blocks=blocks)
-    before, after = (per_user_metric(of, config.deciding_metric).numpy() for of in ranks)
-    by, named = judged[config.deciding_metric], judged[config.metric]
+    metrics = (config.deciding_metric, config.metric)
+    before, after = (
+        [per_user_metric(of, name).numpy() for name in metrics]
+        for of in (queries.champion, queries.challenger)
+    )
+    by, named = (paired(*pair, settings, blocks=blocks) for pair in zip(before, after, strict=True))
     if not queries.alike:
         by, named = (
             one._replace(decision="not enough evidence") if one.decision == "worse" else one
@@ -78,7 +77,7 @@ def compare(
         )
         return Compared(by, named, [], queries)
     least = min(config.min_compared, MIN_SLICE_USERS)
-    losses = slice_losses(before, after, slices, settings, min_users=least)
+    losses = slice_losses(before[0], after[0], slices, settings, min_users=least)
     return Compared(by, named, losses, queries)
 
 
@@ -128,62 +127,38 @@ def comparison_verdicts(found: Compared, config: ReleaseConfig) -> list[Verdict]
             f"{format_default(config)}"
         )
         return [Verdict(name=name, value=None, bound=None, passed=unsure, reason=why)]
-    passed = {
-        "better": True,
-        "worse": by.not_worse,
-        "not enough evidence": unsure or by.not_worse,
-    }[by.decision]
-    verdicts = [
-        Verdict(
-            name=name,
-            value=_number(by.relative),
-            bound=-config.max_loss,
-            passed=passed,
-            reason=format_reason(found, config),
-        )
-    ]
+    passed = by.decision == "better" or by.not_worse or (by.decision != "worse" and unsure)
+    verdicts = [_loss(name, by, config.max_loss, passed, format_reason(found, config))]
     named = found.named
     if by.decision != "worse" and named and named.decision == "worse" and not named.not_worse:
         low, high = named.relative_interval
-        verdicts.append(
-            Verdict(
-                name=f"{config.metric} against the champion in the first places",
-                value=_number(named.relative),
-                bound=-config.max_loss,
-                passed=False,
-                reason=f"worse: {_percent(named.relative)} ({_percent(low)} to {_percent(high)})",
-            )
+        name = f"{config.metric} against the champion in the first places"
+        why = f"worse: {_percent(named.relative)} ({_percent(low)} to {_percent(high)})"
+        verdicts.append(_loss(name, named, config.max_loss, False, why))
+    margin, harmed = config.max_slice_loss, [loss for loss in found.losses if loss.harmed]
+    for loss in harmed:
+        low, high = loss.found.relative_interval
+        name = f"{config.deciding_metric} of {loss.name} against the champion"
+        why = (
+            f"a relative loss of more than {margin:.0%} is shown "
+            f"({_percent(low)} to {_percent(high)}, {loss.found.num_users} users)"
         )
-    for loss in found.losses:
-        if loss.harmed:
-            low, high = loss.found.relative_interval
-            verdicts.append(
-                Verdict(
-                    name=f"{config.deciding_metric} of {loss.name} against the champion",
-                    value=_number(loss.found.relative),
-                    bound=-config.max_slice_loss,
-                    passed=False,
-                    reason=f"a relative loss of more than {config.max_slice_loss:.0%} is shown "
-                    f"({_percent(low)} to {_percent(high)}, {loss.found.num_users} users)",
-                )
-            )
-    if found.losses and not any(loss.harmed for loss in found.losses):
-        verdicts.append(slices_passed(found.losses, config))
+        verdicts.append(_loss(name, loss.found, margin, False, why))
+    if found.losses and not harmed:
+        worst = min(found.losses, key=lambda loss: loss.found.relative)
+        why = (
+            f"none of {len(found.losses)} slices is shown to lose more than the margin "
+            f"({', '.join(loss.name for loss in found.losses)}); the lowest is {worst.name} with "
+            f"{_percent(worst.found.relative)}; smaller slices have too few users to show anything"
+        )
+        verdicts.append(_loss("protected slices", worst.found, margin, True, why))
     return verdicts
 
 
-def slices_passed(losses: Sequence[SliceLoss], config: ReleaseConfig) -> Verdict:
-    """List the slices with enough users to show a loss, and the worst of them."""
-    worst = min(losses, key=lambda loss: loss.found.relative)
-    return Verdict(
-        name="protected slices",
-        value=_number(worst.found.relative),
-        bound=-config.max_slice_loss,
-        passed=True,
-        reason=f"none of {len(losses)} slices is shown to lose more than the margin "
-        f"({', '.join(loss.name for loss in losses)}); the lowest is {worst.name} with "
-        f"{_percent(worst.found.relative)}; smaller slices have too few users to show anything",
-    )
+def _loss(name: str, found: Paired, margin: float, passed: bool, reason: str) -> Verdict:
+    """Build a verdict on a relative difference; ``margin`` is the loss that is tolerated."""
+    value = found.relative if np.isfinite(found.relative) else None
+    return Verdict(name=name, value=value, bound=-margin, passed=passed, reason=reason)
 
 
 def format_reason(found: Compared, config: ReleaseConfig) -> str:
@@ -229,10 +204,6 @@ def _percent(share: float) -> str:
     return f"{100 * share:+.1f}%" if np.isfinite(share) else "?"
 
 
-def _number(value: float) -> float | None:
-    return value if np.isfinite(value) else None
-
-
 Metrics = Mapping[str, Mapping[str, float]]
 CHANCE = 2.6
 """Standard errors of a difference that one pair of equals in a hundred exceeds."""
@@ -258,23 +229,6 @@ def served_row(metrics: Metrics) -> str:
     return next(name for name in (RANKED, BLEND_FAST, BLEND) if name in metrics or name == BLEND)
 
 
-def unmeasured(champion: Metrics | None) -> Verdict:
-    """Pass a bundle without held-out events, unless it would replace a measured one."""
-    why = "no user has a held-out event, so nothing was measured"
-    replaces = f"{why}; the published bundle was measured, and goes on serving"
-    return at_least("held-out events", 0, 1 if champion else 0, replaces if champion else why)
-
-
-def found_by_index(recall: float, config: ReleaseConfig) -> Verdict:
-    """Check the share of the exact nearest items that the index finds."""
-    return at_least(
-        "index recall",
-        recall,
-        config.min_index_recall,
-        "share of the exact nearest items that the index finds",
-    )
-
-
 def release_verdicts(
     metrics: Metrics,
     index_recall: float | None,
@@ -290,9 +244,16 @@ def release_verdicts(
         champion: Test metrics of the published bundle, None where there is none.
         compared: Both on the same queries; None where there is no champion to query.
     """
-    index = [] if index_recall is None else [found_by_index(index_recall, config)]
+    index = []
+    if index_recall is not None:
+        why = "share of the exact nearest items that the index finds"
+        index = [at_least("index recall", index_recall, config.min_index_recall, why)]
     if not metrics:
-        return [unmeasured(champion), *index]
+        # A bundle without held-out events passes, unless it would replace a measured one.
+        why = "no user has a held-out event, so nothing was measured"
+        if champion:
+            why += "; the published bundle was measured, and goes on serving"
+        return [at_least("held-out events", 0, 1 if champion else 0, why), *index]
     served = served_row(metrics)
     blend = metric_value(metrics, served, config.metric)
     popularity = metric_value(metrics, POPULARITY.name, config.metric)
@@ -307,29 +268,19 @@ def release_verdicts(
     ]
     if compared is not None:
         verdicts += comparison_verdicts(compared, config)
-    if champion is not None and (compared is None or not compared.shows_losses):
-        verdicts += far_below(blend, champion, config, error)
-    return verdicts
-
-
-def far_below(
-    value: float, champion: Metrics, config: ReleaseConfig, error: float
-) -> list[Verdict]:
-    """Check against what the champion had on its own data, where nothing better is to be had.
-
-    Both are means over some users; a drop within what their numbers leave to chance is none.
-    """
-    chance = CHANCE * math.sqrt(2) * error
-    row = served_row(champion)
-    if config.metric not in champion.get(row, {}):
-        return []
-    before = champion[row][config.metric]
-    return [
-        at_least(
-            f"{config.metric} against the champion's on its own data",
-            value,
-            before * (1 - config.max_drop_from_champion) - chance,
-            f"the published bundle had {before:.4f} on other queries, so only a large drop counts; "
-            f"chance alone makes {chance:.4f}",
+    if champion is None or (compared is not None and compared.shows_losses):
+        return verdicts
+    # Both are means over some users; a drop within chance is none.
+    chance, before = CHANCE * math.sqrt(2) * error, champion.get(served_row(champion), {})
+    if config.metric in before:
+        value = before[config.metric]
+        verdicts.append(
+            at_least(
+                f"{config.metric} against the champion's on its own data",
+                blend,
+                value * (1 - config.max_drop_from_champion) - chance,
+                f"the published bundle had {value:.4f} on other queries, so only a large drop "
+                f"counts; chance alone makes {chance:.4f}",
+            )
         )
-    ]
+    return verdicts

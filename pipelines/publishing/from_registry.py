@@ -23,7 +23,6 @@ from pipelines.tracking.decisions import (
     CHAMPION,
     Decision,
     append_decision,
-    read_challenger,
     read_decisions,
     read_line,
 )
@@ -46,24 +45,11 @@ class Followed:
     words: str
 
 
-def served_digest(bundles: Path) -> str | None:
-    """Return the digest of the served bundle, or None."""
-    try:
-        return read_manifest((bundles / CURRENT).resolve())[1]
-    except (ValueError, OSError):
-        return None
-
-
-def why_local_stays(
-    bundles: Path,
-    named: RegisteredBundle,
-    last: str | None,
-) -> str | None:
+def why_local_stays(bundles: Path, named: RegisteredBundle, last: str | None) -> str | None:
     """Explain why the served bundle is newer than the registry's alias; None if it is not."""
-    served = served_version(bundles)
+    served, promote = served_version(bundles), f"recsys release promote {bundles}"
     if served is None or not (bundles / CURRENT).exists():
         return None
-    promote = f"recsys release promote {bundles}"
     if last == named.number:
         return (
             f"the alias still names {named.version}, as when it was last set or obeyed here; "
@@ -98,7 +84,7 @@ def fetch(named: RegisteredBundle, bundles: Path) -> copies.FetchedBundle:
         raise ValueError(
             f"{error}. The files of bundle {named.version} are where it was made, or were removed: "
             "name a folder or URL that both machines reach as tracking.bundles there, then `recsys "
-            f"promote {named.version}` copies them"
+            f"release promote {named.version}` copies them"
         ) from error
     return found
 
@@ -134,65 +120,42 @@ def follow_registry(bundles: Path, *, config: TrackingConfig, outbox: Outbox) ->
     Raises:
         UnreachableError: The registry gives no answer; the served bundle stays.
         ValueError: The alias names nothing that can be served; the served bundle stays.
+        RefusedError: It was refused here, or a key is set and no signed decision on it is here.
     """
-    uri = store_uri(config, outbox)
+    uri, before = store_uri(config, outbox), served_version(bundles)
     waiting = outbox.waiting_alias(config.model, CHAMPION)
-    before = served_version(bundles)
     if waiting is not None:
-        return Followed(
-            version=before or str(waiting["version"]),
-            moved=False,
-            words=f"{waiting['version']} was made champion here ({waiting['action']}, "
+        words = (
+            f"{waiting['version']} was made champion here ({waiting['action']}, "
             f"{waiting['when']}) and the registry has not got that yet; it is newer than the "
-            "alias there and stays",
+            "alias there and stays"
         )
-    digest = served_digest(bundles)
+        return Followed(version=before or str(waiting["version"]), moved=False, words=words)
+    try:
+        digest = read_manifest((bundles / CURRENT).resolve())[1]
+    except (ValueError, OSError):
+        digest = None
     named = look_up(uri, config, CHAMPION, digest)
     if named.digest == digest and named.version == before:
         outbox.note_alias(uri, config.model, CHAMPION, named.number)
         return Followed(version=named.version, moved=False, words="as the registry says")
-    local = why_local_stays(
-        bundles,
-        named,
-        outbox.last_alias(uri, config.model, CHAMPION),
-    )
+    local = why_local_stays(bundles, named, outbox.last_alias(uri, config.model, CHAMPION))
     if local is not None:
         return Followed(version=str(before), moved=False, words=local)
     fetched = fetch(named, bundles)
-    return publish_fetched(bundles, named, fetched, before, config=config, outbox=outbox)
-
-
-def publish_fetched(
-    bundles: Path,
-    bundle: RegisteredBundle,
-    fetched: copies.FetchedBundle,
-    before: str | None,
-    *,
-    config: TrackingConfig,
-    outbox: Outbox,
-) -> Followed:
-    """Point ``current`` at a fetched bundle, unless it was moved meanwhile.
-
-    Raises:
-        RefusedError: It was refused here, or a key is set and no signed decision on it is here.
-    """
     with publishing(bundles):
         if (served := served_version(bundles)) != before:
-            return Followed(
-                version=str(served),
-                moved=False,
-                words=f"{served} was made champion here while {bundle.version} was fetched",
-            )
-        check_approved(bundles, bundle.version, action="registry", force=False)
-        was_challenger = read_challenger(bundles) == bundle.version
-        note_champion(bundles, bundle.version, "registry", words=[FOLLOWED])
-    outbox.note_alias(store_uri(config, outbox), config.model, CHAMPION, bundle.number)
-    if was_challenger and config.enabled:
+            words = f"{served} was made champion here while {named.version} was fetched"
+            return Followed(version=str(served), moved=False, words=words)
+        check_approved(bundles, named.version, action="registry", force=False)
+        change = note_champion(bundles, named.version, "registry", words=[FOLLOWED])
+    outbox.note_alias(uri, config.model, CHAMPION, named.number)
+    if change.was_challenger and config.enabled:
         run = outbox.new_file("registry")
         run.alias(config.model, CHALLENGER, None, action="registry")
         run.end("FINISHED")
     words = f"moved in the registry, {fetched_words(fetched)}"
-    return Followed(version=bundle.version, moved=True, words=words)
+    return Followed(version=named.version, moved=True, words=words)
 
 
 def fetched_words(fetched: copies.FetchedBundle) -> str:

@@ -2,17 +2,16 @@
 
 A release that passed its checks becomes champion at once, unless ``release.promote`` is false;
 then it is the challenger until ``recsys release promote`` makes it champion. The first bundle is
-always champion. The registry gets the change through the outbox, when it can be reached.
+always champion. Who moves an alias enters the change into the registry (`tracking.entries`).
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.config.operation import TrackingConfig
 from pipelines.engine.console import log
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import KEY, TamperedError, signing_key
@@ -24,15 +23,12 @@ from pipelines.tracking.decisions import (
     AliasChange,
     Decision,
     Outcome,
-    Written,
     alias_changes,
     append_decision,
     decision_on,
     read_challenger,
     read_champions,
 )
-from pipelines.tracking.entries import registry_entry
-from pipelines.tracking.outbox import Outbox, OutboxRun
 from serving.bundle.manifest import (
     CURRENT,
     BundleManifest,
@@ -58,11 +54,7 @@ class ByHand:
     patience_seconds: float = PATIENCE_SECONDS
 
     def check_served(self, served: str | None) -> None:
-        """Refuse if another version is served than the person saw.
-
-        Raises:
-            RefusedError: Names both.
-        """
+        """Refuse with RefusedError if another version is served than the person saw."""
         if self.instead_of is not None and self.instead_of != (served or ""):
             raise RefusedError(
                 f"{served or 'nothing'} is served by now, not {self.instead_of or 'nothing'}: "
@@ -105,41 +97,35 @@ def served_base(bundles: Path) -> BundleManifest | None:
         return None
 
 
-def alias_of_release(bundles: Path, version: str, *, promoted: bool) -> str:
-    """Choose the alias of a new release: the first one is champion even if not ``promoted``."""
-    base = served_base(bundles)
-    return CHAMPION if promoted or base is None or base.version == version else CHALLENGER
-
-
 def note_release(bundles: Path, version: str, *, promoted: bool, **about: Any) -> str:
     """Record a written bundle and publish it, or keep it as challenger; return its alias.
 
-    If served deltas were appended to this very bundle, they stay served. The caller holds the lock.
+    The first release is champion even if not ``promoted``. If served deltas were appended to this
+    very bundle, they stay served. The caller holds the lock.
     """
-    alias = alias_of_release(bundles, version, promoted=promoted)
-    if alias == CHALLENGER:
-        _decide(bundles, version, "kept as challenger", **about)
-        return alias
     base = served_base(bundles)
-    serves = version
-    if base is not None and base.version == version:
-        serves = served_version(bundles) or version
+    is_served = base is not None and base.version == version
+    if not (promoted or base is None or is_served):
+        _decide(bundles, version, "kept as challenger", **about)
+        return CHALLENGER
+    serves = (served_version(bundles) if is_served else None) or version
     _decide(bundles, version, "released", serves=serves, **about)
     publish(bundles, serves)
-    return alias
+    return CHAMPION
 
 
 def note_champion(bundles: Path, version: str, action: str, **about: Any) -> AliasChange:
     """Point ``current`` at a version and record it; the caller holds the lock."""
-    before = served_version(bundles)
+    before, was_challenger = served_version(bundles), read_challenger(bundles) == version
     publish(bundles, version)
-    return _decide(bundles, version, ACTIONS[action], champion=before, serves=version, **about)
+    change = _decide(bundles, version, ACTIONS[action], champion=before, serves=version, **about)
+    return replace(change, was_challenger=was_challenger)
 
 
 def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> AliasChange:
     """Append a decision on a version, and return how it moved an alias."""
-    base = bundle_directory(bundles, version.partition("+")[0])
     if "challenger_digest" not in about:
+        base = bundle_directory(bundles, version.partition("+")[0])
         about["challenger_digest"] = read_manifest(base)[1]
     about = {"champion": served_version(bundles), **about}
     decision = Decision(outcome=outcome, challenger=version, **about)
@@ -147,25 +133,8 @@ def _decide(bundles: Path, version: str, outcome: Outcome, **about: Any) -> Alia
     return next(iter(alias_changes([decision])))
 
 
-def check_there(bundles: Path, version: str) -> None:
-    """Refuse a version whose bundle is neither among the released nor the refused ones.
-
-    Raises:
-        ValueError: Lists the versions.
-    """
-    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
-    if not any(one.is_dir() for one in places):
-        raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
-
-
 def promote(
-    bundles: Path,
-    version: str | None,
-    *,
-    config: TrackingConfig,
-    outbox: Outbox | None = None,
-    force: bool = False,
-    by_hand: ByHand | None = None,
+    bundles: Path, version: str | None, *, force: bool = False, by_hand: ByHand | None = None
 ) -> AliasChange:
     """Serve a version as champion.
 
@@ -179,18 +148,12 @@ def promote(
     version = version or read_challenger(bundles)
     if version is None:
         raise ValueError(f"no challenger in {bundles}; name a version: {listed(bundles)}")
-    check_there(bundles, version)
-    return make_champion(bundles, version, "promote", config, outbox, force=force, by_hand=by_hand)
+    if find_bundle(bundles, version) is None:
+        raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
+    return make_champion(bundles, version, "promote", force=force, by_hand=by_hand)
 
 
-def make_challenger(
-    bundles: Path,
-    version: str,
-    *,
-    config: TrackingConfig,
-    outbox: Outbox | None = None,
-    by_hand: ByHand | None = None,
-) -> AliasChange:
+def make_challenger(bundles: Path, version: str, *, by_hand: ByHand | None = None) -> AliasChange:
     """Keep a released version as challenger, which the next promotion takes by default.
 
     Raises:
@@ -211,21 +174,10 @@ def make_challenger(
         words = [f"{version} became challenger by hand.", *by_hand.words()]
         before = read_challenger(bundles)
         change = _decide(bundles, version, "kept as challenger", words=words)
-    if outbox is not None and config.enabled:
-        run = outbox.new_file("promote")
-        register_chain(run, config.model, bundles, version)
-        run.alias(config.model, CHALLENGER, version, action="promote")
-        run.end("FINISHED")
-    return AliasChange(**{**vars(change), "previous": before})
+    return replace(change, previous=before)
 
 
-def rollback(
-    bundles: Path,
-    *,
-    config: TrackingConfig,
-    outbox: Outbox | None = None,
-    by_hand: ByHand | None = None,
-) -> AliasChange:
+def rollback(bundles: Path, *, by_hand: ByHand | None = None) -> AliasChange:
     """Serve the champion before this one again; once more goes back one further.
 
     Raises:
@@ -241,18 +193,11 @@ def rollback(
             f"the champion before this one, {version}, is no longer in {bundles}; promote one "
             f"that is: {listed(bundles)}"
         )
-    return make_champion(bundles, version, "rollback", config, outbox, by_hand=by_hand)
+    return make_champion(bundles, version, "rollback", by_hand=by_hand)
 
 
 def make_champion(
-    bundles: Path,
-    version: str,
-    action: str,
-    config: TrackingConfig,
-    outbox: Outbox | None,
-    *,
-    force: bool = False,
-    by_hand: ByHand | None = None,
+    bundles: Path, version: str, action: str, *, force: bool = False, by_hand: ByHand | None = None
 ) -> AliasChange:
     """Point ``current`` at a version that may be served, then record it.
 
@@ -264,42 +209,15 @@ def make_champion(
     with publishing(bundles, by_hand.patience_seconds):
         by_hand.check_served(served_version(bundles))
         overridden = check_approved(bundles, version, action=action, force=force)
-        take_refused(bundles, version)
-        read_chain(bundle_directory(bundles, version))
-        was_challenger = read_challenger(bundles) == version
+        refused, final = refused_directory(bundles, version), bundle_directory(bundles, version)
+        if refused.is_dir() and not final.exists():
+            refused.rename(final)
+        read_chain(final)
         words = [f"{version} became champion by recsys {action}."]
         if overridden is not None:
             words.append(f"Forced, although {overridden}.")
         words += by_hand.words()
-        change = note_champion(bundles, version, action, words=words, forced=overridden is not None)
-    if outbox is not None and config.enabled:
-        record_champion(outbox, config.model, bundles, version, action, was_challenger)
-    return change
-
-
-def record_champion(
-    outbox: Outbox,
-    model: str,
-    bundles: Path,
-    version: str,
-    action: str,
-    was_challenger: bool = False,
-) -> None:
-    """Log a new champion for the registry, with its files and those it was appended to."""
-    run = outbox.new_file(action)
-    register_chain(run, model, bundles, version)
-    run.alias(model, CHAMPION, version, action=action)
-    if was_challenger:
-        run.alias(model, CHALLENGER, None, action=action)
-    run.end("FINISHED")
-
-
-def register_chain(run: OutboxRun, model: str, bundles: Path, version: str) -> None:
-    """Log a bundle for the registry, and what it was appended to."""
-    for link in read_chain(bundle_directory(bundles, version)):
-        verdicts = [verdict.model_dump() for verdict in link.manifest.verdicts]
-        entry = registry_entry(bundles, link.manifest.version, link.digest, verdicts)
-        run.register(model, **entry)
+        return note_champion(bundles, version, action, words=words, forced=overridden is not None)
 
 
 def listed(bundles: Path) -> str:
@@ -313,19 +231,18 @@ def refused_directory(bundles: Path, version: str) -> Path:
     return bundle_directory(bundles / REFUSED_BUNDLES, version)
 
 
+def find_bundle(bundles: Path, version: str) -> Path | None:
+    """Find the folder of a bundle among the released and the refused ones."""
+    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
+    return next((one for one in places if one.is_dir()), None)
+
+
 def keep_refused(bundles: Path, written: Path) -> Path:
     """Move a refused bundle to where people can look at it; the one before it is removed."""
     folder = bundles / REFUSED_BUNDLES
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return written.rename(folder / written.name)
-
-
-def take_refused(bundles: Path, version: str) -> None:
-    """Move a refused bundle that is forced to the others."""
-    source, final = refused_directory(bundles, version), bundle_directory(bundles, version)
-    if source.is_dir() and not final.exists():
-        source.rename(final)
 
 
 def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> str | None:
@@ -351,6 +268,7 @@ def check_approved(bundles: Path, version: str, *, action: str, force: bool) -> 
 
 def _objection(bundles: Path, version: str, *, action: str) -> str | None:
     key = signing_key()
+    needs_signature = key is not None and action != "rollback"
     try:
         found = decision_on(bundles, version, key)
     except TamperedError as error:
@@ -358,28 +276,18 @@ def _objection(bundles: Path, version: str, *, action: str) -> str | None:
     if found is None:
         if refused_directory(bundles, version).is_dir():
             return "it was refused"
-        if key is None or action == "rollback":
-            return None
-        return f"there is no signed decision on it, and {KEY} is set"
-    if (wrong := _unlike(bundles, version.partition("+")[0], found)) is not None:
-        return wrong
-    if found.decision.outcome == "refused":
-        return "it was refused: " + "; ".join(one["name"] for one in found.decision.failed)
-    if key is not None and found.state != "signed" and action != "rollback":
+        no_decision = f"there is no signed decision on it, and {KEY} is set"
+        return no_decision if needs_signature else None
+    decided, directory = found.decision, find_bundle(bundles, version.partition("+")[0])
+    if directory is not None and decided.challenger_digest is not None:
+        digest = read_manifest(directory)[1]
+        if digest != decided.challenger_digest:
+            return (
+                f"{directory} has digest {digest[:12]}, the decision {found.name} is on "
+                f"{decided.challenger_digest[:12]}: the bundle was altered after the decision"
+            )
+    if decided.outcome == "refused":
+        return "it was refused: " + "; ".join(one["name"] for one in decided.failed)
+    if needs_signature and found.state != "signed":
         return f"the decision on it, {found.name}, is not signed, and {KEY} is set"
     return None
-
-
-def _unlike(bundles: Path, version: str, found: Written) -> str | None:
-    """Explain how the bundle differs from the one that was decided on; None if it does not."""
-    places = (bundle_directory(bundles, version), refused_directory(bundles, version))
-    directory = next((one for one in places if one.is_dir()), None)
-    if directory is None or found.decision.challenger_digest is None:
-        return None
-    digest = read_manifest(directory)[1]
-    if digest == found.decision.challenger_digest:
-        return None
-    return (
-        f"{directory} has digest {digest[:12]}, the decision {found.name} is on "
-        f"{found.decision.challenger_digest[:12]}: the bundle was altered after the decision"
-    )

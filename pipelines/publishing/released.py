@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from features.people import APPLIED
+from features.forget_list import APPLIED
 from pipelines.config.release import ReleaseConfig
 from pipelines.engine.artifacts import MANIFEST, Manifest, to_json
 from pipelines.engine.workspace import RELEASED, UPDATE, Workspace
@@ -142,7 +142,11 @@ def keep_released(
         for stage in STAGES:
             if (workspace.stage(stage) / MANIFEST).exists():
                 link_tree(workspace.stage(stage), partial / stage)
-        link_rows(features, partial / FEATURES)
+        # They say which row an id has.
+        link_tree(features / "vocabularies", partial / FEATURES / "vocabularies")
+        for name in (MANIFEST, "features.json", APPLIED):
+            if name != APPLIED or (features / name).exists():
+                link(features / name, partial / FEATURES / name)
         np.save(partial / HELD_OUT, held_out)
         write_durably(partial / DOCUMENT, to_json(asdict(document)))
 
@@ -188,19 +192,11 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Link a file, or copy it where the file system has no hard links."""
+    """Link a file, or copy it if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
-
-
-def link_rows(features: Path, target: Path) -> None:
-    """Link what says which row an id has, and the manifest."""
-    link_tree(features / "vocabularies", target / "vocabularies")
-    for name in (MANIFEST, "features.json", APPLIED):
-        if name != APPLIED or (features / name).exists():
-            link(features / name, target / name)
 
 
 def read_settings(folder: Path, stage: str) -> Mapping[str, object] | None:

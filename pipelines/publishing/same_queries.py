@@ -76,9 +76,7 @@ class RunEvents(NamedTuple):
         items = pl.read_parquet(features / "items.parquet", columns=["item_row", "item_id"])
         users = pl.read_parquet(features / "vocabularies" / "users.parquet")
         return cls(
-            sequences,
-            ["", *items.sort("item_row")["item_id"]],
-            ["", *users.sort("row")["id"]],
+            sequences, ["", *items.sort("item_row")["item_id"]], ["", *users.sort("row")["id"]]
         )
 
 
@@ -115,12 +113,9 @@ def standard_error(answers: pl.DataFrame | None, depth: int) -> float:
 
 def write_answers(bundles: Path, version: str, answers: pl.DataFrame) -> None:
     """Keep a release's answers for the gate of the next one; remove those of deleted bundles."""
-    kept = answers.select(*KEY, "rank")
-    replace_file(answers_file(bundles, version), kept.write_parquet)
-    versions = [path.name.removeprefix("bundle-") for path in bundles.glob("bundle-*")]
-    present = {answers_file(bundles, version) for version in versions}
-    for path in sorted(bundles.glob("answers-*.parquet")):
-        if path not in present:
+    replace_file(answers_file(bundles, version), answers.select(*KEY, "rank").write_parquet)
+    for path in bundles.glob("answers-*.parquet"):
+        if not (bundles / f"bundle-{path.stem.removeprefix('answers-')}").exists():
             path.unlink()
 
 
@@ -135,7 +130,8 @@ def same_queries(
     loaded: Bundle | None = None,
 ) -> SameQueries:
     """Find the champion's answer to each query that it had not seen the answer of."""
-    before = read_answers(bundles, champion)
+    path = answers_file(bundles, champion)
+    before = pl.read_parquet(path) if path.exists() else None
     stored = same_stored_queries(answers, before, run, config=config, seed=seed)
     if len(stored) >= config.min_compared:
         return stored
@@ -146,7 +142,10 @@ def same_queries(
     limit = min(config.max_compared, config.max_queried)
     queried = _of_users(queried, _drawn(queried["user_row"].to_numpy(), limit, seed))
     lists = dict(_lists(queried, run, recommender, config.depth))
-    answered = _ranks_in(answers.join(queried, on="user_row", how="semi"), lists)
+    answered = answers.join(queried, on="user_row", how="semi")
+    pairs = answered.select("user_id", "item_id").iter_rows()
+    ranks = [lists[user_id].get(item_id) for user_id, item_id in pairs]
+    answered = answered.with_columns(pl.Series("champion", ranks, dtype=pl.Int64))
     return _paired(answered, run, by_bundle=True, ahead=_ahead(run, known))
 
 
@@ -166,12 +165,6 @@ def _ahead(run: RunEvents, users: Users) -> float:
         theirs = np.array([_num_known(users, user_id) for user_id in run.user_ids], np.int64)
         both = np.minimum(theirs, trained - starts)
     return 1 - float(both.sum()) / max(1, int(theirs.sum()))
-
-
-def read_answers(bundles: Path, version: str) -> pl.DataFrame | None:
-    """Read what a release's evaluated models answered; None if that was not kept."""
-    path = answers_file(bundles, version)
-    return pl.read_parquet(path) if path.exists() else None
 
 
 def same_answers(answers: pl.DataFrame, champion: pl.DataFrame | None) -> pl.DataFrame:
@@ -258,13 +251,6 @@ def _lists(
         made = recommender.make(request, visitor=Visitor(events=events), seed=SEED)
         items = made.reply.items
         yield user_id, {item.item_id: rank for rank, item in enumerate(items, start=1)}
-
-
-def _ranks_in(targets: pl.DataFrame, lists: Mapping[str, Mapping[str, int]]) -> pl.DataFrame:
-    """Look each target up in its user's list."""
-    pairs = targets.select("user_id", "item_id").iter_rows()
-    ranks = [lists[user_id].get(item_id) for user_id, item_id in pairs]
-    return targets.with_columns(pl.Series("champion", ranks, dtype=pl.Int64))
 
 
 def _paired(

@@ -126,7 +126,8 @@ def holds_the_same(directory: Path, other: Path) -> bool:
         verify_files(directory, manifest)
     except (ValueError, OSError):
         return False
-    differs = {"version", "verdicts"}
-    return manifest.model_dump(exclude=differs) == read_manifest(other)[0].model_dump(
-        exclude=differs
+    one, another = (
+        found.model_dump(exclude={"version", "verdicts"})
+        for found in (manifest, read_manifest(other)[0])
     )
+    return bool(one == another)

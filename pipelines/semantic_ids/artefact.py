@@ -1,4 +1,4 @@
-"""Read the artefact of build_semantic_ids."""
+"""Read the artefact of build_semantic_ids, and publish its version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipelines.semantic_ids.store import SemanticIdVersion
+from pipelines.config.run import RunConfig
+from pipelines.semantic_ids.store import (
+    FOLDER,
+    ITEM_IDS,
+    SemanticIdStore,
+    SemanticIdVersion,
+    read_item_ids,
+)
 from recsys.semantic_ids.codes import ItemCodes, SemanticIds
 from recsys.semantic_ids.collisions import (
     item_rows_with_content,
@@ -56,6 +63,25 @@ def read_item_codes(artefact: Path, order: str | None = None) -> ItemCodes:
         return ids.by_item_row(torch.arange(ids.num_item_rows))
     id_rows = np.load(artefact / ID_ROWS, allow_pickle=False)
     return version.ids.by_item_row(torch.from_numpy(id_rows))
+
+
+def open_id_store(config: RunConfig) -> SemanticIdStore:
+    """Open the published versions next to a run's bundles."""
+    return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
+
+
+def publish_version(artefact: Path, store: SemanticIdStore) -> str | None:
+    """Make the version of an artefact current in the store; return it, None without one.
+
+    Where items were appended to it meanwhile, the store keeps their IDs.
+    """
+    version = read_version(artefact)
+    if version is None:
+        return None
+    if not store.leads_from(version.ids.version):
+        item_ids = read_item_ids(artefact / ITEM_IDS)
+        store.publish(version.ids, version.quantizer, item_ids, version.origin)
+    return version.ids.version
 
 
 @dataclass(frozen=True, kw_only=True)

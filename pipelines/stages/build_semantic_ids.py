@@ -29,9 +29,9 @@ from pipelines.semantic_ids.artefact import (
     QUANTIZER,
     REPORT,
     Content,
-    read_version,
+    open_id_store,
 )
-from pipelines.semantic_ids.store import FOLDER, ITEM_IDS, SemanticIdStore, read_item_ids
+from pipelines.semantic_ids.store import ITEM_IDS
 from pipelines.semantic_ids.versions import (
     NextVersion,
     fit_behaviour,
@@ -44,11 +44,6 @@ from recsys.semantic_ids.codes import NO_CODE
 from recsys.semantic_ids.collisions import rows_with_content
 from recsys.semantic_ids.quality import quality_report
 from serving.bundle.semantic_ids import CONTENT_CODES
-
-
-def open_id_store(config: RunConfig) -> SemanticIdStore:
-    """Open the published versions next to a run's bundles."""
-    return SemanticIdStore((config.release.bundles or config.workspace / "bundles") / FOLDER)
 
 
 def read_content(
@@ -172,17 +167,3 @@ def is_newest(context: StageContext) -> bool:
     if store.has(report["version"]):
         return store.leads_from(report["version"])
     return bool(store.current() == report["parent"])
-
-
-def publish_version(artefact: Path, store: SemanticIdStore) -> str | None:
-    """Make the version of an artefact current in the store; return it, None without one.
-
-    Where items were appended to it meanwhile, the store keeps their IDs.
-    """
-    version = read_version(artefact)
-    if version is None:
-        return None
-    if not store.leads_from(version.ids.version):
-        item_ids = read_item_ids(artefact / ITEM_IDS)
-        store.publish(version.ids, version.quantizer, item_ids, version.origin)
-    return version.ids.version

@@ -55,15 +55,10 @@ from pipelines.publishing.write_release import (
     write_release,
 )
 from pipelines.ranking.artefact import RANKED, served_ranker
-from pipelines.stages.build_semantic_ids import open_id_store, publish_version
+from pipelines.semantic_ids.artefact import open_id_store, publish_version
 from recsys.fitting.queries import ModelInputs
 from serving.bundle.load import Bundle, load_bundle
-from serving.bundle.manifest import (
-    CURRENT,
-    BundleManifest,
-    Verdict,
-    bundle_directory,
-)
+from serving.bundle.manifest import CURRENT, BundleManifest, Verdict, bundle_directory
 
 
 def make_name(making: str) -> str:
@@ -73,29 +68,20 @@ def make_name(making: str) -> str:
 
 def is_published(context: StageContext) -> bool:
     """True if the bundle and the IDs of this artefact are there and some bundle is served."""
-    folder = bundles_dir(context.config)
-    document = read_json(context.output / "release.json")
-    directory, semantic_ids = (
-        bundle_directory(folder, document["version"]),
-        document["semantic_ids"],
-    )
+    folder, document = bundles_dir(context.config), read_json(context.output / "release.json")
+    version, semantic_ids = document["version"], document["semantic_ids"]
     has_ids = semantic_ids is None or open_id_store(context.config).leads_from(semantic_ids)
-    kept = released_folder(context.workspace.path, document["version"]).is_dir()
-    return directory.is_dir() and (folder / CURRENT).is_dir() and has_ids and kept
-
-
-def read_champion(folder: Path, challenger: str) -> BundleManifest | None:
-    """Read the manifest of the published bundle; None without one, or if it is this one."""
-    base = served_base(folder)
-    return None if base is None or is_same_release(base.version, challenger) else base
+    kept = released_folder(context.workspace.path, version)
+    places = (bundle_directory(folder, version), folder / CURRENT, kept)
+    return has_ids and all(place.is_dir() for place in places)
 
 
 def answers(context: StageContext, metrics: Metrics, inputs: ModelInputs) -> pl.DataFrame | None:
     """Read the ranks that the served list gives to the test queries; None without any."""
     if not metrics:
         return None
-    order, features = inputs.tie_order, context.inputs["build_features"]
-    table = pl.read_parquet(context.inputs["evaluate"] / f"per_user_{order}_test.parquet")
+    ranks, features = f"per_user_{inputs.tie_order}_test.parquet", context.inputs["build_features"]
+    table = pl.read_parquet(context.inputs["evaluate"] / ranks)
     return build_answers(table, served_row(metrics), RunEvents.load(features, inputs.sequences))
 
 
@@ -140,14 +126,13 @@ def written_release(
 ) -> WrittenRelease:
     """Write the bundle and check it; ``checked`` are verdicts on its metrics."""
     config = context.config
-    folder, gate = bundles_dir(config), config.release.gate
 
     def judge(candidate: Path) -> list[Verdict]:
-        if not gate.enabled:
+        if not config.release.gate.enabled:
             return list(checked)
         subject = Subject(
             challenger=load_bundle(candidate),
-            config=gate,
+            config=config.release.gate,
             metric=config.release.metric,
             report=read_json(context.inputs["build_features"] / "report.json"),
             workspace=context.workspace.path,
@@ -158,14 +143,10 @@ def written_release(
         return [*checked, *bundle_verdicts(subject)]
 
     name, parts = make_name(context.making), make_parts(context, inputs)
+    folder, metrics, digest = bundles_dir(config), known["metrics"], digest_of_config(config)
     try:
         return write_release(
-            folder,
-            parts,
-            name=name,
-            metrics=known["metrics"],
-            config_digest=digest_of_config(config),
-            judge=judge,
+            folder, parts, name=name, metrics=metrics, config_digest=digest, judge=judge
         )
     except ValueError as error:
         broken = Verdict(
@@ -194,16 +175,20 @@ def about_release(
 
 def release(context: StageContext) -> StageRows:
     """Write the refitted models as a bundle if every check passes, and publish it."""
-    config, order = context.config, released_order(context.inputs["build_features"])
-    folder, name = bundles_dir(config), make_name(context.making)
+    config, features = context.config, context.inputs["build_features"]
+    order, folder = released_order(features), bundles_dir(config)
     folder.mkdir(parents=True, exist_ok=True)
     metrics: Metrics = read_json(context.inputs["evaluate"] / "metrics.json")[order]["test"]
     if served_ranker(context.inputs["train_ranker"] / order) is None:
         # Checks are on the served list.
         metrics = {name: values for name, values in metrics.items() if name != RANKED}
     recall = read_json(context.inputs["build_index"] / "recall.json")["recall"]
-    inputs = read_inputs(context.inputs["build_features"], context.inputs.get("embed_items"), order)
-    answered, champion = answers(context, metrics, inputs), read_champion(folder, name)
+    inputs = read_inputs(features, context.inputs.get("embed_items"), order)
+    answered = answers(context, metrics, inputs)
+    champion = served_base(folder)
+    if champion is not None and is_same_release(champion.version, make_name(context.making)):
+        # It is this one.
+        champion = None
     served = None if champion is None else champion_bundle(folder)
     compared = None
     if champion is not None and answered is not None:

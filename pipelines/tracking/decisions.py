@@ -102,6 +102,8 @@ class AliasChange:
     version: str
     previous: str | None
     action: str
+    was_challenger: bool = False
+    """True if the new champion was the challenger before."""
 
 
 def check_version(bundles: Path) -> None:

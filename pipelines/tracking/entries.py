@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelines.config.operation import TrackingConfig
 from pipelines.engine.signing import KEY, TamperedError, check_signature, signed, signing_key
-from pipelines.tracking.decisions import decision_on
+from pipelines.tracking.decisions import CHALLENGER, AliasChange, decision_on
+from pipelines.tracking.outbox import Outbox
+from serving.bundle.manifest import bundle_directory
+from serving.bundle.published import read_chain
 
 POINTER = "pointer"
 """Tag with the bundle's version and digest, and the digest of the decision on it."""
@@ -29,18 +33,32 @@ def registry_entry(
         found = decision_on(bundles, version, None)
     except TamperedError:
         found = None
-    pointer = {
-        "bundle": version,
-        "digest": digest,
-        "decision": None if found is None else found.digest,
-    }
+    decided, line = (None, None) if found is None else (found.digest, found.line)
+    pointer = {"bundle": version, "digest": digest, "decision": decided}
     tags = {
         BUNDLES: str(bundles.absolute()),
         POINTER: json.dumps(signed(pointer, signing_key()), sort_keys=True),
         **{f"verdict.{one['name']}": str(one["value"]) for one in verdicts},
     }
-    line = None if found is None else found.line
     return {"version": version, "digest": digest, "tags": tags, "decision": line}
+
+
+def enter_change(
+    outbox: Outbox, config: TrackingConfig, bundles: Path, change: AliasChange
+) -> None:
+    """Log a moved alias for the registry, with its bundle and those it was appended to."""
+    if not config.enabled:
+        return
+    run = outbox.new_file(change.action)
+    for link in read_chain(bundle_directory(bundles, change.version)):
+        verdicts = [verdict.model_dump() for verdict in link.manifest.verdicts]
+        run.register(
+            config.model, **registry_entry(bundles, link.manifest.version, link.digest, verdicts)
+        )
+    run.alias(config.model, change.alias, change.version, action=change.action)
+    if change.was_challenger:
+        run.alias(config.model, CHALLENGER, None, action=change.action)
+    run.end("FINISHED")
 
 
 def read_pointer(pointer: str, version: str, digest: str) -> str | None:

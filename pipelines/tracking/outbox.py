@@ -20,16 +20,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.run_log import RunLog
 from recsys.data.durable import append_line, write_durably
 
-RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 MAX_NAME = 250
-REFUSED = "refused.jsonl"
-ALIASES = "aliases.json"
+REFUSED, ALIASES = "refused.jsonl", "aliases.json"
 
 
 def store_name(name: str) -> str:
@@ -39,34 +37,23 @@ def store_name(name: str) -> str:
     return "/".join(parts)[:MAX_NAME] or "_"
 
 
-def json_number(value: float) -> float | str:
-    """Return a finite number as it is and others as text, for which JSON has no numbers."""
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
-
-
 def flat(table: Mapping[str, Any], above: str = "") -> dict[str, str]:
     """Turn nested tables into dotted keys."""
     values: dict[str, str] = {}
     for name, value in table.items():
-        key = f"{above}{name}"
         if isinstance(value, Mapping):
-            values |= flat(value, f"{key}.")
+            values |= flat(value, f"{above}{name}.")
         else:
-            values[key] = value if isinstance(value, str) else json.dumps(value, default=str)
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            values[f"{above}{name}"] = text
     return values
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file's complete lines; empty if there is no file.
-
-    A line that a kill cut off is passed over.
-    """
-    try:
+    """Read a file's complete lines, without one that a kill cut off; empty without a file."""
+    lines, found = list[bytes](), []
+    with suppress(FileNotFoundError):
         lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    found = []
     for line in lines:
         with suppress(ValueError):
             event = json.loads(line) if line.endswith(b"\n") else None
@@ -100,38 +87,35 @@ class OutboxRun(RunLog):
     def log(self, step: int, **values: float) -> None:
         new = {name: one for name, one in values.items() if (step, name) not in self._logged}
         self._logged |= {(step, name) for name in new}
-        self._log_at(step, new)
+        self.metrics(new, step)
 
-    def metrics(self, values: Mapping[str, float]) -> None:
-        self._log_at(0, values)
-
-    def _log_at(self, step: int, values: Mapping[str, float]) -> None:
-        if values:
-            numbers = {name: json_number(value) for name, value in values.items()}
+    def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+        # JSON has no NaN and no infinity.
+        numbers = {
+            name: float(one) if math.isfinite(one) else str(float(one))
+            for name, one in values.items()
+        }
+        if numbers:
             self.append("metrics", step=step, values=numbers)
 
     def tags(self, values: Mapping[str, str]) -> None:
         self.append("tags", values=dict(values))
 
-    def register(
-        self,
-        model: str,
-        *,
-        version: str,
-        digest: str,
-        tags: Mapping[str, str],
-        decision: str | None = None,
-    ) -> None:
-        known = {"version": version, "digest": digest, "tags": dict(tags), "decision": decision}
-        self.append("register", model=model, **known)
+    def register(self, model: str, **entry: Any) -> None:
+        """Enter a bundle into the registry: version, digest, tags, and the line of its decision."""
+        self.append("register", model=model, **entry)
 
     def alias(self, model: str, name: str, version: str | None, *, action: str) -> None:
+        """Point an alias at a registered bundle, or at none."""
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.append("alias", model=model, alias=name, version=version, action=action, when=when)
 
-    def end(self, status: RunStatus) -> None:
+    def end(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         """Close the run; nothing follows."""
         self.append("end", status=status)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self,
@@ -164,23 +148,17 @@ class Outbox:
 
     def waiting_alias(self, model: str, alias: str) -> dict[str, Any] | None:
         """Return the last change of an alias that was not sent; None without one."""
-        found = None
-        for path in self.waiting():
-            for event in read_lines(path):
-                named = (event.get("event"), event.get("model"), event.get("alias"))
-                if named == ("alias", model, alias):
-                    found = event
-        return found
+        events = (event for path in self.waiting() for event in read_lines(path))
+        wanted = {"event": "alias", "model": model, "alias": alias}
+        found = [event for event in events if wanted.items() <= event.items()]
+        return found[-1] if found else None
 
     def refuse(self, run: str, event: Mapping[str, Any], reason: str) -> None:
         """Keep an event that the store will never accept."""
         append_line(self.path / REFUSED, json.dumps({"run": run, "reason": reason, **event}))
 
     def last_alias(self, uri: str, model: str, alias: str) -> str | None:
-        """Return which of a model's versions an alias named when it was last set or obeyed here.
-
-        None where neither happened in this store.
-        """
+        """Return the version that an alias named when it was last set or obeyed here, or None."""
         found = self._aliases().get(f"{uri} {model} {alias}")
         return None if found is None else str(found)
 
@@ -192,20 +170,18 @@ class Outbox:
 
     def _aliases(self) -> dict[str, Any]:
         try:
-            found = json.loads((self.path / ALIASES).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return dict(json.loads((self.path / ALIASES).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return {}
-        return found if isinstance(found, dict) else {}
 
     def start_run(self, planned: Manifest) -> OutboxRun:
         """Begin the run of a stage, or resume the one that a kill ended."""
         name = f"{planned.stage}-{planned.making[:16]}"
         for path in self.waiting():
             events = read_lines(path)
-            if any(event["event"] == "end" for event in events):
-                continue
-            if any(event.get("stage", planned.stage) != planned.stage for event in events[:1]):
-                # It may be running at the same time.
+            ended = any(event["event"] == "end" for event in events)
+            # The run of another stage may be under way.
+            if ended or any(one.get("stage", planned.stage) != planned.stage for one in events[:1]):
                 continue
             if path.stem.partition("Z-")[2] == name:
                 return OutboxRun(path)
@@ -225,5 +201,4 @@ class Outbox:
         """Open a file for the events of a new run, or for some outside of any run."""
         self.path.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        path = self.path / f"{stamp}-{name}.jsonl"
-        return OutboxRun(path)
+        return OutboxRun(self.path / f"{stamp}-{name}.jsonl")

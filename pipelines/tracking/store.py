@@ -1,9 +1,9 @@
 """Send an outbox to an MLflow store and read its model registry, in a process of its own.
 
 ``pipelines.tracking.tracking`` starts it as ``python -m pipelines.tracking.store REQUEST``; the
-last line of its output is the reply as JSON: ``found``, ``refused`` or ``unreachable``. It alone
-imports MLflow. Sending is idempotent: a run is found by its tag, a bundle by its digest, and equal
-points of a metric are one. MLflow gets numbers, tags and pointers; files go to tracking.bundles.
+last line of its output is the reply as JSON. It alone imports MLflow. Sending is idempotent: a run
+is found by its tag, a bundle by its digest, and equal points of a metric are one. MLflow gets
+numbers, tags and pointers; files go to tracking.bundles.
 """
 
 from __future__ import annotations
@@ -29,37 +29,14 @@ from serving.bundle.manifest import VERSION_PATTERN, bundle_directory
 
 RUN_TAG, VERSION_TAG, DIGEST_TAG = "recsys.run", "bundle", "bundle_digest"
 GONE = "RESOURCE_DOES_NOT_EXIST"
-NO_SUCH = (GONE, "INVALID_PARAMETER_VALUE")
-"""Errors for an alias or a model that does not exist, and for a name that no alias can have."""
 LATER = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "ABORTED"}
 """Errors of a store, or of a proxy before it, that may pass."""
-NEVER = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "MALFORMED_REQUEST"}
-# The most that MLflow takes.
-MAX_METRICS, MAX_PARAMS = 1000, 100
+INVALID = "INVALID_PARAMETER_VALUE"
+NEVER = {INVALID, "BAD_REQUEST", "MALFORMED_REQUEST"}
+MAX_VALUES = {"metrics": 1000, "params": 100, "tags": 100}
+"""The most that MLflow takes in a request."""
 MAX_PARAM_CHARACTERS, MAX_TAG_CHARACTERS = 6000, 5000
 Event = dict[str, Any]
-
-
-def mlflow_client(uri: str, config: TrackingConfig) -> Any:
-    """Import MLflow, quiet and bounded, and return its client; changes the environment."""
-    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    os.environ["DO_NOT_TRACK"] = "true"
-    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
-    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(config.request_seconds)
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = str(config.max_retries)
-    os.environ["MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR"] = "1"
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
-
-
-def answers(uri: str, seconds: float) -> bool:
-    """Check that a server is there, before the seconds that importing MLflow takes."""
-    try:
-        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds) as reply:
-            return bool(reply.status == 200)
-    except (OSError, ValueError):
-        return False
 
 
 @contextmanager
@@ -75,12 +52,21 @@ def passing(*codes: str) -> Iterator[None]:
 
 
 class Store:
-    """A tracking store with its model registry."""
+    """A tracking store with its model registry; imports MLflow and changes the environment."""
 
     def __init__(self, uri: str, config: TrackingConfig) -> None:
+        os.environ |= {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "DO_NOT_TRACK": "true",
+            "GIT_PYTHON_REFRESH": "quiet",
+            "MLFLOW_HTTP_REQUEST_TIMEOUT": str(config.request_seconds),
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": str(config.max_retries),
+            "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        }
+        from mlflow.tracking import MlflowClient
+
         self.uri, self.config = uri, config
-        self.is_server = uri.startswith("http")
-        self.client = mlflow_client(uri, config)
+        self.client = MlflowClient(tracking_uri=uri, registry_uri=uri)
 
     def registered(self, model: str, **tags: str) -> list[Any]:
         """List the versions of a model that have tags, newest first."""
@@ -91,12 +77,16 @@ class Store:
         return sorted(found, key=lambda one: -int(one.version))
 
     def look_up(self, name: str, served_digest: str | None) -> dict[str, Any]:
-        """Find the bundle of an alias or a version, and whether the served one is registered."""
+        """Find the bundle of an alias or a version, and whether the served one is registered.
+
+        Raises:
+            ValueError: There is none, or it is none that this platform registered.
+        """
         model, found = self.config.model, None
-        with passing(*NO_SUCH):
+        # An alias or model that does not exist, or a name that no alias can have.
+        with passing(GONE, INVALID):
             found = self.client.get_model_version_by_alias(model, name)
-        if found is None:
-            found = next(iter(self.registered(model, **{VERSION_TAG: name})), None)
+        found = found or next(iter(self.registered(model, **{VERSION_TAG: name})), None)
         if found is None:
             known = dict.fromkeys(one.tags.get(VERSION_TAG, "") for one in self.registered(model))
             listed = ", ".join([*filter(None, known)][:20]) or "none"
@@ -104,25 +94,25 @@ class Store:
                 f"{name!r} is neither an alias nor a bundle of the model {model!r} in {self.uri}; "
                 f"there are: {listed}. Name one, or another --model"
             )
-        is_known = bool(self.registered(model, **{DIGEST_TAG: served_digest or "none"}))
-        return {**self._bundle(found), "served_is_registered": is_known}
-
-    def _bundle(self, found: Any) -> dict[str, str]:
-        """Read which bundle a version of the model is.
-
-        Raises:
-            ValueError: It is none that this platform registered.
-        """
-        version, digest = found.tags.get(VERSION_TAG, ""), found.tags.get(DIGEST_TAG, "")
+        named = (VERSION_TAG, DIGEST_TAG, BUNDLES, POINTER)
+        version, digest, bundles, pointer = (found.tags.get(one, "") for one in named)
         if not re.fullmatch(VERSION_PATTERN, version) or not re.fullmatch("[0-9a-f]{64}", digest):
             raise ValueError(
-                f"version {found.version} of the model {self.config.model!r} in {self.uri} has the "
+                f"version {found.version} of the model {model!r} in {self.uri} has the "
                 f"tags {VERSION_TAG}={version!r} and {DIGEST_TAG}={digest!r}; a bundle that recsys "
                 "registered has its version and the sha256 of its manifest there. Nothing of it "
                 "is read: point the alias at a version that recsys registered"
             )
-        where = {name: found.tags.get(name, "") for name in (BUNDLES, POINTER)}
-        return {"number": str(found.version), "version": version, "digest": digest, **where}
+        return {
+            "number": str(found.version),
+            "version": version,
+            "digest": digest,
+            BUNDLES: bundles,
+            POINTER: pointer,
+            "served_is_registered": bool(
+                self.registered(model, **{DIGEST_TAG: served_digest or "none"})
+            ),
+        }
 
 
 class Sender:
@@ -142,45 +132,51 @@ class Sender:
         if found is not None:
             return str(found.experiment_id)
         # A server chooses the place itself.
+        is_server = self.store.uri.startswith("http")
         place = (self.outbox.path.parent / "artifacts").absolute().as_uri()
-        return str(self.client.create_experiment(name, None if self.store.is_server else place))
+        return str(self.client.create_experiment(name, None if is_server else place))
 
-    def send_file(self, path: Path) -> None:
-        """Send a run, and remove its file."""
-        self.path, self.run_id = path, None
-        points: list[Event] = []
-        for event in read_lines(path):
-            if event.get("event") == "metrics":
-                points.append(event)
-            else:
-                self.send_metrics(points)
-                self.send(event)
-                points = []
-        path.unlink()
+    def send_all(self) -> dict[str, Any]:
+        """Send every finished run, oldest first; a fault leaves the rest for later."""
+        num_sent, problem = 0, None
+        try:
+            for path in self.outbox.finished():
+                self.path, self.run_id = path, None
+                for event in joined(read_lines(path)):
+                    self.send(event)
+                path.unlink()
+                num_sent += 1
+        except Exception as error:
+            # Any that a server, a database or a network can raise: the runs wait.
+            problem = first_line(error)
+        return {
+            "sent": num_sent,
+            "waiting": len(self.outbox.finished()),
+            "refused": self.num_refused,
+            "problem": problem,
+        }
 
     def send(self, event: Event) -> None:
         """Send one event; one that the store will never accept is kept in refused.jsonl."""
         from mlflow.exceptions import MlflowException
 
-        verbs = (self.start, self.tags, self.register, self.alias, self.end)
+        verbs = (self.start, self.metrics, self.tags, self.register, self.alias, self.end)
+        reason = None
         try:
-            # An outbox of an earlier version has other kinds, of files that it sent.
             for verb in verbs:
                 if verb.__name__ == event["event"]:
                     verb(event)
         except copies.UnreachableError:
             raise
         except (KeyError, ValueError) as error:
-            self.refuse(event, str(error))
+            reason = str(error)
         except MlflowException as error:
             if error.error_code not in NEVER:
                 raise
-            self.refuse(event, str(error))
-
-    def refuse(self, event: Event, reason: str) -> None:
-        """Keep an event that the store will never accept, with the reason."""
-        self.num_refused += 1
-        self.outbox.refuse(self.path.stem, event, reason)
+            reason = str(error)
+        if reason is not None:
+            self.num_refused += 1
+            self.outbox.refuse(self.path.stem, event, reason)
 
     def start(self, event: Event) -> None:
         """Find the run, or create it; log its tags and parameters."""
@@ -188,61 +184,55 @@ class Sender:
 
         condition = f"tags.`{RUN_TAG}` = '{self.path.stem}'"
         runs = self.client.search_runs([self.experiment], condition, max_results=1)
-        run = (
-            runs[0]
-            if runs
-            else self.client.create_run(
-                self.experiment, event["time"], {RUN_TAG: self.path.stem}, event["stage"]
-            )
+        run = next(iter(runs), None) or self.client.create_run(
+            self.experiment, event["time"], {RUN_TAG: self.path.stem}, event["stage"]
         )
         self.run_id = run.info.run_id
         self.tags({"values": event["tags"]})
         params = {store_name(name): value for name, value in event["params"].items()}
-        found = [Param(name, value[:MAX_PARAM_CHARACTERS]) for name, value in params.items()]
-        self.log_batches(MAX_PARAMS, params=found)
+        self.log_batches(
+            "params", [Param(name, value[:MAX_PARAM_CHARACTERS]) for name, value in params.items()]
+        )
 
-    def send_metrics(self, events: list[Event]) -> None:
-        """Send points of metrics, which the store takes in any number."""
+    def metrics(self, event: Event) -> None:
         from mlflow.entities import Metric
 
         points = [
-            Metric(store_name(name), float(value), event["time"], event["step"])
-            for event in events
-            for name, value in event["values"].items()
+            Metric(store_name(name), float(value), one["time"], one["step"])
+            for one in event["points"]
+            for name, value in one["values"].items()
         ]
-        self.log_batches(MAX_METRICS, metrics=points)
+        self.log_batches("metrics", points)
 
     def tags(self, event: Event) -> None:
         from mlflow.entities import RunTag
 
         texts = {store_name(name): str(value) for name, value in event["values"].items()}
         tags = [RunTag(name, text[:MAX_TAG_CHARACTERS]) for name, text in texts.items()]
-        self.log_batches(MAX_PARAMS, tags=tags)
+        self.log_batches("tags", tags)
 
-    def log_batches(self, size: int, **values: list[Any]) -> None:
-        """Send values of one kind, at most ``size`` a request."""
-        for kind, found in values.items():
-            for begin in range(0, len(found), size):
-                self.client.log_batch(self.run_id, **{kind: found[begin : begin + size]})
+    def log_batches(self, kind: str, values: list[Any]) -> None:
+        """Send values of one kind, at most as many a request as MLflow takes."""
+        size = MAX_VALUES[kind]
+        for begin in range(0, len(values), size):
+            self.client.log_batch(self.run_id, **{kind: values[begin : begin + size]})
 
     def register(self, event: Event) -> None:
         """Copy a bundle to where other machines fetch it, then enter a pointer to it."""
         model, version, digest = event["model"], event["version"], event["digest"]
-        bundles, place = Path(event["tags"][BUNDLES]), self.store.config.bundles
-        if place is not None and not urlsplit(place).scheme:
-            place = str(Path(place).absolute())
+        bundles, place = event["tags"][BUNDLES], self.store.config.bundles
+        if place is not None:
+            place = place if urlsplit(place).scheme else str(Path(place).absolute())
+            line = event.get("decision")
+            decided = json.loads(event["tags"].get(POINTER, "{}")).get("decision")
+            more = {decision_file(decided): line.encode()} if line else {}
+            copies.send(Path(bundles), version, place, more)
         tags = {
             **{store_name(name): value for name, value in event["tags"].items()},
-            **({} if place is None else {BUNDLES: place}),
+            BUNDLES: place or bundles,
             VERSION_TAG: version,
             DIGEST_TAG: digest,
         }
-        if place is not None:
-            # An outbox of an earlier version has no decision.
-            line = event.get("decision")
-            digest_of_line = json.loads(event["tags"].get(POINTER, "{}")).get("decision")
-            more = {decision_file(digest_of_line): line.encode()} if line else {}
-            copies.send(bundles, version, place, more)
         there = self.store.registered(model, **{VERSION_TAG: version, DIGEST_TAG: digest})
         if there:
             for name, value in tags.items():
@@ -277,32 +267,33 @@ class Sender:
             self.client.set_terminated(self.run_id, event["status"], event["time"])
 
 
-def send_outbox(store: Store, outbox: Outbox) -> dict[str, Any]:
-    """Send the finished runs of an outbox, oldest first; a fault leaves the rest for later."""
-    with locked(outbox.path / "lock", wait=False) as alone:
-        if not alone:
-            raise copies.UnreachableError("another process is sending")
-        sender, num_sent, problem = Sender(store, outbox), 0, None
-        try:
-            for path in outbox.finished():
-                sender.send_file(path)
-                num_sent += 1
-        except Exception as error:
-            # Whatever a server, a database or a network can raise: the runs wait.
-            problem = first_line(error)
-    return {
-        "sent": num_sent,
-        "waiting": len(outbox.finished()),
-        "refused": sender.num_refused,
-        "problem": problem,
-    }
+def joined(events: list[Event]) -> Iterator[Event]:
+    """Join metrics that follow each other, which the store takes in any number."""
+    points: list[Event] = []
+    for event in events:
+        if event.get("event") == "metrics":
+            points.append(event)
+            continue
+        if points:
+            yield {"event": "metrics", "points": points}
+        points = []
+        yield event
+
+
+def answers(uri: str, seconds: float) -> bool:
+    """Check that a server is there, before the seconds that importing MLflow takes."""
+    try:
+        with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=seconds) as reply:
+            return bool(reply.status == 200)
+    except (OSError, ValueError):
+        return False
 
 
 def reply_to(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request."""
+    """Send an outbox or look a bundle up; ``unreachable`` or ``rejected`` gives the reason."""
     uri, config = request["uri"], TrackingConfig(**request["config"])
-    sends, database = request["what"] == "send", Path(uri.removeprefix("sqlite:///"))
-    if not sends and uri.startswith("sqlite:") and not database.exists():
+    database = Path(uri.removeprefix("sqlite:///"))
+    if "name" in request and uri.startswith("sqlite:") and not database.exists():
         return {"unreachable": f"there is no registry at {uri}: {database} does not exist"}
     if uri.startswith("http") and not answers(uri, config.request_seconds):
         return {"unreachable": f"no answer from {uri}"}
@@ -310,18 +301,20 @@ def reply_to(request: dict[str, Any]) -> dict[str, Any]:
 
     try:
         store = Store(uri, config)
-        if sends:
-            return {"found": send_outbox(store, Outbox(Path(request["outbox"])))}
-        return {"found": store.look_up(request["name"], request["digest"])}
+        if "name" in request:
+            return store.look_up(request["name"], request["digest"])
+        outbox = Outbox(Path(request["outbox"]))
+        with locked(outbox.path / "lock", wait=False) as alone:
+            if not alone:
+                return {"unreachable": "another process is sending"}
+            return Sender(store, outbox).send_all()
     except MlflowException as error:
-        kind = "unreachable" if error.error_code in LATER else "refused"
+        kind = "unreachable" if error.error_code in LATER else "rejected"
         return {kind: f"{uri}: {first_line(error)}"}
-    except copies.UnreachableError as error:
-        return {"unreachable": str(error)}
     except ValueError as error:
-        return {"refused": str(error)}
+        return {"rejected": str(error)}
     except Exception as error:
-        # Whatever a database or a network can raise.
+        # Any that a database or a network can raise.
         return {"unreachable": f"{uri}: {first_line(error)}"}
 
 
@@ -333,9 +326,8 @@ def first_line(error: Exception) -> str:
 
 def main() -> None:
     """Answer the request in the arguments; the last line is the reply as JSON."""
-    reply = reply_to(json.loads(sys.argv[1]))
     with suppress(BrokenPipeError):
-        sys.stdout.write(f"\n{json.dumps(reply)}\n")
+        sys.stdout.write(f"\n{json.dumps(reply_to(json.loads(sys.argv[1])))}\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def store_uri(config: TrackingConfig, outbox: Outbox) -> str:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or database
 
 
-def ask_store(uri: str, config: TrackingConfig, request: Mapping[str, Any]) -> dict[str, Any]:
+def ask_store(uri: str, config: TrackingConfig, **request: Any) -> dict[str, Any]:
     """Send a request to a child process with MLflow, within the configured time.
 
     Raises:
@@ -57,27 +56,23 @@ def ask_store(uri: str, config: TrackingConfig, request: Mapping[str, Any]) -> d
         ValueError: It refuses the request.
     """
     words = json.dumps({"uri": uri, "config": asdict(config), **request})
+    command = [sys.executable, "-m", "pipelines.tracking.store", words]
     try:
         child = subprocess.run(
-            [sys.executable, "-m", "pipelines.tracking.store", words],
-            capture_output=True,
-            text=True,
-            timeout=config.sync_seconds,
-            check=False,
+            command, capture_output=True, text=True, timeout=config.sync_seconds, check=False
         )
     except subprocess.TimeoutExpired:
         raise copies.UnreachableError(f"{uri} was not done in {config.sync_seconds:g} s") from None
     try:
-        reply = json.loads(child.stdout.splitlines()[-1])
+        reply: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = (child.stderr.strip().splitlines() or ["no output"])[-1]
         raise copies.UnreachableError(f"asking {uri} failed: {last}") from None
     if "unreachable" in reply:
         raise copies.UnreachableError(reply["unreachable"])
-    if "refused" in reply:
-        raise ValueError(reply["refused"])
-    found: dict[str, Any] = reply["found"]
-    return found
+    if "rejected" in reply:
+        raise ValueError(reply["rejected"])
+    return reply
 
 
 def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
@@ -87,9 +82,9 @@ def sync_outbox(outbox: Outbox, config: TrackingConfig) -> SyncResult:
     """
     if not outbox.finished():
         return SyncResult()
-    request = {"what": "send", "outbox": str(outbox.path.absolute())}
     try:
-        return SyncResult(**ask_store(store_uri(config, outbox), config, request))
+        place = str(outbox.path.absolute())
+        return SyncResult(**ask_store(store_uri(config, outbox), config, outbox=place))
     except (OSError, ValueError) as error:
         longer = "; `recsys registry send --seconds 3600` sends for longer"
         problem = f"{error}{longer if 'was not done' in str(error) else ''}"
@@ -118,5 +113,4 @@ def look_up(
         UnreachableError: The registry gives no answer.
         ValueError: There is no such alias or bundle.
     """
-    request = {"what": "look_up", "name": name, "digest": served_digest}
-    return RegisteredBundle(**ask_store(uri, config, request))
+    return RegisteredBundle(**ask_store(uri, config, name=name, digest=served_digest))

@@ -14,15 +14,14 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from features.parallel import Runner
 from pipelines.backtest.prepare import WORKSPACE, build_recipe, prepare_replay
 from pipelines.config.run import RunConfig
-from pipelines.config.toml import merge, to_toml, validate
+from pipelines.config.toml import merge, set_value, to_toml, validate
 from pipelines.config.upgrade import refuse_old_keys
 from pipelines.engine.artifacts import plain, to_json
 from pipelines.engine.ray_cluster import ray_cluster
@@ -37,7 +36,6 @@ from recsys.replay.experiment import PreparedData, Recipe
 JOURNAL, DOCUMENT, BEST = "trials.jsonl", "tune.json", "best.toml"
 LOCK = ".tune.lock"
 METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50", "mrr@10")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,38 +48,26 @@ class Tuning:
     """Time after which no trial begins; None waits for all."""
     jobs: int = 1
 
-    def __post_init__(self) -> None:
-        if self.num_trials < 2 or self.jobs < 1:
-            raise ValueError(
-                f"--trials must be >= 2 (the first has the present settings) and --jobs >= 1, got "
-                f"{self.num_trials} and {self.jobs}"
-            )
-
 
 def tune(
     config: RunConfig,
     space: Sequence[Setting],
     tuning: Tuning,
     folder: Path,
-    say: Say,
+    say: Callable[[str], None],
     *,
     show_progress: bool = False,
 ) -> dict[str, Any]:
     """Run trials until there are enough, and return the document of ``tune.json``."""
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    # Nothing is replayed, so a model that a replay cannot continue is no obstacle.
+    plainly = replace(config, backtest=replace(config.backtest, policies=("full",), models=()))
     with locked(folder / LOCK):
-        prepared = prepared_for(config, folder, show_progress=show_progress)
+        prepared = prepare_replay(plainly, folder, show_progress=show_progress)
         study = Study(config, prepared, tuple(space), folder, say)
         study.run(tuning)
         return study.document()
-
-
-def prepared_for(config: RunConfig, folder: Path, *, show_progress: bool) -> PreparedData:
-    """Prepare the arrays that all trials are fitted on."""
-    # Nothing is replayed, so whatever a replay could not continue is no obstacle.
-    plainly = replace(config, backtest=replace(config.backtest, policies=("full",), models=()))
-    return prepare_replay(plainly, folder, show_progress=show_progress)
 
 
 class Study:
@@ -93,7 +79,7 @@ class Study:
         prepared: PreparedData,
         space: tuple[Setting, ...],
         folder: Path,
-        say: Say,
+        say: Callable[[str], None],
     ) -> None:
         self.config, self.folder, self.say = config, folder, say
         self.space, self.sources = space, tuple(prepared.recipe.models)
@@ -112,6 +98,8 @@ class Study:
         for setting in space:
             value = setting.choices[0] if setting.choices else setting.low
             self._config({setting.key: int(value) if setting.is_whole else value})
+        present = plain(config)
+        self.present = {setting.key: set_value(present, setting.key) for setting in space}
         self.about = {
             "data_digest": prepared.data_digest,
             "recipe": self.recipe({}).digest(),
@@ -170,15 +158,14 @@ class Study:
             return
         sampler = Sampler(self.space, self.config.seed + len(self.outcomes))
         for outcome in self.outcomes:
-            sampler.learn(outcome.values or self._present(), outcome.metric)
+            sampler.learn(outcome.values or self.present, outcome.metric)
         running: dict[int, dict[str, Any]] = {}
-        with self._runner(tuning) as run:
-            results = run(run_trial, self._trials(sampler, missing, tuning.seconds, running))
-            for number, metric, seconds, error in results:
-                self._end(sampler, Outcome(
-                    number=number, values=running.pop(number), metric=metric,
-                    seconds=round(seconds, 2), error=error,
-                ))  # fmt: skip
+        on_ray = self.config.engine == "ray"
+        runner = ray_cluster(self.config.ray) if on_ray else nullcontext(Processes(tuning.jobs))
+        with runner as run:
+            trials = self._trials(sampler, missing, tuning.seconds, running)
+            for number, metric, seconds, error in run(run_trial, trials):
+                self._end(sampler, number, running.pop(number), metric, round(seconds, 2), error)
 
     def _trials(
         self,
@@ -198,45 +185,37 @@ class Study:
             try:
                 trial = self.trial(number, values)
             except ValueError as error:
-                known = [Outcome(
-                    number=number, values=values, metric=None, seconds=0.0,
-                    error=" ".join(str(error).split()),
-                )]  # fmt: skip
+                self._end(sampler, number, values, None, 0.0, " ".join(str(error).split()))
+                continue
             if known:
-                self._end(sampler, replace(known[0], number=number, seconds=0.0))
+                self._end(sampler, number, values, known[0].metric, 0.0, known[0].error)
                 continue
             # What a killed trial left had other values.
             shutil.rmtree(trial.folder, ignore_errors=True)
             running[number] = values
             yield trial
 
-    def _runner(self, tuning: Tuning) -> AbstractContextManager[Runner]:
-        if self.config.engine == "ray":
-            return ray_cluster(self.config.ray)
-        return nullcontext(Processes(tuning.jobs))
-
-    def _end(self, sampler: Sampler, outcome: Outcome) -> None:
-        if outcome.number:
-            sampler.end(outcome.number, outcome.metric)
+    def _end(
+        self,
+        sampler: Sampler,
+        number: int,
+        values: dict[str, Any],
+        metric: float | None,
+        seconds: float,
+        error: str | None,
+    ) -> None:
+        """Note the outcome of a trial."""
+        if number:
+            sampler.end(number, metric)
         else:
-            sampler.learn(self._present(), outcome.metric)
+            sampler.learn(self.present, metric)
+        outcome = Outcome(number=number, values=values, metric=metric, seconds=seconds, error=error)
         self.outcomes.append(outcome)
         with (self.folder / JOURNAL).open("a") as file:
-            file.write(outcome.line())
-        pairs = [f"{key}={value}" for key, value in outcome.values.items()]
-        values = ", ".join(pairs or ["present settings"])
-        gave = f"failed: {outcome.error}" if outcome.metric is None else f"{outcome.metric:.4f}"
-        self.say(f"trial {outcome.number}: {gave}, {outcome.seconds:.1f} s, {values}")
-
-    def _present(self) -> dict[str, Any]:
-        """Look up the present values of what trials vary."""
-        found: dict[str, Any] = {}
-        for setting in self.space:
-            value: Any = plain(self.config)
-            for part in setting.key.split("."):
-                value = value[part]
-            found[setting.key] = value
-        return found
+            file.write(json.dumps(asdict(outcome)) + "\n")
+        pairs = ", ".join(f"{key}={value}" for key, value in values.items())
+        gave = f"failed: {error}" if metric is None else f"{metric:.4f}"
+        self.say(f"trial {number}: {gave}, {seconds:.1f} s, {pairs or 'present settings'}")
 
     def document(self) -> dict[str, Any]:
         """Compare the best trial with the present settings, and write the result."""
@@ -250,7 +229,7 @@ class Study:
             **self.about,
             "split": "validation",
             "space": [str(setting) for setting in self.space],
-            "present": {"values": self._present(), "metric": present.metric},
+            "present": {"values": self.present, "metric": present.metric},
             "best": asdict(best),
             "difference": self._difference(best),
             "trials": [asdict(one) for one in sorted(self.outcomes, key=lambda one: one.number)],
@@ -263,17 +242,7 @@ class Study:
         """Judge the best trial against the present settings, query by query."""
         if best.number == 0:
             return None
-        config = PairedConfig(confidence=0.95)
-        judged = paired(
-            read_values(self.trial(0, {})),
-            read_values(self.trial(best.number, best.values)),
-            config,
-        )
-        return {
-            "value": judged.difference,
-            "low": judged.low,
-            "high": judged.high,
-            "relative": judged.relative,
-            "decision": judged.decision,
-            "num_queries": judged.num_queries,
-        }
+        values = (read_values(self.trial(0, {})), read_values(self.trial(best.number, best.values)))
+        judged = paired(*values, PairedConfig(confidence=0.95))
+        names = ("low", "high", "relative", "decision", "num_queries")
+        return {"value": judged.difference, **{name: getattr(judged, name) for name in names}}

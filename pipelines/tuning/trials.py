@@ -5,17 +5,10 @@ The test split is not looked at.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ProcessPoolExecutor,
-    as_completed,
-    wait,
-)
-from dataclasses import asdict, dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -73,13 +66,9 @@ class Outcome:
     seconds: float
     error: str | None = None
 
-    def line(self) -> str:
-        """Write it as a line of the journal."""
-        return json.dumps(asdict(self)) + "\n"
-
 
 def run_trial(trial: Trial) -> tuple[int, float | None, float, str | None]:
-    """Fit and measure."""
+    """Fit and measure; return number, metric, seconds and error."""
     begin = time.perf_counter()
     try:
         values = measured(trial)

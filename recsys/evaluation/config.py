@@ -1,11 +1,8 @@
-"""Settings of intervals and of paired comparisons, and the names of the judges."""
+"""Settings of intervals and of paired comparisons."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-RUBRIC_NAMES = ("relevance", "distinct", "diversity", "personal", "freshness")
-"""Judges of lists that need no language model (judges.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

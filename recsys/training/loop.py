@@ -12,10 +12,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.utils.deterministic
@@ -32,8 +32,8 @@ from recsys.training.checkpoint import (
     save_checkpoint,
 )
 from recsys.training.optim import (
+    LoopConfig,
     RowTables,
-    ScheduleConfig,
     clip_gradients,
     lr_at,
 )
@@ -49,49 +49,6 @@ from recsys.training.progress import (
 from recsys.training.ranks import ALONE, Ranks
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopConfig:
-    """Numbers of one training run."""
-
-    num_steps: int
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    max_grad_norm: float | None = 1.0
-    """Global norm that gradients are clipped to; None does not clip."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto`` is bfloat16 autocast on a CUDA device that has it and float32 elsewhere. Weights
-    and optimizer state are float32 either way."""
-    deterministic: bool | None = None
-    """Whether only operations with reproducible sums run; None means on CPU. With more than one
-    thread, torch's gradient of ``x[index]`` is otherwise different in every run. On CUDA torch
-    refuses what it has no reproducible form of, and wants CUBLAS_WORKSPACE_CONFIG set."""
-    eval_every: int = 500
-    """Steps between validations, where ``evaluate`` is given; the last step is always validated."""
-    metric: str = "ndcg@10"
-    """The validated number that picks the best weights; higher is better."""
-    patience: int | None = 5
-    """Stop after this number of validations in a row without a new best; None never stops early."""
-    max_seconds: float | None = None
-    """Ends the run after this time, validated once more, its learning rate decayed by then; None is
-    no limit."""
-    max_bad_steps: int = 5
-    """Stop after this number of steps in a row whose loss or gradient is not finite."""
-    log_every: int = 50
-    checkpoint_every: int | None = None
-    """Steps between checkpoints, and/or:"""
-    checkpoint_seconds: float | None = 300.0
-
-    def __post_init__(self) -> None:
-        limits = ("max_grad_norm", "patience", "checkpoint_every", "max_seconds")
-        for name in ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be > 0, got {value}")
-        if self.precision not in ("auto", "float32", "bfloat16"):
-            raise ValueError(
-                f"precision is 'auto', 'float32' or 'bfloat16', got {self.precision!r}"
-            )
 
 
 # Settings that may change between a kill and the resume, because no weight depends on them, or, of

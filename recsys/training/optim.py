@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal
 
@@ -187,6 +187,49 @@ class AdamWConfig:
             raise ValueError(f"matrices is 'adam' or 'orthogonal', got {self.matrices!r}")
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """Numbers of one training run."""
+
+    num_steps: int
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    max_grad_norm: float | None = 1.0
+    """Global norm that gradients are clipped to; None does not clip."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto`` is bfloat16 autocast on a CUDA device that has it and float32 elsewhere. Weights
+    and optimizer state are float32 either way."""
+    deterministic: bool | None = None
+    """Whether only operations with reproducible sums run; None means on CPU. With more than one
+    thread, torch's gradient of ``x[index]`` is otherwise different in every run. On CUDA torch
+    refuses what it has no reproducible form of, and wants CUBLAS_WORKSPACE_CONFIG set."""
+    eval_every: int = 500
+    """Steps between validations, where ``evaluate`` is given; the last step is always validated."""
+    metric: str = "ndcg@10"
+    """The validated number that picks the best weights; higher is better."""
+    patience: int | None = 5
+    """Stop after this number of validations in a row without a new best; None never stops early."""
+    max_seconds: float | None = None
+    """Ends the run after this time, validated once more, its learning rate decayed by then; None is
+    no limit."""
+    max_bad_steps: int = 5
+    """Stop after this number of steps in a row whose loss or gradient is not finite."""
+    log_every: int = 50
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, and/or:"""
+    checkpoint_seconds: float | None = 300.0
+
+    def __post_init__(self) -> None:
+        limits = ("max_grad_norm", "patience", "checkpoint_every", "max_seconds")
+        for name in ("num_steps", "eval_every", "max_bad_steps", "log_every", *limits):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be > 0, got {value}")
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ValueError(
+                f"precision is 'auto', 'float32' or 'bfloat16', got {self.precision!r}"
+            )
 
 
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from recsys.models.configs import check_positive
-from recsys.training.loop import LoopConfig
-from recsys.training.optim import AdamWConfig, ScheduleConfig
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig
 
 REFIT_WARMUP_SHARE = 0.1
 """Least share of a continued refit's steps in which the rate rises: the optimizer starts fresh."""

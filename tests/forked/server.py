@@ -20,8 +20,8 @@ def warm() -> None:
     child = importlib.import_module("pipelines.tracking.store")
     settings = importlib.import_module("pipelines.config.operation")
     with tempfile.TemporaryDirectory() as folder:
-        store = child.mlflow_client(f"sqlite:///{folder}/mlflow.db", settings.TrackingConfig())
-        store.search_experiments()
+        store = child.Store(f"sqlite:///{folder}/mlflow.db", settings.TrackingConfig())
+        store.client.search_experiments()
 
 
 def work(request: dict) -> int:

@@ -20,8 +20,8 @@ from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.exact import exact_top_k
 from recsys.training.checkpoint import checkpoint_paths
-from recsys.training.loop import LoopConfig, TrainResult, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import TrainResult, train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from tests.recsys.testing.synthetic import markov_world, sequences
 
 pytestmark = pytest.mark.gpu

@@ -16,6 +16,8 @@ from pipelines.engine.errors import RefusedError
 if TYPE_CHECKING:
     from recsys.evaluation.significance import EvaluatedRun, MetricComparison
 
+METRICS = ("ndcg@10", "recall@10")
+
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, the baseline first.")],
@@ -54,8 +56,7 @@ def compare(
         for run in runs:
             print_ledger(find_workspace(run), as_json=as_json)
         return
-    names = list(dict.fromkeys(name.strip() for name in models.split(",")))
-    metrics = metric or ["ndcg@10", "recall@10"]
+    names, metrics = dict.fromkeys(map(str.strip, models.split(","))), metric or list(METRICS)
     places = [path if path.is_dir() else find_workspace(path) for path in runs]
     folders = [path / "evaluate" if (path / "evaluate").is_dir() else path for path in places]
     measured = [
@@ -80,20 +81,13 @@ def compare(
 
 def print_tests(tests: list[MetricComparison], title: str) -> None:
     """Print the tests, one a row."""
-    rows = [
-        (
-            f"{test.candidate} - {test.baseline}",
-            test.metric,
-            f"{test.difference:+.4f}",
-            f"{test.low:+.4f} .. {test.high:+.4f}",
-            f"{test.adjusted_p_value:.4f}",
-            "differs" if test.significant else "",
-        )
-        for test in tests
-    ]
+    rows = []
+    for one in tests:
+        pair, interval = f"{one.candidate} - {one.baseline}", f"{one.low:+.4f} .. {one.high:+.4f}"
+        numbers = (f"{one.difference:+.4f}", interval, f"{one.adjusted_p_value:.4f}")
+        rows.append((pair, one.metric, *numbers, "differs" if one.significant else ""))
     columns = ("candidate - baseline", "metric", "difference", "95% interval", "adjusted p", "")
-    title = f"{title}, {tests[0].num_users:,} users"
-    print_table(columns, rows, title=title)
+    print_table(columns, rows, title=f"{title}, {tests[0].num_users:,} users")
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -106,14 +100,13 @@ def run_names(folders: Sequence[Path]) -> list[str]:
                 f"{run} is named twice; name different runs, or several models of one run with "
                 "--models a,b"
             )
-    names = []
-    for run in runs:
-        others = [other.parts for other in runs if other != run]
-        length = 1
-        while any(parts[-length:] == run.parts[-length:] for parts in others):
-            length += 1
-        names.append(str(Path(*run.parts[-length:])))
-    return names
+
+    def name(run: Path, length: int = 1) -> str:
+        end = run.parts[-length:]
+        is_shared = any(other.parts[-length:] == end for other in runs if other != run)
+        return name(run, length + 1) if is_shared else str(Path(*end))
+
+    return [name(run) for run in runs]
 
 
 def note_test_look(
@@ -124,17 +117,16 @@ def note_test_look(
     from pipelines.engine.workspace import Workspace
 
     made = Manifest.load(folder)
-    Workspace(folder.parent).append_to_ledger(
-        {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "stage": "compare",
-            "split": "test",
-            "tie_order": order,
-            "config": None if made is None else digest_of_json(made.config),
-            "compared": list(compared),
-            "metrics": list(metrics),
-        }
-    )
+    look = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "stage": "compare",
+        "split": "test",
+        "tie_order": order,
+        "config": None if made is None else digest_of_json(made.config),
+        "compared": list(compared),
+        "metrics": list(metrics),
+    }
+    Workspace(folder.parent).append_to_ledger(look)
 
 
 def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: str) -> EvaluatedRun:
@@ -180,22 +172,19 @@ def print_ledger(workspace: Path, *, as_json: bool) -> None:
     """Print every time a run's test split was read, oldest first."""
     from pipelines.engine.workspace import Workspace
 
-    looks = Workspace(workspace).ledger()
+    looks, rows = Workspace(workspace).ledger(), []
     if as_json:
         print_json(looks)
-    elif looks:
-        rows = []
-        for look in looks:
-            cells = (look.get(name) for name in ("time", "stage", "tie_order", "config"))
-            time, stage, order, config = (str(cell or "?") for cell in cells)
-            rows.append(
-                (time[:19].replace("T", " "), stage, order, config[:8], describe_look(look))
-            )
-        columns = ("time (UTC)", "stage", "tie order", "config", "what was seen")
-        title = f"looks at the test split: {len(looks):,}"
-        print_table(columns, rows, title=title, fixed=("time (UTC)",))
-    else:
+        return
+    for look in looks:
+        cells = (look.get(name) for name in ("time", "stage", "tie_order", "config"))
+        time, stage, order, config = (str(cell or "?") for cell in cells)
+        rows.append((time[:19].replace("T", " "), stage, order, config[:8], describe_look(look)))
+    if not rows:
         print_lines("no look at a test split yet")
+        return
+    columns = ("time (UTC)", "stage", "tie order", "config", "what was seen")
+    print_table(columns, rows, title=f"looks at the test split: {len(rows):,}", fixed=columns[:1])
 
 
 def describe_look(look: Mapping[str, Any]) -> str:

@@ -56,8 +56,7 @@ def dashboard(
         typer.Option("--root", "-r", help="Folder of workspaces, or one; runs (repeatable)."),
     ] = None,
     bundles: Annotated[
-        list[Path] | None,
-        typer.Option(help="Further folder of bundles (repeatable)."),
+        list[Path] | None, typer.Option(help="Further folder of bundles (repeatable).")
     ] = None,
     server: Annotated[
         str | None, typer.Option(help="API whose metrics are shown, http://127.0.0.1:8000.")

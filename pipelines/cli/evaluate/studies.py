@@ -1,8 +1,8 @@
-"""Studies of a run on past events: ``backtest``, ``tune``, ``judge``."""
+"""Studies of a run on past events: ``backtest`` and ``tune``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +16,6 @@ from pipelines.cli.options import (
     Out,
     Preset,
     Quiet,
-    Run,
-    find_workspace,
     run_config,
 )
 from pipelines.cli.output import open_page, print_json, print_lines, print_progress, print_table
@@ -26,8 +24,9 @@ from pipelines.engine.console import log
 NUM_SHOWN = 5
 
 
-def say_nothing(_line: str) -> None:
-    """Print no progress."""
+def choose_progress(quiet: bool) -> Callable[[str], None]:
+    """Return the printer of progress, or one that prints nothing."""
+    return (lambda line: None) if quiet else print_progress
 
 
 def backtest(
@@ -59,9 +58,9 @@ def backtest(
 
     config = run_config(run, preset, assignments)
     place = out or config.workspace / FOLDER
-    show_progress = not quiet and log.is_terminal
-    say = say_nothing if quiet else print_progress
-    done = replay(config, place, say, show_progress=show_progress)
+    done = replay(
+        config, place, choose_progress(quiet), show_progress=not quiet and log.is_terminal
+    )
     if as_json:
         print_json(done.document)
         return
@@ -77,18 +76,14 @@ def print_backtest(document: Mapping[str, Any]) -> None:
     from pipelines.pages.wording import metric_label, model_label
 
     metrics = list(document["summary"][0]["metrics"])
-    rows = [
-        (
-            POLICY_NAMES.get(one["policy"], one["policy"]),
-            model_label(one["row"]),
-            *(f"{one['metrics'][name]:.4f}" for name in metrics),
-            f"{one['fit_seconds']:,.1f}",
-        )
-        for one in document["summary"]
-        if one["row"] == SERVED or one["policy"] in (PEER, "full")
-    ]
-    numbers = [f">{name}" for name in (*map(metric_label, metrics), "training, s")]
-    print_table(("policy", "list", *numbers), rows, fixed=("policy",))
+    rows = []
+    for one in document["summary"]:
+        if one["row"] == SERVED or one["policy"] in (PEER, "full"):
+            policy, values = POLICY_NAMES.get(one["policy"], one["policy"]), one["metrics"]
+            numbers = (*(f"{values[name]:.4f}" for name in metrics), f"{one['fit_seconds']:,.1f}")
+            rows.append((policy, model_label(one["row"]), *numbers))
+    heads = [f">{name}" for name in (*map(metric_label, metrics), "training, s")]
+    print_table(("policy", "list", *heads), rows, fixed=("policy",))
     print_lines(*document["words"])
 
 
@@ -139,7 +134,7 @@ def tune(
         parse_space(over),
         Tuning(num_trials=trials, seconds=seconds, jobs=jobs),
         place,
-        say_nothing if quiet else print_progress,
+        choose_progress(quiet),
         show_progress=not quiet and log.is_terminal,
     )
     if as_json:
@@ -176,68 +171,3 @@ def describe_trials(found: dict[str, Any]) -> list[str]:
         "the best of several is a little lucky, so expect less on later events",
         f"use it: recsys run RUN {given}, with the same RUN",
     ]
-
-
-def judge(
-    run: Run,
-    k: Annotated[int, typer.Option(help="Places of a list that are judged.", min=2)] = 10,
-    users: Annotated[int, typer.Option(help="Users whose lists are judged.", min=2)] = 1_000,
-    as_json: AsJson = False,
-) -> None:
-    """Judge a run's lists on validation by rubrics, and measure the judges.
-
-    For each judge: its mean score of each model's lists, how it separates the served lists from
-    planted bad ones (popular, duplicates, off_taste), how often it prefers the list that has the
-    held-out event, what reversing and halving a list changes. A release gate takes only judges
-    whose agreement is shown here (release.gate.judges).
-
-    [bold]Example[/]
-
-      recsys judge runs/movielens-100k
-    """
-    from pipelines.evaluation.judges import judge_lists
-
-    document = judge_lists(find_workspace(run), k=k, num_users=users)
-    if as_json:
-        print_json(document)
-    else:
-        print_judges(document)
-
-
-def print_judges(document: Mapping[str, Any]) -> None:
-    """Print a table of the judges and one of their correlations."""
-    judges = document["judges"]
-    kinds = list(dict.fromkeys(kind for one in judges.values() for kind in one["separates"]))
-    auc = (f"AUC {kind}" for kind in kinds)
-    numbers = ("served", *auc, "agrees with clicks", "reversed", "halved")
-    print_table(
-        ("judge", *(f">{name}" for name in numbers), "gate"),
-        judge_rows(document, kinds),
-        title=f"{document['num_users']} users, {document['k']} places, lists of "
-        f"{document['served']} on validation",
-    )
-    related = document["correlation"]
-    rows = [(name, *(_number(related[name].get(one)) for one in related)) for name in related]
-    print_table(("correlation", *related), rows)
-
-
-def judge_rows(document: Mapping[str, Any], kinds: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """List the row of each judge."""
-    for name, one in document["judges"].items():
-        clicks = one["clicks"]
-        agreement = "no pairs"
-        if clicks is not None:
-            agreement = f"{clicks['mean']:.1%} ({clicks['low']:.1%} to {clicks['high']:.1%})"
-        yield (
-            name,
-            _number(one["mean"].get(document["served"])),
-            *(_number(one["separates"].get(kind)) for kind in kinds),
-            agreement,
-            _number(one["position_bias"]),
-            _number(one["length_bias"]),
-            "yes" if one["shown"] else "no",
-        )
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

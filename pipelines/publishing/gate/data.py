@@ -21,6 +21,7 @@ from pipelines.engine.history import MONITOR, PARITY, read_result
 from pipelines.publishing.gate.models import common_rows
 from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
 from pipelines.ranking.artefact import RANKED
+from recsys.data.string_table import StringTable
 from recsys.models.popularity import Popularity
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
@@ -98,37 +99,31 @@ MIN_KNOWN = 10
 
 def complete(subject: Subject) -> Iterator[Verdict]:
     """Refuse a catalogue, or a log, of which much is missing, and ids in the wrong column."""
-    champion, challenger, config = subject.champion, subject.challenger, subject.config
-    if champion is None:
+    if subject.champion is None:
         return
-    items, users = _ids(champion, "items"), _ids(champion, "users")
-    new_items, new_users = _ids(challenger, "items"), _ids(challenger, "users")
-    swapped = _overlap(users, new_items) > _overlap(items, new_items)
+    bundles, config = (subject.champion, subject.challenger), subject.config
+    items, new_items = (_rows(one.catalogue.item_ids).keys() for one in bundles)
+    users, new_users = (_rows(one.users.user_ids).keys() for one in bundles)
+    kept_items, kept_users, as_items = (
+        len(known & found) / max(1, len(known))
+        for known, found in ((items, new_items), (users, new_users), (users, new_items))
+    )
+    swapped = as_items > kept_items
     hint = "; its item ids are user ids: the columns were swapped" if swapped else ""
     if len(items) >= MIN_KNOWN:
-        yield at_least(
-            "catalogue completeness",
-            _overlap(items, new_items),
-            config.min_kept_items,
+        why = (
             f"share of the champion's {len(items)} items that are in this bundle ({len(new_items)} "
-            f"items){hint}",
+            f"items){hint}"
         )
+        yield at_least("catalogue completeness", kept_items, config.min_kept_items, why)
     if len(users) >= MIN_KNOWN:
-        yield at_least(
-            "user completeness",
-            _overlap(users, new_users),
-            config.min_kept_users,
-            f"share of the champion's {len(users)} users that are in this bundle{hint}",
-        )
+        why = f"share of the champion's {len(users)} users that are in this bundle{hint}"
+        yield at_least("user completeness", kept_users, config.min_kept_users, why)
 
 
-def _ids(bundle: Bundle, kind: str) -> set[str]:
-    table = bundle.catalogue.item_ids if kind == "items" else bundle.users.user_ids
-    return {table[row] for row in range(1, len(table))}
-
-
-def _overlap(known: set[str], found: set[str]) -> float:
-    return len(known & found) / len(known) if known else 0.0
+def _rows(table: StringTable) -> dict[str, int]:
+    """Map each id of a table to its row; row 0 is none."""
+    return {table[row]: row for row in range(1, len(table))}
 
 
 def described_alike(subject: Subject) -> Iterator[Verdict]:
@@ -145,25 +140,14 @@ def described_alike(subject: Subject) -> Iterator[Verdict]:
     texts = [
         before.display_texts[a] != after.display_texts[b] for a, b in zip(old, new, strict=True)
     ]
-    yield at_most(
-        "texts of the catalogue",
-        float(np.mean(texts)),
-        subject.config.max_changed_texts,
-        "share of the items that both have whose text changed; a wrong column or a wrong file "
-        "changes all",
-    )
+    most, both = subject.config.max_changed_texts, "share of the items that both have"
+    why = f"{both} whose text changed; a wrong column or a wrong file changes all"
+    yield at_most("texts of the catalogue", float(np.mean(texts)), most, why)
     groups = [_first_category(one, rows) for one, rows in ((before, old), (after, new))]
-    if min(len(set(one)) for one in groups) < 2 <= max(len(set(one)) for one in groups):
-        moved = 1.0
-    else:
-        moved = 1 - _most_renamed(*groups)
-    yield at_most(
-        "categories of the catalogue",
-        moved,
-        subject.config.max_changed_texts,
-        "share of the items that both have which are no longer with the other items of their "
-        "category",
-    )
+    sizes = [len(set(one)) for one in groups]
+    moved = 1.0 if min(sizes) < 2 <= max(sizes) else 1 - _most_renamed(*groups)
+    why = f"{both} which are no longer with the other items of their category"
+    yield at_most("categories of the catalogue", moved, most, why)
 
 
 def _first_category(catalogue: object, rows: NDArray[np.int64]) -> list[int]:
@@ -192,12 +176,9 @@ def popularity_of_events(subject: Subject) -> Iterator[Verdict]:
     counted = Popularity.fit(
         np.asarray(users.item_rows), times, bundle.num_item_rows, bundle.popularity.config
     )
-    yield at_least(
-        "popularity of these events",
-        rank_correlation(counted.item_scores[1:], bundle.popularity.item_scores[1:]),
-        0.5,
-        "rank correlation of the served popularity with a count of the bundle's events",
-    )
+    found = rank_correlation(counted.item_scores[1:], bundle.popularity.item_scores[1:])
+    why = "rank correlation of the served popularity with a count of the bundle's events"
+    yield at_least("popularity of these events", found, 0.5, why)
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> float:
@@ -259,18 +240,13 @@ def at_the_same_times(subject: Subject) -> Iterator[Verdict]:
 
 def shifts(champion: Bundle, challenger: Bundle) -> Ints:
     """Seconds by which events of users that both know moved; items that a user took once."""
-    before, after = (_known_users(one) for one in (champion, challenger))
+    before, after = (_rows(one.users.user_ids) for one in (champion, challenger))
     common = sorted(before.keys() & after.keys())[:COMPARED_USERS]
     found: list[int] = []
     for user_id in common:
         old, new = _once(champion, before[user_id]), _once(challenger, after[user_id])
         found += [new[item] - old[item] for item in old.keys() & new.keys()]
     return np.array(found, np.int64)
-
-
-def _known_users(bundle: Bundle) -> dict[str, int]:
-    table = bundle.users.user_ids
-    return {table[row]: row for row in range(1, len(table))}
 
 
 def _once(bundle: Bundle, user_row: int) -> dict[str, int]:
@@ -317,23 +293,17 @@ def stand_there_once(subject: Subject) -> Iterator[Verdict]:
     """Refuse a log that was read twice, or a day that was copied under another date."""
     report, config = subject.report, subject.config
     if rows_in := report.get("rows_in", 0):
-        yield at_most(
-            "duplicated rows",
-            report.get("duplicates", 0) / rows_in,
-            config.max_duplicates,
-            f"share of the {rows_in} rows read that repeat another; a file was delivered twice",
-        )
-    share = copied_share(subject.challenger)
-    if share is None:
+        share = report.get("duplicates", 0) / rows_in
+        why = f"share of the {rows_in} rows read that repeat another; a file was delivered twice"
+        yield at_most("duplicated rows", share, config.max_duplicates, why)
+    if (share := copied_share(subject.challenger)) is None:
         return
     before = None if subject.champion is None else copied_share(subject.champion)
-    yield at_most(
-        "events on two days",
-        share,
-        config.max_copied_events + (before or 0.0),
+    why = (
         "share of events whose user took the same item at the same second of another day; a day "
-        "was copied under another date",
+        "was copied under another date"
     )
+    yield at_most("events on two days", share, config.max_copied_events + (before or 0.0), why)
 
 
 def copied_share(bundle: Bundle) -> float | None:

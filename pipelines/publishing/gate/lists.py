@@ -1,10 +1,4 @@
-"""Checks of lists that champion and challenger make for the same users, and their judges.
-
-Judges decide only if ``recsys judge`` has shown that they agree with users' choices; a run or an
-update whose gate names another judge is refused at its start.
-
-Axes: U users, k length, N item rows.
-"""
+"""Checks of lists that champion and challenger make for the same users."""
 
 from __future__ import annotations
 
@@ -12,110 +6,15 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from pipelines.config.release import GateConfig
-from pipelines.engine.history import JUDGES, read_result
-from pipelines.publishing.gate.subject import Subject, at_least, at_most, warning
+from pipelines.publishing.gate.subject import Subject, at_least, at_most
 from pipelines.publishing.write_release import TIMED
-from recsys.data.batch import Jagged
-from recsys.evaluation.judges import RUBRICS, Known, available_rubrics
 from serving.bundle.load import Bundle
 from serving.bundle.manifest import Verdict
 from serving.recommend import Recommender
 from serving.schemas import Context, Request
-
-
-def check_judges(config: GateConfig, workspace: Path) -> None:
-    """Refuse a gate whose judges are not shown to agree with held-out events.
-
-    Raises:
-        ValueError: Names the judge and what to do.
-    """
-    if not config.judges:
-        return
-    path = workspace / JUDGES
-    if not path.exists():
-        raise ValueError(
-            f"release.gate.judges names {', '.join(config.judges)}, and {path} is missing: run "
-            f"recsys judge {workspace}, which measures whether they agree with what users chose"
-        )
-    judges = read_result(workspace, JUDGES)["judges"]
-    shown = sorted(name for name, one in judges.items() if one["shown"] and name in RUBRICS)
-    for name in config.judges:
-        if name in shown:
-            continue
-        clicks = judges.get(name, {}).get("clicks")
-        why = "it was not measured"
-        if clicks is not None:
-            why = (
-                f"it prefers the list with the held-out event in {clicks['mean']:.1%} of pairs "
-                f"({clicks['low']:.1%} to {clicks['high']:.1%}), which chance may explain"
-            )
-        raise ValueError(
-            f"release.gate.judges names {name!r}, whose agreement is not shown: {why}; "
-            f"shown by {path}: {', '.join(shown) or 'none'}"
-        )
-
-
-def known_data(bundle: Bundle) -> Known:
-    """Build the data that a bundle's lists are judged by."""
-    users, catalogue = bundle.users, bundle.catalogue
-    return Known(
-        histories=Jagged(torch.from_numpy(users.item_rows), torch.from_numpy(users.offsets)),
-        categories=Jagged(
-            torch.from_numpy(catalogue.category_values),
-            torch.from_numpy(catalogue.category_offsets),
-        ),
-        num_categories=catalogue.num_category_rows,
-        content=bundle.items.content,
-    )
-
-
-def judged_verdicts(
-    subject: Subject,
-    users: Sequence[str],
-    challenger: Sequence[Sequence[str]],
-    champion: Sequence[Sequence[str]],
-) -> Iterator[Verdict]:
-    """Hold the mean score of the challenger's lists against the champion's, by each judge.
-
-    Both are judged by what the challenger knows; items that it does not have are left out.
-    """
-    if not subject.config.judges:
-        return
-    known, table = known_data(subject.challenger), subject.challenger.users
-    rubrics = available_rubrics(known)
-    rows = torch.tensor([table.row_of(one) or 0 for one in users])
-    new, old = (_rows(lists, subject) for lists in (challenger, champion))
-    for name in subject.config.judges:
-        if name not in rubrics:
-            yield warning(f"judged: {name}", "the bundle has no data for this rubric")
-            continue
-        means = [float(rubrics[name](lists, rows, known).mean()) for lists in (new, old)]
-        if means[1] <= 0:
-            yield warning(f"judged: {name}", "it scores every list of the champion 0")
-            continue
-        yield at_least(
-            f"judged: {name}",
-            means[0] / means[1],
-            subject.config.min_judged,
-            f"mean score of {len(users)} lists {means[0]:.3f}, of the champion {means[1]:.3f}",
-        )
-
-
-def _rows(lists: Sequence[Sequence[str]], subject: Subject) -> Tensor:
-    """Find the items' rows, 0 after the end of a list, [L, k]."""
-    found = torch.zeros(len(lists), subject.config.list_length, dtype=torch.int64)
-    for place, items in enumerate(lists):
-        rows = [row for one in items if (row := subject.challenger.catalogue.row_of(one))]
-        found[place, : len(rows)] = torch.tensor(rows, dtype=torch.int64)
-    return found
-
 
 MIN_USERS = 20
 """Users without whom lists show no variety."""
@@ -173,18 +72,13 @@ def good_lists(subject: Subject) -> Iterator[Verdict]:
         return
     challenger, *champion = made_lists(subject, users)
     names = ", ".join(sorted(challenger.failed))
-    yield at_most(
-        "sources that failed",
-        len(challenger.failed),
-        0,
-        f"parts that raised an error while {len(users)} lists were made{names and ': ' + names}",
-    )
+    why = f"parts that raised an error while {len(users)} lists were made{names and ': ' + names}"
+    yield at_most("sources that failed", len(challenger.failed), 0, why)
     empty = sum(not one for one in challenger.items) / len(users)
     yield at_most("empty lists", empty, 0, f"share of {len(users)} lists without an item")
     yield latency(subject, challenger, champion[0] if champion else None)
     if champion and len(users) >= MIN_USERS:
         yield from variety(subject, challenger, champion[0])
-        yield from judged_verdicts(subject, users, challenger.items, champion[0].items)
 
 
 def latency(subject: Subject, challenger: BundleLists, champion: BundleLists | None) -> Verdict:
@@ -205,22 +99,16 @@ def variety(subject: Subject, challenger: BundleLists, champion: BundleLists) ->
     new, old = (
         len({item for one in lists.items for item in one}) for lists in (challenger, champion)
     )
-    yield at_least(
-        "catalogue coverage",
-        new / max(1, old),
-        config.min_coverage,
-        f"different items in {len(challenger.items)} lists: {new}, of the champion {old}",
-    )
+    why = f"different items in {len(challenger.items)} lists: {new}, of the champion {old}"
+    yield at_least("catalogue coverage", new / max(1, old), config.min_coverage, why)
     # Both by the champion's counts, so that the same lists are as novel.
     bits = [_novelty(lists, champion.bundle) for lists in (challenger, champion)]
     if bits[1] > 0:
-        yield at_least(
-            "novelty",
-            bits[0] / bits[1],
-            config.min_novelty,
+        why = (
             f"mean novelty of listed items {bits[0]:.2f} bits, of the champion {bits[1]:.2f}; "
-            "lower lists what everybody knows",
+            "lower lists what everybody knows"
         )
+        yield at_least("novelty", bits[0] / bits[1], config.min_novelty, why)
     spread = [_category_spread(lists) for lists in (challenger, champion)]
     if spread[1] > 1:
         yield at_least(

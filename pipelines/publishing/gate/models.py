@@ -64,8 +64,7 @@ def norm_ratio(table: Tensor) -> float:
 
 def finite_and_of_usual_size(subject: Subject) -> Iterator[Verdict]:
     """Refuse NaN, infinities and rows far longer than the others, in any array."""
-    bundle, bound = subject.challenger, subject.config.max_norm_ratio
-    broken: list[str] = []
+    bundle, broken = subject.challenger, list[str]()
     longest, where = 0.0, "no table"
     for name, array in iterate_arrays(bundle.directory, sorted(bundle.manifest.files)):
         # Popularity gives row 0 minus infinity; missing properties are NaN.
@@ -78,12 +77,8 @@ def finite_and_of_usual_size(subject: Subject) -> Iterator[Verdict]:
     if broken:
         reason += f": {', '.join(broken[:3])}; training diverged or a file was damaged"
     yield at_most("finite numbers", len(broken), 0, reason)
-    yield at_most(
-        "length of vectors",
-        longest,
-        bound,
-        f"longest row of {where} against the median row; far above it, training exploded there",
-    )
+    why = f"longest row of {where} against the median row; far above it, training exploded there"
+    yield at_most("length of vectors", longest, subject.config.max_norm_ratio, why)
 
 
 def index_agrees(subject: Subject) -> Iterator[Verdict]:
@@ -103,22 +98,18 @@ def index_agrees(subject: Subject) -> Iterator[Verdict]:
     # By score, so that equal items count as found.
     least = scores.topk(k, dim=1).values[:, -1:]
     recall = float((listed >= least - 1e-3 * least.abs()).double().mean())
-    yield at_least(
-        "index of these vectors",
-        recall,
-        subject.config.min_index_agreement,
+    least_share = subject.config.min_index_agreement
+    why = (
         f"share of the {k} nearest items by the bundle's own item vectors that its index lists; "
-        "an index of earlier vectors does not",
+        "an index of earlier vectors does not"
     )
+    yield at_least("index of these vectors", recall, least_share, why)
     with torch.inference_mode():
         encoded = bundle.retriever.model.all_item_vectors()[chosen]
     cosine = torch.cosine_similarity(vectors[chosen], encoded.float(), dim=1)
-    yield at_least(
-        "vectors of this model",
-        float((cosine >= SAME).double().mean()),
-        subject.config.min_index_agreement,
-        "share of item vectors that the bundle's two-tower gives for these items",
-    )
+    equal = float((cosine >= SAME).double().mean())
+    why = "share of item vectors that the bundle's two-tower gives for these items"
+    yield at_least("vectors of this model", equal, least_share, why)
 
 
 def common_rows(subject: Subject) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -148,26 +139,24 @@ def content_is_current(subject: Subject) -> Iterator[Verdict]:
     same_text = np.array([before[a] == after[b] for a, b in zip(old, new, strict=True)], bool)
     vectors = champion.items.content[old].float(), challenger.items.content[new].float()
     cosine = torch.cosine_similarity(*vectors, dim=1).numpy()
+    most = subject.config.max_changed_texts
     if same_text.sum() >= MIN_CHANGED:
-        yield at_least(
-            "content vectors of these items",
-            float((cosine[same_text] >= SAME).mean()),
-            1 - subject.config.max_changed_texts,
+        share = float((cosine[same_text] >= SAME).mean())
+        why = (
             "share of the items with an unchanged text whose content vector is unchanged; else "
-            "vectors belong to other items, or the encoder changed without its name",
+            "vectors belong to other items, or the encoder changed without its name"
         )
+        yield at_least("content vectors of these items", share, 1 - most, why)
     # Encoders may well ignore case and punctuation.
     words = [[re.findall(r"\w+", texts[row].lower()) for row in rows] for texts, rows in both]
     changed = np.array([a != b for a, b in zip(*words, strict=True)], bool)
     if changed.sum() >= MIN_CHANGED:
-        equal = (vectors[0] == vectors[1]).all(1).numpy()
-        yield at_most(
-            "content vectors of changed texts",
-            float(equal[changed].mean()),
-            subject.config.max_changed_texts,
+        share = float((vectors[0] == vectors[1]).all(1).numpy()[changed].mean())
+        why = (
             "share of the items with a changed text whose content vector is the old one; the "
-            "embeddings are stale, run embed_items with --force embed_items",
+            "embeddings are stale, run embed_items with --force embed_items"
         )
+        yield at_most("content vectors of changed texts", share, most, why)
 
 
 MIN_ITEMS = 20
@@ -183,21 +172,14 @@ def semantic_ids(subject: Subject) -> Iterator[Verdict]:
     found = subject.challenger.semantic_ids
     if found is None:
         return
-    codes = found.codes
-    have = codes[:, 0] >= 0
-    sizes = torch.tensor(found.ids.level_sizes)
-    outside = ((codes[have] < 0) | (codes[have] >= sizes)).any(1)
-    repeated = int(have.sum()) - len(torch.unique(codes[have], dim=0))
-    invalid = (int(outside.sum()) + repeated) / max(1, int(have.sum()))
-    yield at_most(
-        "invalid semantic IDs",
-        max(invalid, _generated_invalid(subject.challenger, codes)),
-        0,
-        "share of IDs that name no item, or two",
-    )
-    if int(have.sum()) < MIN_ITEMS:
-        return
-    yield from _code_use(subject, codes[have], found)
+    codes = found.codes[found.codes[:, 0] >= 0]
+    outside = ((codes < 0) | (codes >= torch.tensor(found.ids.level_sizes))).any(1)
+    repeated = len(codes) - len(torch.unique(codes, dim=0))
+    invalid = (int(outside.sum()) + repeated) / max(1, len(codes))
+    invalid = max(invalid, _generated_invalid(subject.challenger, found.codes))
+    yield at_most("invalid semantic IDs", invalid, 0, "share of IDs that name no item, or two")
+    if len(codes) >= MIN_ITEMS:
+        yield from _code_use(subject, codes, found)
 
 
 def _generated_invalid(bundle: Bundle, codes: Tensor) -> float:
@@ -280,18 +262,13 @@ def calibration(subject: Subject) -> Iterator[Verdict]:
     for task, found in calibration_document(subject.challenger).get("tasks", {}).items():
         if found["observed"] * found["num_labels"] < MIN_POSITIVES:
             continue
-        yield at_most(
-            f"calibration of {task}",
-            found["calibration_error"],
-            min(subject.config.max_calibration_error, found["observed"]),
+        bound = min(subject.config.max_calibration_error, found["observed"])
+        why = (
             "expected calibration error of the ranker's probabilities on validation; the bound is "
-            "at most the share of positives",
+            "at most the share of positives"
         )
+        yield at_most(f"calibration of {task}", found["calibration_error"], bound, why)
         ratio = found["predicted"] / found["observed"]
         away = max(ratio, 1 / ratio) if ratio > 0 else math.inf
-        yield at_most(
-            f"level of {task}",
-            away,
-            subject.config.max_calibration_ratio,
-            f"{found['predicted']:.4f} predicted, {found['observed']:.4f} observed",
-        )
+        why = f"{found['predicted']:.4f} predicted, {found['observed']:.4f} observed"
+        yield at_most(f"level of {task}", away, subject.config.max_calibration_ratio, why)

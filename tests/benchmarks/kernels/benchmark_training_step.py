@@ -23,8 +23,8 @@ from recsys.layers.embedding.collection import EmbeddingBags, RowUpdateConfig, T
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
-from recsys.training.loop import LoopConfig, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import Row, command_line, device_name, write_results
 from tests.benchmarks.kernels.comparison import free_memory

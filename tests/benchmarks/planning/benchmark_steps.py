@@ -23,8 +23,8 @@ from recsys.layers.embedding.tables import filled_later
 from recsys.models.configs import TwoTowerConfig
 from recsys.models.item_tower import FeatureSizes, ItemCatalogue
 from recsys.models.two_tower import TwoTower
-from recsys.training.loop import LoopConfig, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from recsys.training.progress import SilentProgress, SilentTracker
 from tests.benchmarks.harness import command_line
 from tests.benchmarks.kernels.benchmark_training_step import zipf

@@ -21,7 +21,7 @@ MACHINE = Machine(device="cpu", num_cpus=2, memory_bytes=16 * GIB, flops=60e9)
 
 
 def round_of(name: str, epochs: float, seconds: float = 1.0) -> Round:
-    part = PlanPart(name="part", what="", why="", seconds=seconds)
+    part = PlanPart("part", "", "", seconds)
     return Round(name=name, choices={"two_tower_training": {"max_epochs": epochs}}, parts=(part,))
 
 

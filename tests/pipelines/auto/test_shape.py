@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.auto.shape import is_repeat, judged_by, repeat_share
+from pipelines.auto.shape import judged_by, repeat_share
 from pipelines.config.operation import AutoConfig
 from pipelines.presets import PRESETS
 from pipelines.stages.build_features import features_config
@@ -22,8 +22,8 @@ def sequences(*users: list[int]) -> Sequences:
 
 
 def test_an_item_repeats_within_a_user_only() -> None:
-    found = is_repeat(sequences([1, 2, 1, 1], [1, 2, 3]))
-    assert found.tolist() == [False, False, True, True, False, False, False]
+    assert repeat_share(sequences([1, 2, 1, 1], [1, 2, 3])) == 0.5
+    assert repeat_share(sequences([1, 2, 3, 4], [1, 2, 3])) == 0.0
 
 
 def test_the_share_of_repeats_is_of_held_out_events() -> None:

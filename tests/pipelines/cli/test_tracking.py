@@ -89,13 +89,14 @@ def test_appended_items_are_entered_into_the_registry_of_a_run_s_workspace(
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     bundles = write_bundles(tmp_path / "bundles")
+    change = note_champion(bundles, "v2+1", "append")
     with entering_registry(bundles) as published:
-        published(bundles, "v2+1")
+        published(bundles, change)
     assert not (tmp_path / "tracking").exists(), "a folder that no run made has no registry"
 
     (tmp_path / "config.toml").write_text("")
     with entering_registry(bundles) as published:
-        published(bundles, "v2+1")
+        published(bundles, change)
     (path,) = open_outbox(tmp_path).waiting()
     logged = read_lines(path)
     assert [(event["event"], event.get("version")) for event in logged] == [

@@ -5,7 +5,6 @@ import pytest
 
 from pipelines.config.run import EvaluationConfig
 from pipelines.evaluation.analysis import Analysis, ModelAnalysis, SplitAnalysis
-from pipelines.tracking.recorder import collect_analysis
 from recsys.evaluation.bootstrap import Interval
 from recsys.evaluation.significance import MetricComparison
 from recsys.evaluation.slices import SliceMetrics
@@ -44,15 +43,6 @@ def test_an_analysis_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_missing_analysis_says_how_to_make_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--force evaluate"):
         Analysis.load(tmp_path)
-
-
-def test_tracked_numbers_hold_interval_slices_and_no_empty_slice() -> None:
-    assert collect_analysis(made()) == {
-        "given/test/a/ndcg@10/low": 0.1,
-        "given/test/a/ndcg@10/high": 0.3,
-        "given/test/a/coverage@10": 0.5,
-        "given/test/a/slices/item_popularity/head/ndcg@10": 0.4,
-    }
 
 
 @pytest.mark.parametrize("name", ["ndcg", "map@0", "auc@10"])

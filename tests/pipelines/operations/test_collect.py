@@ -14,7 +14,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.operation import TrackingConfig
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.history import read_history
 from pipelines.engine.workspace import Workspace, publishing
@@ -24,7 +23,6 @@ from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 
 Aged = Callable[[Path, float], None]
-CONFIG = TrackingConfig(enabled=False)
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def shop(five_bundles: Path, tmp_path: Path, aged: Aged) -> Path:
     bundles = tmp_path / "bundles"
     shutil.copytree(five_bundles, bundles, symlinks=True)
     for version in ("v4", "v5"):
-        promote(bundles, version, config=CONFIG)
+        promote(bundles, version)
     aged(bundles, 100)
     return tmp_path
 
@@ -103,7 +101,7 @@ def test_what_a_served_delta_stands_on_stays(shop: Path, aged: Aged) -> None:
         content=np.ones((1, content), np.float32),
         item_vectors=np.ones((1, width), np.float32),
     )
-    promote(bundles, "v1+1", config=CONFIG)
+    promote(bundles, "v1+1")
     aged(delta, 100)
     found = gc(shop)
     assert present(shop) == {"v1", "v1+1", "v4", "v5"}

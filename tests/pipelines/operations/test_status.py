@@ -13,7 +13,6 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipelines.cli.main import app
-from pipelines.config.operation import TrackingConfig
 from pipelines.engine.history import recorded
 from pipelines.operations.status import Status, read_status
 from pipelines.partitions.manifest import Partition, PartitionsManifest, SetAside
@@ -27,7 +26,7 @@ Aged = Callable[[Path, float], None]
 def shop(five_bundles: Path, tmp_path: Path) -> Path:
     """A workspace that serves v2."""
     shutil.copytree(five_bundles, tmp_path / "bundles", symlinks=True)
-    promote(tmp_path / "bundles", "v2", config=TrackingConfig(enabled=False))
+    promote(tmp_path / "bundles", "v2")
     return tmp_path
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.config.operation import TrackingConfig
 from pipelines.engine.errors import RefusedError
 from pipelines.engine.signing import TamperedError, key_name, signing_key
 from pipelines.publishing.promotion import champions, keep_refused, promote, rollback
@@ -20,7 +19,6 @@ from serving.bundle.manifest import read_manifest
 from tests.serving.synthetic_bundle import write_synthetic_bundle
 
 KEY = b"0123456789abcdef-operators"
-OFF = TrackingConfig(enabled=False)
 
 
 def decided(bundles: Path, version: str, key: bytes | None, **changes: object) -> None:
@@ -132,7 +130,7 @@ def test_decisions_of_an_earlier_version_are_refused_with_the_remedy(
         with pytest.raises(ValueError, match=r"earlier version .* promote RUN VERSION --force"):
             reading(bundles)
     (bundles / name).rmdir()
-    promote(bundles, "v1", config=OFF, force=True)
+    promote(bundles, "v1", force=True)
     assert champions(bundles) == ["v1"]
 
 
@@ -164,18 +162,18 @@ def test_key_comes_from_a_variable_or_a_file(
 
 def test_with_a_key_only_what_has_a_signed_decision_is_promoted(bundles: Path, key: bytes) -> None:
     with pytest.raises(RefusedError, match="no signed decision on it"):
-        promote(bundles, "v1", config=OFF)
+        promote(bundles, "v1")
     decided(bundles, "v1", None)
     with pytest.raises(RefusedError, match="is not signed"):
-        promote(bundles, "v1", config=OFF)
+        promote(bundles, "v1")
     decided(bundles, "v1", key)
-    promote(bundles, "v1", config=OFF)
+    promote(bundles, "v1")
     assert champions(bundles) == ["v1"]
     decided(bundles, "v2", key, challenger_digest="0" * 64)
     with pytest.raises(RefusedError, match="altered after the decision"):
-        promote(bundles, "v2", config=OFF)
-    promote(bundles, "v2", config=OFF, force=True)
-    rollback(bundles, config=OFF)
+        promote(bundles, "v2")
+    promote(bundles, "v2", force=True)
+    rollback(bundles)
     assert champions(bundles) == ["v1"]
     found, faults = read_decisions(bundles, key)
     assert faults == []
@@ -189,20 +187,20 @@ def test_with_a_key_only_what_has_a_signed_decision_is_promoted(bundles: Path, k
 
 
 def test_a_refused_bundle_is_served_only_by_force_which_is_written_down(bundles: Path) -> None:
-    promote(bundles, "v1", config=OFF)
+    promote(bundles, "v1")
     verdict = {"name": "index recall", "value": 0.1, "bound": 0.99, "passed": False, "reason": ""}
     decided(bundles, "v2", None, outcome="refused", verdicts=[verdict])
     keep_refused(bundles, bundles / "bundle-v2")
     assert not (bundles / "bundle-v2").exists()
     with pytest.raises(RefusedError, match="it was refused: index recall"):
-        promote(bundles, "v2", config=OFF)
+        promote(bundles, "v2")
     assert champions(bundles) == ["v1"]
-    promote(bundles, "v2", config=OFF, force=True)
+    promote(bundles, "v2", force=True)
     assert champions(bundles) == ["v1", "v2"]
     last = read_decisions(bundles, None)[0][-1].decision
     assert (last.outcome, last.forced, last.champion) == ("promoted", True, "v1")
     assert "it was refused: index recall" in last.words[1]
     # It may be gone back to: what was forced is the latest decision on it.
-    promote(bundles, "v1", config=OFF)
-    rollback(bundles, config=OFF)
+    promote(bundles, "v1")
+    rollback(bundles)
     assert champions(bundles) == ["v1", "v2"]

@@ -10,11 +10,11 @@ from pipelines.publishing.from_registry import Followed, fetch_bundle, follow_re
 from pipelines.publishing.promotion import (
     note_champion,
     note_release,
-    promote,
     rollback,
     served_version,
 )
 from pipelines.tracking.decisions import history, read_challenger
+from pipelines.tracking.entries import enter_change
 from pipelines.tracking.tracking import open_outbox, sync_outbox
 from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import publish, read_manifest
@@ -29,7 +29,7 @@ def follow(shop: Shop) -> Followed:
 
 def make_champion(shop: Shop, version: str) -> None:
     """Promote here, and send it."""
-    promote(shop.bundles, version, config=shop.config, outbox=shop.outbox)
+    shop.promote(version)
     assert sync_outbox(shop.outbox, shop.config).problem is None
 
 
@@ -48,7 +48,7 @@ def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop: S
     assert history(shop.bundles)[-1].action == "registry"
     assert follow(shop).moved is False
 
-    rollback(shop.bundles, config=shop.config, outbox=shop.outbox)
+    enter_change(shop.outbox, shop.config, shop.bundles, rollback(shop.bundles))
     assert sync_outbox(shop.outbox, shop.config).problem is None
     assert (served_version(shop.bundles), shop.champion()) == ("v2", "v2")
     assert follow(shop).moved is False
@@ -56,7 +56,7 @@ def test_an_alias_moved_in_mlflow_is_served_and_a_rollback_moves_it_back(shop: S
 
 def test_a_promotion_that_waits_to_be_sent_is_newer_than_the_alias(shop: Shop):
     make_champion(shop, "v1")
-    promote(shop.bundles, "v2", config=shop.config, outbox=shop.outbox)
+    shop.promote("v2")
 
     found = follow(shop)
 
@@ -135,7 +135,7 @@ def test_a_bundle_published_while_another_was_fetched_stays(
     whole = from_registry.fetch
 
     def meanwhile(*arguments: object) -> object:
-        promote(shop.bundles, "v2+1", config=shop.config, outbox=shop.outbox)
+        shop.promote("v2+1")
         return whole(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(from_registry, "fetch", meanwhile)

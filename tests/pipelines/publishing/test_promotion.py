@@ -14,6 +14,7 @@ from pipelines.publishing.promotion import (
     rollback,
 )
 from pipelines.tracking.decisions import history, read_challenger
+from pipelines.tracking.entries import enter_change
 from pipelines.tracking.outbox import Outbox, read_lines
 from pipelines.tracking.tracking import open_outbox
 from serving.bundle.delta import NewItem, write_delta
@@ -44,7 +45,8 @@ def served(bundles: Path) -> str:
 
 
 def test_promote_serves_the_bundle_and_tells_the_registry(bundles: Path, outbox: Outbox):
-    change = promote(bundles, "v1", config=CONFIG, outbox=outbox)
+    change = promote(bundles, "v1")
+    enter_change(outbox, CONFIG, bundles, change)
     assert served(bundles) == "v1"
     assert (change.version, change.previous) == ("v1", None)
     (path,) = outbox.waiting()
@@ -56,13 +58,13 @@ def test_promote_serves_the_bundle_and_tells_the_registry(bundles: Path, outbox:
 
 def test_rollbacks_walk_back_and_a_promotion_after_one_starts_from_there(bundles: Path):
     for version in ("v1", "v2", "v3"):
-        promote(bundles, version, config=CONFIG)
-    assert rollback(bundles, config=CONFIG).version == "v2"
-    assert rollback(bundles, config=CONFIG).version == "v1"
+        promote(bundles, version)
+    assert rollback(bundles).version == "v2"
+    assert rollback(bundles).version == "v1"
     assert served(bundles) == "v1"
-    promote(bundles, "v3", config=CONFIG)
+    promote(bundles, "v3")
     assert champions(bundles) == ["v1", "v3"]
-    assert rollback(bundles, config=CONFIG).version == "v1"
+    assert rollback(bundles).version == "v1"
     assert [change.action for change in history(bundles)] == [
         *("promote", "promote", "promote", "rollback", "rollback", "promote", "rollback")
     ]
@@ -70,22 +72,22 @@ def test_rollbacks_walk_back_and_a_promotion_after_one_starts_from_there(bundles
 
 def test_there_is_nothing_before_the_first_champion(bundles: Path):
     with pytest.raises(ValueError, match="no champion yet"):
-        rollback(bundles, config=CONFIG)
-    promote(bundles, "v1", config=CONFIG)
-    promote(bundles, "v1", config=CONFIG)
+        rollback(bundles)
+    promote(bundles, "v1")
+    promote(bundles, "v1")
     with pytest.raises(ValueError, match="v1 is the first champion"):
-        rollback(bundles, config=CONFIG)
+        rollback(bundles)
     assert served(bundles) == "v1"
 
 
 def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path, outbox: Outbox):
     with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
-        promote(bundles, None, config=CONFIG)
+        promote(bundles, None)
     note_release(bundles, "v1", promoted=True)
     note_release(bundles, "v2", promoted=False)
     assert (served(bundles), read_challenger(bundles)) == ("v1", "v2")
 
-    promote(bundles, None, config=CONFIG, outbox=outbox)
+    enter_change(outbox, CONFIG, bundles, promote(bundles, None))
 
     assert (served(bundles), read_challenger(bundles)) == ("v2", None)
     (path,) = outbox.waiting()
@@ -95,8 +97,8 @@ def test_the_challenger_is_promoted_by_default_and_is_one_no_more(bundles: Path,
         ("challenger", None),
     ]
     with pytest.raises(ValueError, match=r"no challenger .* v1, v2, v3"):
-        promote(bundles, None, config=CONFIG)
-    assert rollback(bundles, config=CONFIG).version == "v1"
+        promote(bundles, None)
+    assert rollback(bundles).version == "v1"
 
 
 def test_the_first_release_is_champion_and_later_ones_wait_where_asked_to(bundles: Path):
@@ -113,27 +115,26 @@ def test_a_release_is_champion_at_once_by_default(bundles: Path):
     for version in ("v1", "v2"):
         assert note_release(bundles, version, promoted=True) == "champion"
     assert (served(bundles), read_challenger(bundles)) == ("v2", None)
-    assert rollback(bundles, config=CONFIG).version == "v1"
+    assert rollback(bundles).version == "v1"
 
 
-def test_an_unknown_or_altered_bundle_is_never_champion(bundles: Path, outbox: Outbox):
-    promote(bundles, "v1", config=CONFIG)
+def test_an_unknown_or_altered_bundle_is_never_champion(bundles: Path):
+    promote(bundles, "v1")
     with pytest.raises(ValueError, match=r"no bundle 'v9' .* v1, v2, v3"):
-        promote(bundles, "v9", config=CONFIG, outbox=outbox)
+        promote(bundles, "v9")
     texts = next(writable(bundles / "bundle-v2").rglob("*.npy"))
     texts.write_bytes(texts.read_bytes() + b"x")
     with pytest.raises(ValueError, match=str(texts.name)):
-        promote(bundles, "v2", config=CONFIG, outbox=outbox)
+        promote(bundles, "v2")
     assert served(bundles) == "v1"
     assert champions(bundles) == ["v1"]
-    assert outbox.waiting() == []
 
 
 def test_a_line_torn_by_a_kill_swallows_no_other(bundles: Path):
-    promote(bundles, "v1", config=CONFIG)
+    promote(bundles, "v1")
     with (bundles / "releases.jsonl").open("a") as file:
         file.write(json.dumps({"alias": "champion"})[:-3])
-    promote(bundles, "v2", config=CONFIG)
+    promote(bundles, "v2")
     assert champions(bundles) == ["v1", "v2"]
 
 
@@ -141,7 +142,7 @@ def test_a_line_torn_by_a_kill_swallows_no_other(bundles: Path):
 def with_delta(bundles: Path) -> Path:
     """``v2`` is champion, and a delta of it is published."""
     for version in ("v1", "v2"):
-        promote(bundles, version, config=CONFIG)
+        promote(bundles, version)
     item = NewItem(item_id="fresh", display_text="Fresh")
     content, vectors = np.zeros((1, 4), np.float32), np.ones((1, 8), np.float32)
     write_delta(bundles, "v2", [item], content=content, item_vectors=vectors)
@@ -151,9 +152,9 @@ def with_delta(bundles: Path) -> Path:
 def test_rollback_takes_back_the_appended_items_alone(with_delta: Path, outbox: Outbox):
     note_champion(with_delta, "v2+1", "append")
     assert champions(with_delta) == ["v1", "v2", "v2+1"]
-    assert rollback(with_delta, config=CONFIG).version == "v2"
-    assert rollback(with_delta, config=CONFIG).version == "v1"
-    promote(with_delta, "v2+1", config=CONFIG, outbox=outbox)
+    assert rollback(with_delta).version == "v2"
+    assert rollback(with_delta).version == "v1"
+    enter_change(outbox, CONFIG, with_delta, promote(with_delta, "v2+1"))
     assert served(with_delta) == "v2+1"
     (path,) = outbox.waiting()
     logged = read_lines(path)
@@ -166,14 +167,14 @@ def test_rollback_takes_back_the_appended_items_alone(with_delta: Path, outbox: 
 def test_what_moved_current_without_a_line_in_the_history_is_found(with_delta: Path):
     """By hand, or a kill between the link and the line."""
     publish(with_delta, "v2+1")
-    assert rollback(with_delta, config=CONFIG).version == "v2"
+    assert rollback(with_delta).version == "v2"
     publish(with_delta, "v2+1")
-    promote(with_delta, "v3", config=CONFIG)
+    promote(with_delta, "v3")
     assert champions(with_delta) == ["v1", "v2", "v2+1", "v3"]
-    assert rollback(with_delta, config=CONFIG).version == "v2+1"
+    assert rollback(with_delta).version == "v2+1"
     # A rollback that was killed before its line.
     publish(with_delta, "v2")
-    assert rollback(with_delta, config=CONFIG).version == "v1"
+    assert rollback(with_delta).version == "v1"
     assert champions(with_delta) == ["v1"]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.engine.errors import RefusedError
 from pipelines.publishing.from_registry import fetch_bundle, follow_registry
-from pipelines.publishing.promotion import promote, record_champion, served_version
+from pipelines.publishing.promotion import served_version
 from pipelines.tracking.decisions import decision_on, read_decisions
 from pipelines.tracking.entries import POINTER, registry_entry
 from pipelines.tracking.tracking import open_outbox, sync_outbox
@@ -30,7 +30,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def serve(shop: Shop, version: str) -> None:
     """Promote here, and send it."""
-    promote(shop.bundles, version, config=shop.config, outbox=shop.outbox, force=True)
+    shop.promote(version, force=True)
     assert sync_outbox(shop.outbox, shop.config).problem is None
 
 
@@ -106,7 +106,7 @@ def test_a_pointer_that_is_not_the_operators_is_refused(
 def test_a_bundle_without_a_decision_is_not_served_though_its_pointer_is_signed(
     shop: Shop, elsewhere: Path
 ):
-    record_champion(shop.outbox, shop.config.model, shop.bundles, "v1", "promote")
+    shop.enter("v1")
     assert sync_outbox(shop.outbox, shop.config).problem is None
     with pytest.raises(RefusedError, match="there is no signed decision on it"):
         fetch(shop, elsewhere)

@@ -3,11 +3,14 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pipelines.config.operation import TrackingConfig
-from pipelines.publishing.promotion import record_champion
+from pipelines.publishing.promotion import promote
+from pipelines.tracking.decisions import AliasChange
+from pipelines.tracking.entries import enter_change
 from pipelines.tracking.outbox import Outbox
 from pipelines.tracking.tracking import (
     RegisteredBundle,
@@ -54,8 +57,21 @@ class Shop:
 
     def register(self, version: str) -> SyncResult:
         """Record a bundle as champion, and send it."""
-        record_champion(self.outbox, self.config.model, self.bundles, version, "promote")
+        self.enter(version)
         return sync_outbox(self.outbox, self.config)
+
+    def enter(self, version: str) -> None:
+        """Record a bundle as champion, without a decision on it."""
+        change = AliasChange(
+            time="", alias="champion", version=version, previous=None, action="promote"
+        )
+        enter_change(self.outbox, self.config, self.bundles, change)
+
+    def promote(self, version: str | None, **options: Any) -> AliasChange:
+        """Promote here, and record it."""
+        change = promote(self.bundles, version, **options)
+        enter_change(self.outbox, self.config, self.bundles, change)
+        return change
 
     def champion(self) -> str:
         """Name the bundle behind the alias in the registry."""

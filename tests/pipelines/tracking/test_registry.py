@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipelines.publishing.from_registry import fetch
-from pipelines.publishing.promotion import record_champion
 from pipelines.tracking.tracking import SyncResult, look_up, sync_outbox
 from serving.bundle.copies import UnreachableError
 from serving.bundle.manifest import read_manifest
@@ -123,8 +122,8 @@ def test_without_a_place_of_copies_the_pointer_names_where_it_was_made(shop: Sho
 
 
 def test_a_bundle_that_changed_or_went_before_it_was_sent_is_kept_aside(shop: Shop):
-    record_champion(shop.outbox, shop.config.model, shop.bundles, "v1", "promote")
-    record_champion(shop.outbox, shop.config.model, shop.bundles, "v2", "promote")
+    shop.enter("v1")
+    shop.enter("v2")
     shutil.rmtree(shop.bundles / "bundle-v1")
     victim = writable(shop.bundles / "bundle-v2") / "popularity" / "popularity.safetensors"
     victim.write_bytes(b"0")

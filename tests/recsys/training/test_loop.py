@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from recsys.training.checkpoint import CheckpointError, checkpoint_paths, load_latest
-from recsys.training.loop import LoopConfig, TrainingDiverged, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import TrainingDiverged, train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 
 pytestmark = pytest.mark.numerics
 

@@ -9,9 +9,10 @@ from torch.nn import functional
 
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
-from recsys.training.loop import LoopConfig, train
+from recsys.training.loop import train
 from recsys.training.optim import (
     AdamWConfig,
+    LoopConfig,
     ScheduleConfig,
     adamw,
     decay_groups,

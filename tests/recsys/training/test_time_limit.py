@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from recsys.training import progress
-from recsys.training.loop import LoopConfig, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from recsys.training.passes import TrainingConfig
 from recsys.training.progress import SilentProgress, TrainState, steps_to_skip
 

@@ -23,8 +23,8 @@ from recsys.data.windows import BatchOrder
 from recsys.layers.embedding.collection import EmbeddingBags, TableConfig
 from recsys.training import checkpoint as checkpoint_module
 from recsys.training.checkpoint import Checkpoint, save_checkpoint
-from recsys.training.loop import LoopConfig, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 
 NUM_STEPS = 40
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 from recsys.layers.lora.file import CONFIG, WEIGHTS, load_adapter, read_adapter, save_adapter
 from recsys.layers.lora.linear import LoraAdapter, LoraConfig, digest_of_weights
 from recsys.models.adapted import LoraBank
-from recsys.training.loop import LoopConfig, train
-from recsys.training.optim import AdamWConfig, ScheduleConfig, adamw
+from recsys.training.loop import train
+from recsys.training.optim import AdamWConfig, LoopConfig, ScheduleConfig, adamw
 from tests.recsys.testing.tensors import rounding
 
 pytestmark = pytest.mark.numerics
