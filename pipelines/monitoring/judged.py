@@ -21,17 +21,12 @@ from recsys.data.durable import replace_file
 from recsys.evaluation.drift import Past, usual_band
 
 DAYS_A_MONTH = 30.4
+NUMBERS = ("value", "score", "noise", "expected", "low", "high", "residual")
 JUDGED = pl.Schema(
     {
         "date": pl.Date(),
         "signal": pl.String(),
-        "value": pl.Float64(),
-        "score": pl.Float64(),
-        "noise": pl.Float64(),
-        "expected": pl.Float64(),
-        "low": pl.Float64(),
-        "high": pl.Float64(),
-        "residual": pl.Float64(),
+        **dict.fromkeys(NUMBERS, pl.Float64()),
         "streak": pl.Int64(),
         "num_past": pl.Int64(),
         "bundle": pl.String(),
@@ -115,7 +110,7 @@ class SignalRecord:
         config: MonitoringConfig,
     ) -> None:
         """Judge a day by the days before it, and keep it in its place."""
-        pasts = {name: self._past(name, place, PAST_DAYS) for name in measured}
+        pasts = {name: self._past(name, place) for name in measured}
         ready = sum(int((~np.isnan(past.residuals)).sum()) >= MIN_PAST for past in pasts.values())
         chance = config.false_alarms_a_month / (DAYS_A_MONTH * max(1, ready))
         weekday = self.date_of(place).weekday()
@@ -142,18 +137,19 @@ class SignalRecord:
         del self.days[place + 1 :]
         self.days[place:] = [found]
 
-    def _past(self, name: str, place: int, past_days: int) -> Past:
-        begin = max(0, place - past_days)
+    def _past(self, name: str, place: int) -> Past:
+        begin = max(0, place - PAST_DAYS)
         rows = [day.get(name) for day in self.days[begin:place]]
         first = self.date_of(begin).weekday()
 
-        def column(values: list[float]) -> np.ndarray:
+        def column(field: str) -> np.ndarray:
+            values = [np.nan if one is None else getattr(one, field) for one in rows]
             return np.array(values, np.float64)
 
         return Past(
-            scores=column([np.nan if one is None else one.score for one in rows]),
-            residuals=column([np.nan if one is None else one.residual for one in rows]),
-            noise=column([np.nan if one is None else one.noise for one in rows]),
+            scores=column("score"),
+            residuals=column("residual"),
+            noise=column("noise"),
             streaks=np.array([0 if one is None else one.streak for one in rows], np.int64),
             weekdays=(first + np.arange(len(rows))) % 7,
         )

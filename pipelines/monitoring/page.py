@@ -23,6 +23,8 @@ GROUPS = {
     "online": "Served lists",
 }
 PERCENT, NUMBER = ".0%", ",~f"
+INPUT = ("newest", "age_days", "limit_days", "words")
+SIGNAL = ("value", "low", "high", "words")
 STATES = ("alarm", "learning", "quiet", "not measured")
 METHOD = (
     "Each signal is expected at the level of its last two weeks plus the usual deviation of the "
@@ -59,40 +61,22 @@ def monitoring_blocks(document: Mapping[str, Any], rows: pl.DataFrame | None) ->
     Args:
         rows: None if the days are not there, so that nothing can be drawn.
     """
-    recent = [f"{one['day']}: {', '.join(one['titles'])}" for one in document["recent_alarms"]]
-    return [
-        _freshness(document),
-        _signals(document),
-        *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
-        *(_charts(document, rows) if rows is not None else []),
-    ]
-
-
-def _freshness(document: Mapping[str, Any]) -> Table:
-    return Table(
+    inputs = Table(
         key="freshness",
         title="Freshness of inputs",
         note="An input older than its limit raises an alarm. The limit is learned from the past or "
         "set in the configuration.",
         columns=[
-            *texts("input", "newest"),
+            *texts("input", "state", "newest"),
             *numbers("age in days", "limit in days"),
-            *texts("state", "what it says"),
+            *texts("what it says"),
         ],
         rows=[
-            (
-                str(one["title"]),
-                *(one["newest"], one["age_days"], one["limit_days"]),
-                "ALARM" if one["alarm"] else "quiet",
-                str(one["words"]),
-            )
+            (one["title"], "ALARM" if one["alarm"] else "quiet", *map(one.get, INPUT))
             for one in document["freshness"]
         ],
     )
-
-
-def _signals(document: Mapping[str, Any]) -> Table:
-    return Table(
+    signals = Table(
         key="signals",
         title=f"Signals of {document['day']}",
         note="Each is compared with the band learned from the days before it; alarms first.",
@@ -103,15 +87,20 @@ def _signals(document: Mapping[str, Any]) -> Table:
         ],
         rows=[
             (
-                str(one["title"]),
-                GROUPS.get(one["group"], str(one["group"])),
-                "ALARM" if one["alarm"] else str(one["state"]),
-                *(one["value"], one["low"], one["high"]),
-                str(one["words"]),
+                *(one["title"], GROUPS.get(one["group"], one["group"])),
+                "ALARM" if one["alarm"] else one["state"],
+                *map(one.get, SIGNAL),
             )
             for one in sorted(document["signals"], key=lambda one: STATES.index(one["state"]))
         ],
     )
+    recent = [f"{one['day']}: {', '.join(one['titles'])}" for one in document["recent_alarms"]]
+    return [
+        inputs,
+        signals,
+        *([Words(lines=["Alarms of the last 30 days:", *recent])] if recent else []),
+        *(_charts(document, rows) if rows is not None else []),
+    ]
 
 
 def _charts(document: Mapping[str, Any], rows: pl.DataFrame) -> Iterator[Section]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -27,8 +28,7 @@ NAMED = 8
 """Event types that an error lists."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServedList:
+class ServedList(NamedTuple):
     """One list of the log."""
 
     request_id: str
@@ -38,7 +38,7 @@ class ServedList:
     bundle: str | None
     request: str | None
     """JSON of what the client sent; None where the export is older than that column."""
-    item_ids: tuple[str, ...]
+    item_ids: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,15 +71,10 @@ class ServedLog:
 
     def take(self, places: Integers) -> ServedLog:
         """Keep some lists, ascending."""
-        return ServedLog(
-            lists=[self.lists[place] for place in places.tolist()],
-            rewards=self.rewards[places],
-            propensities=self.propensities[places],
-            lengths=self.lengths[places],
-            left_out=self.left_out,
-            reward=self.reward,
-            events=self.events,
-        )
+        parts = {
+            name: getattr(self, name)[places] for name in ("rewards", "propensities", "lengths")
+        }
+        return replace(self, lists=[self.lists[place] for place in places.tolist()], **parts)
 
 
 class EventHistories:
@@ -92,14 +87,9 @@ class EventHistories:
         )
         self._received: defaultdict[str, list[int]] = defaultdict(list)
         self._events: defaultdict[str, list[RecentEvent]] = defaultdict(list)
-        rows = kept.select(
-            "user_id",
-            "item_id",
-            "event_type",
-            pl.col("event_time").dt.epoch("ms"),
-            pl.col(RECEIVED_TIME).dt.epoch("ms"),
-        ).iter_rows()
-        for user_id, item_id, event_type, time_ms, received_ms in rows:
+        times = (pl.col(name).dt.epoch("ms") for name in (RECEIVED_TIME, "event_time"))
+        rows = kept.select("user_id", *times, "item_id", "event_type").iter_rows()
+        for user_id, received_ms, time_ms, item_id, event_type in rows:
             self._received[user_id].append(received_ms)
             self._events[user_id].append(RecentEvent(item_id, event_type, time_ms))
 
@@ -125,8 +115,10 @@ def read_served_log(
         events: The export with the events; by default in the log's folder.
         surfaces: Only lists of these; by default of all.
     """
-    requests, folder = _folders(log, events)
-    rows = _rows(requests)
+    if not log.is_dir():
+        raise ValueError(f"there is no folder {log}; name one that recsys data export wrote")
+    requests = log / REQUESTS if (log / REQUESTS).is_dir() else log
+    folder, rows = events or requests.parent, _rows(requests)
     left_out: Counter[str] = Counter()
     if surfaces:
         known = set(rows["surface"].unique().to_list())
@@ -149,14 +141,6 @@ def read_served_log(
     happened = _events(folder)
     rewarded = _rewarded(rows, happened, reward, folder)
     return _assembled(rewarded, EventHistories(happened), left_out, reward)
-
-
-def _folders(log: Path, events: Path | None) -> tuple[Path, Path]:
-    if not log.is_dir():
-        raise ValueError(f"there is no folder {log}; name one that recsys data export wrote")
-    inside = log / REQUESTS
-    requests = inside if inside.is_dir() else log
-    return requests, events or requests.parent
 
 
 def _rows(requests: Path) -> pl.DataFrame:
@@ -256,23 +240,13 @@ def _assembled(
     rewards, chances = np.zeros(shape), np.ones(shape)
     rewards[there] = grouped["reward"].explode().to_numpy()
     chances[there] = grouped["propensity"].explode().to_numpy()
-    fields = ("request_id", "time_ms", "user_id", "surface", "bundle", "request", "item_id")
-    lists = [
-        ServedList(
-            request_id=request_id,
-            time_ms=time_ms,
-            user_id=user_id,
-            surface=surface or "home",
-            bundle=bundle,
-            request=request,
-            item_ids=tuple(items),
-        )
-        for request_id, time_ms, user_id, surface, bundle, request, items in grouped.select(
-            fields
-        ).iter_rows()
-    ]
+    fields = grouped.select(
+        *("request_id", "time_ms", "user_id"),
+        pl.col("surface").replace("", None).fill_null("home"),
+        *("bundle", "request", "item_id"),
+    )
     return ServedLog(
-        lists=lists,
+        lists=[ServedList(*row) for row in fields.iter_rows()],
         rewards=rewards,
         propensities=chances,
         lengths=lengths,
