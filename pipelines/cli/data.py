@@ -119,9 +119,6 @@ def export_events(
         str, typer.Option(help="sqlite:FOLDER or redis://HOST:PORT/0, as of recsys serve.")
     ],
     to: Annotated[Path, typer.Option("--out", "-o", help="Folder of the Parquet files.")],
-    records: Annotated[
-        bool, typer.Option("--records", help="Write whole records of lists too, for recsys parity.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write new events and served lists of an online store into Parquet files by day.
@@ -139,12 +136,11 @@ def export_events(
     """
     from pipelines.inputs.opened_store import export_store
 
-    found = export_store(store, to, records=records)
-    written = {name: one for name, one in found._asdict().items() if one is not None}
+    written = export_store(store, to)._asdict()
     if as_json:
         print_json({name: vars(one) for name, one in written.items()})
         return
-    names = {"events": "events", "requests": "served lists", "records": "records of lists"}
+    names = {"events": "events", "requests": "served lists"}
     for name, report in written.items():
         removed = f"; {report.removed:,} rows of forgotten users removed" if report.removed else ""
         new = f"{report.new:,} new {names[name]}"

@@ -29,7 +29,7 @@ REQUESTS = "requests"
 """Folder of served lists in that of the events."""
 FORMAT = 1
 RECORDS = "records"
-"""Folder of their records."""
+"""Folder of their records, which earlier versions wrote; users are still forgotten in it."""
 RECEIVED_TIME = "received_time"
 """When a row's event arrived or its list was served: its day is the folder."""
 

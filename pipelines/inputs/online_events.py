@@ -2,7 +2,6 @@
 
     OUT/date=2026-11-22/part-1-5000.parquet             events by their places in the store
     OUT/requests/date=2026-11-22/part-<id>-<id>.parquet served lists, a row an item
-    OUT/records/date=2026-11-22/part-<id>-<id>.parquet  served lists, whole, for recsys parity
 
 ``slot`` counts from 0, as features/ has it; the API counts from 1. ``request`` is the JSON of what
 the client sent, defaults left out. ``fallback`` and ``degraded`` (codes, by commas) are of the
@@ -20,7 +19,7 @@ from typing import Any
 
 import polars as pl
 
-from pipelines.inputs.exported import RECEIVED_TIME, RECORDS, REQUESTS, Exported, exporting
+from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, Exported, exporting
 from serving.online.events import Event
 from serving.online.store import OnlineStore, RequestRecord
 
@@ -64,14 +63,6 @@ SERVED = pl.Schema(
         "request": pl.String(),
     }
 )
-RECORD = pl.Schema(
-    {
-        "request_id": pl.String(),
-        RECEIVED_TIME: TIME,
-        "user_id": pl.String(),
-        "document": pl.String(),
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,24 +98,17 @@ def export_events(store: OnlineStore, out: Path) -> ExportReport:
         return ExportReport.of(exported, new, removed)
 
 
-def export_requests(
-    store: OnlineStore, out: Path, now_ms: int | None = None, *, whole: bool = False
-) -> ExportReport:
-    """Write the lists that were served since the last export, likewise.
-
-    Args:
-        whole: Write each one's record as it is kept, in a folder of its own.
-    """
+def export_requests(store: OnlineStore, out: Path, now_ms: int | None = None) -> ExportReport:
+    """Write the lists that were served since the last export, likewise."""
     now_ms = int(1_000 * time.time()) if now_ms is None else now_ms
-    folder = out / (RECORDS if whole else REQUESTS)
-    rows_in, schema = (_whole, RECORD) if whole else (list_rows, SERVED)
+    folder = out / REQUESTS
     with exporting(folder) as exported:
         removed, new = exported.forget(folder, store.forgotten()), 0
         while records := store.requests_between(
             served_ms(exported.last), now_ms - SETTLED_MS, LISTS_PER_PART, exported.last
         ):
-            rows = [row for record in records for row in rows_in(record)]
-            frame = pl.DataFrame(rows, schema=schema, orient="row")
+            rows = [row for record in records for row in list_rows(record)]
+            frame = pl.DataFrame(rows, schema=SERVED, orient="row")
             first, last = records[0].request_id, records[-1].request_id
             exported.add_days(folder, frame, first, last)
             exported.last = last
@@ -154,10 +138,6 @@ def event_row(event: Event) -> tuple[Any, ...]:
         event.event_id,
         event.received_ms,
     )
-
-
-def _whole(record: RequestRecord) -> Iterator[tuple[Any, ...]]:
-    yield record.request_id, record.time_ms, record.user_id, record.document.decode()
 
 
 def list_rows(record: RequestRecord) -> Iterator[tuple[Any, ...]]:

@@ -28,16 +28,14 @@ class StoreReport(NamedTuple):
 
     events: ExportReport
     requests: ExportReport
-    records: ExportReport | None = None
 
 
-def export_store(url: str, out: Path, *, records: bool = False) -> StoreReport:
+def export_store(url: str, out: Path) -> StoreReport:
     """Write events and served lists that are new."""
     with opened(url) as store:
         # Lists first: an event that a list was made of is exported then too.
         lists = export_requests(store, out)
-        whole = export_requests(store, out, whole=True) if records else None
-        return StoreReport(export_events(store, out), lists, whole)
+        return StoreReport(export_events(store, out), lists)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from serving.query import Query
 
 RESOLVED = "serving.configuration.resolve.Resolver.resolve"
 HYDRATE = "serving.query.hydrate"
+STORE = "serving.online.store.OnlineStore.visitor"
 FORGET = "serving.online.store.OnlineStore.forget"
 USERS = "serving.bundle.users.Users.features"
 BATCH = "pipelines.parity.batch.batch_features"
@@ -77,7 +78,6 @@ def compare_records(
     online: Document,
     *,
     history: History | None,
-    reader: str,
     batch: ByBatch | None,
     query: Query,
 ) -> Iterator[ListDifference]:
@@ -92,7 +92,7 @@ def compare_records(
         if logged.get(name) != online.get(name):
             yield ListDifference(f"{name} in force", RESOLVED)
     if history is not None:
-        yield from _compare_events(history, reader)
+        yield from _compare_events(history)
     if logged.get("forgotten_ms") != online.get("forgotten_ms"):
         yield ListDifference("when the user was forgotten", FORGET)
     if moment := _gap(logged.get("unix_time"), online.get("unix_time")):
@@ -115,7 +115,7 @@ def _gap(was: float | None, now: float | None) -> float:
     return 1.0 if was is None or now is None else float(abs(now - was))
 
 
-def _compare_events(history: History, reader: str) -> Iterator[ListDifference]:
+def _compare_events(history: History) -> Iterator[ListDifference]:
     """Compare the events that a list was made of with those that had arrived."""
     logged, events = history.logged, history.events
     items, others = ([one.item_id for one in side] for side in (logged, events))
@@ -124,24 +124,24 @@ def _compare_events(history: History, reader: str) -> Iterator[ListDifference]:
         kinds = sum(a.event_type != b.event_type for a, b in zip(logged, events, strict=True))
         apart = max((abs(a - b) for a, b in zip(times, arrived, strict=True)), default=0)
         if kinds:
-            yield ListDifference("history: types of events", reader, kinds)
+            yield ListDifference("history: types of events", STORE, kinds)
         if apart:
-            yield ListDifference("history: times of events", reader, apart / 1_000)
+            yield ListDifference("history: times of events", STORE, apart / 1_000)
         return
     if times == arrived:
         changed = sum(a != b for a, b in zip(items, others, strict=True))
-        yield ListDifference("history: items of events", reader, changed)
+        yield ListDifference("history: items of events", STORE, changed)
         return
     read, known = (
         Counter(zip(items, times, strict=True)),
         Counter(zip(others, arrived, strict=True)),
     )
     if lacking := (known - read).total():
-        yield ListDifference("history: events that the list was made without", reader, lacking)
+        yield ListDifference("history: events that the list was made without", STORE, lacking)
     if surplus := (read - known).total():
-        yield ListDifference("history: events that the event log lacks", reader, surplus)
+        yield ListDifference("history: events that the event log lacks", STORE, surplus)
     if not lacking and not surplus:
-        yield ListDifference("history: order of events", reader)
+        yield ListDifference("history: order of events", STORE)
 
 
 def _compare_features(

@@ -6,19 +6,13 @@ import heapq
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import polars as pl
-
 from features.forget_list import NOBODY, ForgetList
-from pipelines.inputs.exported import RECORDS, Exported, list_parts
 from pipelines.inputs.online_events import EVENTS_PER_PART, LISTS_PER_PART
 from serving.online.events import HISTORY_TYPES
 from serving.online.store import OnlineStore, RecentEvent, Visitor
 
-OF_STORE = "serving.online.store.OnlineStore.visitor"
-OF_EXPORT = "pipelines.inputs.online_events.export_events"
 Document = Mapping[str, Any]
 END_MS = 1 << 48
 SETTLE_MS = 2_000
@@ -44,7 +38,6 @@ class Log:
     items_version: int | None = None
     hidden: Sequence[str] = ()
     """Items that are hidden as of that version."""
-    reader: str = OF_STORE
 
     def forgotten_ms(self, user_id: str | None) -> int | None:
         """Return when a user was forgotten; None if never."""
@@ -75,55 +68,12 @@ def log_of_store(store: OnlineStore, sample: int, since_ms: int = 0) -> Log:
     )
 
 
-def log_of_export(folder: Path, sample: int, since_ms: int = 0) -> Log:
-    """Sample the lists of a folder that ``recsys data export --records`` wrote."""
-    records = folder / RECORDS
-    if not records.is_dir():
-        raise ValueError(
-            f"{folder} holds no records of served lists: there is no folder {RECORDS} in it; write "
-            "them with recsys data export --records, or name the store with --store"
-        )
-    documents, number = _sampled(_exported(list_parts(records), since_ms), sample)
-    users = pl.Series([document.get("user_id") for document in documents], dtype=pl.String)
-    kept = pl.col("user_id").is_in(users.drop_nulls().unique().implode())
-    kept &= pl.col("event_type").is_in(HISTORY_TYPES)
-    columns = ("user_id", "item_id", "event_type", "event_time", "received_time")
-    events: dict[str, list[StoredEvent]] = {}
-    for path in sorted(list_parts(folder), key=_first_place):
-        rows = pl.read_parquet(path, columns=list(columns), hive_partitioning=False).filter(kept)
-        times = [rows[name].dt.epoch("ms").to_list() for name in columns[3:]]
-        texts = [rows[name].to_list() for name in columns[:3]]
-        for user, item, kind, time_ms, received_ms in zip(*texts, *times, strict=True):
-            own = events.setdefault(user, [])
-            own.append(StoredEvent(RecentEvent(item, kind, time_ms), received_ms))
-    return Log(
-        documents=documents,
-        num_requests=number,
-        events=events,
-        forgotten=Exported.read(folder).forgotten,
-        reader=OF_EXPORT,
-    )
-
-
-def _first_place(path: Path) -> tuple[int, str]:
-    """Order parts as their events arrived: part-<first>-<last>, a day's with the next one's."""
-    return int(path.stem.split("-")[1]), path.parent.name
-
-
 def _stored(store: OnlineStore, since_ms: int) -> Iterator[tuple[str, bytes]]:
     last = ""
     while records := store.requests_between(since_ms, END_MS, LISTS_PER_PART, last):
         last = records[-1].request_id
         for record in records:
             yield record.request_id, record.document
-
-
-def _exported(paths: Sequence[Path], since_ms: int) -> Iterator[tuple[str, bytes]]:
-    for path in paths:
-        rows = pl.read_parquet(path, columns=["request_id", "document"], hive_partitioning=False)
-        for request_id, document in rows.iter_rows():
-            if int(request_id[:12], 16) >= since_ms:
-                yield request_id, document.encode()
 
 
 def _sampled(records: Iterable[tuple[str, bytes]], sample: int) -> tuple[list[Document], int]:

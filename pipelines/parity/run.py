@@ -271,7 +271,6 @@ class _Run:
                 one.document,
                 one.online,
                 history=one.history,
-                reader=self._log.reader,
                 batch=batch.get(id(one)),
                 query=one.query,
             )

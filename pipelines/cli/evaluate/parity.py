@@ -21,10 +21,6 @@ MAX_CAUSES = 10
 def parity(
     run: Run,
     store: Store = None,
-    export: Annotated[
-        Path | None,
-        typer.Option("--log", help="Folder of recsys data export --records, instead of a store."),
-    ] = None,
     configs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -59,9 +55,7 @@ def parity(
     bundles = find_bundles(run)[0]
     place = bundles.absolute().parent
     with recorded(place, "parity") as recording:
-        if store is not None and export is not None:
-            raise ValueError("--store and --log are two places of the same lists; name one")
-        logged = read_log(store or f"sqlite:{place / 'online'}", export, sample, since)
+        logged = read_log(store or f"sqlite:{place / 'online'}", sample, since)
         if not logged.documents:
             raise ValueError(
                 "the log holds no served list; serve some with a store (recsys serve --store), or "
@@ -87,19 +81,17 @@ def parity(
             raise typer.Exit(3)
 
 
-def read_log(url: str, export: Path | None, sample: int, since: str | None) -> Log:
-    """Read served lists from a folder or a store."""
+def read_log(url: str, sample: int, since: str | None) -> Log:
+    """Read served lists from a store."""
     import time
 
     from pipelines.inputs.opened_store import opened
-    from pipelines.parity.log import log_of_export, log_of_store
+    from pipelines.parity.log import log_of_store
     from serving.surfaces import read_duration
 
     span: Any = read_duration(since)
     is_span = isinstance(span, timedelta)
     since_ms = int(1_000 * (time.time() - span.total_seconds())) if is_span else 0
-    if export is not None:
-        return log_of_export(export, sample, since_ms)
     with opened(url) as store:
         return log_of_store(store, sample, since_ms)
 

@@ -15,8 +15,8 @@ import serving.retrieval
 from features.forget_list import ForgetList, UserKeys
 from pipelines.cli.main import app
 from pipelines.engine.history import read_history
-from pipelines.inputs.opened_store import export_store
-from pipelines.parity.log import OF_EXPORT, OF_STORE, log_of_export, log_of_store
+from pipelines.parity.compare import STORE
+from pipelines.parity.log import log_of_store
 from pipelines.parity.run import check_parity
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
@@ -63,18 +63,6 @@ def test_what_http_served_while_events_arrived_is_computed_bit_equal(served, log
     drawn = [document for document in log.documents if "seed" in document]
     assert drawn
     assert all("propensity" in item for document in drawn for item in document["items"])
-
-
-def test_an_export_says_the_same_as_the_store(served, log, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.inputs.online_events.SETTLED_MS", -1_000)
-    found = export_store(served.store, tmp_path, records=True)
-    assert found.records.new == served.num_lists
-    exported = log_of_export(tmp_path, 100_000)
-    assert exported.documents == log.documents
-    assert exported.events == log.events
-    assert served.parity(exported).equal == served.num_lists
-    with pytest.raises(ValueError, match="--records"):
-        log_of_export(tmp_path / "requests", 10)
 
 
 @needs_redis
@@ -152,10 +140,10 @@ def test_events_of_another_time_zone_are_named_with_their_shift(served, log):
     def shifted(one):
         return one._replace(event=one.event._replace(time_ms=one.event.time_ms + 3_600_000))
 
-    report = served.parity(log, events=altered(log, shifted), reader=OF_EXPORT)
+    report = served.parity(log, events=altered(log, shifted))
     found = named(report)["history: times of events"]
     assert found.largest == 3_600
-    assert found.path == OF_EXPORT
+    assert found.path == STORE
     assert "history: times of events" in causes(report)
 
 
@@ -168,7 +156,7 @@ def test_swapped_columns_of_the_event_log_are_named(served, log):
 
     report = served.parity(log, events=altered(log, swapped))
     found = named(report)["history: items of events"]
-    assert found.path == OF_STORE
+    assert found.path == STORE
     assert found.first == found.count > 50
 
 
@@ -186,7 +174,7 @@ def test_a_stale_history_is_named(served, log):
     }
     report = served.parity(log, documents=stale, events=events)
     found = named(report)["history: events that the list was made without"]
-    assert found.path == OF_STORE
+    assert found.path == STORE
     assert found.count >= number > 50
     assert found.first == found.count
 
@@ -341,8 +329,6 @@ def test_bad_input_says_what_to_do(served, tmp_path):
         return " ".join(result.output.split())
 
     assert "there is no online store" in output("-b", str(tmp_path), "--store", "sqlite:/nowhere")
-    assert "name one" in output(str(tmp_path), "--store", served.store, "--log", str(tmp_path))
-    assert "holds no records" in output("-b", str(tmp_path), "--log", str(tmp_path))
     assert "a duration is" in output("-b", str(tmp_path), "--store", served.store, "--since", "x")
 
 
