@@ -63,8 +63,7 @@ def score(request: ScoreRequest, report: Report) -> dict[str, Any]:
     if request.engine == "ray":
         parts, cpu_seconds = make_on_ray(request, job, keys, report)
     else:
-        workers = Workers(recommender, job, keys, out, report)
-        parts, cpu_seconds = workers.run(request.workers)
+        parts, cpu_seconds = Workers(recommender, job, keys, out).run(request.workers, report)
     # A node that died may have left files of parts that another node made.
     sweep(out)
     described = totals(job, [parts[number] for number in range(job.num_parts)])
@@ -123,91 +122,76 @@ class Worker(NamedTuple):
 
 
 class Workers:
-    """Forked processes that make a job's parts; a part whose worker is killed is made once more."""
+    """Forked processes that make a part each; a part whose process is killed is made once more."""
 
-    def __init__(
-        self, recommender: Recommender, job: Job, keys: Sequence[str], out: Path, report: Report
-    ) -> None:
-        self._recommender, self._job, self._keys = recommender, job, keys
-        self._out, self._report = out, report
-        self._waiting = deque(range(job.num_parts))
-        self._workers: dict[Connection, Worker] = {}
-        self._tries = Counter[int]()
+    def __init__(self, recommender: Recommender, job: Job, keys: Sequence[str], out: Path) -> None:
+        self._recommender, self._job, self._keys, self._out = recommender, job, keys, out
 
-    def run(self, num_workers: int) -> tuple[dict[int, Part], float]:
+    def run(self, num_workers: int, report: Report) -> tuple[dict[int, Part], float]:
         """Make all parts; return them with the seconds of processor time."""
-        before, parts = os.times(), dict[int, Part]()
+        before, parts, tries = os.times(), dict[int, Part](), Counter[int]()
+        waiting, workers = deque(range(self._job.num_parts)), dict[Connection, Worker]()
         gc.collect()
         gc.freeze()
-        for _ in range(min(num_workers, len(self._waiting))):
-            self._start()
-        while self._workers:
-            for connection in wait(list(self._workers)):
+        while waiting or workers:
+            while waiting and len(workers) < num_workers:
+                started = self._start(waiting.popleft())
+                workers[started[0]] = started[1]
+            for connection in wait(list(workers)):
                 assert isinstance(connection, Connection)
                 try:
                     message = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    self._lost(self._workers.pop(connection))
+                    worker = workers.pop(connection)
+                    worker.process.join()
+                    if worker.part not in parts:
+                        tries[worker.part] += 1
+                        report({"lost": worker.part, "how": self._lost(worker, tries)})
+                        waiting.append(worker.part)
                     continue
                 if "part" in message:
                     part = Part(**message["part"])
                     parts[part.number] = part
-                    self._order(connection, self._workers.pop(connection).process)
-                self._report(message)
+                report(message)
         after = os.times()
         user = after.children_user - before.children_user
         return parts, user + after.children_system - before.children_system
 
-    def _start(self) -> None:
+    def _start(self, part: int) -> tuple[Connection, Worker]:
         fork = get_context("fork")
-        ours, theirs = fork.Pipe()
-        process = fork.Process(target=self._work, args=(theirs,))
+        ours, theirs = fork.Pipe(duplex=False)
+        process = fork.Process(target=self._work, args=(theirs, part))
         process.start()
         theirs.close()
-        self._order(ours, process)
+        return ours, Worker(process, part)
 
-    def _order(self, connection: Connection, process: ForkProcess) -> None:
-        """Send a worker its next part, or end it."""
-        if self._waiting:
-            self._workers[connection] = Worker(process, self._waiting.popleft())
-            connection.send(self._workers[connection].part)
-        else:
-            process.terminate()
-            process.join()
-
-    def _work(self, orders: Connection) -> None:
+    def _work(self, messages: Connection, number: int) -> None:
         end_with_the_parent()
         # Lists grow while a part is made, and hold no cycles.
         gc.set_threshold(20_000, 20, 50)
 
         def progressed(lists: int) -> None:
-            orders.send({"lists": lists})
+            messages.send({"lists": lists})
 
-        while True:
-            number = orders.recv()
-            keys = self._job.list_keys(number, self._keys)
-            part = find_part(self._out, self._job, number)
-            if part is None:
-                part = make_part(self._recommender, self._job, number, keys, self._out, progressed)
-            else:
-                progressed(len(keys))
-            orders.send({"part": asdict(part)})
+        keys = self._job.list_keys(number, self._keys)
+        part = find_part(self._out, self._job, number)
+        if part is None:
+            part = make_part(self._recommender, self._job, number, keys, self._out, progressed)
+        else:
+            progressed(len(keys))
+        messages.send({"part": asdict(part)})
 
-    def _lost(self, worker: Worker) -> None:
-        """Start another worker for the part of one that is gone."""
-        worker.process.join()
+    def _lost(self, worker: Worker, tries: Counter[int]) -> str:
+        """Describe how a worker ended; ValueError if its part was lost too often."""
         code = worker.process.exitcode or 0
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._tries[worker.part] += 1
-        if self._tries[worker.part] >= MAX_TRIES:
+        if tries[worker.part] >= MAX_TRIES:
             raise ValueError(
                 f"worker processes ended by {how} twice while they made part {worker.part} of "
                 f"{self._out}; signal 9 often means too little memory: lower --workers. Run the "
                 "same command again for the parts that are missing"
             )
-        self._report({"lost": worker.part, "how": how})
-        self._waiting.append(worker.part)
-        self._start()
+        return how
 
 
 def make_on_ray(
