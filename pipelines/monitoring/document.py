@@ -141,10 +141,8 @@ RECENT_DAYS = 30
 def describe_day(
     record: SignalRecord,
     inputs: Sequence[Freshness],
-    *,
     as_of: datetime,
     known_until: date | None,
-    config: RunConfig,
 ) -> dict[str, Any]:
     """Describe the latest day."""
     day = record.date_of(len(record.days) - 1)

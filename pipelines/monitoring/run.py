@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipelines.config.operation import HISTORY_DAYS
 from pipelines.config.run import RunConfig
@@ -42,13 +42,8 @@ from recsys.data.durable import locked, write_durably
 from serving.bundle.manifest import CURRENT
 
 FOLDER = "monitoring"
-DOCUMENT, PAGE, STATE, DAYS, SKETCHES = (
-    "monitor.json",
-    "monitor.html",
-    "state.json",
-    "days.parquet",
-    "days",
-)
+DOCUMENT, PAGE, STATE = "monitor.json", "monitor.html", "state.json"
+DAYS, SKETCHES = "days.parquet", "days"
 LOCK = ".monitoring.lock"
 MAX_MISSING_DAYS = 31
 """Days without events that are watched after the last day with events."""
@@ -82,8 +77,7 @@ class State:
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Monitored:
+class Monitored(NamedTuple):
     """Result of one call of the command."""
 
     document: dict[str, Any]
@@ -132,18 +126,10 @@ class Watcher:
         self.state.times = {
             name: [moment.isoformat() for moment in seen] for name, seen in times.items()
         }
-        inputs = judge_inputs(
-            self.config, self.as_of, known, [day for day in self.served if day <= last], times
-        )
-        document = describe_day(
-            self.record,
-            inputs,
-            as_of=self.as_of,
-            known_until=full_run_until(self.config),
-            config=self.config,
-        )
-        document["measured_days"] = fresh
-        return self.write(document)
+        served = [day for day in self.served if day <= last]
+        inputs = judge_inputs(self.config, self.as_of, known, served, times)
+        document = describe_day(self.record, inputs, self.as_of, full_run_until(self.config))
+        return self.write({**document, "measured_days": fresh})
 
     def watch(self, known: Sequence[date], last: date) -> int:
         """Measure and judge new and corrected days; return the number of measured days."""
@@ -153,18 +139,15 @@ class Watcher:
         if not changed and len(self.record.days) == (last - first).days + 1:
             return 0
         reach = self.config.monitoring.reference_days
-        begin = min((day - first).days for day in changed) if changed else len(self.record.days)
-        before = self.record.days
-        self.record.days = before[:begin]
+        before = SignalRecord(first=first, days=self.record.days)
+        begin = min(((day - first).days for day in changed), default=len(before.days))
+        self.record.days = before.days[:begin]
         count = 0
         for place in range(begin, (last - first).days + 1):
-            day = first + timedelta(days=place)
-            kept = place < len(before)
-            if kept and not any(0 <= (day - one).days <= reach for one in changed):
-                measured = SignalRecord(first=first, days=before).measured(place)
-            else:
-                old = SignalRecord(first=first, days=before).measured(place) if kept else {}
-                measured = {**old, **self.measured(day, known)}
+            day, kept = first + timedelta(days=place), place < len(before.days)
+            measured = before.measured(place) if kept else {}
+            if not kept or any(0 <= (day - one).days <= reach for one in changed):
+                measured |= self.measured(day, known)
                 count += 1
             self.record.judge(place, measured, self.config.monitoring)
         return count
@@ -211,13 +194,13 @@ class Watcher:
         served = self.served.get(day)
         if served is None and self.served and day > min(self.served):
             served = ServedDay(0, 0, None, None)
-        found = measure(sketch, reference, vectors, served, config)
-        # Before the bundle's newest event its vectors were trained on what they are compared with.
-        if vectors is not None and (vectors.known_until is None or day > vectors.known_until):
-            agreement = measure_agreement(sketch, vectors)
-            if agreement is not None:
+        found, version = measure(sketch, reference, vectors, served, config), None
+        if vectors is not None:
+            version, until = vectors.version, vectors.known_until
+            # Until its newest event a bundle's vectors were trained on what they are compared with.
+            is_new = until is None or day > until
+            if is_new and (agreement := measure_agreement(sketch, vectors)) is not None:
                 found["agreement"] = agreement
-        version = None if vectors is None else vectors.version
         return {name: (one, version) for name, one in found.items()}
 
     def sketch(self, day: date) -> Sketch:
@@ -236,10 +219,8 @@ class Watcher:
 
     def fresh_sketch(self, day: date) -> Sketch:
         """Count a day as its files are now."""
-        config = self.config.monitoring
-        sketch = build_sketch(
-            self.days.read(day), self.tables, config.max_examples, self.config.seed
-        )
+        examples = self.config.monitoring.max_examples
+        sketch = build_sketch(self.days.read(day), self.tables, examples, self.config.seed)
         sketch.save(self.folder / SKETCHES, day)
         return self.held(day, sketch)
 
