@@ -119,14 +119,12 @@ def _live(
 ) -> pl.DataFrame:
     """List the log's events of items that the bundle has and the request does not name itself."""
     row_of = bundle.catalogue.row_of
-    rows = []
-    for request, (document, own) in enumerate(zip(documents, events, strict=True)):
-        sent = set(document["request"].get("session") or ())
-        rows += [
-            (request, row_of(event.item_id), event.time_ms // 1_000, place)
-            for place, event in enumerate(own)
-            if event.item_id not in sent
-        ]
+    rows = [
+        (request, row_of(event.item_id), event.time_ms // 1_000, place)
+        for request, (document, own) in enumerate(zip(documents, events, strict=True))
+        for place, event in enumerate(own)
+        if event.item_id not in (document["request"].get("session") or ())
+    ]
     return pl.DataFrame(rows, schema=ROWS, orient="row").drop_nulls("item_row")
 
 

@@ -76,7 +76,6 @@ def count_differences(
 def compare_records(
     logged: Document,
     online: Document,
-    *,
     history: History | None,
     batch: ByBatch | None,
     query: Query,

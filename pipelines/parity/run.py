@@ -9,7 +9,7 @@ import json
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ from serving.bundle.load import Bundle
 from serving.bundle.manifest import read_manifest
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.list_record import write_record
-from serving.online.store import OnlineStore, RecentEvent
+from serving.online.store import OnlineStore
 from serving.query import Query
 from serving.recommend import Recommender
 from serving.schemas import Request
@@ -122,7 +122,7 @@ def check_parity(
         key = RecommenderKey(*map(document.get, RecommenderKey._fields))
         groups.setdefault(key, []).append(document)
     for key, documents in sorted(groups.items(), key=lambda pair: str(pair[0])):
-        run.of_group(key, documents)
+        run.recompute_group(key, documents)
         say(f"{key.bundle}, profile {key.profile}: {len(documents):,} lists")
     most = Counter(str(document["bundle"]) for document in log.documents).most_common(1)
     return ParityReport(
@@ -191,7 +191,7 @@ class _Run:
         self.differences: dict[str, Difference] = {}
         self.recomputed = self.equal = self.with_features = self.on_their_way = 0
 
-    def of_group(self, key: RecommenderKey, documents: Sequence[Document]) -> None:
+    def recompute_group(self, key: RecommenderKey, documents: Sequence[Document]) -> None:
         """Recompute the lists of one bundle, profile and configuration."""
         present = self._bundles.versions.get(key.bundle)
         if present is not None and present != key.digest:
@@ -200,55 +200,48 @@ class _Run:
             for document in documents:
                 self._count(document, found)
             return
-        configuration = self._configurations.get(key.configuration)
-        if configuration is None:
-            self.skipped["rules_changed"] += len(documents)
-            return
+        configuration, reason = self._configurations.get(key.configuration), "bundle_gone"
         try:
-            recommender = self._bundles.recommender(key, configuration)
+            recommender = self._bundles.recommender(key, configuration) if configuration else None
         except ValueError:
-            self.skipped["bundle_refused"] += len(documents)
-            return
+            recommender, reason = None, "bundle_refused"
         if recommender is None:
-            self.skipped["bundle_gone"] += len(documents)
+            self.skipped[reason if configuration else "rules_changed"] += len(documents)
             return
         store = PastStore(self._log)
         recommender.connect(lambda: cast(OnlineStore, store), keeps_lists=True)
         for first in range(0, len(documents), LISTS_AT_ONCE):
             some = documents[first : first + LISTS_AT_ONCE]
-            lists = list(self._recomputed(recommender, store, some))
-            self._compare(recommender.bundle, lists)
+            lists = [self._recompute(recommender, store, document) for document in some]
+            self._compare(recommender.bundle, [one for one in lists if one is not None])
 
-    def _recomputed(
-        self, recommender: Recommender, store: PastStore, documents: Sequence[Document]
-    ) -> Iterator[_Recomputed]:
-        for document in documents:
-            if (reason := self._reason(document)) is not None:
-                self.skipped[reason] += 1
-                continue
+    def _recompute(
+        self, recommender: Recommender, store: PastStore, document: Document
+    ) -> _Recomputed | None:
+        """Make a list once more; None if that is no question of equality, or has failed."""
+        reason = self._reason(document)
+        if reason is None:
             store.at(document)
+            now_ms, seed = document["unix_ms"], document.get("seed")
             try:
-                made = recommender.make(
-                    Request.model_validate(document["request"]),
-                    now_ms=document["unix_ms"],
-                    seed=document.get("seed"),
-                )
+                request = Request.model_validate(document["request"])
+                made = recommender.make(request, now_ms=now_ms, seed=seed)
             except Exception as error:
                 # Whatever a list that was once served fails with now is a difference.
                 self._count(document, [_failed(error)])
-                continue
+                return None
             online = orjson.loads(write_record(recommender, made))
-            if online.get("adapter") != document.get("adapter"):
-                self.skipped["adapter_changed"] += 1
-                continue
-            yield _Recomputed(document, made.query, online, store.history)
+            if online.get("adapter") == document.get("adapter"):
+                return _Recomputed(document, made.query, online, store.history)
+            reason = "adapter_changed"
+        self.skipped[reason] += 1
+        return None
 
     def _reason(self, document: Document) -> str | None:
         """Explain why a list cannot be computed once more; None if it can."""
-        degraded = document.get("degraded", ())
-        for code in DEGRADED:
-            if code in degraded:
-                return code
+        degraded = [code for code in DEGRADED if code in document.get("degraded", ())]
+        if degraded:
+            return degraded[0]
         if "k" not in document["request"]:
             return "old_record"
         forgotten_ms = self._log.forgotten_ms(document.get("user_id"))
@@ -259,20 +252,15 @@ class _Run:
 
     def _compare(self, bundle: Bundle, lists: Sequence[_Recomputed]) -> None:
         with_history = [one for one in lists if one.query.moment is not None]
-        nothing: Sequence[RecentEvent] = ()
         by_batch = batch_features(
             bundle,
             [one.document for one in with_history],
-            [one.history.events if one.history else nothing for one in with_history],
+            [one.history.events if one.history else () for one in with_history],
         )
         batch = {id(one): found for one, found in zip(with_history, by_batch, strict=True)}
         for one in lists:
             found = compare_records(
-                one.document,
-                one.online,
-                history=one.history,
-                batch=batch.get(id(one)),
-                query=one.query,
+                one.document, one.online, one.history, batch.get(id(one)), one.query
             )
             self.with_features += "features" in one.document
             self.on_their_way += one.history is not None and not one.history.is_exact
