@@ -7,11 +7,12 @@ so a kill leaves it whole or gone; the next call deletes the rest. Links are nev
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pipelines.engine.artifacts import Manifest
 from pipelines.engine.errors import WorkspaceBusyError
@@ -34,8 +35,7 @@ BUNDLE = "bundle-"
 ADAPTER = "adapter-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Keep:
+class Keep(NamedTuple):
     """Until when and how many bundles are kept beyond those in use."""
 
     since: datetime
@@ -112,8 +112,7 @@ def linked(folder: Path, prefix: str) -> dict[str, str]:
 GARBAGE = f"{PARTIAL}removed-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemovedPath:
+class RemovedPath(NamedTuple):
     """Something that was removed, or would be."""
 
     kind: str
@@ -218,10 +217,9 @@ class Collector:
 
     def _ids_needed(self, store: SemanticIdStore) -> Iterator[str]:
         """List the versions in use with their ancestors: retired IDs are never reused."""
-        yield from store.versions.history()[-2:]
-        names = [*self.found.kept, *self.found.refused]
         used = store.versions.history()[-2:]
-        for version in names:
+        yield from used
+        for version in [*self.found.kept, *self.found.refused]:
             with suppress(ValueError, OSError):
                 source = read_manifest(bundle_directory(self.bundles, version))[0].semantic_ids
                 used += [] if source is None else [source.version]
@@ -272,9 +270,7 @@ class Collector:
         return True
 
     def _note(self, kind: str, path: Path, why: str, num_bytes: int) -> None:
-        self.found.removed.append(
-            RemovedPath(kind=kind, name=path.name, num_bytes=num_bytes, why=why)
-        )
+        self.found.removed.append(RemovedPath(kind, path.name, num_bytes, why))
 
 
 def folder_size(folder: Path) -> int:

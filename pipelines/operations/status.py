@@ -79,7 +79,7 @@ def look_at_served(
     age = (now - released) / timedelta(days=1)
     since = [one.time for one in history(bundles) if one.version == version]
     made = Released.read(released_folder(workspace, version))
-    until = None if made is None or made.until is None else made.until
+    until = None if made is None else made.until
     found.served = {
         "champion": version,
         "since": since[-1] if since else None,
@@ -132,23 +132,24 @@ def look_at_partitions(found: Status, workspace: Path, now: datetime) -> None:
         return
     if manifest is None or not manifest.partitions:
         return
-    newest = manifest.newest or ""
+    newest, set_aside = manifest.newest or "", manifest.set_aside
     found.partitions = {
         "newest": newest,
         "count": len(manifest.partitions),
         "missing": manifest.missing,
         "late": [key for key, one in manifest.partitions.items() if one.late],
-        "set_aside": {key: one.reason for key, one in manifest.set_aside.items()},
+        "set_aside": {key: one.reason for key, one in set_aside.items()},
     }
     waited = (now - parse_end(newest)) / (parse_end(newest) - parse_begin(newest))
     if waited > PERIODS_LATE:
         found.problems.append(f"partitions: none since {newest}")
-    waiting_for = [key for key in manifest.missing if not manifest.is_behind_watermark(key)]
-    if waiting_for:
-        found.problems.append(f"partitions missing: {', '.join(waiting_for)}")
-    for key, reason in found.partitions["set_aside"].items():
-        if not manifest.is_behind_watermark(key):
-            found.problems.append(f"partition {key} was set aside: {reason}")
+    missing, aside = (
+        [key for key in keys if not manifest.is_behind_watermark(key)]
+        for keys in (manifest.missing, set_aside)
+    )
+    if missing:
+        found.problems.append(f"partitions missing: {', '.join(missing)}")
+    found.problems += [f"partition {key} was set aside: {set_aside[key].reason}" for key in aside]
 
 
 def look_at_monitor(found: Status, workspace: Path) -> None:
@@ -161,18 +162,14 @@ def look_at_monitor(found: Status, workspace: Path) -> None:
         path = workspace / MONITOR
         found.problems.append(f"{path} cannot be read ({error}); run recsys monitor")
         return
-    if not document:
-        return
-    if document["alarm"]:
-        found.problems.append(
-            f"the monitor raised {', '.join(document['alarms'])} for {document['day']}"
-        )
+    if document and document["alarm"]:
+        alarms = ", ".join(document["alarms"])
+        found.problems.append(f"the monitor raised {alarms} for {document['day']}")
 
 
 def look_at_outbox(found: Status, workspace: Path, now: datetime) -> None:
     """Look at the tracking records that wait for their server."""
-    outbox = open_outbox(workspace)
-    waiting = outbox.finished()
+    waiting = open_outbox(workspace).finished()
     oldest = min((_first_time(path) for path in waiting), default=None)
     found.outbox = {
         "waiting": len(waiting),
