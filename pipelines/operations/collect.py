@@ -7,7 +7,7 @@ so a kill leaves it whole or gone; the next call deletes the rest. Links are nev
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
