@@ -159,14 +159,10 @@ def list_keys(request: ScoreRequest, key: str, bundle: Bundle) -> list[str]:
     else:
         keys = list(users.user_ids)[1:]
     if not keys:
-        raise ValueError(
-            f"there are no users to make lists for ({request.keys_name}); "
-            + (
-                "no user of the bundle was active since then, choose an earlier time"
-                if request.active_since is not None
-                else "name a file with at least one id"
-            )
-        )
+        advice = "name a file with at least one id"
+        if request.active_since is not None:
+            advice = "no user of the bundle was active since then, choose an earlier time"
+        raise ValueError(f"there are no users to make lists for ({request.keys_name}); {advice}")
     return keys
 
 
@@ -175,9 +171,7 @@ def plan(request: ScoreRequest, recommender: Recommender, keys: Sequence[str], v
     bundle, out = recommender.bundle, Path(request.out)
     found = read_manifest(out)
     earlier = found["job"] if found else {}
-    unix_time = request.unix_time
-    if unix_time is None:
-        unix_time = earlier.get("unix_time")
+    unix_time = earlier.get("unix_time") if request.unix_time is None else request.unix_time
     if unix_time is None:
         unix_time = settle_moment(None, int(time.time()), bundle.context_features, bundle.users, [])
     size = min(ROWS_PER_PART // request.k, max(250, -(-len(keys) // 16)))

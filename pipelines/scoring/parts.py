@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipelines.scoring.job import FAILED, LISTS, Job
 from recsys.data.durable import PARTIAL, digest_of_file, replace_file, write_durably
 from serving.recommend import Recommender
@@ -76,14 +74,11 @@ def make_part(
 ) -> Part:
     """Make the lists of a part and put its file in place."""
     lists = Lists(recommender, job, number)
-    unreported = 0
-    for key in keys:
+    for done, key in enumerate(keys, 1):
         lists.add(key)
-        unreported += 1
-        if unreported == REPORT_EVERY:
-            progressed(unreported)
-            unreported = 0
-    progressed(unreported)
+        if done % REPORT_EVERY == 0:
+            progressed(REPORT_EVERY)
+    progressed(len(keys) % REPORT_EVERY)
     failures = out / FAILED / f"{name_file(number).removesuffix('.parquet')}.jsonl"
     if lists.failures:
         failures.parent.mkdir(exist_ok=True)
@@ -95,15 +90,11 @@ def make_part(
 
 
 class Lists:
-    """Lists of a part by column."""
+    """Lists of a part, a row an item."""
 
     def __init__(self, recommender: Recommender, job: Job, number: int) -> None:
         self._recommender, self._job, self._number = recommender, job, number
-        self._keys: list[str] = []
-        self._lengths: list[int] = []
-        self._columns: dict[str, list[Any]] = {
-            name: [] for name in ("item_id", "score", "source", "semantic_id")
-        }
+        self._rows: list[tuple[Any, ...]] = []
         self.failures: list[dict[str, str]] = []
         self.degraded: Counter[str] = Counter()
 
@@ -120,12 +111,11 @@ class Lists:
             message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
             self.failures.append({"id": key, "error": message})
             return
-        reply = made.reply
-        self.degraded.update({note.code for note in reply.degraded})
-        self._keys.append(key)
-        self._lengths.append(len(reply.items))
-        for name, column in self._columns.items():
-            column += [getattr(item, name) for item in reply.items]
+        self.degraded.update({note.code for note in made.reply.degraded})
+        self._rows += [
+            (key, rank, item.item_id, item.score, item.source, item.semantic_id)
+            for rank, item in enumerate(made.reply.items, 1)
+        ]
 
     def write(self, path: Path, num_keys: int) -> Part:
         """Write the file under a temporary name and rename it."""
@@ -134,7 +124,7 @@ class Lists:
         part = Part(
             number=self._number,
             num_keys=num_keys,
-            rows=sum(self._lengths),
+            rows=len(self._rows),
             failed=len(self.failures),
             degraded=dict(sorted(self.degraded.items())),
         )
@@ -149,26 +139,17 @@ class Lists:
     def _frame(self, pl: Any) -> Any:
         """The columns of `Recommender.recommend`, and which surface and part."""
         catalogue = self._recommender.bundle.catalogue
-        types = {"score": pl.Float64}
-        items = pl.DataFrame(
-            {
-                name: pl.Series(values, dtype=types.get(name, pl.String))
-                for name, values in self._columns.items()
-            }
-        )
-        ids = self._columns["item_id"]
-        texts = {one: catalogue.display_texts[catalogue.row_of(one) or 0] for one in set(ids)}
-        keys, lengths = pl.Series(self._keys, dtype=pl.String), np.array(self._lengths, np.int64)
-        starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
         named = "query_item_id" if self._job.key == "item_id" else "user_id"
+        text, number = pl.String(), pl.Int64()
+        schema = {named: text, "rank": number, "item_id": text, "score": pl.Float64()}
+        schema |= {"source": text, "semantic_id": text}
+        items = pl.DataFrame(self._rows, schema=schema, orient="row")
+        ids = items["item_id"].to_list()
+        texts = {one: catalogue.display_texts[catalogue.row_of(one) or 0] for one in set(ids)}
         return items.select(
-            keys[np.repeat(np.arange(len(keys)), lengths)].alias(named),
-            pl.Series("rank", np.arange(len(ids)) - starts + 1, dtype=pl.Int64),
-            "item_id",
+            *(named, "rank", "item_id"),
             pl.Series("display_text", [texts[one] for one in ids], dtype=pl.String),
-            "score",
-            "source",
-            "semantic_id",
+            *("score", "source", "semantic_id"),
             pl.lit(self._job.surface).alias("surface"),
             pl.lit(self._number, dtype=pl.Int32).alias("partition"),
         )
