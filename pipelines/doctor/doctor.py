@@ -16,7 +16,7 @@ from functools import partial
 from importlib.metadata import distributions
 
 from pipelines.doctor import libraries, machine
-from pipelines.doctor.check import DISTRIBUTIONS, CheckResult, Environment, Probe
+from pipelines.doctor.check import CheckResult, Environment, Probe
 
 # Imports are bound by disk and one core each; more at a time only contend.
 PROBES_AT_A_TIME = 3
@@ -62,19 +62,10 @@ CHECKS: dict[str, Callable[[Environment], CheckResult]] = {
 }
 
 
-def installed_versions() -> dict[str, str | None]:
-    """Read the versions of the distributions that checks look at, None for missing ones."""
-    names = set(DISTRIBUTIONS)
-    found = {one.name.lower(): one.version for one in distributions() if one.name}
-    return {name: found.get(name) for name in names}
-
-
 def run_checks(seconds: float) -> list[CheckResult]:
     """Run every check."""
-    environment = Environment(
-        versions=installed_versions(),
-        probe=lambda code: run_probe(code, seconds),
-    )
+    versions = {one.name.lower(): one.version for one in distributions() if one.name}
+    environment = Environment(versions, lambda code: run_probe(code, seconds))
 
     def run(name: str) -> CheckResult:
         try:

