@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipelines.planning.machine import ExchangeTimes, Hardware, StepCost, machine_named, machines
-from pipelines.planning.placement import EmbeddingTable, place
-from pipelines.planning.plan import fewest_gpus, plan_for
+from pipelines.planning.plan import EmbeddingTable, fewest_gpus, place, plan_for
 from pipelines.planning.workload import Workload, distinct_rows
 
 GIB = 2**30
