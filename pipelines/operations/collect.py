@@ -112,7 +112,8 @@ def linked(folder: Path, prefix: str) -> dict[str, str]:
 GARBAGE = f"{PARTIAL}removed-"
 
 
-class RemovedPath(NamedTuple):
+@dataclass(frozen=True)
+class RemovedPath:
     """Something that was removed, or would be."""
 
     kind: str
