@@ -232,7 +232,7 @@ def test_users_come_from_a_file(bundles: Path, tmp_path: Path) -> None:
 def test_a_surface_of_a_file_explores_alike_in_every_run(bundles: Path, tmp_path: Path) -> None:
     config = tmp_path / "serving.toml"
     config.write_text(
-        '[surfaces.mail]\nkind = "home"\nsources = {ease = 1.0, popular = 0.1}\n'
+        '[surfaces.mail]\nkind = "home"\nsources = {ease = 1.0, popularity = 0.1}\n'
         'k = 8\nmax_k = 10\nexploration = {method = "epsilon", epsilon = 0.5}\n'
     )
     request = asked(bundles, tmp_path / "a", surface="mail", config=str(config), k=8)
