@@ -16,7 +16,7 @@ from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import Answers
 from pipelines.dashboard.query import NotFoundError
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.wins import RANK
+from pipelines.evaluation.per_user import RANK
 
 Rows = NDArray[np.int64]
 BOUNDS = (0, 1, 2, 5, 10, 20, 50, 100)

@@ -33,6 +33,7 @@ from pipelines.dashboard.data.windows import window_rows
 from pipelines.dashboard.exposure import LISTED, NAMES, Exposure, count_exposure
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
+from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import (
     NOBODY,
     colors_of,
@@ -63,7 +64,6 @@ from pipelines.pages.document import (
     select,
     with_origins,
 )
-from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label
 
 MISSING = (

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import polars as pl
 
-from pipelines.pages.wins import RANK
+from pipelines.evaluation.per_user import RANK
 from recsys.data.dataset import Sequences
 
 LISTED = 10
 HISTORY = 8
 MAX_TITLE = 300
-Split = Literal["validation", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +47,8 @@ def chosen_users(
     Args:
         lengths: Events before the split of each user row, [U].
     """
-    found = [(pl.col(f"{RANK}{model}").min() <= depth).fill_null(False) for model in models]
     users = table.group_by("user_row").agg(
-        each.alias(model) for model, each in zip(models, found, strict=True)
+        (pl.col(f"{RANK}{model}").min() <= depth).fill_null(False).alias(model) for model in models
     )
     frame = users.sort("user_row").collect()
     frame = frame.with_columns(pl.Series("length", lengths[frame["user_row"].to_numpy()]))
@@ -78,16 +75,15 @@ def read_titles(items: Path, rows: Iterable[int]) -> Mapping[int, str]:
 
 
 def read_examples(
-    table: Path, items: Path, sequences: Sequences, models: Sequence[str], split: Split
+    table: Path, items: Path, sequences: Sequences, models: Sequence[str]
 ) -> list[Example]:
-    """Choose the users of a split's per-user table and look up their titles.
+    """Choose the users of the test split's per-user table and look up their titles.
 
     Args:
         table: Per-user Parquet of the evaluate stage.
         items: Catalogue of the build_features artefact.
     """
-    ends = sequences.train_end if split == "validation" else sequences.validation_end
-    starts = sequences.offsets[:-1]
+    ends, starts = sequences.validation_end, sequences.offsets[:-1]
     lazy = pl.scan_parquet(table)
     chosen = chosen_users(lazy, models, np.asarray(ends - starts))
     users = [user for _, user in chosen]

@@ -1,21 +1,12 @@
-"""The ranker on a page: decision, calibration, trunks, position bias, and its experts."""
+"""The ranker on a page: decision, calibration, position bias, and its experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from pipelines.pages.charts import (
-    figure,
-    heat_chart,
-    numbers,
-    percent,
-    share_chart,
-    shares,
-    texts,
-)
+from pipelines.pages.charts import figure, heat_chart, numbers, percent, share_chart, shares, texts
 from pipelines.pages.document import Block, Chart, Section, Table, Tile, Tiles, Words
 from pipelines.pages.report_data import Document, routings_of
-from pipelines.pages.wording import metric_label
 
 TRUNKS = {
     "sparse": "sparse mixture of experts",
@@ -30,85 +21,65 @@ NAMED = 3
 """Groups named of each expert."""
 DENSE = (
     "The ranker has no router: every candidate visits all of its layers. [ranker] "
-    'trunk = "sparse" makes a mixture of experts, and [ranker_training] compared = ["sparse"] '
-    "trains one for comparison."
+    'trunk = "sparse" makes a mixture of experts.'
 )
 
 
 def ranker_section(ranker: Document | None) -> Section:
-    """Show what the ranker's order is worth, its calibration and its trunks."""
+    """Show what the ranker's order is worth, its calibration and its position bias."""
     if ranker is None:
         return Section(key="ranker", title="Ranker", blocks=[])
     order = "The ranker's order is served" if ranker["served"] else "The blend's order is served"
     lines = [f"{order}: {ranker['reason']}."]
     if ranker["tasks_reason"]:
         lines.append(f"Tasks: {', '.join(ranker['tasks'])}; {ranker['tasks_reason']}.")
-    if ranker["trunks"] and not routings_of(ranker):
-        lines.append(DENSE)
-    examined = ranker["trunks"][0]["examined"] if ranker["trunks"] else []
-    impressions = ", and on impression logs" if examined else ""
+    blocks: list[Block] = [Words(lines=lines)]
+    impressions = ""
+    for trunk in ranker["trunks"][:1]:
+        if not routings_of(ranker):
+            lines.append(DENSE)
+        blocks.append(_calibration(trunk))
+        if trunk["examined"]:
+            impressions = ", and on impression logs"
+            blocks.append(_position_bias(trunk["examined"]))
     return Section(
         key="ranker",
         title="Ranker",
         note=f"It reorders the first {ranker['num_candidates']} candidates of the fast blend. It "
         "is trained on each user's latest training events, with candidates from retrievers fitted "
         f"without those events{impressions}; validation decides whether it is served.",
-        blocks=[Words(lines=lines), *_trunk_blocks(ranker, examined)],
+        blocks=blocks,
     )
 
 
-def _trunk_blocks(ranker: Document, examined: list[float]) -> Iterator[Block]:
-    trunks = ranker["trunks"]
-    if not trunks:
-        return
-    tasks = trunks[0]["tasks"]
+def _calibration(trunk: Document) -> Table:
     names = ("auc", "predicted", "observed", "calibration_error")
-    yield Table(
+    return Table(
         key="calibration",
         title="Calibration",
-        note="Of the predicted probabilities, on validation, over all candidates.",
+        note="Of the predicted probabilities, on validation, over all candidates. The trunk is "
+        f"{TRUNKS.get(trunk['trunk'], trunk['trunk'])}: {trunk['flops']:,} operations a candidate.",
         columns=[
             *texts("task"),
             *numbers("AUC"),
             *numbers("predicted", "observed", "calibration error", format="metric"),
         ],
-        rows=[(task, *(own[name] for name in names)) for task, own in tasks.items()],
+        rows=[(task, *(own[name] for name in names)) for task, own in trunk["tasks"].items()],
     )
-    yield Table(
-        key="trunks",
-        title="Trunks on validation",
-        note="The ranker's first; others are trained for comparison ([ranker_training] compared). "
-        "The error is the standard error of the paired difference.",
-        columns=[
-            *texts("trunk"),
-            *numbers(metric_label(ranker["metric"]) or "metric", format="metric"),
-            *numbers("difference from the ranker", format="signed"),
-            *numbers("its error", format="metric"),
-            *numbers("operations a candidate", format="count"),
-            *numbers(*(f"AUC of {task}" for task in tasks)),
-        ],
-        rows=[
-            (
-                *(TRUNKS.get(one["trunk"], one["trunk"]), one["validation"]),
-                *((one["ahead"], one["standard_error"]) if place else (None, None)),
-                *(one["flops"], *(task["auc"] for task in one["tasks"].values())),
-            )
-            for place, one in enumerate(trunks)
-        ],
+
+
+def _position_bias(examined: Sequence[float]) -> Chart:
+    return figure(
+        share_chart,
+        "examined",
+        "Position bias",
+        "Examination probability of each slot relative to the first, learned from impressions. "
+        "The ranker predicts feedback on examined items, so serving needs no slot.",
+        [*texts("slot"), *shares("examined")],
+        [(f"slot {place}", share) for place, share in enumerate(examined, start=1)],
+        "label share",
+        x_title="probability relative to the first slot",
     )
-    if examined:
-        yield figure(
-            share_chart,
-            "examined",
-            "Position bias",
-            "Examination probability of each slot relative to the first, learned from "
-            "impressions. The ranker predicts feedback on examined items, so serving needs no "
-            "slot.",
-            [*texts("slot"), *shares("examined")],
-            [(f"slot {place}", share) for place, share in enumerate(examined, start=1)],
-            "label share",
-            x_title="probability relative to the first slot",
-        )
 
 
 def routing_section(routing: Document, titles: Mapping[int, str] | None = None) -> Section:
@@ -118,9 +89,9 @@ def routing_section(routing: Document, titles: Mapping[int, str] | None = None) 
         titles: Of the items that go most to an expert, by item row.
     """
     trunk, dead, most = routing["trunk"], routing["dead_experts"], routing["max_violation"]
-    experts = [f"expert {place + 1}" for place in range(routing["num_experts"])]
+    count = routing["num_experts"]
     tiles = [
-        Tile(label="experts", value=f"{len(experts)}", note=f"{routing['top_k']} chosen"),
+        Tile(label="experts", value=f"{count}", note=f"{routing['top_k']} chosen"),
         Tile(
             label="dead experts",
             value=f"{dead}",
@@ -138,35 +109,10 @@ def routing_section(routing: Document, titles: Mapping[int, str] | None = None) 
     return Section(
         key=f"mixture-{trunk}",
         title=f"Mixture of experts: {TRUNKS.get(trunk, trunk)}",
-        note=f"One layer of {len(experts)} experts, {routing['top_k']} of each candidate; measured "
-        f"on {routing['num_candidates']:,} candidates of validation. A candidate's experts are the "
+        note=f"One layer of {count} experts, {routing['top_k']} of each candidate; measured on "
+        f"{routing['num_candidates']:,} candidates of validation. A candidate's experts are the "
         "same for all tasks, which have heads of their own.",
-        blocks=[
-            Tiles(tiles=tiles),
-            _load_chart(routing, experts),
-            _heat_chart(routing),
-            _expert_table(routing, experts, titles or {}),
-        ],
-    )
-
-
-def _load_chart(routing: Document, experts: Sequence[str]) -> Chart:
-    """Draw each expert's share of all visits, over what would be even."""
-    dead, even = routing["dead_experts"], 1 / routing["num_experts"]
-    return figure(
-        heat_chart,
-        f"load-{routing['trunk']}",
-        f"{dead} of {len(experts)} experts are dead"
-        if dead
-        else f"Even would be {percent(even)} of the visits each",
-        "Visits that each expert gets, over what it would get if all got the same.",
-        [*texts("", "expert"), *shares("share of visits"), *texts("times even")],
-        [
-            ("times even", expert.removeprefix("expert "), share, f"{share / even:.2f}")
-            for expert, share in zip(experts, routing["load"], strict=True)
-        ],
-        "label column value text",
-        x_title="expert",
+        blocks=[Tiles(tiles=tiles), _heat_chart(routing), _expert_table(routing, titles or {})],
     )
 
 
@@ -186,7 +132,7 @@ def _heat_chart(routing: Document) -> Chart:
         ],
         [
             (f"{grouping}: {name}", f"{place + 1}", share, f"{share:.0%}", round(over, 2))
-            for grouping, name, loads, times in lifts_of(routing)
+            for grouping, name, loads, times in group_loads(routing)
             for place, (share, over) in enumerate(zip(loads, times, strict=True))
         ],
         "label column value text -",
@@ -194,12 +140,12 @@ def _heat_chart(routing: Document) -> Chart:
     )
 
 
-def _expert_table(routing: Document, experts: Sequence[str], titles: Mapping[int, str]) -> Table:
+def _expert_table(routing: Document, titles: Mapping[int, str]) -> Table:
     """Tabulate the groups and items that go most to each expert."""
-    lifts, rows = lifts_of(routing), []
+    groups, rows = group_loads(routing), []
     for place, share in enumerate(routing["load"]):
-        own = sorted(lifts, key=lambda one: -one[3][place])[:NAMED]
-        groups = [
+        own = sorted(groups, key=lambda one: -one[3][place])[:NAMED]
+        named = [
             f"{one[1]} ({one[3][place]:.1f} times)" for one in own if one[3][place] >= SPECIFIC
         ]
         items = [
@@ -207,19 +153,20 @@ def _expert_table(routing: Document, experts: Sequence[str], titles: Mapping[int
             for one in (routing["items"][place] if routing["items"] else ())
             if one["item_row"] in titles
         ]
-        rows.append((experts[place], share, "; ".join(groups) or "none", "; ".join(items)))
+        rows.append((f"expert {place + 1}", share, "; ".join(named) or "none", "; ".join(items)))
     stored = "" if routing["items"] else " Items are not stored with this run; train it again."
     return Table(
         key=f"experts-{routing['trunk']}",
         title="What each expert is for",
-        note=f"Groups whose share of visits is at least {SPECIFIC} times the expert's share of "
-        f"all, and items most of whose visits go to it.{stored}",
+        note=f"Even would be {percent(1 / routing['num_experts'])} of the visits each. Groups "
+        f"whose share of visits is at least {SPECIFIC} times the expert's share of all, and items "
+        f"most of whose visits go to it.{stored}",
         columns=[*texts("expert"), *shares("share of visits"), *texts("groups", "items")],
         rows=rows,
     )
 
 
-def lifts_of(routing: Document) -> list[tuple[str, str, list[float], list[float]]]:
+def group_loads(routing: Document) -> list[tuple[str, str, list[float], list[float]]]:
     """List grouping, group, its load, and the times of each expert's overall share."""
     return [
         (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipelines.pages import wording
-from pipelines.pages.charts import counts, numbers, shares, texts
+from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -27,16 +27,7 @@ from pipelines.pages.document import (
     with_origins,
 )
 from pipelines.pages.examples import Example
-from pipelines.pages.figures import (
-    blend_figures,
-    curve_figures,
-    cutoffs,
-    differences,
-    overview,
-    slice_figures,
-    tie_figure,
-    winner_figures,
-)
+from pipelines.pages.figures import blend_figures, curve_figures, cutoffs, slice_figures
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import ReportData, routings_of
 from pipelines.pages.summary import (
@@ -52,7 +43,6 @@ from pipelines.pages.summary import (
     served_label,
     source_label,
     time_span,
-    winners_summary,
     worst_slice,
 )
 from pipelines.pages.wording import by_fame, metric_label, metric_meaning, model_label
@@ -115,54 +105,43 @@ def headline_tiles(data: ReportData) -> Tiles:
 
 def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[Section]:
     """Build the sections on models; a subject without numbers has none."""
-    routings = routings_of(data.ranker)
     sections = [
         *(
-            Section(key=key, title=title, note=note, blocks=blocks)
+            Section(key=key, title=title, note=note, blocks=[*filter(None, blocks)])
             for key, title, note, blocks in _sections(data)
         ),
         ranker_section(data.ranker),
-        *map(routing_section, routings),
+        *map(routing_section, routings_of(data.ranker)),
         _training(data),
     ]
     return [with_origins(one, origins) for one in sections if one.blocks]
 
 
-def _sections(data: ReportData) -> Iterator[tuple[str, str, str, Sequence[Block]]]:
+def _sections(data: ReportData) -> Iterator[tuple[str, str, str, Sequence[Block | None]]]:
     """List key, title, note and blocks of the sections on lists."""
-    yield "results", "Results", "", _results(data)
-    yield "significance", "Statistical significance", "", _significance(data)
+    tables = [interval_table(data, split) for split in data.splits]
+    yield "results", "Results", "", [*tables, cutoffs(data), _every_metric(data)]
+    yield "significance", "Statistical significance", "", [_significance(data)]
     note = "Each row is a slice of the users or items of the test split. Wide intervals come from "
     yield "slices", "Slices", f"{note}few users.", slice_figures(data)
-    if data.wins is not None:
-        note = (
-            "Which model ranks each held-out item of the test split best. Ranks beyond "
-            f"{data.wins.depth} count as not found. {winners_summary(data.wins.slices[0])}"
-        )
-        yield "winners", "Wins by model", note, _wins(data)
     note = "Properties of the lists other than accuracy. Which values are best depends on the "
-    yield "beyond", "Beyond accuracy", f"{note}application.", _beyond(data)
+    yield "beyond", "Beyond accuracy", f"{note}application.", [_beyond(data)]
     note = (
         "Some users have several events at the same time, so their last event depends on the order "
         "of ties. If the two orders differ, metrics depend on how the file is sorted."
     )
-    yield "ties", "Tied events", note, [*filter(None, [tie_figure(data)])]
+    yield "ties", "Tied events", note, [_ties(data)]
     note = (
         "Users of the test split, chosen by rule: for each outcome, the user with the median "
         "history length. Held-out items are marked as hits."
     )
-    yield "examples", "Examples", note, _examples(data)
+    examples = [_example(data, place) for place in range(len(data.examples))]
+    yield "examples", "Examples", note, examples
     note = (
         "How the models' lists are merged into the served list. Learned weights are cross-fitted: "
         "each half of the validation users is measured with weights fitted on the other half."
     )
     yield "blend", "Blend", note, [*_blend_tables(data), *blend_figures(data)]
-
-
-def _results(data: ReportData) -> list[Block]:
-    charts = [overview(data) if len(data.splits) > 1 else None, cutoffs(data)]
-    tables = [interval_table(data, split) for split in data.splits]
-    return [*filter(None, charts), *tables, _every_metric(data)]
 
 
 def interval_table(data: ReportData, split: str) -> Table:
@@ -210,8 +189,13 @@ def _every_metric(data: ReportData) -> Table:
     )
 
 
-def _significance(data: ReportData) -> list[Block]:
-    label = metric_label(data.primary)
+def _significance(data: ReportData) -> Table | None:
+    label, rows = metric_label(data.primary), []
+    for one in comparisons(data):
+        names = model_label(one.candidate), model_label(one.baseline)
+        result = f"{names[0]} is better" if one.significant else "no significant difference"
+        values = (one.candidate_mean, one.baseline_mean, one.difference, one.low, one.high)
+        rows.append((*names, *values, round(one.adjusted_p_value, 4), result))
     table = Table(
         key="tests",
         title=f"{label}, test",
@@ -225,50 +209,20 @@ def _significance(data: ReportData) -> list[Block]:
             *numbers("p, corrected"),
             *texts("result"),
         ],
-        rows=[
-            (
-                *(model_label(one.candidate), model_label(one.baseline)),
-                *(one.candidate_mean, one.baseline_mean, one.difference, one.low, one.high),
-                round(one.adjusted_p_value, 4),
-                f"{model_label(one.candidate)} is better"
-                if one.significant
-                else "no significant difference",
-            )
-            for one in comparisons(data)
-        ],
+        rows=rows,
     )
-    chart = differences(data)
-    return [] if chart is None else [chart, table]
+    return table if rows else None
 
 
-def _wins(data: ReportData) -> list[Block]:
-    if data.wins is None or len(data.models) < 2:
-        return []
-    pairs = data.wins.pairs
-    table = Table(
-        key="wins",
-        title="Wins of one model over another",
-        note="Share of held-out items that the model of the row ranks better than the model of "
-        "the column. The rest of each pair is ties and items that neither finds.",
-        columns=[*texts("model"), *shares(*map(model_label, data.models))],
-        rows=[
-            (model_label(one), *(pairs[one].get(other) for other in data.models))
-            for one in data.models
-        ],
-    )
-    return [table, *winner_figures(data)]
-
-
-def _beyond(data: ReportData) -> list[Block]:
-    measured = data.measured("test").models
-    every = dict.fromkeys(name for model in data.models for name in measured[model].beyond_accuracy)
+def _beyond(data: ReportData) -> Table | None:
+    measured = {one: data.measured("test").models[one].beyond_accuracy for one in data.models}
     known = list(wording.BEYOND_ACCURACY)
 
     def place(measure: str) -> tuple[int, str]:
         name, _ = wording.parted(measure)
         return (known.index(name) if name in known else len(known)), measure
 
-    names = sorted(every, key=place)
+    names = sorted({name for values in measured.values() for name in values}, key=place)
     columns = texts("model")
     for name in names:
         columns += numbers(metric_label(name), note=metric_meaning(name))
@@ -277,12 +231,32 @@ def _beyond(data: ReportData) -> list[Block]:
         title="Lists on test",
         note="Point at a heading for its definition; a dash: not defined.",
         columns=columns,
-        rows=[
-            (model_label(one), *map(measured[one].beyond_accuracy.get, names))
-            for one in data.models
-        ],
+        rows=[(model_label(one), *map(values.get, names)) for one, values in measured.items()],
     )
-    return [table] if names else []
+    return table if names else None
+
+
+def _ties(data: ReportData) -> Table | None:
+    if len(data.orders) < 2:
+        return None
+    name, orders = metric_label(data.primary), data.orders
+    columns = texts("model")
+    for order in orders:
+        label = wording.TIE_ORDERS.get(order, order)
+        columns += [*numbers(label, format="metric"), *texts(f"{label}, 95%")]
+    rows: list[list[Cell]] = []
+    for model in data.models:
+        intervals = [data.interval(model, "test", order) for order in orders]
+        rows.append(
+            [model_label(model), *(x for one in intervals for x in (one.mean, ranged(one)))]
+        )
+    return Table(
+        key="tie-orders",
+        title=f"{name} by order of tied events",
+        note="On test; models are trained separately for each order.",
+        columns=columns,
+        rows=rows,
+    )
 
 
 def title_example(example: Example, models: Sequence[str]) -> str:
@@ -298,27 +272,25 @@ def title_example(example: Example, models: Sequence[str]) -> str:
     return f"{found}: {example.held_out[0][:80]}{more}"
 
 
-def _examples(data: ReportData) -> list[Block]:
-    blocks: list[Block] = []
-    for place, example in enumerate(data.examples):
-        lists = [
-            ItemList(
-                title="History, latest first",
-                note=f"{example.num_history:,} items before",
-                entries=[Entry(item_id=title, title=title) for title in example.history],
-            )
+def _example(data: ReportData, place: int) -> Section:
+    example = data.examples[place]
+    lists = [
+        ItemList(
+            title="History, latest first",
+            note=f"{example.num_history:,} items before",
+            entries=[Entry(item_id=title, title=title) for title in example.history],
+        )
+    ]
+    for model, items in example.lists.items():
+        rank = example.ranks[model]
+        entries = [
+            Entry(item_id=title, title=title, mark="hit" if hit else "") for title, hit in items
         ]
-        for model, items in example.lists.items():
-            rank = example.ranks[model]
-            entries = [
-                Entry(item_id=title, title=title, mark="hit" if hit else "") for title, hit in items
-            ]
-            note = "not ranked" if rank is None else f"rank {rank:,}"
-            lists.append(ItemList(title=model_label(model), note=note, entries=entries))
-        title = title_example(example, data.models)
-        shown = Lists(key=f"lists-{place}", lists=lists)
-        blocks.append(Section(key=f"example-{place}", title=title, blocks=[shown]))
-    return blocks
+        note = "not ranked" if rank is None else f"rank {rank:,}"
+        lists.append(ItemList(title=model_label(model), note=note, entries=entries))
+    title = title_example(example, data.models)
+    blocks = [Lists(key=f"lists-{place}", lists=lists)]
+    return Section(key=f"example-{place}", title=title, blocks=blocks)
 
 
 def _blend_tables(data: ReportData) -> Iterator[Block]:
@@ -330,17 +302,6 @@ def _blend_tables(data: ReportData) -> Iterator[Block]:
             f"of {every:,} validation users have their held-out item in any list."
         )
         yield Words(lines=[line])
-        yield Table(
-            key=f"methods-{profile}",
-            title=f"Ways to merge, profile {profile}",
-            note="On validation.",
-            columns=[*texts("method"), *numbers(metric_label(blend["metric"]), format="metric")],
-            rows=[
-                (method_label(method), value)
-                for method, value in sorted(blend["validation"].items(), key=lambda one: -one[1])
-            ],
-            page_length=10,
-        )
         yield Table(
             key=f"weights-{profile}",
             title=f"Weights, profile {profile}",
@@ -358,13 +319,12 @@ def _training(data: ReportData) -> Section:
     for curve in data.curves:
         if not curve.best_step:
             continue
-        ties = wording.TIE_ORDERS.get(curve.tie_order, curve.tie_order)
-        how = "stopped early and " if curve.stopped_early else ""
-        how = how or ("ran out of time and " if curve.stopped_by_time else "")
+        how = "ran out of time and " if curve.stopped_by_time else ""
+        how = "stopped early and " if curve.stopped_early else how
         users = "held-out users" if curve.model == "ranked" else "validation"
         lines.append(
-            f"{model_label(curve.model)}{f', ties {ties},' if len(data.orders) > 1 else ''} "
-            f"{how}kept step {curve.best_step:,} of {curve.num_steps:,}, the best on {users}."
+            f"{model_label(curve.model)} {how}kept step {curve.best_step:,} of "
+            f"{curve.num_steps:,}, the best on {users}."
         )
     blocks: list[Block] = [*([Words(lines=lines)] if lines else []), *curve_figures(data)]
     return Section(key="training", title="Training", blocks=blocks)

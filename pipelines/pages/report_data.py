@@ -8,22 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
-
-import polars as pl
-import torch
 
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import tie_orders
 from pipelines.pages.examples import Example, read_examples
-from pipelines.pages.wins import Wins, count_wins, models_of, read_ranks, read_targets
 from pipelines.pages.wording import in_order
 from recsys.data.dataset import Sequences
-from recsys.evaluation.beyond_accuracy import item_popularity
 from recsys.evaluation.bootstrap import Interval
-from recsys.evaluation.slices import Slice, history_length_slices, item_popularity_slices
 from recsys.models.names import MODELS
 
 SPLITS: tuple[Literal["test", "validation"], ...] = ("test", "validation")
@@ -42,10 +37,9 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One training of one model."""
+    """The training of one model."""
 
     model: str
-    tie_order: str
     num_steps: int
     best_step: int | None
     """None if no validation chose a step."""
@@ -98,7 +92,6 @@ class ReportData:
     excludes_history: bool = True
     features: Document = field(default_factory=dict)
     """report.json of build_features."""
-    wins: Wins | None = None
     examples: list[Example] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -143,42 +136,35 @@ def thinned(points: list[tuple[int, float]], most: int = MAX_POINTS) -> list[tup
     return [points[round(place * step)] for place in range(most)]
 
 
-def read_curves(artefact: Path, model: str, metric: str) -> list[Curve]:
-    """Read the curve of each tie order from a training stage's artefact.
+def read_curve(training: Path, model: str, metric: str) -> Curve | None:
+    """Read the curve of a training; None if the model was not trained by steps.
 
     Args:
+        training: Folder of one tie order in the artefact of a training stage.
         metric: Which validation metric to show; if it was not measured, the first that was.
     """
-    found = []
-    for path in sorted(artefact.glob("*/curve.jsonl")):
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        ending = read_json(path.parent / "training.json")
-        measured = sorted({name for row in rows for name in row if "@" in name})
-        shown = metric if metric in measured or not measured else measured[0]
-        series = {
-            name: thinned(
-                [
-                    (int(row["step"]), float(row[name]))
-                    for row in rows
-                    if row.get(name) is not None and abs(row[name]) < float("inf")
-                ]
-            )
-            for name in ("loss", shown)
-        }
-        found.append(
-            Curve(
-                model=model,
-                tie_order=path.parent.name,
-                num_steps=int(ending["num_steps"]),
-                best_step=ending.get("best_step"),
-                stopped_early=bool(ending.get("stopped_early", False)),
-                stopped_by_time=bool(ending.get("stopped_by_time", False)),
-                loss=series["loss"],
-                validation=series[shown],
-                metric=shown,
-            )
-        )
-    return found
+    path = training / "curve.jsonl"
+    if not path.exists():
+        return None
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    ending = read_json(training / "training.json")
+    measured = sorted({name for row in rows for name in row if "@" in name})
+    shown = metric if metric in measured or not measured else measured[0]
+
+    def points(name: str) -> list[tuple[int, float]]:
+        known = [row for row in rows if row.get(name) is not None and isfinite(row[name])]
+        return thinned([(int(row["step"]), float(row[name])) for row in known])
+
+    return Curve(
+        model=model,
+        num_steps=int(ending["num_steps"]),
+        best_step=ending.get("best_step"),
+        stopped_early=bool(ending.get("stopped_early", False)),
+        stopped_by_time=bool(ending.get("stopped_by_time", False)),
+        loss=points("loss"),
+        validation=points(shown),
+        metric=shown,
+    )
 
 
 def read_blends(artefact: Path, tie_order: str) -> dict[str, Document]:
@@ -209,17 +195,6 @@ def routings_of(ranker: Document | None) -> list[Document]:
     return [trunk["routing"] for trunk in trunks if trunk["routing"] is not None]
 
 
-def slices_for_wins(table: Path, sequences: Sequences, num_item_rows: int) -> list[Slice]:
-    """Slice a test split by length of history and popularity of the item."""
-    users, targets = read_targets(table)
-    lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
-    popularity = item_popularity(sequences.histories(sequences.train_end), num_item_rows)
-    return [
-        *history_length_slices(targets, lengths),
-        *item_popularity_slices(targets, popularity),
-    ]
-
-
 def read_measured(
     artefacts: Mapping[str, Path], title: str, orders: Sequence[str] | None = None
 ) -> ReportData:
@@ -233,22 +208,20 @@ def read_measured(
     shown = [min(analysis.orders, key=lambda order: (order != "given", order))]
     if orders is not None:
         shown = [order for order in orders if order in analysis.orders]
-    primary = analysis.primary_metric
+    primary, order = analysis.primary_metric, shown[0]
+    curves = [
+        read_curve(artefacts[stage] / order, model, primary) for stage, model in TRAININGS.items()
+    ]
     return ReportData(
         title=title,
         primary=primary,
-        models=in_order(analysis.orders[shown[0]]["test"].models),
+        models=in_order(analysis.orders[order]["test"].models),
         orders=shown,
         analysis=analysis,
         metrics=read_json(artefacts["evaluate"] / "metrics.json"),
-        curves=[
-            curve
-            for stage, model in TRAININGS.items()
-            for curve in read_curves(artefacts[stage], model, primary)
-            if curve.tie_order in shown
-        ],
-        blends=read_blends(artefacts["fit_blend"], shown[0]),
-        ranker=read_ranker(artefacts["train_ranker"], shown[0]),
+        curves=[one for one in curves if one is not None],
+        blends=read_blends(artefacts["fit_blend"], order),
+        ranker=read_ranker(artefacts["train_ranker"], order),
     )
 
 
@@ -267,22 +240,15 @@ def read_report_data(
     """
     features, evaluation = artefacts["build_features"], artefacts["evaluate"]
     measured = read_measured(artefacts, title, tie_orders(features))
-    order = measured.order
-    sequences = Sequences.load(features / "sequences" / order)
-    table = evaluation / f"per_user_{order}_test.parquet"
-    num_item_rows = read_json(features / "features.json")["num_item_rows"]
-    values = next(iter(measured.metrics[order]["test"].values()))
-    depth = max(int(name.partition("@")[2]) for name in values if "@" in name)
-    models = models_of(list(pl.read_parquet_schema(table)))
-    slices = slices_for_wins(table, sequences, num_item_rows)
+    sequences = Sequences.load(features / "sequences" / measured.order)
+    table = evaluation / f"per_user_{measured.order}_test.parquet"
     items = features / "items.parquet"
     return replace(
         measured,
-        num_items=num_item_rows - 1,
+        num_items=read_json(features / "features.json")["num_item_rows"] - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,
         features=read_json(features / "report.json"),
-        wins=count_wins(read_ranks(table, models, depth), models, depth, slices),
-        examples=read_examples(table, items, sequences, measured.models, "test"),
+        examples=read_examples(table, items, sequences, measured.models),
         provenance=provenance,
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from pipelines.evaluation.analysis import SERVED
 from pipelines.pages.report_data import ReportData
@@ -34,6 +32,18 @@ def best_model(data: ReportData) -> str:
     return data.ranked_models[0]
 
 
+def served_model(data: ReportData) -> str | None:
+    """Return the model that is served by default; None if it was not measured."""
+    is_ranked = data.ranker is not None and data.ranker["served"]
+    order = SERVED if is_ranked else SERVED[1:]
+    return next((model for model in order if model in data.models), None)
+
+
+def headline_model(data: ReportData) -> str:
+    """Return the served model; if it was not measured, the best on validation."""
+    return served_model(data) or best_model(data)
+
+
 def served_label(data: ReportData, model: str) -> str:
     """Label the released list, not the row of the table that measures it."""
     blend = data.blends.get(PROFILE)
@@ -56,11 +66,6 @@ def source_label(source: str) -> str:
 def method_label(method: str) -> str:
     """Label a method of merging, or the one source that is served in its place."""
     return METHODS.get(method) or f"{source_label(method)} alone"
-
-
-def headline_model(data: ReportData) -> str:
-    """Return the served model; if it was not measured, the best on validation."""
-    return served_model(data) or best_model(data)
 
 
 def answer(data: ReportData) -> str:
@@ -96,13 +101,6 @@ def worst_slice(data: ReportData, model: str) -> SliceMetrics | None:
     return min(parts, key=lambda part: part.metrics[data.primary].mean)
 
 
-def served_model(data: ReportData) -> str | None:
-    """Return the model that is served by default; None if it was not measured."""
-    is_ranked = data.ranker is not None and data.ranker["served"]
-    order = SERVED if is_ranked else SERVED[1:]
-    return next((model for model in order if model in data.models), None)
-
-
 def comparisons(data: ReportData) -> list[MetricComparison]:
     """Return the paired tests on the primary metric of the test split, the better model first."""
     tests = [one for one in data.measured("test").comparisons if one.metric == data.primary]
@@ -120,15 +118,6 @@ def comparisons(data: ReportData) -> list[MetricComparison]:
         )
         for one in tests
     ]
-
-
-def winners_summary(everyone: Mapping[str, Any]) -> str:
-    """Summarise wins over all items: the model that is best most often, ties, and misses."""
-    model = max(everyone["alone"], key=everyone["alone"].__getitem__)
-    return (
-        f"The {model_label(model)} alone ranks the item best for {everyone['alone'][model]:.0%}; "
-        f"several models tie for {everyone['shared']:.0%}; no model finds {everyone['missed']:.0%}."
-    )
 
 
 def listed(names: list[str]) -> str:

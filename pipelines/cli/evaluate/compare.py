@@ -135,14 +135,14 @@ def read_run(folder: Path, model: str, metrics: list[str], *, table: str, run: s
     import torch
 
     from pipelines.evaluation.analysis import Analysis
-    from pipelines.pages.wins import RANK, models_of, read_targets
+    from pipelines.evaluation.per_user import RANK, models_in, read_targets
     from recsys.data.batch import Jagged
     from recsys.evaluation.significance import EvaluatedRun
 
     path = folder / f"{table}.parquet"
     if not path.exists():
         raise ValueError(f"{folder} has no {path.name}; run it first (recsys run --until evaluate)")
-    known = models_of(list(pl.read_parquet_schema(path)))
+    known = models_in(list(pl.read_parquet_schema(path)))
     if model not in known:
         raise ValueError(f"{folder} has no model {model!r}; it has {', '.join(known)}")
     users, targets = read_targets(path)

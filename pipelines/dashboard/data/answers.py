@@ -23,8 +23,8 @@ from pipelines.candidates.blends import BLEND, BLEND_FAST
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.engine.artifacts import Manifest
+from pipelines.evaluation.per_user import RANK, models_in
 from pipelines.inputs.tensors import released_order
-from pipelines.pages.wins import RANK, models_of
 from pipelines.publishing.same_queries import KEY, answers_file
 from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences
@@ -97,7 +97,7 @@ def answers(run: Run, split: Split) -> Answers:
 @lru_cache(4096)
 def _models(table: Path, changed: int) -> tuple[str, ...]:
     """Read which models a table has; kept until it changes."""
-    return models_of(list(pl.read_parquet_schema(table)))
+    return models_in(list(pl.read_parquet_schema(table)))
 
 
 def has_ranks(run: Run, split: Split, at_least: int = 1) -> bool:

@@ -36,9 +36,9 @@ from pipelines.dashboard.data.sides import (
     side_name,
 )
 from pipelines.dashboard.query import Query
+from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import NOBODY, SHARED, color_of
 from pipelines.pages.document import Origin, Parameters
-from pipelines.pages.wins import RANK
 from pipelines.ranking.artefact import RANKED
 from recsys.models.names import SLOW_MODELS
 

@@ -25,6 +25,7 @@ from pipelines.dashboard.data.items import (
 from pipelines.dashboard.data.windows import window_rows
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.why.outcomes import COMBINED, OUTCOMES, Contest, gain, read_contest
+from pipelines.evaluation.per_user import RANK
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
@@ -40,7 +41,6 @@ from pipelines.pages.document import (
     Window,
     Words,
 )
-from pipelines.pages.wins import RANK
 from pipelines.pages.wording import model_label
 from pipelines.ranking.artefact import RANKED
 from recsys.data.dataset import Sequences

@@ -21,15 +21,22 @@ from numpy.typing import NDArray
 
 from pipelines.engine.artifacts import to_json
 from pipelines.evaluation.analysis import Analysis
-from pipelines.pages.report_data import TRAININGS, slices_for_wins
-from pipelines.pages.wins import RANK, read_targets
+from pipelines.evaluation.per_user import RANK, read_targets
+from pipelines.pages.report_data import TRAININGS
 from recsys.data.batch import Jagged
 from recsys.data.dataset import Sequences
+from recsys.evaluation.beyond_accuracy import item_popularity
 from recsys.evaluation.bootstrap import bootstrap_intervals
 from recsys.evaluation.config import BootstrapConfig
 from recsys.evaluation.ranking import per_user_metric
 from recsys.evaluation.significance import ComparisonConfig, EvaluatedRun, compare_runs
-from recsys.evaluation.slices import Slice, category_slices, slice_metrics
+from recsys.evaluation.slices import (
+    Slice,
+    category_slices,
+    history_length_slices,
+    item_popularity_slices,
+    slice_metrics,
+)
 
 Rows = NDArray[np.int64]
 Split = Literal["validation", "test"]
@@ -156,7 +163,13 @@ def measure_slices(
     table: Path, made: SyntheticEvaluation, sequences: Sequences, targets: Jagged
 ) -> list[Slice]:
     """Cut a split by history, popularity and category."""
-    found = slices_for_wins(table, sequences, made.num_items + 1)
+    users, _ = read_targets(table)
+    lengths = torch.from_numpy((sequences.validation_end - sequences.offsets[:-1])[users])
+    popularity = item_popularity(sequences.histories(sequences.train_end), made.num_items + 1)
+    found = [
+        *history_length_slices(targets, lengths),
+        *item_popularity_slices(targets, popularity),
+    ]
     if made.categories:
         turns = torch.arange(made.num_items + 1) % len(made.categories) + 1
         of_items = Jagged.one_each(turns)

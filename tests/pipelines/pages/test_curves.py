@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pipelines.pages.report_data import read_curves, thinned
+from pipelines.pages.report_data import read_curve, thinned
 
 
 def write(folder, lines, **ending):
@@ -20,18 +20,21 @@ def test_loss_and_validation_are_read_by_step(tmp_path):
         '{"step": 20, "loss": 1.0}',
     ]
     write(tmp_path / "given", lines)
-    (curve,) = read_curves(tmp_path, "two_tower", "ndcg@10")
+    curve = read_curve(tmp_path / "given", "two_tower", "ndcg@10")
     assert curve.loss == [(5, 2.0), (20, 1.0)]
     assert curve.validation == [(10, 0.2)]
-    assert (curve.tie_order, curve.best_step, curve.stopped_early) == ("given", 10, True)
+    assert (curve.best_step, curve.stopped_early) == (10, True)
 
 
 def test_another_metric_stands_in_and_none_is_no_error(tmp_path):
     write(tmp_path / "given", ['{"step": 10, "recall@10": 0.3}'])
     write(tmp_path / "shuffled", ['{"step": 10, "loss": 0.3}'], best_step=None)
-    given, shuffled = read_curves(tmp_path, "two_tower", "ndcg@10")
+    given, shuffled, none = (
+        read_curve(tmp_path / order, "two_tower", "ndcg@10") for order in ("given", "shuffled", "x")
+    )
     assert (given.metric, given.validation) == ("recall@10", [(10, 0.3)])
     assert (shuffled.validation, shuffled.best_step) == ([], None)
+    assert none is None
 
 
 @pytest.mark.parametrize("count", [1, 199, 200, 201, 5_000])

@@ -51,7 +51,7 @@ def test_lists_carry_titles_and_mark_the_hidden_item(tmp_path):
             "top_k_b": pl.Series([[]], dtype=pl.List(pl.Int64)),
         }
     ).write_parquet(table)
-    (example,) = read_examples(table, items, Sequences.load(folder), ["a", "b"], "test")
+    (example,) = read_examples(table, items, Sequences.load(folder), ["a", "b"])
     assert example.found_by == ["a"]
     assert example.history == ["three", "two", "one"]
     assert example.held_out == ["x" * 300]

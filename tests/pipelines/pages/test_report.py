@@ -52,7 +52,7 @@ def test_every_number_of_the_report_is_on_the_page(page, plain_report):
         [values[model][name] for model in plain_report.models] for name in order
     ]
     charts = {one.key: one for one in blocks_of(page.blocks, Chart)}
-    assert {"overview", "cutoffs", "differences", "curve-loss", "slices-category"} <= set(charts)
+    assert {"cutoffs", "curve-loss", "curve-validation", "slices-category"} <= set(charts)
     assert "1-5" in charts["slices-history_length"].note.split("No users in:")[1].split(".")[0]
 
 
@@ -107,11 +107,11 @@ def test_titles_are_only_text(reported):
         (
             {"models": ("popularity",)},
             ["examples"],
-            ["significance", "winners", "training"],
+            ["significance", "training"],
         ),
-        ({"models": ("popularity", "brand_new")}, ["winners"], ["training"]),
+        ({"models": ("popularity", "brand_new")}, ["significance"], ["training"]),
         ({"orders": ("given", "shuffled")}, ["ties"], []),
-        ({"ranker": False}, ["winners"], ["ranker"]),
+        ({"ranker": False}, ["significance"], ["ranker"]),
     ],
 )
 def test_what_is_not_there_is_left_out(reported, options, present, absent):
@@ -120,11 +120,10 @@ def test_what_is_not_there_is_left_out(reported, options, present, absent):
     assert not set(absent) & found
 
 
-def test_the_ranker_its_trunks_and_its_routing_are_shown(page):
+def test_the_ranker_and_its_routing_are_shown(page):
     assert "The ranker's order is served" in str(page)
     # A task of one class has no AUC.
     assert {row[1] for row in block_of(page, Table, "calibration").rows} == {0.88, None}
-    assert block_of(page, Table, "trunks").rows[1][2:4] == (-0.001, 0.002)
     assert block_of(page, Chart, "heat-sparse").rows
     assert [row[0] for row in block_of(page, Chart, "examined").rows][2] == "slot 3"
 
