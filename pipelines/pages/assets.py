@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import vl_convert
 
+from recsys.data.durable import write_durably
 from serving.web import files as served
 
 CLIENT = Path(__file__).parent / "client"
@@ -33,32 +36,42 @@ class Asset(NamedTuple):
     media_type: str
 
 
-def _table_component() -> bytes:
-    import itables
-
-    return (Path(itables.__file__).parent / "html" / "dt_bundle.js").read_bytes()
-
-
-def embedding_script() -> str:
+def bundle_charts() -> bytes:
     """Bundle Vega-Lite, Vega and its interpreter, as ``vegaEmbed``: 898 kB.
 
-    With the interpreter (``ast``) a page can forbid the evaluation of strings.
+    With the interpreter (``ast``) a page can forbid the evaluation of strings. Bundling takes
+    seconds, so a machine keeps the script, after its digest, in its cache.
     """
     module = f"https://cdn.jsdelivr.net/npm/vega-embed@{vl_convert.get_vega_embed_version()}/+esm"
     snippet = f"import embed from {json.dumps(module)}; window.vegaEmbed = embed;"
-    script: str = vl_convert.javascript_bundle(snippet)
+    name = hashlib.sha256(f"{vl_convert.__version__} {snippet}".encode()).hexdigest()[:16]
+    cache_folder = Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys"))
+    with suppress(OSError, RuntimeError):
+        digest, _, script = (
+            (cache_folder.expanduser() / "pages" / name).read_bytes().partition(b"\n")
+        )
+        if digest.decode("ascii", "replace") == hashlib.sha256(script).hexdigest():
+            return script
+    script = vl_convert.javascript_bundle(snippet).encode()
+    # A home that cannot be written to keeps nothing.
+    with suppress(OSError, RuntimeError):
+        folder = cache_folder.expanduser() / "pages"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / name, hashlib.sha256(script).hexdigest().encode() + b"\n" + script)
     return script
 
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Read every asset, by name; the chart library takes about a second."""
+    """Read every asset, by name."""
+    import itables
+
     files = {
         path.name: path.read_bytes() for path in sorted(CLIENT.iterdir()) if path.suffix in TYPES
     }
     files["combobox.js"] = (served.STATIC / "combobox.js").read_bytes()
-    files["datatables.js"] = _table_component()
-    files["vega.js"] = embedding_script().encode()
+    files["datatables.js"] = (Path(itables.__file__).parent / "html/dt_bundle.js").read_bytes()
+    files["vega.js"] = bundle_charts()
     return {name: Asset(body, TYPES[Path(name).suffix]) for name, body in files.items()}
 
 
