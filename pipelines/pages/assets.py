@@ -11,6 +11,7 @@ import json
 import os
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +45,8 @@ def bundle_charts() -> bytes:
     """
     module = f"https://cdn.jsdelivr.net/npm/vega-embed@{vl_convert.get_vega_embed_version()}/+esm"
     snippet = f"import embed from {json.dumps(module)}; window.vegaEmbed = embed;"
-    name = hashlib.sha256(f"{vl_convert.__version__} {snippet}".encode()).hexdigest()[:16]
+    made_from = f"{installed_version('vl-convert-python')} {snippet}"
+    name = f"vega-{hashlib.sha256(made_from.encode()).hexdigest()[:16]}"
     cache_folder = Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys"))
     with suppress(OSError, RuntimeError):
         digest, _, script = (

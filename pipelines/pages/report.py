@@ -107,7 +107,7 @@ def measured_sections(data: ReportData, origins: Sequence[Origin] = ()) -> list[
     """Build the sections on models; a subject without numbers has none."""
     sections = [
         *(
-            Section(key=key, title=title, note=note, blocks=[*filter(None, blocks)])
+            Section(key=key, title=title, note=note, blocks=[one for one in blocks if one])
             for key, title, note, blocks in _sections(data)
         ),
         ranker_section(data.ranker),
