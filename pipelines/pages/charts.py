@@ -15,7 +15,7 @@ NUM_COLORS = 14
 LOW_ROW, ROW, LINES_HEIGHT = 15, 30, 220
 """Heights in pixels: of a model's line within a group, of a row, of a chart of lines."""
 INK, QUIET, LINE = "var(--ink)", "var(--quiet)", "var(--line)"
-SHARED, NOBODY, SECOND = "var(--shared)", "var(--nobody)", "var(--second)"
+SHARED, NOBODY = "var(--shared)", "var(--nobody)"
 TIME_FORMAT = {
     **dict.fromkeys(("hours", "minutes"), "%H:%M"),
     **dict.fromkeys(("seconds", "milliseconds"), "%H:%M:%S"),
@@ -316,17 +316,6 @@ def tradeoff_chart(
     ]
     x = _field("x", title=x_title, axis=axis, scale=scale)
     return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
-
-
-def gap_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str) -> Spec:
-    """Draw the shares ``mean`` of a ``label`` on one line, joined, so that the gap shows."""
-    x = _field("mean", title=x_title, **SHARES)
-    ends = {"x": {**x, "aggregate": "min"}, "x2": {"field": "mean", "aggregate": "max"}}
-    layers = [
-        _layer("rule", ends, strokeWidth=3, color=LINE),
-        _dots({"x": x, "color": _series(colors)}, 110),
-    ]
-    return build_spec(layers, {"y": _labels(_names(rows))}, rows, {"step": 34})
 
 
 def share_chart(

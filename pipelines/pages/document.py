@@ -154,7 +154,6 @@ class Lists:
 
     key: str
     lists: Sequence[ItemList]
-    numbered: bool = True
     origins: Sequence[Origin] = ()
     kind: Literal["lists"] = "lists"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipelines.pages import wording
-from pipelines.pages.charts import counts, numbers, texts
+from pipelines.pages.charts import numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -261,15 +261,13 @@ def _ties(data: ReportData) -> Table | None:
 
 def title_example(example: Example, models: Sequence[str]) -> str:
     """Title an example by the models that found its held-out item."""
-    several = len(models) > 1
+    found = (
+        f"Only {model_label(example.found_by[0])} finds" if example.found_by else "No model finds"
+    )
     if len(example.found_by) == len(models):
-        found = "Every model finds it" if several else "The model finds it"
-    elif not example.found_by:
-        found = "No model finds it" if several else "The model does not find it"
-    else:
-        found = f"Only {model_label(example.found_by[0])} finds it"
+        found = "Every model finds"
     more = f" and {len(example.held_out) - 1} more" if len(example.held_out) > 1 else ""
-    return f"{found}: {example.held_out[0][:80]}{more}"
+    return f"{found} it: {example.held_out[0][:80]}{more}"
 
 
 def _example(data: ReportData, place: int) -> Section:
@@ -331,13 +329,9 @@ def _training(data: ReportData) -> Section:
 
 
 def _protocol(data: ReportData) -> Section:
-    meanings = Table(
-        key="models",
-        title="Models",
-        note="What each model is.",
-        columns=texts("model", "what it is"),
-        rows=[(model_label(one), wording.MODEL_MEANINGS.get(one, "")) for one in data.models],
-    )
+    rows = [(model_label(one), wording.MODEL_MEANINGS.get(one, "")) for one in data.models]
+    columns = texts("model", "what it is")
+    meanings = Table(key="models", title="Models", note="", columns=columns, rows=rows)
     blocks: list[Block] = [Words(lines=protocol(data)), meanings]
     return Section(key="protocol", title="Protocol", blocks=blocks)
 
@@ -347,30 +341,26 @@ def _data(data: ReportData) -> Section:
     events, users, items = (facts[name] for name in ("events", "users", "items"))
     missing = facts["items_without_catalogue"]
     catalogue = f"; {missing:,} are not in the catalogue" if missing else ""
-    density = f"{100 * events / users / items:.2g}% of user-item pairs"
     labels = facts["labels"]
-    held_out = f"{labels['validation']:,} for validation, {labels['test']:,} for test"
     rows = [
         ("events", f"{events:,} kept of {facts['rows_in']:,} rows"),
         ("users", f"{users:,}, {events / users:.1f} events each on average"),
         ("items", f"{items:,}, {events / items:.1f} events each on average{catalogue}"),
-        ("density", density),
+        ("density", f"{100 * events / users / items:.2g}% of user-item pairs"),
         ("time", time_span(data)),
         ("training", f"{labels['train']:,} events"),
-        ("held out", held_out),
+        ("held out", f"{labels['validation']:,} for validation, {labels['test']:,} for test"),
+        *((f"not used: {reason}", f"{count:,} rows") for reason, count in lost_rows(data)),
     ]
-    lost = lost_rows(data)
-    unused = Table(
-        key="unused",
-        title="Rows that were not used",
+    table = Table(
+        key="kept",
+        title="Data",
         note="Quarantined rows are in build_features/quarantine/ of the workspace, each with its "
         "reason.",
-        columns=[*texts("reason"), *counts("rows")],
-        rows=lost,
+        columns=texts("of", "count"),
+        rows=rows,
     )
-    kept = Table(key="kept", title="Data", note="", columns=texts("of", "count"), rows=rows)
-    rest: Block = unused if lost else Words(lines=["Every row was used."])
-    return Section(key="data", title="Data", blocks=[kept, rest])
+    return Section(key="data", title="Data", blocks=[table])
 
 
 def _reproduce(data: ReportData) -> Section:
@@ -382,20 +372,15 @@ def _reproduce(data: ReportData) -> Section:
         *((f"raw file: {name}", digest) for name, digest in made.raw_files.items()),
         *made.versions.items(),
     ]
+    columns = texts("of", "digest or version")
+    digests = Table(
+        key="made-of", title="Digests and versions", note="", columns=columns, rows=rows
+    )
     return Section(
         key="reproduce",
         title="Reproduce",
         note=f"Save the settings as run.toml{files} and run: recsys run run.toml. Equal "
         "data, settings and code give this file byte for byte, except for the number of looks at "
         "the test split.",
-        blocks=[
-            Code(key="toml", title="Settings of this run", text=made.settings),
-            Table(
-                key="made-of",
-                title="Digests and versions",
-                note="",
-                columns=texts("of", "digest or version"),
-                rows=rows,
-            ),
-        ],
+        blocks=[Code(key="toml", title="Settings of this run", text=made.settings), digests],
     )

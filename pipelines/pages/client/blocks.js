@@ -60,7 +60,7 @@ function listsBlock(view, block, level) {
       heading(level, list.title),
       list.note ? text(list.note, "p", { class: "quiet small" }) : null,
       list.entries.length
-        ? make(block.numbered ? "ol" : "ul", {}, list.entries.map((one) => entryOf(view, one)))
+        ? make("ol", {}, list.entries.map((one) => entryOf(view, one)))
         : text(list.empty, "p", { class: "quiet small" }),
     ),
   );
