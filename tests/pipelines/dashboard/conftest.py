@@ -53,8 +53,6 @@ num_levels = 2
 codes_per_level = 8
 [evaluation]
 ks = [5, 10]
-[tracking]
-enabled = false
 """
 
 
