@@ -80,17 +80,15 @@ def store_with_versions(config: RunConfig) -> SemanticIdStore:
 
 def print_kept(kept: KeptShares, before: KeptShares | None = None) -> None:
     """Print the share of items that keep their code, level by level."""
-    levels = enumerate(zip(kept.per_level, kept.per_prefix, strict=True))
+    columns = ["level", ">same code", ">same prefix"]
+    shares = [kept.per_level, kept.per_prefix]
+    if before is not None:
+        columns.append(">before aligning")
+        shares.append(before.per_prefix)
     rows = [
-        (
-            str(level + 1),
-            f"{own:.1%}",
-            f"{prefix:.1%}",
-            *((f"{before.per_prefix[level]:.1%}",) if before else ()),
-        )
-        for level, (own, prefix) in levels
+        (str(level), *(f"{share:.1%}" for share in row))
+        for level, row in enumerate(zip(*shares, strict=True), start=1)
     ]
-    columns = ("level", ">same code", ">same prefix", *((">before aligning",) if before else ()))
     print_table(columns, rows, title=f"{kept.num_items:,} items in both versions")
 
 

@@ -318,16 +318,10 @@ def tradeoff_chart(
     return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
 
 
-def share_chart(
-    rows: Sequence[Mark],
-    colors: Mapping[str, str],
-    *,
-    x_title: str,
-    labels: Sequence[str] | None = None,
-) -> Spec:
+def share_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str) -> Spec:
     """Draw a bar of parts ``share`` by ``series`` for each ``label``; the parts sum to 1."""
     encoding = {
-        "y": _labels(_names(rows, labels)),
+        "y": _labels(_names(rows)),
         "x": _field("share", title=x_title, **SHARES),
         "color": _series(colors),
         "order": _field("order"),

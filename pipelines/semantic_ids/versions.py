@@ -156,12 +156,16 @@ def refit_ids(
     table = _by_id_row(content.vectors, wanted, rows, len(item_ids) + 1)
     if config.source == BEHAVIOUR:
         behaviour = _by_id_row(require_behaviour(content), wanted, rows, len(item_ids) + 1)
-        start = None if cold or previous is None else previous.ids
-        ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=start)
+        ids_before = None if cold or previous is None else previous.ids
+        ids, quantizer = fit_behaviour(behaviour, table, config, seed=seed, start=ids_before)
     else:
-        sizes = config.level_sizes(int(wanted.sum()))
-        started = None if cold else _start(previous, origin, sizes)
-        quantizer = _fit(content, config, sizes, started, seed)
+        sizes, start = config.level_sizes(int(wanted.sum())), None
+        if previous is not None and not cold and previous.quantizer.level_sizes == sizes:
+            same = all(previous.origin.get(name) == origin[name] for name in ("encoder", "dim"))
+            start = previous.quantizer if same else None
+        residual = _residual_config(config, sizes, seed)
+        vectors = content.vectors[wanted].to(_device())
+        quantizer = ResidualKMeans.fit(vectors, residual, start=start).to("cpu")
         ids = assign_semantic_ids(quantizer, table)
     made = NextVersion(
         ids=ids,
@@ -196,8 +200,7 @@ def fit_behaviour(
     """Give IDs by behaviour [N, D'] to rows with content [N, D], as the configuration says."""
     num_items = int(rows_with_content(content[1:]).sum())
     residual = _residual_config(config, config.level_sizes(num_items), seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    vectors, placed = behaviour.to(device), content.to(device)
+    vectors, placed = behaviour.to(_device()), content.to(_device())
     made = behaviour_ids(vectors, placed, residual, start)
     return made._replace(quantizer=made.quantizer.to("cpu"))
 
@@ -209,31 +212,8 @@ def _by_id_row(values: Tensor, wanted: Tensor, rows: Tensor, size: int) -> Tenso
     return table
 
 
-def _start(
-    previous: SemanticIdVersion | None,
-    origin: Mapping[str, Any],
-    sizes: tuple[int, ...],
-) -> ResidualKMeans | None:
-    """Return the published quantiser if the new one can start from it."""
-    if previous is None:
-        return None
-    quantizer = previous.quantizer
-    same_content = all(previous.origin.get(name) == origin[name] for name in ("encoder", "dim"))
-    return quantizer if same_content and quantizer.level_sizes == sizes else None
-
-
-def _fit(
-    content: Content,
-    config: SemanticIdsConfig,
-    sizes: tuple[int, ...],
-    start: ResidualKMeans | None,
-    seed: int,
-) -> ResidualKMeans:
-    """Fit a quantiser of content on the items that have any."""
-    wanted = content.is_known()
-    vectors = content.vectors[wanted].to("cuda" if torch.cuda.is_available() else "cpu")
-    residual = _residual_config(config, sizes, seed)
-    return ResidualKMeans.fit(vectors, residual, start=start).to("cpu")
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _residual_config(
