@@ -97,9 +97,10 @@ def test_a_run_measured_on_test_alone_has_its_figures(tmp_path: Path) -> None:
     context = dashboard(tmp_path)
     page = build(context, Query())
     keys = [chart.key for chart in blocks_of(page.blocks, Chart)]
-    assert "overview" not in keys
     assert "slices-user_activity" in keys
-    assert block_of(page, Table, "intervals-test").rows
+    tables = [table.key for table in blocks_of(page.blocks, Table)]
+    assert "intervals-test" in tables
+    assert "intervals-validation" not in tables
 
 
 def test_a_run_half_written_says_what_is_missing(tmp_path: Path) -> None:
