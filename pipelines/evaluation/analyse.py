@@ -121,9 +121,7 @@ def item_domains(features: Path, num_item_rows: int) -> tuple[Jagged | None, lis
     return Jagged.one_each(rows), names
 
 
-def cut(
-    result: RankingResult, known: Background, config: EvaluationConfig, lengths: Tensor
-) -> list[Slice]:
+def cut(result: RankingResult, known: Background, lengths: Tensor) -> list[Slice]:
     """Cut a split's targets by item popularity, activity, history length, domain and category.
 
     Args:
@@ -207,7 +205,7 @@ def analyse_split(
     """
     resamples = BootstrapConfig(num_resamples=config.num_resamples, seed=seed)
     first = next(iter(results.values()))
-    slices = cut(first, known, config, lengths)
+    slices = cut(first, known, lengths)
     models = {}
     for name, result in results.items():
         values = {

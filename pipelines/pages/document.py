@@ -90,8 +90,6 @@ class Chart:
     """Vega-Lite (`pipelines.pages.charts`); axes name their units."""
     columns: Sequence[str | Column]
     rows: Sequence[Sequence[Cell]]
-    description: str = ""
-    """For a reader who cannot see it; title and note by default."""
     legend: Mapping[str, str] = field(default_factory=dict)
     """Colour by series; the page draws it."""
     origins: Sequence[Origin] = ()

@@ -116,8 +116,7 @@ function legendOf(block) {
 export function chartBlock(view, block, level) {
   const id = `chart-${block.key}`;
   const key = `${view.page}/${block.key}`;
-  const words = block.description || `${block.title}. ${block.note}`;
-  const description = `${words} Its values are in its table.`;
+  const description = `${block.title}. ${block.note} Its values are in its table.`;
   const place = make("div", { class: "chart", role: "img", "aria-label": description });
   place.dataset.chart = key;
   if (heights.has(key)) place.style.minHeight = `${heights.get(key)}px`;

@@ -37,7 +37,7 @@ def test_a_document_is_small_and_its_charts_have_words_values_and_origins(contex
     assert len({chart.key for chart in charts}) == len(charts)
     for chart in charts:
         assert chart.title
-        assert chart.description or chart.note
+        assert chart.note
         assert chart.rows
         assert all(len(row) == len(chart.columns) for row in chart.rows)
         assert chart.origins or entry.name == "runs"
