@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelines.pages.charts import counts, percent, shares, texts
+from pipelines.pages.charts import counts, percent, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -33,8 +33,8 @@ from pipelines.semantic_ids.table import (
 )
 
 PAGE = "semantic-ids"
-SHOWN = 24
-"""Nodes below the open one; the table has all."""
+SHOWN = 256
+"""Nodes below the open one."""
 FILE_NODES, FILE_CHILDREN, FILE_ITEMS = 16, 6, 50
 """Nodes, nodes below each, and items of the open prefix in a file."""
 NO_ID = (
@@ -102,31 +102,8 @@ def item_section(shown: Shown, row: int) -> Section:
 
 def tree_section(shown: Shown) -> Section:
     """Show the reader's place in the tree, and the prefixes and items below."""
-    below, prefix = shown.children(shown.prefix), shown.prefix
-    blocks: list[Block] = [_tree(shown, below)]
-    if len(below) > SHOWN and shown.run is not None:
-        children = Table(
-            key="children",
-            title=f"All {len(below):,} prefixes of the next level",
-            note="Sort by purity to find prefixes that mean nothing in particular.",
-            columns=[
-                *texts("prefix"),
-                *counts("items"),
-                *texts("main category"),
-                *shares("purity", note="of the items with a category, those with this one"),
-                *texts("most popular"),
-            ],
-            rows=[
-                (
-                    *(shown.cell(one.text), one.num_items, one.category, one.purity),
-                    "; ".join(one.titles),
-                )
-                for one in below
-            ],
-            page_length=10,
-        )
-        blocks.append(children)
-    if prefix:
+    blocks: list[Block] = [_tree(shown)]
+    if shown.prefix:
         blocks.append(_members(shown))
     return Section(
         key="tree-of-codes",
@@ -137,7 +114,7 @@ def tree_section(shown: Shown) -> Section:
     )
 
 
-def _tree(shown: Shown, below: Sequence[Group]) -> Tree:
+def _tree(shown: Shown) -> Tree:
     in_file, table, items = shown.run is None, shown.measured.table, shown.measured.items
 
     def node(group: Group, children: Sequence[Node] = ()) -> Node:
@@ -147,6 +124,7 @@ def _tree(shown: Shown, below: Sequence[Group]) -> Tree:
         note = f"{', '.join(parts)}: {'; '.join(group.titles)}"
         return Node(label=group.text, note=note, link=shown.link(group.text), children=children)
 
+    below = shown.children(shown.prefix)
     some = below[: FILE_NODES if in_file else SHOWN]
     nodes = [node(one) for one in some]
     if in_file:
@@ -156,12 +134,11 @@ def _tree(shown: Shown, below: Sequence[Group]) -> Tree:
         nodes = [node(group, nodes)]
     note = f"{len(table.rows):,} items with an ID"
     left = len(below) - len(some)
-    where = "left out of this file" if in_file else "in the table below"
     return Tree(
         key="tree",
         title=f"Prefixes of {prefix_text(shown.prefix) or 'the whole catalogue'}",
         note="The largest first; open one to see what follows it."
-        + (f" {left:,} smaller ones are {where}." if left else ""),
+        + (f" {left:,} smaller ones are left out." if left else ""),
         nodes=[Node(label="all", note=note, link=shown.link(""), children=nodes)],
     )
 
