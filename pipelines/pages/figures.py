@@ -17,7 +17,7 @@ from pipelines.pages.charts import (
 )
 from pipelines.pages.document import Chart
 from pipelines.pages.report_data import ReportData
-from pipelines.pages.summary import MIN_USERS, best_model, source_label
+from pipelines.pages.summary import source_label
 from pipelines.pages.wording import group_meaning, group_title, metric_label, model_label, parted
 from recsys.evaluation.slices import SliceMetrics
 
@@ -75,21 +75,12 @@ def counted(names: Sequence[str], numbers_: Sequence[int]) -> list[str]:
     return labels
 
 
-def _slice_note(data: ReportData, group: str, parts: Sequence[SliceMetrics]) -> str:
-    """Explain a group of slices: definition, empty slices, best and worst slice."""
+def _slice_note(group: str, parts: Sequence[SliceMetrics]) -> str:
+    """Explain a group of slices, and name the empty ones."""
     notes = [group_meaning(group)]
     empty = [part.name for part in parts if not part.num_users]
     if empty:
         notes.append(f"No users in: {', '.join(empty)}.")
-    filled = [
-        (part.metrics[data.primary].mean, part.name)
-        for part in parts
-        if part.num_users >= MIN_USERS
-    ]
-    if len(filled) > 1:
-        (worst, bad), (most, good) = min(filled), max(filled)
-        best = model_label(best_model(data))
-        notes.append(f"Best slice of {best}: {good} ({most:.3f}); worst: {bad} ({worst:.3f}).")
     if len(parts) - len(empty) > MAX_ROWS:
         notes.append(f"The chart shows the {MAX_ROWS} largest slices, the table all.")
     return " ".join(filter(None, notes))
@@ -117,7 +108,7 @@ def _slice_figure(data: ReportData, group: str) -> Chart:
         interval_chart,
         f"slices-{group}",
         group_title(group),
-        _slice_note(data, group, own[best_model(data)]),
+        _slice_note(group, first),
         [*texts("of", "model"), *numbers(name, "low (95%)", "high (95%)", format="metric")],
         [
             (labels[place], model_label(model), *own[model][place].metrics[data.primary][:3])
