@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from pipelines.engine.ray_cluster import ray_cluster
 from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
 from recsys.replay.folder import FIRST, read_json
-from recsys.replay.measures import measure_replay
+from recsys.replay.measures import measure_replay, moment_text
 from recsys.replay.run import describe_replay
 from recsys.replay.run import run as run_replay
 
@@ -61,9 +60,9 @@ def backtest(
             say(line)
         if config.engine == "ray":
             with ray_cluster(config.ray) as run:
-                run_replay(replay, Estimating(replay, say, run.workers).say, run)
+                run_replay(replay, estimating(replay, say, run.workers), run)
         else:
-            run_replay(replay, Estimating(replay, say, replay.config.jobs).say)
+            run_replay(replay, estimating(replay, say, replay.config.jobs))
         return write(replay)
 
 
@@ -84,7 +83,7 @@ def write(replay: Replay) -> Backtest:
 def plan_lines(replay: Replay) -> list[str]:
     """Describe the steps and models of a replay."""
     steps, config = replay.steps, replay.config
-    first, last = replay_dates(replay)
+    first, last = (moment_text(at)[:10] for at in (steps[1].begin, steps[-1].end))
     lines = [
         f"{len(steps) - 1} steps from {first} to {last}, after a warm-up step: "
         + ", ".join(config.policies),
@@ -99,24 +98,14 @@ def plan_lines(replay: Replay) -> list[str]:
     return lines
 
 
-def replay_dates(replay: Replay) -> tuple[str, str]:
-    """Return the days on which the judged steps begin and end."""
-    from recsys.replay.measures import moment_text
+def estimating(replay: Replay, say: Callable[[str], None], at_once: int) -> Callable[[str], None]:
+    """Pass lines on; after the first step's models, add how long the rest will take."""
 
-    return moment_text(replay.steps[1].begin)[:10], moment_text(replay.steps[-1].end)[:10]
+    def pass_on(line: str) -> None:
+        say(line)
+        if line.startswith(FIRST) and "full" in replay.config.policies:
+            seconds = read_json(replay.folder.done(1, FIRST))["seconds"]
+            left = seconds * (len(replay.steps) - 2) * 1.2 / at_once
+            say(f"about {max(1, round(left / 60))} minutes for the other steps")
 
-
-class Estimating:
-    """Passes lines on; after the first step's models it says how long the rest will take."""
-
-    def __init__(self, replay: Replay, say: Callable[[str], None], at_once: int) -> None:
-        self._replay, self._say, self._at_once = replay, say, at_once
-        self._begin = time.perf_counter()
-
-    def say(self, line: str) -> None:
-        """Pass a line on."""
-        self._say(line)
-        if line.startswith(FIRST) and "full" in self._replay.config.policies:
-            seconds = read_json(self._replay.folder.done(1, FIRST))["seconds"]
-            left = seconds * (len(self._replay.steps) - 2) * 1.2 / self._at_once
-            self._say(f"about {max(1, round(left / 60))} minutes for the other steps")
+    return pass_on

@@ -6,22 +6,17 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import polars as pl
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.data.sides import one_run, run_control, suggest_runs
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.workspaces.files import UnreadableError, changed_at, names_in, read_table
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts import color_of, counts, figure, interval_chart, numbers, shares, texts
-from pipelines.pages.document import Block, Cell, Column, Page, Section, Table, Words, with_origins
+from pipelines.pages.charts import color_of, counts, figure, interval_chart, numbers, texts
+from pipelines.pages.document import Block, Page, Section, Table, Words, with_origins
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import RANKER, Document, read_ranker, routings_of
-from recsys.layers.lora.file import CONFIG
-from serving.bundle.manifest import CURRENT, bundle_directory
-from serving.bundle.published import ADAPTER_MANIFEST, ADAPTERS
 
 TITLE = "Experts and adapters"
 STAGE, OUTCOMES = "train_ranker", "adapt_domains/adapters.json"
@@ -42,7 +37,7 @@ NO_ADAPTERS = (
 USED_BY = (
     'Requests with "context": {"domain": "<name>"} use the domain\'s adapter, and their '
     "served_by.adapter names it; all others keep their results to the last bit. A domain without "
-    "an adapter is answered by the base."
+    "an adapter is answered by the base. recsys status lists the adapters that are served."
 )
 
 
@@ -65,7 +60,8 @@ def build(context: Context, query: Query) -> Page:
     lead, sections = _mixture(run, places)
     problems: list[str] = []
     adapters = list(_adapted(places, problems))
-    adapters.append(_registered_section(run, problems, has_adapters=bool(adapters)))
+    words = Words(lines=[USED_BY if adapters else NO_ADAPTERS])
+    adapters.append(Section(key="adapters", title="Adapters of domains", blocks=[words]))
     return Page(
         title=TITLE,
         lead=lead,
@@ -202,64 +198,6 @@ def _outcome_blocks(domain: str, outcome: Mapping[str, Any]) -> list[Block]:
         ],
     )
     return [words, *([chart] if rows else []), *([checks] if verdicts else [])]
-
-
-def _registered_section(run: Run, problems: list[str], *, has_adapters: bool) -> Section:
-    """List the adapters of a run's bundles, each domain's newest first."""
-    folder = run.bundles_folder
-    served_base = (folder / CURRENT).resolve().name.partition("+")[0]
-    rows: list[tuple[Cell, ...]] = []
-    for domain in names_in(folder / ADAPTERS):
-        place, found = folder / ADAPTERS / domain, []
-        for path in (place / name for name in names_in(place) if name.startswith("adapter-")):
-            try:
-                found.append(_registered(path, served_base))
-            except (UnreadableError, KeyError, TypeError, AttributeError, ValueError) as error:
-                name = unquote(domain.removeprefix("domain-"))
-                problems.append(f"adapter {path.name} of {name} cannot be read: {error}")
-        rows += sorted(found, key=lambda row: str(row[-1]), reverse=True)
-    table = Table(
-        key="registered",
-        title="Adapters of the bundles",
-        note="An adapter fits only the weights that it was trained on: of a later release it is "
-        "refused, and the base answers its domain. Size: share of the base's parameters. Gain: "
-        "over the base, both over the domain's items alone.",
-        columns=[
-            *texts("domain", "version", "state", "of bundle"),
-            *counts("rank"),
-            *shares("size"),
-            *numbers("gain", format="signed"),
-            *texts("checks passed"),
-            Column(label="registered", format="time"),
-        ],
-        rows=rows,
-    )
-    words = Words(lines=[USED_BY if rows or has_adapters else NO_ADAPTERS])
-    blocks: list[Block] = [*([table] if rows else []), words]
-    return Section(key="adapters", title="Registered adapters", blocks=blocks)
-
-
-def _registered(path: Path, served_base: str) -> tuple[Cell, ...]:
-    made = read_table(path / ADAPTER_MANIFEST)
-    if made is None:
-        raise UnreadableError(f"{ADAPTER_MANIFEST} is missing")
-    state = "registered"
-    if (path.parent / CURRENT).resolve() == path.resolve():
-        is_served = bundle_directory(path, made["base_version"]).name == served_base
-        state = "served" if is_served else "of another base: not served"
-    metrics, verdicts = made.get("metrics", {}), made.get("verdicts", [])
-    before, after = (
-        next(iter(metrics.get(f"{name}_within_domain", {}).values()), None)
-        for name in ("base", "adapter")
-    )
-    time = changed_at(path / ADAPTER_MANIFEST)
-    return (
-        *(str(made["domain"]), str(made["version"]), state, str(made["base_version"])),
-        *((read_table(path / CONFIG) or {}).get("r"), made.get("share")),
-        None if before is None or after is None else after - before,
-        f"{sum(bool(one['passed']) for one in verdicts)} of {len(verdicts)}",
-        None if time is None else time.isoformat(),
-    )
 
 
 ENTRY = PageEntry(

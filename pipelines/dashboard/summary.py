@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipelines.config.release import ReleaseConfig
 from pipelines.dashboard.compare.blocks import (
     difference_row,
     differences_chart,
@@ -16,13 +15,12 @@ from pipelines.dashboard.compare.blocks import (
 from pipelines.dashboard.compare.gate import (
     PairJudgement,
     difference_words,
-    judge_pair,
+    judge_sides,
     recorded_answer,
-    release_config,
 )
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.answers import SERVED, Side, Split, answers, read_split
-from pipelines.dashboard.data.measures import Measures, read_measures
+from pipelines.dashboard.data.answers import SERVED, Side, read_split
+from pipelines.dashboard.data.measures import read_measures
 from pipelines.dashboard.data.paired import Pairs, join_pairs
 from pipelines.dashboard.data.sides import (
     choose_sides,
@@ -82,7 +80,7 @@ def build(context: Context, query: Query) -> Page:
     sides = choose_sides(context, query, split, at_most=2)
     pairs = join_pairs(context, sides, split)
     measures = (read_measures(context, sides[0], split), read_measures(context, sides[1], split))
-    judged = judgement(context, sides, pairs, measures, split)
+    judged = judge_sides(context, sides, split, pairs, measures)
     names = [f"{letter} ({side_name(one, sides)})" for letter, one in zip("AB", sides, strict=True)]
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
@@ -109,28 +107,11 @@ def build(context: Context, query: Query) -> Page:
                 title="Beyond accuracy",
                 blocks=[measures_table(measures, names, sides)],
             ),
-            Section(
-                key="rule", title="How this is decided", blocks=[Words(lines=rule(judged.config))]
-            ),
+            Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(judged))]),
         ],
         controls=controls(context, sides, split, at_most=2),
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
     )
-
-
-def judgement(
-    context: Context,
-    sides: Sequence[Side],
-    pairs: Pairs,
-    measures: tuple[Measures, Measures],
-    split: Split,
-) -> PairJudgement:
-    """Judge two sides; kept until their files change."""
-    files = [path for one in sides for path in answers(one.run, split).files]
-    config = release_config(context, sides[1].run)
-    named = tuple((one.run.key, one.model) for one in sides)
-    key = ("judgement", split, named, repr(measures), repr(config))
-    return context.cache.get(key, files, lambda: judge_pair(pairs, measures, config))
 
 
 def sentence(judged: PairJudgement, names: Sequence[str]) -> str:
@@ -270,8 +251,9 @@ def slices_section(judged: PairJudgement, pairs: Pairs, sides: Sequence[Side]) -
     )
 
 
-def rule(config: ReleaseConfig) -> list[str]:
+def rule(judged: PairJudgement) -> list[str]:
     """Write the rule in words."""
+    config = judged.config
     return [
         f"All queries: {metric_label(config.deciding_metric)} decides, each user compared with "
         f"themselves. B is better or worse if the interval excludes 0 at {config.confidence:.0%}; "

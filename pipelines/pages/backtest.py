@@ -45,14 +45,6 @@ MAX_LINES = 9
 TWO_SIDED = 1.96
 STATED = ("ageing", "all-peers", "lead")
 """Sections whose sentences state results."""
-STEP_COLUMNS = {
-    "num_known_events": "training events",
-    "num_events": "test events",
-    "num_queries": "queries",
-    "num_users": "users",
-    "num_new_users": "new users",
-    "num_new_items": "new items",
-}
 
 
 def backtest_page(document: Mapping[str, Any], origins: Sequence[Origin] = ()) -> Page:
@@ -70,7 +62,6 @@ def backtest_page(document: Mapping[str, Any], origins: Sequence[Origin] = ()) -
         ("newcomers", "New users and new items", "", _slices(results)),
         ("all-peers", "Peers on the same queries", peers, _peers(results, policy)),
         ("lead", "The blend against its best source", "", _blend(document, policy)),
-        ("all-steps", "Steps", "", [_steps(document)]),
         ("about", "How it was measured", "", [_about(document)]),
     ]
     return Page(
@@ -342,19 +333,6 @@ def _lists(results: ReplayResults) -> list[Block]:
         rows=rows,
     )
     return [table] if rows else []
-
-
-def _steps(document: Mapping[str, Any]) -> Table:
-    return Table(
-        key="steps",
-        title="Steps",
-        note="Events known before each step, and events evaluated in it.",
-        columns=[*numbers("step"), *texts("start (UTC)"), *counts(*STEP_COLUMNS.values())],
-        rows=[
-            (one["number"], one["begin"], *(one.get(key) for key in STEP_COLUMNS))
-            for one in document["steps"]
-        ],
-    )
 
 
 def _about(document: Mapping[str, Any]) -> Words:

@@ -17,7 +17,6 @@ from recsys.evaluation.config import BootstrapConfig
 from recsys.replay.folder import PEER, SERVED
 from recsys.replay.steps import POLICIES
 
-__all__ = ["PEER", "SERVED"]
 POLICY_NAMES = {
     "full": "retrained before every step",
     "incremental": "updated before every step",

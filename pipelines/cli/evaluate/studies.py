@@ -72,8 +72,9 @@ def backtest(
 
 def print_backtest(document: Mapping[str, Any]) -> None:
     """Print the served list under each policy, and every model under policy full."""
-    from pipelines.pages.backtest_numbers import PEER, POLICY_NAMES, SERVED
+    from pipelines.pages.backtest_numbers import POLICY_NAMES
     from pipelines.pages.wording import metric_label, model_label
+    from recsys.replay.folder import PEER, SERVED
 
     metrics = list(document["summary"][0]["metrics"])
     rows = []

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from pipelines.config.release import GateConfig, ReleaseConfig
 from pipelines.dashboard.context import Context
+from pipelines.dashboard.data.answers import Side, Split, answers
 from pipelines.dashboard.data.measures import COSTS, Measures, cost_words
 from pipelines.dashboard.data.paired import Pairs
 from pipelines.dashboard.data.slices import slice_label
@@ -103,6 +104,21 @@ def judge_pair(
         answer = "second"
     reasons = sorted([*shown, *costs], key=lambda one: one.speaks_for != answer)
     return PairJudgement(answer, reasons, compared, config)
+
+
+def judge_sides(
+    context: Context,
+    sides: Sequence[Side],
+    split: Split,
+    pairs: Pairs,
+    measures: tuple[Measures, Measures],
+) -> PairJudgement:
+    """Judge two sides by ``[release]`` of the second; kept until their files change."""
+    files = [path for one in sides for path in answers(one.run, split).files]
+    config = release_config(context, sides[1].run)
+    named = tuple((one.run.key, one.model) for one in sides)
+    key = ("judgement", split, named, repr(measures), repr(config))
+    return context.cache.get(key, files, lambda: judge_pair(pairs, measures, config))
 
 
 def _queries(
@@ -205,14 +221,9 @@ def _coverage_reasons(measures: tuple[Measures, Measures], config: GateConfig) -
         less = after[name] < bound * before[name]
         if not less and before[name] >= bound * after[name]:
             continue
-        others = "; ".join(
-            f"{metric_label(other)} {before[other]:.3g} to {after[other]:.3g}"
-            for other in before
-            if other.startswith(("coverage@", "gini@", "average_popularity@", "novelty@"))
-            and other in after
-        )
+        change = f"{metric_label(name)} {before[name]:.3g} to {after[name]:.3g}"
         clause = f"B's lists show much {'less' if less else 'more'} of the catalogue"
-        yield Reason("first" if less else "second", clause, f"{clause} than those of A ({others}).")
+        yield Reason("first" if less else "second", clause, f"{clause} than those of A ({change}).")
         return
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -120,14 +119,6 @@ def _read(features: Path) -> RunCatalogue:
     )
 
 
-class PastEvent(NamedTuple):
-    """One event of a history."""
-
-    item_row: int
-    time: str
-    """Such as 1997-11-04 20:13; "" if there are no times."""
-
-
 def user_row(features: Path, user_id: str) -> int:
     """Find a user by id."""
     found = _users(features).filter(pl.col("id") == user_id).select("row").collect()
@@ -142,16 +133,6 @@ def user_ids(features: Path, rows: Sequence[int]) -> dict[int, str]:
     return dict(frame.collect().iter_rows())
 
 
-def users_like(features: Path, text: str, at_most: int = OFFERED) -> list[str]:
-    """Find ids that begin with a text, then those that have it in them."""
-    found = _users(features).filter(pl.col("id").str.contains(text, literal=True))
-    begins = pl.col("id").str.starts_with(text)
-    frame = found.select("id", begins.alias("begins")).sort(
-        "begins", pl.col("id").str.len_chars(), "id", descending=[True, False, False]
-    )
-    return list(frame.head(at_most).collect()["id"])
-
-
 def users_matching(features: Path, text: str) -> pl.Series:
     """List the rows of users whose id has a text in it."""
     found = _users(features).filter(pl.col("id").str.contains(text, literal=True))
@@ -162,15 +143,13 @@ def _users(features: Path) -> pl.LazyFrame:
     return pl.scan_parquet(features / "vocabularies" / "users.parquet")
 
 
-def history(sequences: Sequences, row: int, num_before: int) -> list[PastEvent]:
-    """Read what a user did before a query, newest first."""
+def history(sequences: Sequences, row: int, num_before: int) -> list[tuple[int, str]]:
+    """List item rows and times of a user before a query, newest first; "" without times."""
     begin = int(sequences.offsets[row])
     part = slice(begin, begin + num_before)
     items = np.asarray(sequences.item_rows[part])[::-1]
     if sequences.times is None:
-        return [PastEvent(int(item), "") for item in items]
+        return [(int(item), "") for item in items]
     times = np.asarray(sequences.times[part])[::-1]
-    return [
-        PastEvent(int(item), f"{datetime.fromtimestamp(int(time), UTC):%Y-%m-%d %H:%M}")
-        for item, time in zip(items, times, strict=True)
-    ]
+    words = (f"{datetime.fromtimestamp(int(time), UTC):%Y-%m-%d %H:%M}" for time in times)
+    return list(zip(items.tolist(), words, strict=True))

@@ -166,7 +166,7 @@ def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     past = history(sequences, row, int(ends[row] - sequences.offsets[row]))
     found = [read_answer(side, shown.split, user_id) for side in shown.sides]
     held_out = next((one.item_rows for one in found if one is not None), [])
-    known = {"seen": {one.item_row for one in past}, "hit": {*held_out}}
+    known = {"seen": {item for item, _ in past}, "hit": {*held_out}}
 
     def entry(item: int, note: str, marks: Sequence[str] = ()) -> Entry:
         item_id = catalogue.item_id(item)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.items import read_catalogue, users_like
+from pipelines.dashboard.data.items import read_catalogue
 from pipelines.dashboard.data.sides import (
     controls,
     group_control,
@@ -18,13 +18,7 @@ from pipelines.dashboard.data.sides import (
 )
 from pipelines.dashboard.data.slices import Slicing, group_label
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
-from pipelines.dashboard.why.outcomes import (
-    LISTED,
-    OUTCOMES,
-    Contest,
-    lost_where,
-    read_contest,
-)
+from pipelines.dashboard.why.outcomes import LISTED, OUTCOMES, Contest, lost_where, read_contest
 from pipelines.dashboard.why.users import (
     ALL,
     example_users,
@@ -53,9 +47,7 @@ def build(context: Context, query: Query) -> Page:
     first, second = shown.names
     own = controls(context, shown.sides, shown.split, at_most=2)
     if not len(shown.pairs.known):
-        lead = (
-            "No query was answered by both, so neither won or lost. Choose runs on the same data."
-        )
+        lead = "No query was answered by both, so neither won or lost. Choose runs of one data set."
         return Page(title="Why", lead=lead, blocks=[], controls=own)
     totals = np.bincount(shown.outcomes, minlength=len(OUTCOMES)).tolist()
     groups = shown.pairs.slicings.groups
@@ -90,7 +82,7 @@ def build(context: Context, query: Query) -> Page:
             split_control(shown.sides, shown.split),
             *group_control(group, groups),
             select("outcome", "Queries", outcome, {ALL: "all", **shown.labels}),
-            *search_controls(context, shown, query),
+            *item_control(context, shown, query),
         ],
         notices=[*notices, *shown.pairs.slicings.problems],
     )
@@ -108,18 +100,14 @@ def tiles(shown: Contest, totals: Sequence[int]) -> Tiles:
     return Tiles(tiles=found)
 
 
-def search_controls(context: Context, shown: Contest, query: Query) -> list[Control]:
-    """Offer users and held-out items."""
+def item_control(context: Context, shown: Contest, query: Query) -> list[Control]:
+    """Offer to look at the users of one held-out item."""
     if context.exported or shown.features is None:
         return []
-    found = []
-    for name, label in (("user", "User"), ("item", "Held-out item")):
-        title = text = query.text(name)
-        if name == "item" and text:
-            catalogue = read_catalogue(context, shown.features)
-            title = catalogue.title(catalogue.row_of(text) or 0)
-        found.append(search_control(name, label, text, title))
-    return found
+    text = query.text("item")
+    catalogue = read_catalogue(context, shown.features)
+    title = catalogue.title(catalogue.row_of(text) or 0) if text else ""
+    return [search_control("item", "Held-out item", text, title)]
 
 
 def shares_chart(
@@ -177,23 +165,17 @@ def lost_sections(context: Context, shown: Contest) -> list[Section]:
             continue
         worst = max(steps, key=lambda step: step.queries)
         meanings = " ".join(f"{step.words}: {step.meaning}." for step in steps)
-        chart = shares_chart(
-            f"lost-{side.model}-{side.run.key}",
-            f"Where {name} loses {total:,} items",
-            f"Held-out items that are not in its first {shown.k}, by the step that loses them. "
-            f"Most: {worst.words}. {meanings}",
-            {"missed": {step.words: step.queries for step in steps}},
-            shown,
+        found.append(
+            shares_chart(
+                f"lost-{side.model}-{side.run.key}",
+                f"Where {name} loses {total:,} items",
+                f"Held-out items that are not in its first {shown.k}, by the step that loses them. "
+                f"Most: {worst.words}. {meanings}",
+                {"missed": {step.words: step.queries for step in steps}},
+                shown,
+            )
         )
-        found.append(chart)
     return [Section(key="lost", title="Where items are lost", blocks=found)] if found else []
-
-
-def suggest_users(context: Context, query: Query, text: str) -> Sequence[Option]:
-    """Find users by a part of their id."""
-    features = read_contest(context, query).features
-    found = [] if features is None else users_like(features, text)
-    return [Option(value=one, label=one) for one in found]
 
 
 def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
@@ -216,7 +198,7 @@ ENTRY = PageEntry(
     title="Why",
     build=build,
     rows={"queries": window_of_queries},
-    suggest={"runs": suggest_runs, "users": suggest_users, "items": suggest_items},
+    suggest={"runs": suggest_runs, "items": suggest_items},
     exports=exports,
     keeps=("run",),
 )

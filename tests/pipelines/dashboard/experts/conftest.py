@@ -90,26 +90,9 @@ def write_ranker(stage: Path, routing: dict[str, Any] | None) -> None:
     write_json(stage / "ranker.json", decision)
 
 
-def write_registered(folder: Path, version: str, base_version: str, *, rank: int) -> None:
-    """Write a registered adapter of books."""
-    place = folder / "adapters" / "domain-books" / f"adapter-{version}"
-    document = {
-        "version": version,
-        "domain": "books",
-        "base": "sequence",
-        "base_version": base_version,
-        "num_parameters": 4096,
-        "share": 0.03,
-        "metrics": METRICS,
-        "verdicts": VERDICTS[:1],
-    }
-    write_json(place / "adapter.json", document)
-    write_json(place / "adapter_config.json", {"r": rank})
-
-
 @pytest.fixture
 def experts_workspace(tmp_path: Path) -> Path:
-    """A run whose adapter of books is refused; an earlier one stays registered."""
+    """A run whose adapter of books is refused."""
     workspace = write_run(tmp_path / "run")
     write_ranker(workspace / "train_ranker" / "given", ROUTING)
     (workspace / "build_features").mkdir(exist_ok=True)
@@ -118,9 +101,6 @@ def experts_workspace(tmp_path: Path) -> Path:
     refused = {"domain": "books", "adapter": None, "refused": "it harms new users"}
     outcome = refused | {"metrics": METRICS, "verdicts": VERDICTS, "changes": CHANGES}
     write_json(workspace / "adapt_domains" / "adapters.json", [outcome])
-    bundles = workspace / "bundles"
-    write_registered(bundles, "a" * 12, "v1", rank=8)
-    (bundles / "adapters" / "domain-books" / "current").symlink_to(f"adapter-{'a' * 12}")
     return workspace
 
 

@@ -12,7 +12,7 @@ from pipelines.dashboard.query import Query
 from pipelines.pages.document import Chart, Page, Table, Tiles
 from pipelines.pages.encoding import encoded
 from tests.pipelines.dashboard.documents import blocks_of, sections
-from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker, write_registered
+from tests.pipelines.dashboard.experts.conftest import HOSTILE, write_ranker
 
 
 def block(page: Page, key: str) -> Any:
@@ -57,24 +57,6 @@ def test_a_harmful_adapter_is_refused_with_the_slice_it_harms(experts_context: C
     ]
     verdicts: Table = block(page, "verdicts-books")
     assert [row[3] for row in verdicts.rows] == ["yes", "no", "yes"]
-
-
-def test_registered_adapters_say_whether_they_are_served(
-    experts_context: Context, experts_workspace: Path
-) -> None:
-    bundles = experts_workspace / "bundles"
-    (bundles / "bundle-v1").mkdir()
-    (bundles / "current").symlink_to("bundle-v1")
-    write_registered(bundles, "b" * 12, "v0", rank=4)
-    table: Table = block(build(experts_context, Query.of()), "registered")
-    states = {row[1]: (row[2], row[4]) for row in table.rows}
-    assert states == {"a" * 12: ("served", 8), "b" * 12: ("registered", 4)}
-    assert all(row[6] == pytest.approx(0.05) for row in table.rows)
-    (bundles / "current").unlink()
-    (bundles / "bundle-v2").mkdir()
-    (bundles / "current").symlink_to("bundle-v2")
-    table = block(build(experts_context, Query.of()), "registered")
-    assert "of another base: not served" in [row[2] for row in table.rows]
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"domain": 1, "verdicts": [{}]}]'])

@@ -91,7 +91,7 @@ def test_the_table_is_ordered_filtered_and_searched(planted, pair):
 def test_a_user_is_shown_with_history_lists_and_reasons(context):
     shown = read_contest(context, Query())
     features = shown.features
-    user = ENTRY.suggest["users"](context, Query(), "")[0].value
+    user = ENTRY.rows["queries"](context, Query(), Window(length=1)).rows[0][0].text
     page = build(context, Query.of(user=user))
     section = next(one for one in page.blocks if isinstance(one, Section) and one.key == "user")
     lists = next(one for one in section.blocks if isinstance(one, Lists)).lists
