@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from pipelines.dashboard.data.sides import (
     k_control,
     one_run,
     run_control,
-    search_control,
     split_control,
     suggest_runs,
 )
@@ -49,10 +47,8 @@ from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Control,
     Link,
     LinkedCell,
-    Option,
     Page,
     Rows,
     Section,
@@ -133,7 +129,9 @@ def build(context: Context, query: Query) -> Page:
     if item_id := query.text("item"):
         row = shown.catalogue.row_of(item_id)
         if row is None:
-            notices.append(f"no item {item_id!r} in {shown.run.name}; search for it by its title")
+            notices.append(
+                f"no item {item_id!r} in {shown.run.name}; search the table below by its title"
+            )
         else:
             first.append(with_origins(_item_section(shown, own, row), [shown.run.origin]))
     parts: list[tuple[str, str, Block]] = [
@@ -143,35 +141,20 @@ def build(context: Context, query: Query) -> Page:
         ("all", "All items", _items_table(shown, own)),
     ]
     sections = [Section(key=key, title=title, blocks=[block]) for key, title, block in parts]
-    label = model_label(shown.model)
+    label, models = model_label(shown.model), {one: model_label(one) for one in shown.found.models}
     return Page(
         title=f"Items: {label}",
         lead=f"The first {shown.k} of {label} show {own.coverage:.0%} of {len(own.shown) - 1:,} "
         f"items; 1% of the items take {own.top_share:.0%} of the places.",
-        blocks=[
-            *first,
-            *(with_origins(one, [shown.run.origin]) for one in sections),
+        blocks=[*first, *(with_origins(one, [shown.run.origin]) for one in sections)],
+        controls=[
+            *run_control(context, shown.run, clears=("model", "item")),
+            select("model", "Model", shown.model, models),
+            k_control(shown.k, LISTED),
+            split_control([Side(run=shown.run, model=shown.model)], shown.split),
         ],
-        controls=_controls(shown, query),
         notices=notices,
     )
-
-
-def _controls(shown: ItemsView, query: Query) -> list[Control]:
-    """Offer run, model, k, split and item."""
-    models = {name: model_label(name) for name in shown.found.models}
-    found = [
-        *run_control(shown.context, shown.run, clears=("model", "item")),
-        select("model", "Model", shown.model, models),
-        k_control(shown.k, LISTED),
-        split_control([Side(run=shown.run, model=shown.model)], shown.split),
-    ]
-    if shown.context.exported:
-        return found
-    text = query.text("item")
-    row = shown.catalogue.row_of(text)
-    title = text if row is None else shown.catalogue.title(row)
-    return [*found, search_control("item", "Item", text, title)]
 
 
 def _exposure_chart(own: Exposure, compared: dict[str, Exposure]) -> Chart:
@@ -308,11 +291,6 @@ def _rows(shown: ItemsView, own: Exposure, window: Window) -> Rows:
     return Rows(total=int(there.sum()), found=len(kept), rows=found)
 
 
-def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
-    """Find items by a part of their title, or by id."""
-    return read_shown(context, query).catalogue.options(text)
-
-
 def _item_section(shown: ItemsView, own: Exposure, row: int) -> Section:
     """Show one item: its numbers, and its ranks for the users who wanted it."""
     known, item_id = shown.catalogue, shown.catalogue.item_id(row)
@@ -367,6 +345,6 @@ ENTRY = PageEntry(
     title="Items",
     build=build,
     rows={"items": window_of_items},
-    suggest={"runs": suggest_runs, "items": suggest_items},
+    suggest={"runs": suggest_runs},
     keeps=("run",),
 )

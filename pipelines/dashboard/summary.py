@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pipelines.dashboard.compare.blocks import (
@@ -85,11 +85,7 @@ def build(context: Context, query: Query) -> Page:
     recorded = recorded_answer(sides[0].run, sides[1].run)
     blocks: list[Block] = [
         *reason_blocks(judged),
-        Section(
-            key="sides",
-            title="What A and B are",
-            blocks=[Words(lines=[about(*one) for one in zip("AB", sides, strict=True)])],
-        ),
+        words_section("sides", "What A and B are", map(about, "AB", sides)),
         Tiles(tiles=tiles(judged, pairs)),
         Words(lines=["Next:"], links=links(judged, sides, exported=context.exported)),
     ]
@@ -107,7 +103,7 @@ def build(context: Context, query: Query) -> Page:
                 title="Beyond accuracy",
                 blocks=[measures_table(measures, names, sides)],
             ),
-            Section(key="rule", title="How this is decided", blocks=[Words(lines=rule(judged))]),
+            words_section("rule", "How this is decided", rule(judged)),
         ],
         controls=controls(context, sides, split, at_most=2),
         notices=[*warnings(pairs.known, names), *pairs.slicings.problems],
@@ -150,29 +146,20 @@ def about(letter: str, side: Side) -> str:
     return f"{letter} is {run.kind} {run.name}{time}{model}{state}{served}."
 
 
+def words_section(key: str, title: str, lines: Iterable[str], tone: Tone = "plain") -> Section:
+    """Build a section of paragraphs."""
+    return Section(key=key, title=title, blocks=[Words(lines=list(lines), tone=tone)])
+
+
 def reason_blocks(judged: PairJudgement) -> list[Block]:
     """List the reasons, those for the other side apart."""
     decisive = [one.words for one in judged.reasons if one.speaks_for == judged.answer]
     against = [one.words for one in judged.reasons if one.speaks_for != judged.answer]
-    found: list[Block] = []
-    if decisive:
-        words = Words(lines=decisive, tone=TONES[judged.answer])
-        found.append(Section(key="why", title="Why", blocks=[words]))
-    if against:
-        title = "What speaks for the other side" if decisive else "What was seen"
-        found.append(Section(key="against", title=title, blocks=[Words(lines=against)]))
-    lost, gained = judged.slices("first"), judged.slices("second")
-    if lost and gained:
-        words = Words(
-            lines=[
-                f"Gains and losses divide: {slice_label(gained[0])} gains and "
-                f"{slice_label(lost[0])} loses. Find out what B changed there before B is released "
-                "to all; until then B can be tried on the others alone, in an experiment."
-            ],
-            tone="note",
-        )
-        found.append(words)
-    return found
+    title = "What speaks for the other side" if decisive else "What was seen"
+    return [
+        *([words_section("why", "Why", decisive, TONES[judged.answer])] if decisive else []),
+        *([words_section("against", title, against)] if against else []),
+    ]
 
 
 def tiles(judged: PairJudgement, pairs: Pairs) -> list[Tile]:

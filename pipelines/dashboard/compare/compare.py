@@ -76,9 +76,10 @@ class Comparison:
     def named(self) -> str:
         return f"{self.metric}@{self.k}"
 
-    @property
-    def colors(self) -> dict[str, str]:
-        return colors_of(self.names)
+    def differences(self, slicing: Slicing, metric: str) -> list[tuple[str, Moments]]:
+        """Compute the moments of each other side against the first, by name."""
+        others = list(enumerate(self.names))[1:]
+        return [(name, self.pairs.moments(0, place, slicing, metric)) for place, name in others]
 
 
 def build(context: Context, query: Query) -> Page:
@@ -105,6 +106,8 @@ def build(context: Context, query: Query) -> Page:
             controls=controls(context, sides, split),
         )
     measures = measures_table([read_measures(context, one, split) for one in sides], names, sides)
+    pair = pair_parameters(sides[0], sides[1])
+    summary = Link(label="A or B: which to release, and why", page="summary", parameters=pair)
     slicing = pairs.slicings.get(group) if group else None
     metrics = {name: METRICS[name][0].format(k="k") for name in METRICS}
     return Page(
@@ -117,18 +120,7 @@ def build(context: Context, query: Query) -> Page:
             *([slices_section(shown, slicing)] if slicing else []),
             Section(key="time", title="Over time", blocks=[time_block(shown)]),
             Section(key="beside", title="Beyond accuracy", blocks=[measures]),
-            Words(
-                lines=["Next:"],
-                links=[
-                    Link(
-                        label="A or B: which to release, and why",
-                        page="summary",
-                        parameters=pair_parameters(sides[0], sides[1]),
-                    ),
-                    *pair_links(sides),
-                    Link(label="How models age between trainings", page="replay"),
-                ],
-            ),
+            Words(lines=["Next:"], links=[summary, *pair_links(sides)]),
         ],
         controls=[
             *controls(context, sides, split),
@@ -206,9 +198,9 @@ def metrics_blocks(shown: Comparison) -> list[Block]:
     whole = everything(len(shown.pairs.known))
     metrics = list(dict.fromkeys((shown.named, *FAMILY)))
     tests = [
-        (metric_label(metric), name, shown.pairs.moments(0, place, whole, metric), 0)
+        (metric_label(metric), name, found, 0)
         for metric in metrics
-        for place, name in list(enumerate(shown.names))[1:]
+        for name, found in shown.differences(whole, metric)
     ]
     note = f"Means over users. {metric_label(shown.named)}: {metric_meaning(shown.named)}."
     return tests_blocks(shown, "metrics", "Metrics on the same queries", note, tests)
@@ -216,14 +208,12 @@ def metrics_blocks(shown: Comparison) -> list[Block]:
 
 def slices_section(shown: Comparison, slicing: Slicing) -> Section:
     """Compare by slice of the chosen slicing."""
-    tests = []
-    for place, name in list(enumerate(shown.names))[1:]:
-        found = shown.pairs.moments(0, place, slicing, shown.named)
-        tests += [
-            (slice_, name, found, code)
-            for code, slice_ in enumerate(slicing.names)
-            if found.num_users[code] > 0
-        ]
+    tests = [
+        (slice_, name, found, code)
+        for name, found in shown.differences(slicing, shown.named)
+        for code, slice_ in enumerate(slicing.names)
+        if found.num_users[code] > 0
+    ]
     title = f"{metric_label(shown.named)} by slice"
     note = "A user counts in a slice by the held-out items that are in it."
     return Section(
@@ -251,7 +241,7 @@ def k_chart(shown: Comparison) -> Chart:
         [*counts("k"), *texts("side"), *numbers(label, format="metric")],
         rows,
         "x series y",
-        colors=shown.colors,
+        colors=colors_of(shown.names),
         x_title="k, places of the list",
         y_title=label,
         x_values=KS,
@@ -267,8 +257,7 @@ def time_block(shown: Comparison) -> Block:
         return Words(lines=[words])
     slicing, inside = blocks
     rows: list[Row] = []
-    for place, name in list(enumerate(shown.names))[1:]:
-        found = shown.pairs.moments(0, place, slicing, shown.named)
+    for name, found in shown.differences(slicing, shown.named):
         ends = (found.difference, *interval(found, CONFIDENCE))
         for code, times in enumerate(inside):
             middle = int(times.mean()) if len(times) else 0
@@ -287,7 +276,7 @@ def time_block(shown: Comparison) -> Block:
         ],
         rows,
         "x series y low high",
-        colors={name: shown.colors[name] for name in shown.names[1:]},
+        colors=colors_of(shown.names[1:], first=1),
         time=True,
         from_zero=True,
         x_title="time of the query (UTC)",

@@ -16,6 +16,7 @@ from pipelines.candidates.blends import BLEND_FAST
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import DEPTH, Side, Split, answers
 from pipelines.dashboard.data.items import (
+    RunCatalogue,
     history,
     read_catalogue,
     user_ids,
@@ -52,6 +53,7 @@ NOWHERE = 255
 EXPORTED = 25
 HISTORY = 15
 TOP = "top_k_"
+NO_FEATURES = "users are shown if a workspace keeps their histories and lists"
 
 
 def queries_table(context: Context, shown: Contest, query: Query, title: str) -> Table:
@@ -82,12 +84,50 @@ def window_of_queries(context: Context, query: Query, window: Window) -> Rows:
 
 
 def _rows(context: Context, shown: Contest, query: Query, window: Window) -> Rows:
-    kept = _kept(context, shown, query, window.search)
-    known = shown.pairs.known
+    if shown.features is None:
+        raise NotFoundError(NO_FEATURES)
+    known, catalogue = shown.pairs.known, read_catalogue(context, shown.features)
+    kept = _kept(shown, catalogue, query, window.search)
     ranks = (np.where(one == 0, NOWHERE, one) for one in known.ranks[:2])
-    queries = (known.user_rows, known.item_rows, known.places)
-    part = window_rows(kept, (*queries, *ranks, gain(known), shown.outcomes), window, 5)
-    return Rows(total=len(known), found=len(kept), rows=_cells(context, shown, part))
+    queries, gains = (known.user_rows, known.item_rows, known.places), gain(known)
+    part = window_rows(kept, (*queries, *ranks, gains, shown.outcomes), window, 5)
+    names, labels = (
+        user_ids(shown.features, known.user_rows[part].tolist()),
+        [*shown.labels.values()],
+    )
+    found: list[list[Cell | LinkedCell]] = []
+    for place in part.tolist():
+        user = names.get(int(known.user_rows[place]))
+        link = Link(label="", page="why", parameters={**shown.parameters, "user": user or ""})
+        found.append(
+            [
+                "not known" if user is None else LinkedCell(text=user, link=link),
+                catalogue.title(int(known.item_rows[place])),
+                int(known.places[place]),
+                *(int(one[place]) or None for one in known.ranks[:2]),
+                float(gains[place]),
+                labels[shown.outcomes[place]],
+            ]
+        )
+    return Rows(total=len(known), found=len(kept), rows=found)
+
+
+def _kept(shown: Contest, catalogue: RunCatalogue, query: Query, text: str) -> NDArray[np.int64]:
+    """Find the queries that the filters and the search leave."""
+    known, features = shown.pairs.known, shown.features
+    keep = np.ones(len(known), np.bool_)
+    outcome = query.choice("outcome", (ALL, *OUTCOMES), ALL)
+    if outcome != ALL:
+        keep &= shown.outcomes == OUTCOMES.index(outcome)
+    if item := query.text("item"):
+        keep &= known.item_rows == (catalogue.row_of(item) or -1)
+    if text and features is not None:
+        titles, rows = catalogue.matching(text), known.item_rows
+        inside = (rows > 0) & (rows < len(titles))
+        found = np.isin(known.user_rows, users_matching(features, text).to_numpy())
+        found[inside] |= titles[rows[inside]]
+        keep &= found
+    return np.flatnonzero(keep)
 
 
 def example_users(shown: Contest) -> list[str]:
@@ -98,51 +138,6 @@ def example_users(shown: Contest) -> list[str]:
     gains = gain(known)
     rows = {int(known.user_rows[place]) for place in (gains.argmax(), gains.argmin())}
     return sorted(user_ids(shown.features, sorted(rows)).values())
-
-
-def _kept(context: Context, shown: Contest, query: Query, text: str) -> NDArray[np.int64]:
-    """Find the queries that the filters and the search leave."""
-    known, features = shown.pairs.known, shown.features
-    keep = np.ones(len(known), np.bool_)
-    outcome = query.choice("outcome", (ALL, *OUTCOMES), ALL)
-    if outcome != ALL:
-        keep &= shown.outcomes == OUTCOMES.index(outcome)
-    if features is not None and (item := query.text("item")):
-        keep &= known.item_rows == (read_catalogue(context, features).row_of(item) or -1)
-    if features is not None and text:
-        titles = read_catalogue(context, features).matching(text)
-        rows = known.item_rows
-        inside = (rows > 0) & (rows < len(titles))
-        found = np.isin(known.user_rows, users_matching(features, text).to_numpy())
-        found[inside] |= titles[rows[inside]]
-        keep &= found
-    return np.flatnonzero(keep)
-
-
-def _cells(
-    context: Context, shown: Contest, places: NDArray[np.int64]
-) -> list[list[Cell | LinkedCell]]:
-    known, features = shown.pairs.known, shown.features
-    rows = known.user_rows[places].tolist()
-    names = {} if features is None else user_ids(features, rows)
-    catalogue = None if features is None else read_catalogue(context, features)
-    gains, labels = gain(known)[places], [*shown.labels.values()]
-    found: list[list[Cell | LinkedCell]] = []
-    for number, place in enumerate(places.tolist()):
-        user = names.get(rows[number])
-        link = Link(label="", page="why", parameters={**shown.parameters, "user": user or ""})
-        title = "not known" if catalogue is None else catalogue.title(int(known.item_rows[place]))
-        found.append(
-            [
-                "not known" if user is None else LinkedCell(text=user, link=link),
-                title,
-                int(known.places[place]),
-                *(int(one[place]) or None for one in known.ranks[:2]),
-                float(gains[number]),
-                labels[shown.outcomes[place]],
-            ]
-        )
-    return found
 
 
 class UserAnswer(NamedTuple):
@@ -158,7 +153,7 @@ class UserAnswer(NamedTuple):
 def user_section(context: Context, shown: Contest, user_id: str) -> Section:
     """Show a user: the history, both lists, and the held-out item's rank by every model."""
     if shown.features is None:
-        raise NotFoundError("users are shown if a workspace keeps their histories and lists")
+        raise NotFoundError(NO_FEATURES)
     catalogue = read_catalogue(context, shown.features)
     row = user_row(shown.features, user_id)
     sequences = Sequences.load(shown.features / "sequences" / shown.pairs.known.order)

@@ -65,12 +65,10 @@ def build(context: Context, query: Query) -> Page:
     blocks += [
         *([slices_section(shown, slicing)] if slicing else []),
         *lost_sections(context, shown),
-        Section(
-            key="queries-section",
-            title="Users",
-            blocks=[queries_table(context, shown, query, title)],
-        ),
     ]
+    if shown.features is not None:
+        table = queries_table(context, shown, query, title)
+        blocks.append(Section(key="queries-section", title="Users", blocks=[table]))
     return Page(
         title=f"Why: {first} or {second}",
         lead=f"Of {len(shown.pairs.known):,} held-out items, {totals[1]:,} are in the first "
