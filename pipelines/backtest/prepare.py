@@ -76,21 +76,6 @@ def only_training(training: TrainingConfig) -> TrainingConfig:
     )
 
 
-def prepare(name: str, config: RunConfig, *, show_progress: bool) -> PreparedData:
-    """Run the preparing stages and read what they made."""
-    config = with_dataset(config)
-    events = config.data.event_paths()
-    run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
-    return PreparedData(
-        name=name,
-        data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
-        recipe=build_recipe(config, config.backtest.models),
-        inputs=read_inputs(
-            config.workspace / "build_features", config.workspace / "embed_items", ORDER
-        ),
-    )
-
-
 def replayed_models(config: RunConfig) -> tuple[str, ...]:
     """List the models of profile ``fast`` that a run fits."""
     if wrong := set(config.backtest.models) - set(REPLAYED):
@@ -124,12 +109,21 @@ def replayed_config(config: RunConfig, folder: Path) -> RunConfig:
 
 
 def prepare_replay(config: RunConfig, folder: Path, *, show_progress: bool) -> PreparedData:
-    """Prepare the arrays of a replay."""
+    """Run the preparing stages, and read the arrays and settings of a replay."""
     config = with_online_events(replayed_config(config, folder))
-    prepared = prepare(config.data.dataset or OWN_DATA, config, show_progress=show_progress)
+    name = config.data.dataset or OWN_DATA
+    config = with_dataset(config)
+    events = config.data.event_paths()
+    run_stages(pick_stages(STAGES, PREPARING, None), config, show_progress=show_progress)
+    inputs = read_inputs(
+        config.workspace / "build_features", config.workspace / "embed_items", ORDER
+    )
     # Without texts there is no content to compare.
-    has_content = bool((prepared.inputs.catalogue.content[1:] != 0).any())
-    models = config.backtest.models
-    if not has_content:
-        models = tuple(name for name in models if name != CONTENT.name)
-    return replace(prepared, recipe=build_recipe(config, models))
+    has_content = bool((inputs.catalogue.content[1:] != 0).any())
+    models = [one for one in config.backtest.models if has_content or one != CONTENT.name]
+    return PreparedData(
+        name=name,
+        data_digest=events_digest(events[0]) if config.data.dataset else files_digest(events),
+        recipe=build_recipe(config, models),
+        inputs=inputs,
+    )

@@ -53,11 +53,11 @@ class PairJudgement(NamedTuple):
     @property
     def overall(self) -> dict[str, Paired]:
         """Differences over all queries, by metric."""
-        found = {
-            self.config.deciding_metric: self.compared.by,
-            self.config.metric: self.compared.named,
-        }
-        return {name: one for name, one in found.items() if one is not None}
+        known = (
+            (self.config.deciding_metric, self.compared.by),
+            (self.config.metric, self.compared.named),
+        )
+        return {name: one for name, one in known if one is not None}
 
     def slices(self, speaks_for: Answer) -> list[str]:
         """Keys of the slices that are named for a side."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.data.answers import SPLITS, Side, Split, answers, has_ranks, side
@@ -66,22 +67,22 @@ def default_pair(context: Context, split: Split, run: str = "") -> tuple[Run, Ru
 
 def _pairs(runs: Sequence[Run]) -> Iterator[tuple[Run, Run]]:
     """List pairs, the earlier or served first: challengers, then data, then releases in a row."""
-    served = [run for run in runs if run.kind == "bundle" and "served" in run.tags]
-    for one in served:
-        for other in runs:
-            inside = other.path.parent == one.path.parent and other is not one
-            if inside and other.tags.get("decision") == CHALLENGER:
-                yield one, other
     workspaces = [run for run in runs if run.kind == "workspace"]
-    for place, newer in enumerate(workspaces):
-        for older in workspaces[place + 1 :]:
-            if older.data_digest is not None and older.data_digest == newer.data_digest:
-                yield older, newer
     bundles = [run for run in runs if run.kind == "bundle"]
-    for one in served:
-        for older in bundles[bundles.index(one) + 1 :]:
-            if older.path.parent == one.path.parent:
-                yield older, one
+    released = [
+        (one, other)
+        for one in bundles
+        if "served" in one.tags
+        for other in runs
+        if other.path.parent == one.path.parent and other is not one
+    ]
+    yield from (pair for pair in released if pair[1].tags.get("decision") == CHALLENGER)
+    for newer, older in combinations(workspaces, 2):
+        if older.data_digest is not None and older.data_digest == newer.data_digest:
+            yield older, newer
+    for served, older in released:
+        if older in bundles[bundles.index(served) + 1 :]:
+            yield older, served
 
 
 def _models_of_one(
