@@ -295,11 +295,9 @@ def exports(context: Context, query: Query) -> list[Query]:
         groups = join_pairs(context, sides, "test").slicings.groups
     except (NotFoundError, QueryError):
         return [query]
-    base = Query.of(**pair_parameters(*sides))
     variants: list[dict[str, str]] = [{}, {"metric": "recall"}, {"metric": "mrr"}]
     variants += [{"group": group} for group in EXPORTED_GROUPS if group in groups]
-    values = [{name: (value,) for name, value in variant.items()} for variant in variants]
-    return [query, *(Query({**base.values, **one}) for one in values)]
+    return [query, *(Query.of(**pair_parameters(*sides), **one) for one in variants)]
 
 
 ENTRY = PageEntry(

@@ -187,26 +187,23 @@ def _slice_reasons(
 ) -> Iterator[Reason]:
     """Return the slices that are shown to lose too much, or to gain, the clearest first."""
     lost = speaks_for == "first"
-    margin = config.max_slice_loss if lost else 0.0
+    margin, verb = (config.max_slice_loss, "loses") if lost else (0.0, "gains")
     shown = [one for one in compared.losses if (one.harmed if lost else one.gained)]
     if not lost and compared.by is not None and compared.by.decision == "better":
         # If all gain, a slice is worth naming only if it clearly gains more.
-        usual = compared.by.difference
+        usual, clear = compared.by.difference, MUCH_CLEARER
         shown = [
-            one
-            for one in shown
-            if one.found.difference - usual > MUCH_CLEARER * one.found.standard_error
+            one for one in shown if one.found.difference - usual > clear * one.found.standard_error
         ]
 
     def clearness(one: SliceLoss) -> float:
         change = one.found.difference + margin * one.found.champion
         return abs(change) / max(one.found.standard_error, 1e-12)
 
-    verb = "loses" if lost else "gains"
+    metric = metric_label(config.deciding_metric)
     for one in sorted(shown, key=clearness, reverse=True)[:MAX_NAMED]:
         label = slice_label(one.name)
-        words = f"{label[:1].upper()}{label[1:]}: B {verb} {metric_label(config.deciding_metric)}: "
-        words += f"{difference_words(one.found)}."
+        words = f"{label[:1].upper()}{label[1:]}: B {verb} {metric}: {difference_words(one.found)}."
         yield Reason(speaks_for, f"B {verb} in the slice {label}", words, one.name)
 
 

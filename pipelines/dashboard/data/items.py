@@ -17,12 +17,10 @@ from numpy.typing import NDArray
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError
 from pipelines.inputs.tensors import released_order
-from pipelines.pages.document import Option
 from recsys.data.dataset import Sequences
 
 Rows = NDArray[np.int64]
 MAX_TITLE = 200
-OFFERED = 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,18 +65,6 @@ class RunCatalogue:
             return np.arange(len(self)) > 0
         found = self.titles.str.to_lowercase().str.contains(wanted, literal=True)
         return (found | (self.item_ids == text)).to_numpy()
-
-    def find(self, text: str) -> Sequence[int]:
-        """List the rows that match best: the id itself, then the most frequent ones."""
-        rows = np.flatnonzero(self.matching(text)[1:]) + 1
-        order = np.argsort(-self.num_events[rows], kind="stable")[:OFFERED]
-        named = self.row_of(text)
-        first = [] if named is None else [named]
-        return [*first, *(int(row) for row in rows[order] if int(row) not in first)][:OFFERED]
-
-    def options(self, text: str) -> list[Option]:
-        """Offer the items that match a text."""
-        return [Option(value=self.item_id(row), label=self.title(row)) for row in self.find(text)]
 
 
 def read_catalogue(context: Context, features: Path) -> RunCatalogue:

@@ -212,18 +212,6 @@ def k_control(k: int, most: int) -> Control:
     return Control(name="k", label="k", kind="number", value=str(k), least=1, most=most)
 
 
-def search_control(name: str, label: str, value: str, title: str) -> Control:
-    """Offer a search; the page names its suggestions after it, with an s."""
-    return Control(
-        name=name,
-        label=label,
-        kind="search",
-        value=value,
-        options=[Option(value=value, label=title)] if value else [],
-        suggest=f"{name}s",
-    )
-
-
 def run_options(context: Context, *chosen: Run) -> list[Option]:
     """Offer the chosen runs and the newest ones."""
     runs = {run.key: run for run in (*chosen, *context.stores.runs()[:OFFERED])}

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipelines.dashboard.context import Context, PageEntry
-from pipelines.dashboard.data.items import read_catalogue
 from pipelines.dashboard.data.sides import (
     controls,
     group_control,
     k_control,
-    search_control,
     split_control,
     suggest_runs,
 )
@@ -30,13 +28,12 @@ from pipelines.pages.charts import color_of, counts, figure, share_chart, shares
 from pipelines.pages.document import (
     Block,
     Chart,
-    Control,
     Link,
-    Option,
     Page,
     Section,
     Tile,
     Tiles,
+    Words,
     select,
 )
 
@@ -67,8 +64,11 @@ def build(context: Context, query: Query) -> Page:
         *lost_sections(context, shown),
     ]
     if shown.features is not None:
-        table = queries_table(context, shown, query, title)
-        blocks.append(Section(key="queries-section", title="Users", blocks=[table]))
+        users: list[Block] = [queries_table(context, shown, query, title)]
+        if item := query.text("item"):
+            back = Link(label="All users", page="why", parameters=shown.parameters)
+            users.insert(0, Words(lines=[f"Only users who wanted the item {item}."], links=[back]))
+        blocks.append(Section(key="queries-section", title="Users", blocks=users))
     return Page(
         title=f"Why: {first} or {second}",
         lead=f"Of {len(shown.pairs.known):,} held-out items, {totals[1]:,} are in the first "
@@ -80,7 +80,6 @@ def build(context: Context, query: Query) -> Page:
             split_control(shown.sides, shown.split),
             *group_control(group, groups),
             select("outcome", "Queries", outcome, {ALL: "all", **shown.labels}),
-            *item_control(context, shown, query),
         ],
         notices=[*notices, *shown.pairs.slicings.problems],
     )
@@ -96,16 +95,6 @@ def tiles(shown: Contest, totals: Sequence[int]) -> Tiles:
         title = label[0].upper() + label[1:]
         found.append(Tile(label=title, value=f"{count:,}", note=note, link=link))
     return Tiles(tiles=found)
-
-
-def item_control(context: Context, shown: Contest, query: Query) -> list[Control]:
-    """Offer to look at the users of one held-out item."""
-    if context.exported or shown.features is None:
-        return []
-    text = query.text("item")
-    catalogue = read_catalogue(context, shown.features)
-    title = catalogue.title(catalogue.row_of(text) or 0) if text else ""
-    return [search_control("item", "Held-out item", text, title)]
 
 
 def shares_chart(
@@ -176,12 +165,6 @@ def lost_sections(context: Context, shown: Contest) -> list[Section]:
     return [Section(key="lost", title="Where items are lost", blocks=found)] if found else []
 
 
-def suggest_items(context: Context, query: Query, text: str) -> Sequence[Option]:
-    """Find items by a part of their title, or by id."""
-    features = read_contest(context, query).features
-    return [] if features is None else read_catalogue(context, features).options(text)
-
-
 def exports(context: Context, query: Query) -> Sequence[Query]:
     """Export the page, and one user who won and one who lost."""
     try:
@@ -196,7 +179,7 @@ ENTRY = PageEntry(
     title="Why",
     build=build,
     rows={"queries": window_of_queries},
-    suggest={"runs": suggest_runs, "items": suggest_items},
+    suggest={"runs": suggest_runs},
     exports=exports,
     keeps=("run",),
 )

@@ -89,7 +89,7 @@ def test_wilsons_interval_is_the_published_one():
 
 def test_the_page_shows_an_item_by_its_title(context):
     shown = read_shown(context, Query())
-    row = shown.catalogue.find(HOSTILE_TITLES[2])[0]
+    row = shown.catalogue.titles.index_of(HOSTILE_TITLES[2])
     page = build(context, Query.of(item=shown.catalogue.item_id(row)))
     section = page.blocks[0]
     assert isinstance(section, Section)
