@@ -65,8 +65,6 @@ class Context:
     cache: Cache = field(default_factory=lambda: Cache(512))
     tables: Cache = field(default_factory=lambda: Cache(16))
     """Tables with a row for each user."""
-    server: str | None = None
-    """Address of the API whose metrics are shown, such as ``http://127.0.0.1:8000``."""
     key: str | None = None
     """That an action needs; None where actions are switched off."""
     exported: bool = False

@@ -200,18 +200,6 @@ def _rule(at: float, axis: str) -> Spec:
     return {**layer, "data": {"values": [{}]}}
 
 
-def _marks_over(marks: Sequence[Mark]) -> list[Spec]:
-    """Dashed lines at moments, each with a triangle that holds its tooltip."""
-    if not marks:
-        return []
-    data = {"values": list(marks)}
-    x, none = _time("at"), {"y": None, "y2": None, "x2": None, "color": None, "detail": None}
-    rule = _layer("rule", {**none, "x": x}, color=QUIET, strokeDash=[4, 3])
-    place = {**none, "x": x, "y": {"value": 4}}
-    triangle = _dots(place, 50, color=INK, shape="triangle-down")
-    return [{**one, "data": data} for one in (rule, triangle)]
-
-
 def interval_chart(
     rows: Sequence[Mark],
     colors: Mapping[str, str],
@@ -254,7 +242,6 @@ def line_chart(
     x_title: str = "time (UTC)",
     y_title: str,
     time: bool = False,
-    marks: Sequence[Mark] = (),
     x_values: Sequence[float] | None = None,
     y_format: str = "",
     from_zero: bool = False,
@@ -269,7 +256,6 @@ def line_chart(
 
     Args:
         time: Whether ``x`` is a moment (ISO 8601).
-        marks: What happened ``at`` a moment.
         x_values: The only values of ``x``, on a logarithmic axis.
         y_format: Such as ".0%".
         joined: Whether points are joined.
@@ -295,7 +281,6 @@ def line_chart(
     if "ring" in fields:
         ring = _dots({"y": y, "color": {"value": INK}}, 200, filled=False, strokeWidth=2)
         layers.append({**ring, "transform": [{"filter": "datum.ring"}]})
-    layers += _marks_over(marks)
     return build_spec(layers, {"x": x, "color": _series(colors)}, rows, LINES_HEIGHT)
 
 
@@ -343,45 +328,6 @@ def cost_chart(
     }
     bar = _layer("bar", color=color_of(0), height={"band": 0.72})
     return build_spec([bar], encoding, rows, {"step": 24})
-
-
-def time_bars(
-    rows: Sequence[Mark],
-    colors: Mapping[str, str],
-    *,
-    y_title: str,
-    y_format: str = "",
-    marks: Sequence[Mark] = (),
-) -> Spec:
-    """Draw parts ``low`` to ``high`` of the bars of stretches of time ``at`` to ``until``."""
-    encoding = {
-        "x": _time("at"),
-        "x2": {"field": "until"},
-        "y": _amount("low", y_title, zero=True, format=y_format),
-        "y2": {"field": "high"},
-        "color": _series(colors),
-    }
-    # A rectangle: Vega-Lite takes a bar with two ends in time for a horizontal one.
-    bars = _layer("rect", {"tooltip": _field("note", "nominal")})
-    return build_spec([bars, *_marks_over(marks)], encoding, rows, LINES_HEIGHT)
-
-
-def spans_chart(
-    rows: Sequence[Mark],
-    colors: Mapping[str, str],
-    *,
-    labels: Sequence[str],
-    marks: Sequence[Mark] = (),
-) -> Spec:
-    """Draw spans ``at`` to ``until`` on the rows of their labels, and marks on theirs."""
-    encoding = {"x": _time("at"), "y": _labels(labels), "color": _series(colors)}
-    # Round ends, so that a span of no length shows as a dot.
-    ends = {"x2": {"field": "until"}, "tooltip": _field("note", "nominal")}
-    layers = [_layer("rule", ends, strokeWidth=9, strokeCap="round")]
-    if marks:
-        cross = _dots({}, 110, shape="cross", angle=45)
-        layers.append({**cross, "data": {"values": list(marks)}})
-    return build_spec(layers, encoding, rows, {"step": 24})
 
 
 def heat_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str) -> Spec:

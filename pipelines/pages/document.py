@@ -244,9 +244,8 @@ class Control:
 
     name: str
     label: str
-    kind: Literal["select", "several", "search", "number", "toggle"]
+    kind: Literal["select", "several", "search", "number"]
     value: str | tuple[str, ...] = ""
-    """Value; 1 or 0 for a ``toggle``."""
     options: Sequence[Option] = ()
     """Choices of ``select`` and ``several``."""
     suggest: str | None = None

@@ -153,30 +153,6 @@ def promote(
     return make_champion(bundles, version, "promote", force=force, by_hand=by_hand)
 
 
-def make_challenger(bundles: Path, version: str, *, by_hand: ByHand | None = None) -> AliasChange:
-    """Keep a released version as challenger, which the next promotion takes by default.
-
-    Raises:
-        ValueError: There is no such bundle, a file of it is missing or altered, or it is served.
-        RefusedError: It was refused, or a signed decision is missing though a key is set.
-    """
-    by_hand = by_hand or ByHand()
-    directory = bundle_directory(bundles, version)
-    if not directory.is_dir():
-        raise ValueError(f"no bundle {version!r} in {bundles}; there are: {listed(bundles)}")
-    with publishing(bundles, by_hand.patience_seconds):
-        served = served_version(bundles)
-        by_hand.check_served(served)
-        if version == served:
-            raise ValueError(f"{version} is the champion; name another version as challenger")
-        check_approved(bundles, version, action="promote", force=False)
-        read_chain(directory)
-        words = [f"{version} became challenger by hand.", *by_hand.words()]
-        before = read_challenger(bundles)
-        change = _decide(bundles, version, "kept as challenger", words=words)
-    return replace(change, previous=before)
-
-
 def rollback(bundles: Path, *, by_hand: ByHand | None = None) -> AliasChange:
     """Serve the champion before this one again; once more goes back one further.
 

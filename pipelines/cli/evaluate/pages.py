@@ -58,9 +58,6 @@ def dashboard(
     bundles: Annotated[
         list[Path] | None, typer.Option(help="Further folder of bundles (repeatable).")
     ] = None,
-    server: Annotated[
-        str | None, typer.Option(help="API whose metrics are shown, http://127.0.0.1:8000.")
-    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8100,
     key_file: Annotated[
@@ -106,7 +103,7 @@ def dashboard(
         raise ValueError("--run says what --export writes; a served dashboard shows all runs")
     stores = Stores(find_places(root, bundles, run), watch=export is None)
     known = key or None if key_file is None else read_key(key_file)
-    context = Context(stores=stores, server=server, key=known, exported=export is not None)
+    context = Context(stores=stores, key=known, exported=export is not None)
     if export is not None:
         export_runs(context, export, run or [])
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from pipelines.dashboard.context import Act, Context
@@ -10,11 +10,10 @@ from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.releases.folder import Folder, choose_folder
 from pipelines.engine.errors import RefusedError, WorkspaceBusyError
 from pipelines.operations.state import move_alias
-from pipelines.pages.document import Action
+from pipelines.pages.document import Action, Block, Section, Words
 from pipelines.publishing.promotion import (
     ByHand,
     champions,
-    make_challenger,
     promote,
     rollback,
 )
@@ -40,37 +39,33 @@ def goes_back_to(folder: Folder) -> str | None:
     return stack[-2] if len(stack) > 1 else None
 
 
+def actions_section(
+    folder: Folder, version: str | None, served: str | None, *, with_key: bool
+) -> Section:
+    """Offer what can be done with the chosen version."""
+    offered = actions_for(folder, version, served) if with_key else []
+    words = "The chosen version is served, and there is none before it. Choose another one."
+    if not with_key:
+        words = f"{NO_KEY[0].upper()}{NO_KEY[1:]}."
+    blocks: Sequence[Block] = offered or [Words(lines=[words], tone="note")]
+    return Section(key="actions", title="Promote or roll back", blocks=blocks)
+
+
 def actions_for(folder: Folder, version: str | None, served: str | None) -> list[Action]:
-    """Offer what can be done."""
+    """Offer to promote a version, and to roll back."""
     offered = []
     if version is not None and version != served:
-        offered = [
-            (
-                "promote",
-                version,
-                f"Serve {version}",
-                f"{version} becomes champion in place of {served or 'nothing'}: servers load it "
-                "within a second. It is verified first, and the decision is written down.",
-            ),
-            (
-                "challenger",
-                version,
-                f"Keep {version} as challenger",
-                f"{served or 'Nothing'} stays served; the next recsys release promote takes "
-                f"{version}.",
-            ),
-        ]
-    back = goes_back_to(folder)
-    if back is not None:
-        offered.append(
-            (
-                "rollback",
-                back,
-                f"Roll back to {back}",
-                f"{back}, the champion before, is served in place of {served}. Doing it once more "
-                "goes back one further.",
-            )
+        note = (
+            f"{version} becomes champion in place of {served or 'nothing'}: servers load it "
+            "within a second. It is verified first, and the decision is written down."
         )
+        offered.append(("promote", version, f"Serve {version}", note))
+    if (back := goes_back_to(folder)) is not None:
+        note = (
+            f"{back}, the champion before, is served in place of {served}. Doing it once more "
+            "goes back one further."
+        )
+        offered.append(("rollback", back, f"Roll back to {back}", note))
     return [
         Action(
             key=name,
@@ -108,15 +103,12 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
         instead_of=values.get("served", ""),
         patience_seconds=PATIENCE_SECONDS,
     )
-    moves: Mapping[str, Callable[..., AliasChange]] = {
-        "promote": partial(promote, version=version),
-        "challenger": partial(make_challenger, version=version),
-        "rollback": rollback,
-    }
-    command = "rollback" if action == "rollback" else "promote"
+    change_alias: Callable[..., AliasChange] = rollback
+    if action == "promote":
+        change_alias = partial(promote, version=version)
     try:
         moved = move_alias(
-            command, folder.bundles, partial(moves[action], by_hand=by_hand), folder.workspace
+            action, folder.bundles, partial(change_alias, by_hand=by_hand), folder.workspace
         )
     except (WorkspaceBusyError, RefusedError, ValueError, OSError) as error:
         raise QueryError(f"nothing was changed: {error}") from error
@@ -131,6 +123,4 @@ def move(context: Context, values: Mapping[str, str], *, action: str) -> str:
     )
 
 
-ACTIONS: Mapping[str, Act] = {
-    name: partial(move, action=name) for name in ("promote", "challenger", "rollback")
-}
+ACTIONS: Mapping[str, Act] = {name: partial(move, action=name) for name in ("promote", "rollback")}

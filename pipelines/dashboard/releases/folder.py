@@ -1,24 +1,21 @@
-"""A folder of bundles: the served version, every decision, changes of aliases and commands."""
+"""A folder of bundles: the served version, every decision, changes of aliases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.workspaces.files import names_in, parse_time, place_key
+from pipelines.dashboard.workspaces.files import changed_at, names_in, parse_time, place_key
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.engine.history import HISTORY as COMMANDS
-from pipelines.engine.history import CommandRun, read_history
 from pipelines.engine.signing import KEY, key_name, signing_key
 from pipelines.pages.document import Origin
 from pipelines.publishing.promotion import served_version
 from pipelines.publishing.released import shop_workspace
 from pipelines.tracking.decisions import (
-    ALTERED,
     LOG,
     AliasChange,
     Written,
@@ -27,13 +24,6 @@ from pipelines.tracking.decisions import (
     read_decisions,
 )
 from serving.bundle.manifest import MANIFEST, bundle_directory
-
-SIGNATURES = {
-    "signed": "valid",
-    "unsigned": "not signed",
-    "not verified": "signed, not verified",
-    ALTERED: "NOT VALID",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +49,9 @@ class Folder:
         for name in names_in(self.bundles):
             path = self.bundles / name
             if name.startswith("bundle-") and not path.is_symlink():
-                written = written_at(path)
+                written = changed_at(path / MANIFEST)
                 found.append((written.timestamp() if written else 0.0, name[len("bundle-") :]))
         return [version for _, version in sorted(found, reverse=True)]
-
-
-def written_at(bundle: Path) -> datetime | None:
-    """Return when a bundle was written; None without its manifest."""
-    try:
-        return datetime.fromtimestamp((bundle / MANIFEST).stat().st_mtime, UTC)
-    except OSError:
-        return None
 
 
 def folders(context: Context) -> list[Folder]:
@@ -82,8 +64,7 @@ def folders(context: Context) -> list[Folder]:
             newest.setdefault(run.bundles_folder, run)
     found = []
     for bundles, bundle in newest.items():
-        maker = of_path.get(bundles.parent)
-        maker = maker or context.stores.maker(bundle)
+        maker = of_path.get(bundles.parent) or context.stores.maker(bundle)
         above = bundles.parent if (bundles.parent / "config.toml").is_file() else None
         workspace = above if maker is None else shop_workspace(maker.path)
         key = place_key(str(bundles))
@@ -119,7 +100,6 @@ class Record:
     """True if the bundle that is served is there."""
     changes: Sequence[AliasChange] = ()
     decisions: Sequence[Written] = ()
-    commands: Sequence[CommandRun] = ()
     faults: Sequence[str] = ()
 
     def since(self, version: str | None) -> datetime | None:
@@ -127,24 +107,20 @@ class Record:
         found = [one.time for one in self.changes if one.version == version]
         return parse_time(found[-1]) if found else None
 
-    def on(self, version: str) -> list[Written]:
+    def on(self, version: str | None) -> list[Written]:
         """List the decisions on a version, the newest first."""
         return [one for one in reversed(self.decisions) if one.decision.challenger == version]
 
 
 def read_record(context: Context, folder: Folder) -> Record:
     """Read everything; a part that cannot be read is named in the faults."""
-    bundles = folder.bundles
-    files = [bundles / LOG]
-    if folder.workspace is not None:
-        files.append(folder.workspace / COMMANDS)
-    key, faults = None, []
+    bundles, key, faults = folder.bundles, None, []
     try:
         key = signing_key()
     except ValueError as error:
         faults.append(str(error))
-    of_folder = ("release record", str(bundles), str(folder.workspace), key and key_name(key))
-    found = context.cache.get(of_folder, files, lambda: _read(folder, key))
+    of_folder = ("release record", str(bundles), key and key_name(key))
+    found = context.cache.get(of_folder, [bundles / LOG], lambda: _read(bundles, key))
     served = served_version(bundles)
     is_there = served is not None and (bundle_directory(bundles, served) / MANIFEST).is_file()
     if served is not None and not is_there:
@@ -152,21 +128,16 @@ def read_record(context: Context, folder: Folder) -> Record:
     return replace(found, served=served, is_there=is_there, faults=[*faults, *found.faults])
 
 
-def _read(folder: Folder, key: bytes | None) -> Record:
+def _read(bundles: Path, key: bytes | None) -> Record:
     found, faults = Record(), list[str]()
     try:
-        found = Record(changes=history(folder.bundles), challenger=read_challenger(folder.bundles))
-        decisions, faults = read_decisions(folder.bundles, key)
+        found = Record(changes=history(bundles), challenger=read_challenger(bundles))
+        decisions, faults = read_decisions(bundles, key)
         found = replace(found, decisions=decisions)
     except OSError as error:
-        faults.append(f"{folder.bundles / LOG} cannot be read: {error.strerror}")
+        faults.append(f"{bundles / LOG} cannot be read: {error.strerror}")
     except ValueError as error:
         faults.append(str(error))
     if key is None and any(one.state == "not verified" for one in found.decisions):
         faults.append(f"{KEY} is not set here, so no signature is verified")
-    try:
-        if folder.workspace is not None:
-            found = replace(found, commands=read_history(folder.workspace))
-    except OSError as error:
-        faults.append(f"{COMMANDS} of {folder.name} cannot be read: {error.strerror}")
     return replace(found, faults=faults)

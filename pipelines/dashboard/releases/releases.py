@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
-from pipelines.dashboard.releases.actions import ACTIONS, NO_KEY, actions_for
+from pipelines.dashboard.releases.actions import ACTIONS, actions_section
 from pipelines.dashboard.releases.folder import (
-    SIGNATURES,
     Folder,
     Record,
     choose_folder,
     folders,
     read_record,
-    written_at,
 )
 from pipelines.dashboard.workspaces.files import parse_time
-from pipelines.engine.formats import size
-from pipelines.operations.collect import Keep, reasons_to_keep
-from pipelines.operations.status import disk_bytes
-from pipelines.pages.charts import Row, color_of, counts, figure, numbers, spans_chart, texts
+from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
-    Chart,
     Column,
     Link,
     LinkedCell,
@@ -41,20 +34,17 @@ from pipelines.pages.document import (
 )
 from pipelines.publishing.explain import advice_for, format_result, found_in, is_untested
 from pipelines.publishing.released import Released, released_folder
-from pipelines.tracking.decisions import ALTERED, CHALLENGER, CHAMPION, LOG, Decision, Written
-from serving.bundle.manifest import MANIFEST, bundle_directory
+from pipelines.tracking.decisions import ALTERED, CHALLENGER, CHAMPION, Decision, Written
 
 TITLE = "Releases"
 MAX_OPTIONS = 100
-SHOWN_COMMANDS = 200
-SHOWN_VERSIONS = 24
-"""Rows of the timeline; older versions are in the table of decisions."""
-REFUSED, ROLLED_BACK = "refused", "rolled back"
-COLORS = {
-    CHAMPION: color_of(0),
-    CHALLENGER: color_of(1),
-    ROLLED_BACK: color_of(3),
-    REFUSED: color_of(5),
+REFUSED = "refused"
+RESULTS = ("FAILED", "not tested", "passed")
+SIGNATURES = {
+    "signed": "valid",
+    "unsigned": "not signed",
+    "not verified": "signed, not verified",
+    ALTERED: "NOT VALID",
 }
 NOTHING = (
     "Nothing was released yet. A run writes a bundle and decides on it: recsys run "
@@ -71,32 +61,26 @@ def build(context: Context, query: Query) -> Page:
     record, there = read_record(context, folder), folder.versions()
     decided = [str(one.decision.challenger) for one in reversed(record.decisions)]
     version = query.text("version") or record.served or next(iter(decided), None)
-    on = [] if version is None else record.on(version)
+    on = record.on(version)
     if version is not None and version not in there and not on:
         raise NotFoundError(
             f"there is no bundle and no decision of {version!r} in {folder.bundles}; see the table "
             "of decisions"
         )
-    blocks: list[Block] = [tiles(folder, record), *timeline(record, folder)]
+    blocks: list[Block] = [tiles(folder, record)]
     if on:
-        blocks.append(decision_section(on[0], folder, on[1:]))
+        blocks.append(decision_section(on, folder))
     elif version is not None:
         lines = [f"There is no decision on {version}: it was released before decisions were."]
         blocks.append(Words(lines=lines, tone="note"))
     if not context.exported:
-        blocks.append(
-            actions_section(context, folder, record, version if version in there else None)
-        )
-    blocks += [
-        *decisions_table(record, folder),
-        *commands_table(record, folder),
-        bundles_table(context, folder, record, there),
-    ]
+        offered = version if version in there else None
+        blocks.append(actions_section(folder, offered, record.served, with_key=bool(context.key)))
+    blocks += [*decisions_table(record, folder), *served_table(record, folder)]
     chosen = [] if version is None else [version]
     versions = list(dict.fromkeys([*chosen, *decided, *there]))[:MAX_OPTIONS]
-    places = folders(context)[:200] or [folder]
     labels = {one: f"{one} (served)" if one == record.served else one for one in versions}
-    known = {one.key: one.name for one in places}
+    known = {one.key: one.name for one in folders(context)[:200] or [folder]}
     controls = [
         select("bundles", "Workspace", folder.key, known, clears=("version", "run")),
         select("version", "Version", version or "", labels),
@@ -140,31 +124,25 @@ def link_to(folder: Folder, version: str, label: str = "") -> Link:
 def tiles(folder: Folder, record: Record) -> Tiles:
     """Show the aliases, and how many decisions there are."""
     found = []
-    for label, version, tone in (
-        ("Champion", record.served, "plain" if record.is_there else "bad"),
-        ("Challenger", record.challenger, "plain"),
-    ):
+    for label, version in (("Champion", record.served), ("Challenger", record.challenger)):
         since = record.since(version)
         found.append(
             Tile(
                 label=label,
                 value=version or "none",
                 note=f"since {minute(since)} UTC" if since and version else "",
-                tone="bad" if tone == "bad" else "plain",
+                tone="bad" if label == "Champion" and not record.is_there else "plain",
                 link=link_to(folder, version) if version else None,
             )
         )
     states = [one.state for one in record.decisions]
     parts = [f"{n:,} {SIGNATURES[one]}" for one in reversed(SIGNATURES) if (n := states.count(one))]
     refused = sum(one.decision.outcome == REFUSED for one in record.decisions)
+    until = trained_until(folder, record.served)
     return Tiles(
         tiles=[
             *found,
-            Tile(
-                label="Trained until",
-                value=trained_until(folder, record.served),
-                note="the latest event that its models know (UTC)",
-            ),
+            Tile(label="Trained until", value=until, note="the latest event of its models (UTC)"),
             Tile(label="Decisions", value=f"{len(states):,}", note=f"{refused:,} refused"),
             Tile(
                 label="Signatures",
@@ -186,60 +164,29 @@ def trained_until(folder: Folder, version: str | None) -> str:
     return minute(datetime.fromtimestamp(made.until, UTC))
 
 
-def timeline(record: Record, folder: Folder) -> list[Chart]:
-    """Draw which version an alias named when, with rollbacks and refusals; none without any."""
-    events = list(_marks(record))
-    changes = [time for one in record.changes if (time := parse_time(one.time))]
-    times = [*changes, *(time for _, _, time in events)]
-    if not times:
-        return []
-    end = max(times) + max(timedelta(hours=1), (max(times) - min(times)) * 0.05)
-    spans = [span for alias in (CHAMPION, CHALLENGER) for span in _spans(record, alias, end)]
-    latest: dict[str, datetime] = {}
-    for version, _, at, *_ in [*((*one, None) for one in events), *spans]:
-        latest[version] = max(at, latest.get(version, at))
-    labels = sorted(latest, key=lambda version: (latest[version], version), reverse=True)
-    rows: list[Row] = [
-        *((version, alias, second(begin), second(until)) for version, alias, begin, until in spans),
-        *((version, what, second(time), None) for version, what, time in events),
-    ]
-    used = {row[1] for row in rows}
-    chart = figure(
-        spans_chart,
-        "timeline",
-        "Which version was served when",
-        "A row is a version, the newest at the top. Its bar lasts while it was champion "
-        "or challenger; a cross is a refusal or a rollback to it. What is served now continues "
-        "beyond the right edge.",
-        [
-            *texts("version", "what"),
+def served_table(record: Record, folder: Folder) -> list[Table]:
+    """List which version was champion or challenger when, the newest first; none without any."""
+    spans = [span for alias in (CHAMPION, CHALLENGER) for span in _spans(record, alias)]
+    spans.sort(key=lambda span: span[2], reverse=True)
+    table = Table(
+        key="served",
+        title="Which version was served when",
+        note="The newest first; what is served now has no end. A challenger waits until it is "
+        "promoted or replaced.",
+        columns=[
+            *texts("version", "as"),
             *(Column(label=label, format="time") for label in ("from", "until")),
         ],
-        rows,
-        "label series at until",
-        colors={name: color for name, color in COLORS.items() if name in used},
-        shown=lambda row: row[3] is not None and row[0] in labels[:SHOWN_VERSIONS],
-        labels=labels[:SHOWN_VERSIONS],
-        marks=[
-            {
-                "label": version,
-                "series": what,
-                "at": second(time),
-                "note": f"{version}: {what} at {minute(time)}",
-            }
-            for version, what, time in events
-            if version in labels[:SHOWN_VERSIONS]
-        ],
+        rows=[(version, alias, second(begin), second(end)) for version, alias, begin, end in spans],
+        page_length=10,
         origins=folder.origins,
     )
-    return [chart]
+    return [table] if spans else []
 
 
-def _spans(
-    record: Record, alias: str, end: datetime
-) -> Iterator[tuple[str, str, datetime, datetime]]:
-    """List how long an alias named each version; a challenger until it is promoted or replaced."""
-    version, begin = "", end
+def _spans(record: Record, alias: str) -> Iterator[tuple[str, str, datetime, datetime | None]]:
+    """List how long an alias named each version."""
+    version, begin = "", datetime.now(UTC)
     for change in record.changes:
         time = parse_time(change.time)
         named = change.alias == alias
@@ -249,19 +196,9 @@ def _spans(
             continue
         if version:
             yield version, alias, begin, time
-        version, begin = (change.version, time) if named else ("", end)
+        version, begin = (change.version, time) if named else ("", begin)
     if version:
-        yield version, alias, begin, end
-
-
-def _marks(record: Record) -> Iterator[tuple[str, str, datetime]]:
-    """List rollbacks and refusals: version, which of them, and time."""
-    for change in record.changes:
-        if change.action == "rollback" and (time := parse_time(change.time)):
-            yield change.version, ROLLED_BACK, time
-    for one in record.decisions:
-        if one.decision.outcome == REFUSED and (time := parse_time(one.decision.time)):
-            yield one.decision.challenger, REFUSED, time
+        yield version, alias, begin, None
 
 
 def whole_verdicts(decision: Decision) -> list[Mapping[str, Any]]:
@@ -332,9 +269,10 @@ def decisions_table(record: Record, folder: Folder) -> list[Table]:
     return [table] if rows else []
 
 
-def decision_section(decided: Written, folder: Folder, earlier: Sequence[Written]) -> Section:
-    """Show one decision whole."""
-    decision, altered = decided.decision, decided.state == ALTERED
+def decision_section(on: Sequence[Written], folder: Folder) -> Section:
+    """Show the newest decision on a version whole, and the verdicts of the gate."""
+    decided, decision = on[0], on[0].decision
+    altered = decided.state == ALTERED
     lines = [
         f"Taken at {decision.time or 'an unknown time'} by {by_whom(decided)}; champion before "
         f"it: {decision.champion or 'none'}.",
@@ -342,179 +280,52 @@ def decision_section(decided: Written, folder: Folder, earlier: Sequence[Written
     ]
     if altered:
         lines.append(f"Its text cannot be trusted, so only its outcome is shown: {decided.fault}")
+    else:
+        lines += [str(line) for line in decision.words]
     links = []
     if isinstance(decision.champion, str):
         links.append(link_to(folder, decision.champion, f"decision on {decision.champion}"))
     is_bad = altered or decision.outcome == REFUSED
     blocks: list[Block] = [Words(lines=lines, tone="bad" if is_bad else "plain", links=links)]
-    if not altered:
-        if decision.words:
-            blocks.append(Words(lines=[str(line) for line in decision.words]))
-        blocks += _gate(decided, folder, earlier)
-    if earlier:
-        lines = [
-            f"{time:%Y-%m-%d %H:%M:%S}: {one.decision.outcome}; {why(one)}"
-            for one in earlier
-            if (time := parse_time(one.decision.time))
-        ]
-        blocks.append(Words(lines=["Earlier decisions on this version:", *lines]))
+    judged = [one for one in on if one.state != ALTERED and whole_verdicts(one.decision)]
+    if judged and not altered:
+        # For a promotion by hand, what the gate found when it released the version.
+        blocks += _gate(judged[0].decision, folder, is_earlier=judged[0] is not decided)
     title = f"Decision on {decision.challenger}: {decision.outcome}"
     return Section(key="decision", title=title, blocks=blocks)
 
 
-def _gate(decided: Written, folder: Folder, earlier: Sequence[Written]) -> Iterator[Block]:
-    """Show what the gate measured; for a promotion by hand, when it released the version."""
-    of_gate = (
-        one for one in (decided, *earlier) if one.state != ALTERED and whole_verdicts(one.decision)
-    )
-    one = next(of_gate, None)
-    if one is None:
-        return
-    decision, verdicts = one.decision, whole_verdicts(one.decision)
-    if one is not decided:
+def _gate(decision: Decision, folder: Folder, *, is_earlier: bool) -> Iterator[Block]:
+    """Show what the gate measured, failed checks first."""
+    if is_earlier:
         yield Words(lines=[f"The gate judged it at {decision.time}: {decision.outcome}."])
-    power = decision.power if isinstance(decision.power, dict) else {}
-    found = power.get("found_in_4_of_5_cases")
-    if isinstance(found, float):
-        words = (
-            f"The smallest difference in {power.get('metric')} that {power.get('users')} users "
-            f"reliably show (4 times in 5) is {abs(found):.1%}; smaller ones may go unseen."
-        )
-        yield Words(lines=[words], tone="note")
-    if failed := [str(verdict["name"]) for verdict in verdicts if not verdict.get("passed")]:
-        lines = [f"{name}: {advice_for(name)}." for name in failed]
-        yield Words(lines=["What to do next:", *lines], tone="note")
-    against = [verdict for verdict in verdicts if "against" in str(verdict["name"])]
-    if against and decision.champion:
-        title = f"Compared with the champion {decision.champion}"
-        note = "On the same queries, and by slice if a slice has enough users."
-        yield _verdicts("against", title, note, against, folder)
-    note = "What the gate measured, what it allows, and why; failed checks first."
-    yield _verdicts("verdicts", "All checks", note, verdicts, folder)
-
-
-def _verdicts(
-    key: str, title: str, note: str, verdicts: Sequence[Mapping[str, Any]], folder: Folder
-) -> Table:
-    rows: list[list[Cell]] = []
-    for one in sorted(
-        verdicts, key=lambda one: ("FAILED", "not tested", "passed").index(format_result(one))
-    ):
-        value, bound = (
-            float(number) if isinstance(number := one.get(name), (int, float)) else None
-            for name in ("value", "bound")
-        )
-        found = "" if one.get("passed") else found_in(value, bound)
-        reason = str(one.get("reason", ""))
-        rows.append([str(one["name"]), format_result(one), value, bound, found, reason])
-    return Table(
-        key=key,
-        title=title,
-        note=note,
+    verdicts = sorted(whole_verdicts(decision), key=lambda one: RESULTS.index(format_result(one)))
+    yield Table(
+        key="verdicts",
+        title="All checks",
+        note="What the gate measured, what it allows, and why; failed checks first.",
         columns=[
             *texts("check", "result"),
             *numbers("value", "bound", format="metric"),
             *texts("found", note="What is wrong with a failed one."),
-            *texts("reason"),
+            *texts("reason", "what to do"),
         ],
-        rows=rows,
+        rows=[_verdict(one) for one in verdicts],
         page_length=10,
         origins=folder.origins,
     )
 
 
-def actions_section(
-    context: Context, folder: Folder, record: Record, version: str | None
-) -> Section:
-    """Offer what can be done with the chosen version."""
-    blocks: list[Block] = []
-    words = "The chosen version is served, and there is none before it. Choose another one."
-    if context.key is None:
-        words = NO_KEY[0].upper() + NO_KEY[1:] + "."
-    else:
-        blocks += actions_for(folder, version, record.served)
-    blocks = blocks or [Words(lines=[words], tone="note")]
-    return Section(key="actions", title="Promote or roll back", blocks=blocks)
-
-
-def commands_table(record: Record, folder: Folder) -> list[Table]:
-    """List the commands that ran in the workspace, the newest first."""
-    rows: list[Sequence[Cell]] = [
-        (
-            f"{one.time[:19]}Z",
-            one.command,
-            one.outcome if one.outcome not in ("failed", REFUSED) else one.outcome.upper(),
-            one.exit_code,
-            one.seconds,
-            "; ".join(str(reason) for reason in one.reasons),
-        )
-        for one in list(reversed(record.commands))[:SHOWN_COMMANDS]
-    ]
-    outcomes: list[str] = [one.outcome for one in record.commands]
-    more = len(outcomes) - len(rows)
-    table = Table(
-        key="commands",
-        title="Commands that ran",
-        note=f"The newest first. {len(outcomes):,} commands, {outcomes.count('failed'):,} failed, "
-        f"{outcomes.count(REFUSED):,} refused."
-        + (f" The {more:,} before these are in history.jsonl." if more else ""),
-        columns=[
-            Column(label="began (UTC)", format="time"),
-            *texts("command", "outcome"),
-            *numbers("exit code", note="0 done, 3 refused, 5 alarm, 75 busy."),
-            *numbers("time", format="seconds"),
-            *texts("reasons"),
-        ],
-        rows=rows,
-        page_length=10,
-        origins=folder.origins,
+def _verdict(one: Mapping[str, Any]) -> list[Cell]:
+    value, bound = (
+        float(number) if isinstance(number := one.get(name), (int, float)) else None
+        for name in ("value", "bound")
     )
-    return [table] if rows else []
-
-
-def bundles_table(context: Context, folder: Folder, record: Record, there: Sequence[str]) -> Table:
-    """List the bundles on disk, their sizes and why they are kept."""
-    bundles = folder.bundles
-    paths = [bundle_directory(bundles, version) for version in there]
-    files = [*(path / MANIFEST for path in paths), bundles / LOG]
-    sizes, keep = context.cache.get(
-        ("bundles on disk", str(bundles), record.served), files, lambda: _on_disk(bundles, paths)
-    )
-    rows: list[Sequence[Cell | LinkedCell]] = [
-        (
-            LinkedCell(text=version, link=link_to(folder, version)),
-            second(written_at(path)),
-            sizes[path],
-            next((one.decision.outcome for one in record.on(version)), None),
-            keep.get(version, "not in use; recsys gc may remove it once it is old"),
-        )
-        for version, path in zip(there, paths, strict=True)
-    ]
-    return Table(
-        key="bundles",
-        title="Bundles on disk",
-        note=f"{len(there):,} bundles; the folder {bundles} takes {size(sizes[bundles])}, files "
-        "that bundles share counted once.",
-        columns=[
-            *texts("version"),
-            Column(label="written (UTC)", format="time"),
-            *numbers("size", format="bytes"),
-            *texts("outcome", "why it is there"),
-        ],
-        rows=rows,
-        page_length=10,
-        origins=folder.origins,
-    )
-
-
-def _on_disk(bundles: Path, paths: Sequence[Path]) -> tuple[dict[Path, int], dict[str, str]]:
-    """Measure bundles, and list why each is kept."""
-    sizes = {path: disk_bytes(path) for path in (bundles, *paths)}
-    try:
-        return sizes, reasons_to_keep(bundles, Keep(since=datetime.now(UTC), newest=0))
-    except ValueError:
-        # The history of aliases cannot be read; the page says so above all.
-        return sizes, {}
+    name, reason = str(one["name"]), str(one.get("reason", ""))
+    found = next_step = ""
+    if not one.get("passed"):
+        found, next_step = found_in(value, bound), advice_for(name)
+    return [name, format_result(one), value, bound, found, reason, next_step]
 
 
 ENTRY = PageEntry(name="releases", title=TITLE, build=build, keeps=("run",), actions=ACTIONS)

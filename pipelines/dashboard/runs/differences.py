@@ -18,12 +18,9 @@ from pipelines.pages.document import (
     Link,
     Option,
     Page,
-    Section,
     Table,
     Words,
-    select,
 )
-from pipelines.pages.report_data import SPLITS
 from pipelines.pages.wording import by_fame, metric_label, model_label
 
 PLACES = (
@@ -34,7 +31,6 @@ PLACES = (
 )
 """Beginnings of the settings that name a place; the data themselves are compared by digests."""
 ABSENT = "(not set)"
-UNKNOWN = "Not on record for both."
 
 Difference = tuple[str, str | None, str | None]
 """Name, and its value in the first and in the second."""
@@ -105,37 +101,30 @@ def build(context: Context, query: Query) -> Page:
         return nothing_there(context)
     keys = query.several("runs", at_most=2)
     pair = tuple(context.stores.run(key) for key in keys) if keys else default_pair(context)
-    split = query.choice("split", SPLITS, SPLITS[0])
-    lead, blocks = "The differences between two runs.", _no_pair()
     if len(pair) == 2:
-        lead, blocks = _compared(context, pair[0], pair[1], split)
-    controls = [
-        Control(
-            name="runs",
-            label="Two runs",
-            kind="several",
-            value=tuple(run.key for run in pair),
-            options=[Option(value=run.key, label=run.name) for run in pair],
-            suggest="runs",
-            at_most=2,
-        ),
-        select("split", "Split", split, {one: one for one in SPLITS}),
-    ]
+        lead, blocks = _compared(context, pair[0], pair[1])
+    else:
+        lead = "Choose two runs or bundles above, or two on the page Runs."
+        blocks = [Words(lines=[], links=[Link(label="All runs", page="runs")])]
+    control = Control(
+        name="runs",
+        label="Two runs",
+        kind="several",
+        value=tuple(run.key for run in pair),
+        options=[Option(value=run.key, label=run.name) for run in pair],
+        suggest="runs",
+        at_most=2,
+    )
     return Page(
         title="Differences",
         lead=lead,
         blocks=blocks,
-        controls=[] if context.exported else controls,
+        controls=[] if context.exported else [control],
         notices=[word for run in pair for word in run.problems],
     )
 
 
-def _no_pair() -> list[Block]:
-    lines = ["Choose two runs or bundles above, or two on the page Runs."]
-    return [Words(lines=lines, tone="note", links=[Link(label="All runs", page="runs")])]
-
-
-def _compared(context: Context, first: Run, second: Run, split: str) -> tuple[str, list[Block]]:
+def _compared(context: Context, first: Run, second: Run) -> tuple[str, list[Block]]:
     """Return the lead and the blocks on two runs."""
     stages = (read_stages(context, first), read_stages(context, second))
     settings = settings_changed(first, second)
@@ -166,57 +155,47 @@ def _compared(context: Context, first: Run, second: Run, split: str) -> tuple[st
             Link(label="Swap", page="differences", parameters={"runs": (second.key, first.key)}),
         ],
     )
-    same = {
-        "settings": ("Settings", shaping, "No setting that shapes results differs."),
-        "data": ("Data", data, "The data are the same."),
-        "code": ("Code and versions", code, "Code and versions are the same."),
-        "places": ("Places", places, "All files are in the same places."),
-    }
-    sections = {
-        key: Section(key=key, title=title, blocks=[_table(key, title, found, none, first, second)])
-        for key, (title, found, none) in same.items()
-    }
-    metrics = Section(key="metrics", title="Metrics", blocks=[_metrics(first, second, split)])
-    blocks: list[Block] = [head, sections["settings"], sections["data"], sections["code"], metrics]
-    return (
-        f"From {first.name} to {second.name}: {said}; {'; '.join(others)}.",
-        [*blocks, sections["places"]],
-    )
+    kinds = {"setting": shaping, "data": data, "code": code, "place": places}
+    found = {kind: differ for kind, differ in kinds.items() if differ}
+    blocks = [head, *_table(found, first, second), _metrics(first, second)]
+    return f"From {first.name} to {second.name}: {said}; {'; '.join(others)}.", blocks
 
 
-def _table(
-    key: str, title: str, found: Sequence[Difference] | None, none: str, first: Run, second: Run
-) -> Block:
-    if not found:
-        return Words(lines=[UNKNOWN if found is None else none])
-    return Table(
-        key=f"{key}-table",
-        title=f"{title} that differ",
-        note="Names are dotted as in the TOML file.",
+def _table(found: Mapping[str, Sequence[Difference]], first: Run, second: Run) -> list[Block]:
+    """List the settings, data, code and places that differ; none if all are the same."""
+    table = Table(
+        key="differences",
+        title="What differs",
+        note="Settings have their dotted names of the TOML file; places shape no result.",
         columns=[
-            *texts("What"),
+            *texts("Kind", "What"),
             *texts("First", note=first.name),
             *texts("Second", note=second.name),
         ],
-        rows=[(name, one or ABSENT, other or ABSENT) for name, one, other in found],
+        rows=[
+            (kind, name, one or ABSENT, other or ABSENT)
+            for kind, differ in found.items()
+            for name, one, other in differ
+        ],
         origins=[first.origin, second.origin],
     )
+    return [table] if found else []
 
 
-def _metrics(first: Run, second: Run, split: str) -> Block:
+def _metrics(first: Run, second: Run) -> Block:
     """List the change of each metric, the served list first."""
     values: list[tuple[str, str, float, float]] = []
     for name, value in second.metrics.items():
         part, model, metric = name.split("/", 2)
-        if part != split:
+        if part != "test":
             continue
         if name in first.metrics:
             values.append((model, metric, first.metrics[name], value))
-        of_first = f"{split}/{first.served}/{metric}"
+        of_first = f"test/{first.served}/{metric}"
         if model == second.served != first.served and of_first in first.metrics:
             values.append(("served", metric, first.metrics[of_first], value))
     if not values:
-        return Words(lines=[f"They share no metric on {split}."])
+        return Words(lines=["They share no metric on test."])
     fame = {name: place for place, name in enumerate(by_fame({one[1] for one in values}))}
     leading = ("served", first.served, second.served)
     values.sort(key=lambda one: (fame[one[1]] > 0, one[0] not in leading, fame[one[1]], one[0]))
@@ -226,7 +205,7 @@ def _metrics(first: Run, second: Run, split: str) -> Block:
     ]
     return Table(
         key="metrics-table",
-        title=f"Change of each metric on {split}",
+        title="Change of each metric on test",
         note="Second less first. On other data, or other users, a difference says little; the page "
         "Compare tests it on the same users.",
         columns=[

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.workspaces.files import UnreadableError, names_in, number, read_table
@@ -85,12 +84,10 @@ def collect_versions(stages: Sequence[StageRecord]) -> dict[str, str]:
     return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
 
 
-def read_ledger(run: Run) -> list[dict[str, Any]]:
-    """List the looks at a test split that the workspace has on record."""
-    if run.kind != "workspace":
-        return []
+def count_looks(run: Run) -> int:
+    """Count the evaluations that read the test split, by the workspace's record."""
     try:
-        found = Workspace(run.path).ledger()
+        entries = [] if run.kind == "bundle" else Workspace(run.path).ledger()
     except (OSError, UnicodeDecodeError):
-        return []
-    return [entry for entry in found if isinstance(entry, dict)]
+        return 0
+    return sum(isinstance(entry, dict) for entry in entries)

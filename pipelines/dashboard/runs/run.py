@@ -11,8 +11,8 @@ from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.record import (
     StageRecord,
     collect_versions,
+    count_looks,
     raw_files,
-    read_ledger,
     read_stages,
 )
 from pipelines.dashboard.runs.runs import (
@@ -21,7 +21,6 @@ from pipelines.dashboard.runs.runs import (
     suggested,
     tags_text,
     time_text,
-    utc_text,
 )
 from pipelines.dashboard.workspaces.files import UnreadableError
 from pipelines.dashboard.workspaces.run import Run
@@ -32,7 +31,6 @@ from pipelines.pages.document import (
     Block,
     Column,
     Link,
-    LinkedCell,
     Page,
     Section,
     Table,
@@ -42,7 +40,7 @@ from pipelines.pages.document import (
     Words,
 )
 from pipelines.pages.report import headline_tiles, measured_sections
-from pipelines.pages.report_data import SPLITS, TRAININGS, ReportData, read_measured
+from pipelines.pages.report_data import TRAININGS, ReportData, read_measured
 from pipelines.pages.summary import answer
 from pipelines.pages.wording import (
     METRICS,
@@ -71,7 +69,7 @@ SHOWN_FILES = (
     ("history.jsonl", "commands that ran here"),
     ("manifest.json", "the manifest"),
 )
-MAX_LEDGER = 200
+MAX_LISTED = 50
 TONES: dict[str, Tone] = {"complete": "good", "unfinished": "note", "unreadable": "bad"}
 
 
@@ -89,7 +87,8 @@ def build(context: Context, query: Query) -> Page:
     sections: list[Section] = []
     kind = {"workspace": "Run", "bundle": "Bundle"}[run.kind]
     data = f" on {run.dataset}" if run.dataset else ""
-    lead = f"{kind}{data}, {run.status}, {utc_text(run)}"
+    ended = (time_text(run) or "no time")[:16].replace("T", " ")
+    lead = f"{kind}{data}, {run.status}, {ended} UTC"
     served = f"; it serves: {model_label(run.served)}" if run.served else ""
     page_lead, tiles = f"{lead}{served}.", _measured_tiles(run)
     try:
@@ -107,7 +106,7 @@ def build(context: Context, query: Query) -> Page:
         notices.append(f"its figures lack {error}; metrics are shown without intervals")
     except UnreadableError as error:
         notices.append(f"{error}; metrics are shown without intervals")
-    if not sections and (tables := plain_tables(run)):
+    if not sections and (tables := plain_table(run)):
         sections = [Section(key="results", title="Results", blocks=tables)]
     return Page(
         title=run.name,
@@ -147,32 +146,27 @@ def read_reported(context: Context, run: Run) -> ReportData | None:
         raise UnreadableError(f"its analysis cannot be read ({why})") from error
 
 
-def plain_tables(run: Run) -> list[Table]:
-    """Show metrics without intervals, such as those of bundles, a table a split."""
-    found = []
-    for split in SPLITS:
-        models: dict[str, dict[str, float]] = {}
-        for name, value in run.metrics.items():
-            part, model, metric = name.split("/", 2)
-            if part == split:
-                models.setdefault(model, {})[metric] = value
-        every = by_fame(dict.fromkeys(metric for one in models.values() for metric in one))
-        metrics = [name for name in every if parted(name)[0] in METRICS][:12] or every[:12]
-        columns = texts("Model")
-        for name in metrics:
-            columns += numbers(metric_label(name), format="metric", note=metric_meaning(name))
-        if models:
-            found.append(
-                Table(
-                    key=f"metrics-{split}",
-                    title=f"Metrics on {split}",
-                    note="Without intervals: page Compare has them if there are per-user results.",
-                    columns=columns,
-                    rows=[[model_label(one), *map(models[one].get, metrics)] for one in models],
-                    origins=[run.origin],
-                )
-            )
-    return found
+def plain_table(run: Run) -> list[Block]:
+    """Show metrics on test without intervals, such as those of bundles; none if there is none."""
+    models: dict[str, dict[str, float]] = {}
+    for name, value in run.metrics.items():
+        split, model, metric = name.split("/", 2)
+        if split == "test":
+            models.setdefault(model, {})[metric] = value
+    every = by_fame(dict.fromkeys(metric for one in models.values() for metric in one))
+    metrics = [name for name in every if parted(name)[0] in METRICS][:12] or every[:12]
+    columns = texts("Model")
+    for name in metrics:
+        columns += numbers(metric_label(name), format="metric", note=metric_meaning(name))
+    table = Table(
+        key="metrics-test",
+        title="Metrics on test",
+        note="Without intervals: page Compare has them if there are per-user results.",
+        columns=columns,
+        rows=[[model_label(one), *map(models[one].get, metrics)] for one in models],
+        origins=[run.origin],
+    )
+    return [table] if models else []
 
 
 def _measured_tiles(run: Run) -> list[Tile]:
@@ -196,8 +190,8 @@ def _tiles(run: Run) -> list[Tile]:
     if run.peak_memory:
         value = size(run.peak_memory)
         tiles.append(Tile(label="peak memory", value=value, note="of the largest stage"))
-    if looks := len(read_ledger(run)):
-        note = "evaluations that read it"
+    if looks := count_looks(run):
+        note = "evaluations that read it; the more, the more a lead on it may be chance"
         tiles.append(Tile(label="looks at the test split", value=f"{looks:,}", note=note))
     return tiles
 
@@ -249,38 +243,29 @@ def _record(context: Context, run: Run) -> list[Section]:
                 origins=[run.origin],
             )
         ]
-    sections: dict[tuple[str, str], list[Block]] = {
-        ("bundles", "Bundles that it released"): _bundles(context, run),
-        ("costs", "Cost"): [_costs(run, stages)],
-        ("made-from", "What it was made from"): [*made_from, _digests(run, stages)],
-        ("looks", "Test split"): [_ledger(run)] if run.kind == "workspace" else [],
-        ("files", "Files"): [_files(run)],
-    }
     return [
-        Section(key=key, title=title, blocks=blocks)
-        for (key, title), blocks in sections.items()
-        if blocks
+        *_released(context, run),
+        Section(key="costs", title="Cost", blocks=[_costs(run, stages)]),
+        Section(
+            key="made-from",
+            title="What it was made from",
+            blocks=[*made_from, _digests(run, stages)],
+        ),
+        Section(key="files", title="Files", blocks=[_files(run)]),
     ]
 
 
-def _bundles(context: Context, run: Run) -> list[Block]:
+def _released(context: Context, run: Run) -> list[Section]:
     if run.kind != "workspace" or not run.bundles:
         return []
-    released = [one for one in context.stores.bundles() if one.made_by == run.key]
-    if not released:
-        return [Words(lines=[f"Released, and no longer there: {', '.join(run.bundles)}."])]
-    return [
-        Table(
-            key="released",
-            title="Released bundles",
-            note="The newest first; the page Releases has why each was released or refused.",
-            columns=[*texts("Bundle"), Column(label="When", format="time"), *texts("Tags")],
-            rows=[
-                (LinkedCell(text=one.name, link=link_to(one)), time_text(one), tags_text(one))
-                for one in released[:200]
-            ],
-        )
+    there = [one for one in context.stores.bundles() if one.made_by == run.key]
+    lines = [
+        f"{one.name}: {time_text(one) or 'no time'}, {tags_text(one)}" for one in there[:MAX_LISTED]
     ]
+    if not there:
+        lines = [f"Released, and no longer there: {', '.join(run.bundles)}."]
+    words = Words(lines=lines, links=[link_to(one) for one in there[:MAX_LISTED]])
+    return [Section(key="bundles", title="Bundles that it released", blocks=[words])]
 
 
 def _costs(run: Run, stages: Sequence[StageRecord]) -> Block:
@@ -322,28 +307,6 @@ def _digests(run: Run, stages: Sequence[StageRecord]) -> Table:
         columns=[*texts("What", "Version", "Digest")],
         rows=rows,
         origins=[run.origin],
-    )
-
-
-def _ledger(run: Run) -> Block:
-    entries = read_ledger(run)
-    if not entries:
-        return Words(lines=["No look at a test split is on record."])
-    rows = []
-    for entry in reversed(entries[-MAX_LEDGER:]):
-        made = str(entry.get("making", ""))
-        this = "this evaluation" if made and made == run.evaluation else ""
-        if "torn" in entry:
-            rows.append(("", "a line that a kill cut off", "", ""))
-        else:
-            rows.append((str(entry.get("time", "")), str(entry.get("stage", "")), made[:12], this))
-    return Table(
-        key="ledger",
-        title=f"{len(entries):,} looks at the test split",
-        note="Each evaluation that read it. The more often it is looked at before a choice, the "
-        "more a lead on it may be chance.",
-        columns=[Column(label="When", format="time"), *texts("Stage", "Made from", "")],
-        rows=rows,
     )
 
 

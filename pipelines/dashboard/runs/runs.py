@@ -15,7 +15,7 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.search import KINDS, ordered, searched
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages.charts import color_of, figure, line_chart, numbers, texts
+from pipelines.pages.charts import figure, line_chart, numbers, texts
 from pipelines.pages.document import (
     Block,
     Cell,
@@ -28,17 +28,13 @@ from pipelines.pages.document import (
     Page,
     Rows,
     Table,
-    Tile,
-    Tiles,
     Window,
     Words,
-    select,
 )
-from pipelines.pages.wording import by_fame, metric_label, metric_meaning, model_label
+from pipelines.pages.wording import by_fame, metric_label, metric_meaning
 
-SERVED = "served"
 NUM_LOOKED_AT = 200
-"""Newest runs whose metrics and models can be chosen."""
+"""Newest runs whose metrics can be chosen."""
 MAX_METRICS = 6
 MAX_COMPARED = 5
 MAX_DRAWN = 250
@@ -46,57 +42,41 @@ MAX_EXPORTED = 200
 MAX_SERIES = 8
 OTHERS = "other data"
 HOW_TO_SEARCH = (
-    "Words are searched in names, data sets, status and tags. Settings, tags and metrics take "
-    "bounds: sequence.num_layers=2, num_layers>1, ndcg@10>=0.12, decision=refused, seconds<600."
+    "Metrics are of the served list on test. Words are searched in names, data sets, kinds, status "
+    "and tags. Settings, tags and metrics take bounds: sequence.num_layers=2, num_layers>1, "
+    "ndcg@10>=0.12, data=movielens, kind=bundle, decision=refused, seconds<600."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunChoice:
-    """Metrics and model that are shown, and runs that are chosen for comparison."""
+    """Metrics that are shown, and runs that are chosen for comparison."""
 
-    split: str
-    model: str
-    """`SERVED`: of each run the list that it serves."""
     metrics: tuple[str, ...]
     all_metrics: tuple[str, ...]
-    all_models: tuple[str, ...]
     compared: tuple[str, ...]
 
     @classmethod
     def of(cls, query: Query, runs: Sequence[Run]) -> RunChoice:
         """Read the choice from a page's parameters."""
-        split = query.choice("split", ("test", "validation"), "test")
-        names = [name.split("/", 2) for run in runs[:NUM_LOOKED_AT] for name in run.metrics]
-        known = [name[1:] for name in names if name[0] == split]
-        models = tuple(dict.fromkeys(model for model, _ in known))
-        every = tuple(by_fame(dict.fromkeys(metric for _, metric in known)))
+        names = (name for run in runs[:NUM_LOOKED_AT] for name in run.metrics)
+        known = (name.split("/", 2)[2] for name in names if name.startswith("test/"))
+        every = tuple(by_fame(dict.fromkeys(known)))
         chosen = query.several("metric", at_most=MAX_METRICS)
         for metric in chosen:
             Query.of(metric=metric).choice("metric", every, metric)
-        return cls(
-            split=split,
-            model=query.choice("model", (SERVED, *models), SERVED),
-            metrics=chosen or every[:3],
-            all_metrics=every,
-            all_models=models,
-            compared=query.several("runs", at_most=MAX_COMPARED),
-        )
+        compared = query.several("runs", at_most=MAX_COMPARED)
+        return cls(metrics=chosen or every[:3], all_metrics=every, compared=compared)
 
-    def value(self, run: Run, metric: str) -> float | None:
-        """Look up a metric of a run; None if it has none."""
-        model = run.served if self.model == SERVED else self.model
-        return run.metrics.get(f"{self.split}/{model}/{metric}")
+
+def served_value(run: Run, metric: str) -> float | None:
+    """Look up a metric of the served list on test; None if it has none."""
+    return run.metrics.get(f"test/{run.served}/{metric}")
 
 
 def time_text(run: Run) -> str | None:
     """Format the end of a run, ISO 8601 in UTC."""
     return None if run.time is None else f"{run.time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
-
-
-def utc_text(run: Run) -> str:
-    """Format the end of a run for a sentence."""
-    return (time_text(run) or "").replace("T", " ").replace("Z", " UTC")
 
 
 def tags_text(run: Run) -> str:
@@ -133,40 +113,31 @@ def list_columns(choice: RunChoice, query: Query, *, chooses: bool) -> list[RunC
         link = Link(label=label, page="runs", parameters={**query.values, "runs": runs})
         return LinkedCell(text="remove" if there else "add", link=link, sort=not there)
 
-    model = "the served list" if choice.model == SERVED else model_label(choice.model)
-    metrics = [
+    def name_link(run: Run) -> LinkedCell:
+        return LinkedCell(text=run.name, link=link_to(run))
+
+    columns = [
+        RunColumn(Column(label="Run"), attrgetter("name"), name_link),
         RunColumn(
-            Column(
-                label=metric_label(metric),
-                note=f"{metric_meaning(metric)}; of {model} on {choice.split}".lstrip("; "),
-                numeric=True,
-                format="metric",
-            ),
-            partial(choice.value, metric=metric),
-        )
-        for metric in choice.metrics
-    ]
-    compare = RunColumn(
-        Column(label="Compare", note="choose two to five"),
-        lambda run: run.key not in choice.compared,
-        chosen_link,
-    )
-    when = Column(label="When", note="when it ended (UTC)", format="time")
-    costs = [
-        *numbers("Time taken", format="seconds", note="all stages together"),
-        *numbers("Memory", format="bytes", note="of the largest stage"),
-    ]
-    return [
-        RunColumn(
-            Column(label="Run"),
-            attrgetter("name"),
-            lambda run: LinkedCell(text=run.name, link=link_to(run)),
+            Column(label="Compare", note="choose two to five"),
+            lambda run: run.key not in choice.compared,
+            chosen_link,
         ),
-        *([compare] if chooses else []),
-        RunColumn(when, attrgetter("time"), time_text),
+        RunColumn(
+            Column(label="When", note="when it ended (UTC)", format="time"),
+            attrgetter("time"),
+            time_text,
+        ),
         RunColumn(Column(label="Data", note="the data set"), lambda run: run.dataset or ""),
-        *metrics,
-        *map(RunColumn, costs, (attrgetter("seconds"), attrgetter("peak_memory"))),
+    ]
+    for metric in choice.metrics:
+        (column,) = numbers(metric_label(metric), format="metric", note=metric_meaning(metric))
+        columns.append(RunColumn(column, partial(served_value, metric=metric)))
+    (seconds,) = numbers("Time taken", format="seconds", note="all stages together")
+    (memory,) = numbers("Memory", format="bytes", note="of the largest stage")
+    columns += [
+        RunColumn(seconds, attrgetter("seconds")),
+        RunColumn(memory, attrgetter("peak_memory")),
         RunColumn(
             Column(label="Kind", note="a run's workspace, or a bundle"),
             lambda run: KINDS[run.kind],
@@ -174,14 +145,7 @@ def list_columns(choice: RunChoice, query: Query, *, chooses: bool) -> list[RunC
         RunColumn(Column(label="Status"), attrgetter("status")),
         RunColumn(Column(label="Tags", note="what was decided, what is served"), tags_text),
     ]
-
-
-def chosen(runs: Sequence[Run], query: Query) -> list[Run]:
-    """Keep the runs of the chosen kind and data set."""
-    kind, data = query.choice("kind", ("", *KINDS), ""), query.text("data")
-    return [
-        run for run in runs if (not kind or run.kind == kind) and (not data or run.dataset == data)
-    ]
+    return columns if chooses else [columns[0], *columns[2:]]
 
 
 def nothing_there(context: Context) -> Page:
@@ -205,29 +169,31 @@ def build(context: Context, query: Query) -> Page:
     snapshot = context.stores.now()
     if not snapshot.runs:
         return nothing_there(context)
-    choice = RunChoice.of(query, snapshot.runs)
-    runs = chosen(snapshot.runs, query)
-    shape = (query.text("kind"), query.text("data"), choice.split, choice.model, choice.metrics[:1])
-    of_runs = ("tiles of runs", snapshot.number, shape)
-    blocks: list[Block] = [context.cache.get(of_runs, (), lambda: _tiles(runs, choice))]
-    if not context.exported:
-        blocks.append(_comparison(snapshot.by_key, choice))
-    blocks += [*_drawn(runs, choice), _table(context, query, choice, runs)]
+    runs, choice = snapshot.runs, RunChoice.of(query, snapshot.runs)
+    columns = list_columns(choice, query, chooses=not context.exported)
+    shown = runs[:MAX_EXPORTED] if context.exported else []
+    rows = [[column.shown(run) for column in columns] for run in shown]
+    table = Table(
+        key="runs",
+        title="All runs",
+        note=f"The newest {len(rows)} of {len(runs):,}." if context.exported else HOW_TO_SEARCH,
+        columns=[one.column for one in columns],
+        rows=rows,
+        source=None if context.exported else "runs",
+    )
+    chosen = [] if context.exported else [_comparison(snapshot.by_key, choice)]
+    wrong = sum(run.status != "complete" for run in runs)
+    states = f" {wrong:,} are unfinished or unreadable; their pages list why." if wrong else ""
     return Page(
         title="Runs",
-        lead=f"{len(snapshot.runs):,} runs and bundles of all workspaces, the newest first.",
-        blocks=blocks,
-        controls=[] if context.exported else _controls(snapshot.runs, choice, query),
+        lead=f"{len(runs):,} runs and bundles of all workspaces, the newest first.{states}",
+        blocks=[*chosen, *_drawn(runs, choice), table],
+        controls=[] if context.exported else _controls(choice),
     )
 
 
-def _controls(runs: Sequence[Run], choice: RunChoice, query: Query) -> list[Control]:
-    data = sorted({run.dataset for run in runs[:10_000] if run.dataset})
-    places = {"": "all data", **{name: name for name in data[:100]}}
-    models = {one: model_label(one) for one in choice.all_models}
+def _controls(choice: RunChoice) -> list[Control]:
     return [
-        select("kind", "Kind", query.text("kind"), {"": "everything", **KINDS}),
-        *([select("data", "Data", query.text("data"), places)] if len(data) > 1 else []),
         Control(
             name="metric",
             label="Metrics",
@@ -236,8 +202,6 @@ def _controls(runs: Sequence[Run], choice: RunChoice, query: Query) -> list[Cont
             options=[Option(value=one, label=metric_label(one)) for one in choice.all_metrics],
             at_most=MAX_METRICS,
         ),
-        select("split", "Split", choice.split, {one: one for one in ("test", "validation")}),
-        select("model", "Model", choice.model, {SERVED: "the served list", **models}),
         Control(
             name="runs",
             label="Compare",
@@ -249,40 +213,7 @@ def _controls(runs: Sequence[Run], choice: RunChoice, query: Query) -> list[Cont
     ]
 
 
-def _tiles(runs: Sequence[Run], choice: RunChoice) -> Tiles:
-    wrong = sum(run.status != "complete" for run in runs)
-    tiles = [
-        Tile(label="runs and bundles", value=f"{len(runs):,}"),
-        Tile(
-            label="unfinished or unreadable",
-            value=f"{wrong:,}",
-            note="their pages say what is missing" if wrong else "",
-            tone="note" if wrong else "good",
-        ),
-    ]
-    if not runs:
-        return Tiles(tiles=tiles)
-    newest = runs[0]
-    note = utc_text(newest)
-    tiles.append(Tile(label="newest", value=newest.name, note=note, link=link_to(newest)))
-    for metric in choice.metrics[:1]:
-        alike = [run for run in runs if run.dataset == newest.dataset]
-        values = [choice.value(run, metric) for run in alike]
-        known = [(value, place) for place, value in enumerate(values) if value is not None]
-        if known:
-            value, place = max(known)
-            tiles.append(
-                Tile(
-                    label=f"highest {metric_label(metric)} on {newest.dataset or 'these data'}",
-                    value=f"{value:.4f}",
-                    note=f"{alike[place].name}, {choice.split}; it may be chance: compare",
-                    link=link_to(alike[place]),
-                )
-            )
-    return Tiles(tiles=tiles)
-
-
-def _comparison(known: Mapping[str, Run], choice: RunChoice) -> Words:
+def _comparison(known: Mapping[str, Run], choice: RunChoice) -> Block:
     runs = [known[key] for key in choice.compared if key in known]
     if not runs:
         words = "Choose two to five runs in the table to compare them."
@@ -303,16 +234,13 @@ def _drawn(runs: Sequence[Run], choice: RunChoice) -> list[Chart]:
     points = (
         (run, value, time)
         for run in runs
-        if (value := choice.value(run, metric)) is not None and (time := time_text(run))
+        if (value := served_value(run, metric)) is not None and (time := time_text(run))
     )
     shown = list(islice(points, MAX_DRAWN))
     if not shown:
         return []
     found = Counter(run.dataset or OTHERS for run, _, _ in shown)
-    names = sorted(found, key=lambda name: (name == OTHERS, -found[name], name))
-    colors = {name: color_of(place) for place, name in enumerate(names[:MAX_SERIES])}
-    if len(names) > MAX_SERIES:
-        colors[OTHERS] = color_of(MAX_SERIES)
+    named = [name for name, _ in found.most_common(MAX_SERIES)]
     label = metric_label(metric)
     older = f" The newest {MAX_DRAWN:,}." if len(shown) == MAX_DRAWN else ""
     chart = figure(
@@ -320,41 +248,23 @@ def _drawn(runs: Sequence[Run], choice: RunChoice) -> list[Chart]:
         "metric-over-time",
         f"{label} over time",
         f"A dot a run, coloured by its data; higher is better. {metric_meaning(metric)}, "
-        f"on {choice.split}. Runs on different data are not comparable.{older}",
+        f"on test. Runs on different data are not comparable.{older}",
         [
             *texts("run", "data", "colour"),
             Column(label="end (UTC)", format="time"),
             *numbers(label, format="metric"),
         ],
         [
-            (run.name, run.dataset, run.dataset if run.dataset in colors else OTHERS, time, value)
+            (run.name, run.dataset, run.dataset if run.dataset in named else OTHERS, time, value)
             for run, value, time in shown
         ],
         "- - series x y",
-        colors=colors,
         x_title="end of the run (UTC)",
         y_title=label,
         time=True,
         joined=False,
     )
     return [chart]
-
-
-def _table(context: Context, query: Query, choice: RunChoice, runs: Sequence[Run]) -> Table:
-    columns = list_columns(choice, query, chooses=not context.exported)
-    rows = _cells(runs[:MAX_EXPORTED], columns) if context.exported else []
-    return Table(
-        key="runs",
-        title="All runs",
-        note=f"The newest {len(rows)} of {len(runs):,}." if context.exported else HOW_TO_SEARCH,
-        columns=[one.column for one in columns],
-        rows=rows,
-        source=None if context.exported else "runs",
-    )
-
-
-def _cells(runs: Sequence[Run], columns: Sequence[RunColumn]) -> list[list[Cell | LinkedCell]]:
-    return [[column.shown(run) for column in columns] for run in runs]
 
 
 def list_rows(context: Context, query: Query, window: Window) -> Rows:
@@ -364,26 +274,24 @@ def list_rows(context: Context, query: Query, window: Window) -> Rows:
     columns = list_columns(choice, query, chooses=True)
     order = window.order_by
 
-    def matching() -> list[Run]:
-        runs = chosen(snapshot.runs, query)
-        runs = searched(context, runs, window.search, choice.split) if window.search else runs
+    def matching() -> Sequence[Run]:
+        runs = searched(context, snapshot.runs, window.search)
         if order is None or order >= len(columns):
             return runs
         return ordered(runs, columns[order].value, descending=window.descending)
 
     # Choosing a run to compare changes no order, unless that is what it is ordered by.
-    shape = tuple(sorted((name, value) for name, value in query.values.items() if name != "runs"))
     by_choice = choice.compared if order == 1 else ()
-    looked = (window.search, order, window.descending)
-    key = ("rows of runs", snapshot.number, shape, by_choice, looked)
-    found = context.cache.get(key, (), matching)
-    shown = found[window.start : window.start + window.length]
-    return Rows(total=len(snapshot.runs), found=len(found), rows=_cells(shown, columns))
+    looked = (window.search, order, window.descending, choice.metrics)
+    found = context.cache.get(("rows of runs", snapshot.number, by_choice, looked), (), matching)
+    part = found[window.start : window.start + window.length]
+    rows = [[column.shown(run) for column in columns] for run in part]
+    return Rows(total=len(snapshot.runs), found=len(found), rows=rows)
 
 
 def suggested(context: Context, query: Query, text: str) -> list[Option]:
     """Find runs to choose, as the reader types."""
-    runs = searched(context, context.stores.runs(), text, "test")[:20]
+    runs = searched(context, context.stores.runs(), text)[:20]
     labels = [f"{run.name} ({KINDS[run.kind]}, {(time_text(run) or '')[:10]})" for run in runs]
     return [Option(value=run.key, label=label) for run, label in zip(runs, labels, strict=True)]
 

@@ -46,15 +46,15 @@ def _compares(operator: str, value: str, wanted: str) -> bool:
 
 def _searched_text(run: Run) -> str:
     tags = " ".join(f"{name}={value}" for name, value in run.tags.items())
-    known = (run.name, run.dataset, KINDS[run.kind], run.status, tags, run.config_digest)
+    known = (run.name, run.dataset, KINDS[run.kind], run.status, tags)
     return " ".join(filter(None, known)).lower()
 
 
-def _values(run: Run, names: Sequence[str], split: str) -> list[str]:
+def _values(run: Run, names: Sequence[str]) -> list[str]:
     """List the values of a name: settings, tags, a metric of the served list, or a column."""
     found = [run.config[name] for name in names if name in run.config]
     found += [run.tags[name] for name in names if name in run.tags]
-    for metric in (names[0], f"{split}/{run.served}/{names[0]}"):
+    for metric in (names[0], f"test/{run.served}/{names[0]}"):
         if metric in run.metrics:
             found.append(str(run.metrics[metric]))
     if names[0] in COLUMNS and (value := COLUMNS[names[0]](run)) is not None:
@@ -62,11 +62,11 @@ def _values(run: Run, names: Sequence[str], split: str) -> list[str]:
     return found
 
 
-def searched(context: Context, runs: Sequence[Run], search: str, split: str) -> list[Run]:
+def searched(context: Context, runs: Sequence[Run], search: str) -> Sequence[Run]:
     """Keep the runs in which every word is found and every condition holds."""
     words = search.split()
     plain = [word.lower() for word in words if not CONDITION.match(word)]
-    found = list(runs)
+    found = runs
     if plain:
         snapshot = context.stores.now()
         texts = context.cache.get(
@@ -84,12 +84,12 @@ def searched(context: Context, runs: Sequence[Run], search: str, split: str) -> 
         found = [
             run
             for run in found
-            if any(_compares(operator, value, wanted) for value in _values(run, names, split))
+            if any(_compares(operator, value, wanted) for value in _values(run, names))
         ]
     return found
 
 
-def ordered(runs: list[Run], value_of: Callable[[Run], Any], *, descending: bool) -> list[Run]:
+def ordered(runs: Sequence[Run], value_of: Callable[[Run], Any], *, descending: bool) -> list[Run]:
     """Order runs by their values, numbers or texts; those without one come last."""
     values = [value_of(run) for run in runs]
     known = [

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from typing import Any
+from datetime import UTC, datetime
 
 import polars as pl
 
 from pipelines.dashboard.query import Query
-from pipelines.dashboard.service.request_log import CODES, MINUTE_MS, Logged, quantiles
+from pipelines.dashboard.service.request_log import LATE, MINUTE_MS, Logged, quantiles
 from pipelines.pages.charts import (
-    Mark,
-    Row,
-    colors_of,
     counts,
     figure,
-    interval_chart,
     line_chart,
     numbers,
     shares,
     texts,
-    time_bars,
 )
 from pipelines.pages.document import (
     Block,
     Chart,
     Column,
     Control,
-    Section,
     Table,
     Tile,
     Tiles,
@@ -47,17 +39,9 @@ RANGES = {
     "all": ("all that is kept", 0),
 }
 """Label and minutes."""
-STEPS = {
-    "minute": 1,
-    "5 minutes": 5,
-    "10 minutes": 10,
-    "30 minutes": 30,
-    "hour": 60,
-    "6 hours": 360,
-    "day": 1_440,
-}
+STEPS = {"minute": 1, "10 minutes": 10, "hour": 60, "day": 1_440}
 """Minutes of a step of the charts."""
-MAX_STEPS, FEW_STEPS = 400, 60
+FEW_STEPS = 60
 ALL = "all surfaces"
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 STAGE_MEANINGS = {
@@ -70,7 +54,7 @@ STAGE_MEANINGS = {
 }
 NOT_KEPT = (
     "The log does not say how long these lists took: they were served by a version that kept no "
-    "times. The part Live server has them from the server's own metrics."
+    "times. The server's own metrics (/metrics) have them."
 )
 CODE_MEANINGS = {
     "unknown_user": "the bundle does not know the user, who is served as a visitor",
@@ -98,382 +82,228 @@ MAX_SERIES = 8
 REST = "others"
 
 
-def _at(time_ms: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+def clock(time_ms: int) -> str:
+    """Format a minute for people."""
+    return f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%d %H:%M}"
 
 
 def iso(time_ms: int) -> str:
-    """Format a moment for charts."""
-    return f"{_at(time_ms):%Y-%m-%dT%H:%M:%S}.{time_ms % 1_000:03d}Z"
-
-
-def clock(time_ms: int) -> str:
-    """Format a moment for people."""
-    return f"{_at(time_ms):%Y-%m-%d %H:%M:%S}"
+    """Format a minute for charts."""
+    return f"{datetime.fromtimestamp(time_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """The counts of a range of time and a surface, with ``step_ms``, the begin of their step."""
+class Served:
+    """The counts of a range of time and a surface."""
 
-    lists: pl.DataFrame
-    sources: pl.DataFrame
-    times: pl.DataFrame
-    range: str
+    counts: pl.DataFrame
+    """`COUNTS` with ``step_ms``, the begin of their step."""
+    total: int
+    """Lists of the range."""
     step: str
-    stage: str
-    surface: str
-    surfaces: Sequence[str]
-    notices: Sequence[str] = ()
 
-    @cached_property
-    def total(self) -> int:
-        """Lists of the range."""
-        return int(self.lists["lists"].sum())
-
-    def share(self, name: str) -> float:
-        """Share of lists that a count is of."""
-        return float(self.lists[name].sum()) / max(1, self.total)
-
-    def until(self, step_ms: int) -> int:
-        """End of a step."""
-        return step_ms + STEPS[self.step] * MINUTE_MS
-
-    def stretches(self, steps: Sequence[int]) -> list[int]:
-        """Number the stretches of time without a gap, for each of some steps, ascending."""
-        found: list[int] = []
-        for before, step in zip([steps[0], *steps] if steps else (), steps, strict=False):
-            found.append((found[-1] if found else 0) + (self.until(before) < step))
-        return found
-
-    @cached_property
-    def swaps(self) -> Sequence[Mark]:
-        """Find when another bundle took over: when most lists of a step began to be its own."""
-        counted = (
-            self.lists.group_by("step_ms", "bundle")
-            .agg(pl.col("lists").sum(), pl.col("first_ms").min())
-            .with_columns(pl.col("bundle").cast(pl.String))
-            .sort("step_ms", "lists", "bundle", descending=[False, True, False])
+    @classmethod
+    def choose(cls, logged: Logged, query: Query) -> tuple[Served, Sequence[Control]]:
+        """Choose by the parameters ``range`` and ``surface``; the controls offer both."""
+        rows = logged.counts
+        surfaces = [ALL, *sorted(rows["surface"].cast(pl.String).unique().to_list())]
+        surface = query.choice("surface", surfaces, ALL)
+        chosen = query.choice("range", RANGES, "24h")
+        oldest, newest = logged.span or (0, 0)
+        minutes = RANGES[chosen][1]
+        begin_ms = max(oldest, newest - (minutes - 1) * MINUTE_MS) if minutes else oldest
+        span = (newest - begin_ms) // MINUTE_MS
+        step = next((name for name, size in STEPS.items() if span <= FEW_STEPS * size), "day")
+        length = STEPS[step] * MINUTE_MS
+        kept = pl.col("minute_ms") >= begin_ms
+        if surface != ALL:
+            kept &= pl.col("surface") == surface
+        of_step = (pl.col("minute_ms") // length * length).alias("step_ms")
+        rows = rows.filter(kept).with_columns(of_step)
+        total = int(rows.filter(pl.col("kind") == "bundle")["count"].sum())
+        labels = {name: label for name, (label, _) in RANGES.items()}
+        return cls(counts=rows, total=total, step=step), (
+            select("range", "Time", chosen, labels),
+            select("surface", "Surface", surface, {one: one for one in surfaces}),
         )
-        most = counted.group_by("step_ms", maintain_order=True).first()
-        marks, before = [], None
-        for step_ms, bundle in zip(most["step_ms"], most["bundle"], strict=True):
-            if before is not None and bundle != before[1]:
-                steps = pl.col("step_ms").is_in([before[0], step_ms])
-                own = counted.filter((pl.col("bundle") == bundle) & steps)
-                first = min(own["first_ms"].to_list())
-                words = f"{bundle} took over from {before[1]} at {clock(first)}"
-                marks.append({"at": iso(first), "note": words, "label": bundle})
-            before = (step_ms, bundle)
-        return marks
+
+    def of_kind(self, kind: str) -> pl.DataFrame:
+        """Keep the counts of a kind."""
+        return self.counts.filter(pl.col("kind") == kind)
+
+    def named(self, kind: str) -> dict[str, int]:
+        """Sum the counts of a kind by name, the largest first."""
+        found = self.of_kind(kind).group_by("name").agg(pl.col("count").sum().cast(pl.Int64))
+        found = found.with_columns(pl.col("name").cast(pl.String))
+        return dict(found.sort("count", "name", descending=[True, False]).iter_rows())
 
 
-def choose_view(logged: Logged, query: Query) -> View:
-    """Choose by the parameters ``range``, ``step``, ``stage`` and ``surface``."""
-    counted = logged.counted
-    surfaces = sorted(counted.lists["surface"].cast(pl.String).unique().to_list())
-    surface = query.choice("surface", [ALL, *surfaces], ALL)
-    chosen = query.choice("range", RANGES, "24h")
-    oldest, newest = logged.span or (0, 0)
-    minutes = RANGES[chosen][1]
-    begin_ms = max(oldest, newest + 1 - minutes * MINUTE_MS) if minutes else oldest
-    begin_ms = begin_ms // MINUTE_MS * MINUTE_MS
-    step, notices = _step(query, newest - begin_ms)
-    length = STEPS[step] * MINUTE_MS
-    kept = pl.col("minute_ms") >= begin_ms
-    if surface != ALL:
-        kept &= pl.col("surface") == surface
-    of_step = (pl.col("minute_ms") // length * length).alias("step_ms")
-    lists, sources, times = (
-        frame.filter(kept).with_columns(of_step)
-        for frame in (counted.lists, counted.sources, counted.times)
-    )
-    return View(
-        lists=lists,
-        sources=sources,
-        times=times,
-        range=chosen,
-        step=step,
-        stage=query.choice("stage", STAGES, "total"),
-        surface=surface,
-        surfaces=surfaces,
-        notices=notices,
-    )
+def build_blocks(served: Served) -> list[Block]:
+    """Build the tiles, lists by bundle, latency, degraded lists and sources."""
+    return [_tiles(served), _bundles(served), *_latency(served), _codes(served), _sources(served)]
 
 
-def _step(query: Query, span_ms: int) -> tuple[str, list[str]]:
-    chosen = query.choice("step", ["auto", *STEPS], "auto")
-    fitting = (name for name, size in STEPS.items() if span_ms <= FEW_STEPS * size * MINUTE_MS)
-    finest = next(fitting, "day")
-    if chosen == "auto":
-        return finest, []
-    if span_ms > MAX_STEPS * STEPS[chosen] * MINUTE_MS:
-        return finest, [f"by {chosen} there would be too many points; they are shown by {finest}"]
-    return chosen, []
-
-
-def build_controls(view: View) -> Sequence[Control]:
-    """Offer ranges, steps, stages and surfaces."""
-    return (
-        select("range", "Time", view.range, {name: label for name, (label, _) in RANGES.items()}),
-        select("step", "By", view.step, {"auto": "automatic", **{name: name for name in STEPS}}),
-        select("stage", "Stage", view.stage, {name: name for name in STAGES}),
-        select("surface", "Surface", view.surface, {one: one for one in (ALL, *view.surfaces)}),
-    )
-
-
-def _tiles(view: View) -> Tiles:
+def _tiles(served: Served) -> Tiles:
     """Summarise the range."""
-    lists, total = view.lists, view.total
-    took = quantiles(view.times.filter(pl.col("stage") == "total"), ["stage"], QUANTILES)
-    ms = took.row(0, named=True) if took.height else None
-    failed = view.share("late or failed part")
-    newest = lists["bundle"][lists["last_ms"].arg_max() or 0] if total else "none"
-    span = "no list in this range"
-    if total:
-        first, last = min(lists["first_ms"].to_list()), max(lists["last_ms"].to_list())
-        span = f"{clock(first)} to {clock(last)} UTC"
-    kept = "these lists were logged without times"
-    if ms is not None:
-        kept = f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms"
-    visitors = f"of all lists; {view.share('no user'):.2%} more named no user"
-    p95 = "not kept" if ms is None else f"{ms['p95']:.1f} ms"
-    unknown = f"{view.share('unknown_user'):.2%}"
-    rows = (
-        ("Lists served", f"{total:,}", span),
-        ("Time of a list, p95", p95, kept),
-        ("Late or failed parts", f"{failed:.2%}", "lists that say so in degraded"),
-        ("Fallback", f"{view.share('fallback'):.2%}", "lists made of popular items alone"),
-        ("Users that the bundle does not know", unknown, visitors),
-        ("Version of the newest list", newest, ""),
-    )
+    failed = served.named("code").get(LATE, 0) / max(1, served.total)
+    totals = served.of_kind("stage").filter(pl.col("name") == "total")
+    took = quantiles(totals, ["kind"], QUANTILES)
+    p95, kept = "not kept", "these lists were logged without times"
+    if took.height:
+        ms = took.row(0, named=True)
+        p95, kept = f"{ms['p95']:.1f} ms", f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms"
+    minutes = sorted(served.counts["minute_ms"].unique().to_list())
+    span = f"{clock(minutes[0])} to {clock(minutes[-1])} UTC" if minutes else "none in this range"
+    newest = served.of_kind("bundle").sort("minute_ms", "count")["name"]
     return Tiles(
         tiles=[
+            Tile(label="Lists served", value=f"{served.total:,}", note=span),
+            Tile(label="Time of a list, p95", value=p95, note=kept),
             Tile(
-                label=label,
-                value=value,
-                note=note,
-                tone="bad" if label.startswith("Late") and failed > 0.01 else "plain",
-            )
-            for label, value, note in rows
+                label="Late or failed parts",
+                value=f"{failed:.2%}",
+                note="lists that say so in degraded",
+                tone="bad" if failed > 0.01 else "plain",
+            ),
+            Tile(label="Version of the newest list", value=newest[-1] if len(newest) else "none"),
         ]
     )
 
 
-def _traffic(view: View) -> list[Block]:
-    """Draw lists by version and by surface."""
-    note = (
-        "How many lists were served, in a colour for each bundle. A dashed line is a swap: from "
-        "then on another bundle made most lists."
-    )
-    blocks: list[Block] = [
-        _bars(view, ("versions", "Lists by version", note), view.lists, "bundle")
-    ]
-    if view.swaps:
-        table = Table(
-            key="swaps",
-            title="Swaps",
-            note="When another bundle began to make most lists.",
-            columns=[Column(label="time (UTC)", format="time"), *texts("version", "what")],
-            rows=[(mark["at"], mark["label"], mark["note"]) for mark in view.swaps],
-        )
-        blocks.append(table)
-    if len(view.surfaces) > 1:
-        note = "How many lists each surface (home, search, ...) was served."
-        words = ("surfaces", "Lists by surface", note)
-        blocks.append(_bars(view, words, view.lists, "surface"))
-    return blocks
-
-
-def _sources(view: View) -> list[Block]:
-    """Draw the sources of shown items."""
-    note = (
-        "Share of shown items by the source that leads them; a source that vanishes has failed or "
-        "its model was released without it."
-    )
-    counted = view.sources.rename({"items": "lists"})
-    words = ("sources", "Sources of shown items", note)
-    return [_bars(view, words, counted, "source", is_share=True)]
-
-
-def _bars(
-    view: View,
-    words: tuple[str, str, str],
-    counted: pl.DataFrame,
-    column: str,
-    *,
-    is_share: bool = False,
-) -> Chart:
-    """Draw stacked bars of the largest series, the rest as one; ``words``: key, title, note."""
-    series = pl.col(column).cast(pl.String)
-    totals = counted.group_by(series).agg(pl.col("lists").sum()).sort("lists", column)
-    names = totals[column].to_list()[::-1]
-    shown = names if len(names) <= MAX_SERIES else names[: MAX_SERIES - 1]
-    order = [*shown, *([REST] if len(shown) < len(names) else [])]
-    named = pl.when(series.is_in(shown)).then(series).otherwise(pl.lit(REST)).alias("series")
-    parts = (
-        counted.group_by("step_ms", named)
-        .agg(pl.col("lists").sum())
-        .with_columns((pl.col("lists") / pl.col("lists").sum().over("step_ms")).alias("share"))
-        .with_columns(pl.col("series").replace_strict(order, range(len(order))).alias("place"))
-        .sort("step_ms", "place")
-        .with_columns(pl.col("share" if is_share else "lists").alias("y").cast(pl.Float64))
-        .with_columns(pl.col("y").cum_sum().over("step_ms").alias("high"))
-    )
-    rows: list[Row] = [
-        (
-            *(iso(one["step_ms"]), iso(view.until(one["step_ms"])), one["series"], one["lists"]),
-            *(round(one["share"], 6), round(one["high"] - one["y"], 6), round(one["high"], 6)),
-        )
-        for one in parts.to_dicts()
-    ]
-    key, title, note = words
-    times = [Column(label=label, format="time") for label in ("from", "until")]
-    return figure(
-        time_bars,
-        key,
-        title,
-        note,
-        [*times, *texts("series"), *counts("count"), *shares("share"), *numbers("bottom", "top")],
-        rows,
-        "at until series - - low high",
-        colors=colors_of(order),
-        y_title="share of shown items" if is_share else f"lists per {view.step}",
-        y_format=".0%" if is_share else "~s",
-        marks=view.swaps,
-    )
-
-
 def _over_time(
-    view: View, words: tuple[str, str, str], frame: pl.DataFrame, columns: Sequence[Column],
-    **settings: Any,
-) -> Chart:  # fmt: skip
-    """Draw a line for each column of numbers; the frame has ``step_ms`` and ``lists`` too."""
-    steps = frame["step_ms"].to_list()
-    rows: list[Row] = [
-        (iso(step), column.label, frame[column.label][place], frame["lists"][place], stretch)
-        for column in columns
-        for place, (step, stretch) in enumerate(zip(steps, view.stretches(steps), strict=True))
-    ]
-    value = Column(label=settings["y_title"], numeric=True, format=columns[0].format)
-    key, title, note = words
+    served: Served, key: str, title: str, note: str, value: Column, found: pl.DataFrame
+) -> Chart:
+    """Draw a line for each series; ``found`` has the columns step_ms, series and value.
+
+    Steps without lists part a line into stretches that are not joined.
+    """
+    length = STEPS[served.step] * MINUTE_MS
+    gap = pl.col("step_ms").diff().fill_null(length) > length
+    stretch = gap.cum_sum().over("series").alias("stretch")
+    rows = found.sort("step_ms", maintain_order=True).with_columns(stretch).to_dicts()
     return figure(
         line_chart,
         key,
         title,
         note,
-        [
-            Column(label="from", format="time"),
-            *texts("series"),
-            value,
-            *counts("lists"),
-            *numbers("stretch"),
-        ],
-        rows,
-        "x series y - stretch",
+        [Column(label="from", format="time"), *texts("series"), value, *numbers("stretch")],
+        [(iso(row["step_ms"]), row["series"], row["value"], row["stretch"]) for row in rows],
+        "x series y stretch",
+        y_title=value.label,
         time=True,
         from_zero=True,
-        marks=view.swaps,
-        **settings,
     )
 
 
-def _latency(view: View) -> list[Block]:
-    """Draw quantiles of a stage over time, and of every stage over the whole range."""
-    if view.times.is_empty():
+def _bundles(served: Served) -> Chart:
+    """Draw lists by bundle over time, those of few lists as one."""
+    shown = list(served.named("bundle"))[: MAX_SERIES - 1]
+    name = pl.col("name").cast(pl.String)
+    series = pl.when(name.is_in(shown)).then(name).otherwise(pl.lit(REST)).alias("series")
+    found = served.of_kind("bundle").group_by("step_ms", series)
+    (value,) = counts("lists")
+    return _over_time(
+        served,
+        "versions",
+        "Lists by version",
+        f"Lists that were served each {served.step}, a line for each bundle.",
+        value,
+        found.agg(pl.col("count").sum().cast(pl.Int64).alias("value")).sort("series"),
+    )
+
+
+def _latency(served: Served) -> list[Block]:
+    """Draw quantiles of the time of a list, and tabulate those of every stage."""
+    times = served.of_kind("stage")
+    if times.is_empty():
         return [Words(lines=[NOT_KEPT], tone="note")]
-    own = quantiles(view.times.filter(pl.col("stage") == view.stage), ["step_ms"], QUANTILES)
-    note = (
-        f"Half of the lists of each {view.step} took at most p50, 95 of 100 at most p95, 99 at "
-        "most p99, within 5%. A dashed line is a swap of the bundle."
+    own = quantiles(times.filter(pl.col("name") == "total"), ["step_ms"], QUANTILES)
+    (value,) = numbers("milliseconds")
+    over_time = _over_time(
+        served,
+        "latency",
+        "Milliseconds of a list",
+        f"Half of the lists of each {served.step} took at most p50, 95 of 100 at most p95, 99 at "
+        "most p99, within 5%; without the wait for a worker and the network.",
+        value,
+        own.drop("lists").unpivot(index="step_ms", variable_name="series"),
     )
-    words = ("latency", f"Milliseconds of {view.stage}", note)
-    columns = numbers(*QUANTILES)
-    over_time = _over_time(view, words, own, columns, y_title="milliseconds")
-    wanted = {"p5": 0.05, **QUANTILES, "longest": 1.0}
-    found = {row["stage"]: row for row in quantiles(view.times, ["stage"], wanted).to_dicts()}
-    by_stage = figure(
-        interval_chart,
-        "stages",
-        "Where the time goes",
-        "The dot is the median of a stage, the line holds 90 of 100 lists of the range.",
-        [
+    found = {row["name"]: row for row in quantiles(times, ["name"], QUANTILES).to_dicts()}
+    missing = served.total - (found["total"]["lists"] if "total" in found else 0)
+    by_stage = Table(
+        key="stages",
+        title="Where the time goes",
+        note=f"{missing:,} of {served.total:,} lists were kept without times." if missing else "",
+        columns=[
             *texts("stage"),
-            *numbers(*(f"{name} (ms)" for name in wanted)),
+            *numbers(*(f"{name} (ms)" for name in QUANTILES)),
             *counts("lists"),
             *texts("what it does"),
         ],
-        [
+        rows=[
             (
                 stage,
-                *(round(found[stage][name], 4) for name in wanted),
+                *(round(found[stage][name], 4) for name in QUANTILES),
                 *(found[stage]["lists"], STAGE_MEANINGS[stage]),
             )
             for stage in STAGES
             if stage in found
         ],
-        "label low mean high - - - -",
-        x_title="milliseconds",
     )
-    missing = view.total - int(view.lists["timed"].sum())
-    line = f"{missing:,} of {view.total:,} lists were kept without times."
-    left = [Words(lines=[line], tone="note")] if missing else []
-    return [over_time, by_stage, *left]
+    return [over_time, by_stage]
 
 
-def _degraded(view: View) -> list[Block]:
-    """Draw shares of lists that were degraded or made by a fallback, with the reasons."""
-    series = {"late or failed part": "", "fallback": "", "unknown user": "unknown_user"}
-    counted = (
-        view.lists.group_by("step_ms")
-        .agg(
-            *(
-                (pl.col(column or name).sum() / pl.col("lists").sum()).alias(name)
-                for name, column in series.items()
-            ),
-            pl.col("lists").sum(),
-        )
-        .sort("step_ms")
-    )
-    note = (
-        "Share of lists in which a part was late or failed, that a fallback alone made, or whose "
-        "user the bundle does not know."
-    )
-    words = ("degraded", "Degraded lists over time", note)
-    settings = {"y_title": "share of lists", "y_format": ".1%"}
-    chart = _over_time(view, words, counted, shares(*series), **settings)
-    names = (*CODES, "no user", "fallback")
-    known = view.lists.select(pl.col(*names).sum()).row(0, named=True)
-    rows = [
-        (code, known[code], known[code] / max(1, view.total), meaning)
-        for code, meaning in sorted(CODE_MEANINGS.items(), key=lambda one: -known[one[0]])
-        if known[code]
-    ]
-    table = Table(
+def _codes(served: Served) -> Table:
+    return Table(
         key="codes",
-        title="Reasons",
-        note="A list may have several. Codes are those of the reply's field degraded.",
-        columns=[*texts("code"), *counts("lists"), *shares("share"), *texts("what it means")],
-        rows=rows,
-    )
-    return [chart, table]
-
-
-def build_blocks(view: View) -> list[Block]:
-    """Build the tiles and the sections of served lists."""
-    without_wait = "Without the wait for a worker, and without the network."
-    refused = (
+        title="Degraded lists, and why",
+        note="A list may have several codes; they are those of the reply's field degraded. "
         "Requests that were refused before any list was made (503, overload) are not in the log; "
-        "the part Live server counts them."
+        "the server's /metrics count them.",
+        columns=[*texts("code"), *counts("lists"), *shares("share"), *texts("what it means")],
+        rows=[
+            (code, count, count / max(1, served.total), CODE_MEANINGS[code])
+            for code, count in served.named("code").items()
+            if code != LATE
+        ],
     )
-    parts = (
-        ("traffic", "Traffic", "", _traffic(view)),
-        ("latency", "Time of a list by stage", without_wait, _latency(view)),
-        ("degraded", "Degraded lists, and why", refused, _degraded(view)),
-        ("sources", "Sources", "", _sources(view)),
+
+
+def _sources(served: Served) -> Table:
+    found = served.named("source")
+    return Table(
+        key="sources",
+        title="Sources of shown items",
+        note="By the source that leads an item; a source that vanishes has failed, or its model "
+        "was released without it.",
+        columns=[*texts("source"), *counts("items"), *shares("share")],
+        rows=[(name, count, count / sum(found.values())) for name, count in found.items()],
     )
-    sections = [
-        Section(key=key, title=title, note=note, blocks=blocks)
-        for key, title, note, blocks in parts
-    ]
-    return [_tiles(view), *sections]
+
+
+def arms_table(logged: Logged) -> Table | None:
+    """Count the lists of every arm of an experiment; None without any."""
+    arms = logged.counts.filter(pl.col("kind") == "arm").with_columns(
+        pl.col("name").cast(pl.String)
+    )
+    if arms.is_empty():
+        return None
+    found = arms.group_by("name").agg(
+        pl.col("count").sum().cast(pl.Int64),
+        pl.col("minute_ms").min().alias("first"),
+        pl.col("minute_ms").max().alias("last"),
+    )
+    return Table(
+        key="arms",
+        title="Arms that were served",
+        note="",
+        columns=[
+            *texts("experiment: arm"),
+            *counts("lists"),
+            *(Column(label=label, format="time") for label in ("first", "last")),
+        ],
+        rows=[
+            (name, count, iso(first), iso(last))
+            for name, count, first, last in found.sort("name").iter_rows()
+        ],
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from typing import TypeVar
@@ -50,8 +50,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 T = TypeVar("T")
-Answer = Callable[["Site", Request], Response]
-Change = Callable[["Site", Request, Mapping[str, str]], Response]
+Check = Callable[["Site", Request], Awaitable[tuple[Mapping[str, str], ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +85,9 @@ def refuse(error: Exception) -> Response:
     """Answer an error in words; of an unexpected one, only its reference in the log."""
     if isinstance(error, AccessError):
         return json_response({"error": str(error)}, error.status)
-    if isinstance(error, QueryError):
-        return json_response({"error": str(error)}, 400)
-    if isinstance(error, NotFoundError):
-        return json_response({"error": str(error)}, 404)
+    if isinstance(error, (QueryError, NotFoundError)):
+        status = 400 if isinstance(error, QueryError) else 404
+        return json_response({"error": str(error)}, status)
     reference = secrets.token_hex(4)
     log.error("page failed, reference %s", reference, exc_info=error)
     words = f"This page could not be made; the dashboard's log says why under {reference}."
@@ -190,35 +188,34 @@ def enter(site: Site, _: Request, __: Mapping[str, str]) -> Response:
     return found
 
 
-def _read(site: Site, answer: Answer, *, open_to_all: bool) -> Callable[[Request], Response]:
-    """Check a reader, answer in a thread, and turn errors into words."""
-
-    @wraps(answer)
-    def endpoint(request: Request) -> Response:
-        try:
-            site.access.check_host(request)
-            if not open_to_all:
-                site.access.check_reader(request)
-            return answer(site, request)
-        except Exception as error:
-            return refuse(error)
-
-    return endpoint
+async def _anyone(_: Site, __: Request) -> tuple[()]:
+    return ()
 
 
-def _change(site: Site, answer: Change) -> Callable[[Request], object]:
-    """Check the key, and answer with the values of the body likewise."""
+async def _reader(site: Site, request: Request) -> tuple[()]:
+    site.access.check_reader(request)
+    return ()
+
+
+async def _key_holder(site: Site, request: Request) -> tuple[Mapping[str, str]]:
+    await site.access.check_key(request)
+    return (await _values(request),)
+
+
+def _route(site: Site, path: str, answer: Callable[..., Response], check: Check) -> Route:
+    """Check a request, answer it in a thread, and turn errors into words."""
 
     @wraps(answer)
     async def endpoint(request: Request) -> Response:
         try:
             site.access.check_host(request)
-            await site.access.check_key(request)
-            return await run_in_threadpool(answer, site, request, await _values(request))
+            given = await check(site, request)
+            return await run_in_threadpool(answer, site, request, *given)
         except Exception as error:
             return refuse(error)
 
-    return endpoint
+    methods = ["POST"] if check is _key_holder else ["GET"]
+    return Route(path, endpoint, methods=methods)
 
 
 async def _headers(request: Request, call_next: RequestResponseEndpoint) -> Response:
@@ -230,24 +227,19 @@ async def _headers(request: Request, call_next: RequestResponseEndpoint) -> Resp
 
 def create_app(site: Site) -> Starlette:
     """Build the application."""
-    routes = [
-        ("/", shell, True),
-        ("/assets/{version}/{file}", asset, True),
-        ("/api/page/{name}", page, False),
-        ("/api/rows/{name}/{source}", rows, False),
-        ("/api/rows/{name}/{source}/csv", whole_table, False),
-        ("/api/suggest/{name}/{search}", suggest, False),
-        ("/files/{key}/{path:path}", file, False),
+    routes: list[tuple[str, Callable[..., Response], Check]] = [
+        ("/", shell, _anyone),
+        ("/assets/{version}/{file}", asset, _anyone),
+        ("/api/page/{name}", page, _reader),
+        ("/api/rows/{name}/{source}", rows, _reader),
+        ("/api/rows/{name}/{source}/csv", whole_table, _reader),
+        ("/api/suggest/{name}/{search}", suggest, _reader),
+        ("/files/{key}/{path:path}", file, _reader),
+        ("/api/act/{name}/{action}", act, _key_holder),
+        ("/api/enter", enter, _key_holder),
     ]
     return Starlette(
-        routes=[
-            *(
-                Route(path, _read(site, answer, open_to_all=open_to_all))
-                for path, answer, open_to_all in routes
-            ),
-            Route("/api/act/{name}/{action}", _change(site, act), methods=["POST"]),
-            Route("/api/enter", _change(site, enter), methods=["POST"]),
-        ],
+        routes=[_route(site, *route) for route in routes],
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=_headers)],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.pages.document import Block, Cell, LinkedCell, Page, Rows, Section, Table, Window
@@ -48,21 +49,12 @@ def find_table(page: Page, source: str) -> Table:
 def csv_lines(table: Table, find: Callable[[Window], Rows], window: Window) -> Iterator[str]:
     """Write a table as CSV, some rows at a time."""
     yield _written([[column.label for column in table.columns]])
-    start = 0
-    while True:
-        part = find(
-            Window(
-                start=start,
-                length=CSV_LENGTH,
-                order_by=window.order_by,
-                descending=window.descending,
-                search=window.search,
-            )
-        )
+    start, found = 0, 1
+    while start < found:
+        part = find(replace(window, start=start, length=CSV_LENGTH))
         yield _written([[_text(cell) for cell in row] for row in part.rows])
         start += len(part.rows)
-        if not part.rows or start >= part.found:
-            return
+        found = part.found if part.rows else 0
 
 
 def _text(cell: Cell | LinkedCell) -> Cell:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, lru_cache
@@ -30,17 +30,14 @@ def read_table(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise UnreadableError(f"{path.name} cannot be read: {error.strerror}") from error
+    where = f"{path.parent.name}/{path.name}"
     try:
-        try:
-            found = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            # NaN and Infinity, which Python writes and orjson refuses.
-            found = json.loads(data)
+        # NaN and Infinity, which Python writes, orjson refuses.
+        found = json.loads(data) if b"NaN" in data or b"Infinity" in data else orjson.loads(data)
     except (ValueError, RecursionError) as error:
-        where = f"{path.parent.name}/{path.name}"
         raise UnreadableError(f"{where} is no JSON: {str(error)[:120]}") from error
     if not isinstance(found, dict):
-        raise UnreadableError(f"{path.parent.name}/{path.name} is no JSON object")
+        raise UnreadableError(f"{where} is no JSON object")
     return found
 
 
@@ -76,22 +73,20 @@ def released_order(orders: Mapping[str, Any]) -> str:
     return min(orders, key=lambda order: (order != "given", order))
 
 
-def named_values(splits: object) -> Iterator[tuple[str, object]]:
-    """List values by ``<split>/<model>/<metric>``; other shapes are passed over."""
+def finite_metrics(splits: object) -> tuple[dict[str, float], list[str]]:
+    """Return the finite values by ``<split>/<model>/<metric>``, and a sentence on others.
+
+    Other shapes are passed over.
+    """
+    found, none = {}, []
     for split, models in splits.items() if isinstance(splits, Mapping) else ():
         for model, values in models.items() if isinstance(models, Mapping) else ():
-            for name, value in values.items() if isinstance(values, Mapping) else ():
-                yield f"{split}/{model}/{name}", value
-
-
-def finite(values: Iterator[tuple[str, object]]) -> tuple[dict[str, float], list[str]]:
-    """Keep the finite numbers, and list the other values in a sentence."""
-    found, none = {}, []
-    for name, value in values:
-        if isinstance(value, (int, float)) and math.isfinite(value):
-            found[intern(name)] = float(value)
-        else:
-            none.append(f"{name} ({value})")
+            for metric, value in values.items() if isinstance(values, Mapping) else ():
+                name = f"{split}/{model}/{metric}"
+                if isinstance(value, (int, float)) and math.isfinite(value):
+                    found[intern(name)] = float(value)
+                else:
+                    none.append(f"{name} ({value})")
     more = f" and {len(none) - 3} more" if len(none) > 3 else ""
     words = f"metrics that are no numbers are left out: {', '.join(none[:3])}{more}"
     return found, [words] if none else []
@@ -148,15 +143,19 @@ class RunSettings:
     flat: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
 
-    @property
-    def digest(self) -> str | None:
-        """The digest that a release would have; None if it is of another version."""
-        return digest_of_text(self.text) if self.table else None
+
+def read_settings(workspace: Path) -> RunSettings | None:
+    """Read a run's resolved configuration; None if there is none."""
+    try:
+        return _parsed((workspace / CONFIG).read_text(encoding="utf-8-sig"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"{CONFIG} cannot be read: {error}") from error
 
 
 @lru_cache(512)
-def parsed(text: str) -> RunSettings:
-    """Parse a configuration."""
+def _parsed(text: str) -> RunSettings:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -164,15 +163,16 @@ def parsed(text: str) -> RunSettings:
     return RunSettings(table, flat(table), text)
 
 
-def read_settings(workspace: Path) -> RunSettings | None:
-    """Read a run's resolved configuration; None if there is none."""
+@lru_cache(512)
+def digest_of_settings(text: str) -> str | None:
+    """Hash a configuration as a release does; None if it is empty or of another version."""
+    from pipelines.engine.workspace import digest_of_config
+
     try:
-        text = (workspace / CONFIG).read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError):
+        encoded = json.dumps(tomllib.loads(text), default=str)
+        return digest_of_config(_config_type().validate_json(encoded, strict=True))
+    except (ValueError, TypeError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableError(f"{CONFIG} cannot be read: {error}") from error
-    return parsed(text)
 
 
 @cache
@@ -182,18 +182,6 @@ def _config_type() -> Any:
     from pipelines.config.run import RunConfig
 
     return TypeAdapter(RunConfig)
-
-
-@lru_cache(512)
-def digest_of_text(text: str) -> str | None:
-    """Hash settings as a release does; None if they are of another version."""
-    from pipelines.engine.workspace import digest_of_config
-
-    try:
-        encoded = json.dumps(parsed(text).table, default=str)
-        return digest_of_config(_config_type().validate_json(encoded, strict=True))
-    except (ValueError, TypeError):
-        return None
 
 
 def dataset_name(config: Mapping[str, str]) -> str | None:

@@ -5,11 +5,12 @@ A file that is half written or damaged is named in `Run.problems`; nothing is ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pipelines.dashboard.workspaces.files import (
     CONFIG,
@@ -17,8 +18,7 @@ from pipelines.dashboard.workspaces.files import (
     UnreadableError,
     changed_at,
     dataset_name,
-    finite,
-    named_values,
+    finite_metrics,
     names_in,
     number,
     parse_time,
@@ -37,59 +37,23 @@ from pipelines.publishing.promotion import REFUSED_BUNDLES
 from pipelines.publishing.released import shop_workspace
 from pipelines.ranking.artefact import RANKED
 from recsys.data.durable import PARTIAL
-from serving.bundle.manifest import MANIFEST, SCHEMA_VERSION, bundle_directory
+from serving.bundle.manifest import MANIFEST, SCHEMA_VERSION
 
 WATCHED = ("", "evaluate/metrics.json", "lock")
 """Files whose times of change tell if a workspace must be read again: a stage that is made renames
 its folder in the workspace, and a run writes into the lock when it begins and when it has ended."""
 PLAIN_NAMES = ("run", "runs", "workspace", "output")
 PREFIX = "bundle-"
+T = TypeVar("T")
 
 
-@dataclass
-class _Reading:
-    """Files of a workspace, and the faults of those that were read."""
-
-    path: Path
-    problems: list[str] = field(default_factory=list)
-    unreadable: bool = False
-
-    def table(self, name: str) -> Mapping[str, Any]:
-        """Read a JSON file; empty if there is none or it is damaged, which is noted."""
-        try:
-            return read_table(self.path / name) or {}
-        except UnreadableError as error:
-            self.problems.append(str(error))
-            self.unreadable = self.unreadable or name.startswith("evaluate/")
-            return {}
-
-    def settings(self) -> RunSettings:
-        """Read the configuration likewise."""
-        try:
-            found = read_settings(self.path)
-        except UnreadableError as error:
-            self.problems.append(str(error))
-            return RunSettings()
-        if found is None:
-            self.problems.append(f"{CONFIG} is missing, so its settings are not known")
-        return found or RunSettings()
-
-    def manifest(self, stage: str) -> Manifest | None:
-        """Read a stage's manifest likewise; one of another format is noted, too."""
-        try:
-            found = Manifest.read(self.path / stage)
-        except (ValueError, OSError) as error:
-            self.problems.append(str(error))
-            return None
-        if found is not None and found.format != FORMAT:
-            if not self.unreadable:
-                self.problems.append(
-                    f"written in format {found.format}; this version of recsys reads format "
-                    f"{FORMAT}, so only its metrics are shown. Run it in a new workspace to see "
-                    "the rest"
-                )
-            self.unreadable = True
-        return found
+def _noted(problems: list[str], read: Callable[[], T | None]) -> T | None:
+    """Read a file; None if there is none or it is damaged, which is noted."""
+    try:
+        return read()
+    except (ValueError, OSError) as error:
+        problems.append(str(error))
+        return None
 
 
 def sum_costs(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -114,16 +78,35 @@ def workspace_name(path: Path) -> str:
 
 def read_workspace(path: Path) -> Run:
     """Read a workspace's run."""
-    reading = _Reading(path)
+    problems: list[str] = []
     names = names_in(path)
-    settings = reading.settings()
-    measured = reading.table("evaluate/metrics.json")
+    measured = _noted(problems, lambda: read_table(path / "evaluate/metrics.json")) or {}
+    is_unreadable = bool(problems)
+    settings = _noted(problems, lambda: read_settings(path))
+    if settings is None:
+        settings = RunSettings()
+        if not (path / CONFIG).exists():
+            problems.append(f"{CONFIG} is missing, so its settings are not known")
+    manifests = {
+        stage: _noted(problems, partial(Manifest.read, path / stage))
+        for stage in ("evaluate", "build_features")
+    }
+    for other in {one.format for one in manifests.values() if one} - {FORMAT}:
+        is_unreadable = True
+        problems.append(
+            f"written in format {other}; this version of recsys reads format {FORMAT}, so only "
+            "its metrics are shown. Run it in a new workspace to see the rest"
+        )
+    release = _noted(problems, lambda: read_table(path / "release/release.json")) or {}
     order = released_order(measured) if measured else None
-    metrics, none = finite(named_values(measured[order] if order else {}))
+    metrics, none = finite_metrics(measured[order] if order else {})
+    served = _served(path, order, metrics)
+    status: Status = "unreadable" if is_unreadable else "complete"
+    if not is_unreadable and not (manifests["evaluate"] and measured):
+        status = "unfinished"
+        problems.append(_missing(path, names))
+    features = manifests["build_features"]
     costs = sum_costs([run for name in names if (run := read_or_empty(path / name / RUN))])
-    manifest, features = (reading.manifest(stage) for stage in ("evaluate", "build_features"))
-    release = reading.table("release/release.json")
-    status = _status(reading, names, manifest is not None and bool(measured))
     return Run(
         key=place_key(str(path.resolve())),
         name=workspace_name(path),
@@ -132,60 +115,41 @@ def read_workspace(path: Path) -> Run:
         path=path,
         metrics=metrics,
         config=settings.flat,
-        config_digest=_config_digest(path, release, manifest, settings) or settings.digest,
+        settings=settings.text,
         data_digest=digest_of_json(features.files) if features else None,
         dataset=dataset_name(settings.flat),
         tags={"tie order": order} if order and len(measured) > 1 else {},
-        served=_served(reading, order, metrics),
+        served=served,
         bundles=_released(path, release),
-        evaluation=manifest.making if manifest else None,
-        problems=(*reading.problems, *none),
+        problems=(*problems, *none),
         **{**costs, "time": costs["time"] or changed_at(path / CONFIG) or changed_at(path)},
     )
 
 
-def _status(reading: _Reading, names: Sequence[str], is_measured: bool) -> Status:
-    if reading.unreadable:
-        return "unreadable"
-    if is_measured:
-        return "complete"
+def _missing(path: Path, names: Sequence[str]) -> str:
+    """Describe what an unfinished run has, and how to go on."""
     half = [name.removeprefix(PARTIAL) for name in names if name.startswith(PARTIAL)]
     whole = [name for name in names if not name.startswith(PARTIAL)]
-    made = sum((reading.path / name / MANIFEST).exists() for name in whole)
+    made = sum((path / name / MANIFEST).exists() for name in whole)
     words = f"not evaluated: {made} stages are made"
     words += f", {', '.join(half)} is half written" if half else ""
-    holder = read_holder(reading.path / "lock") if "lock" in names else ""
+    holder = read_holder(path / "lock") if "lock" in names else ""
     if holder:
-        reading.problems.append(f"{words}; it is running ({holder})")
-    else:
-        reading.problems.append(f"{words}. Go on with: recsys run {reading.path / CONFIG}")
-    return "unfinished"
+        return f"{words}; it is running ({holder})"
+    return f"{words}. Go on with: recsys run {path / CONFIG}"
 
 
-def _config_digest(
-    path: Path, release: Mapping[str, Any], evaluated: Manifest | None, settings: RunSettings
-) -> str | None:
-    """Read the digest of the bundle that this very evaluation released; None without one."""
-    made = read_or_empty(path / "release" / MANIFEST).get("inputs")
-    if evaluated is None or "version" not in release or not isinstance(made, Mapping):
-        return None
-    if made.get("evaluate") != evaluated.output:
-        return None
-    folder = Path(settings.flat.get("release.bundles") or path / "bundles")
-    manifest = read_or_empty(bundle_directory(folder, str(release["version"])) / MANIFEST)
-    return str(manifest.get("config_digest") or "") or None
-
-
-def _served(reading: _Reading, order: str | None, metrics: Mapping[str, float]) -> str | None:
+def _served(path: Path, order: str | None, metrics: Mapping[str, float]) -> str | None:
     models = {name.split("/")[1] for name in metrics if name.startswith("test/")}
-    if not models or order is None:
-        return None
-    if RANKED in models and not reading.table(f"train_ranker/{order}/ranker.json").get("served"):
+    if RANKED in models and not read_or_empty(path / f"train_ranker/{order}/ranker.json").get(
+        "served"
+    ):
         models.discard(RANKED)
     return _served_among(models)
 
 
 def _served_among(models: set[str]) -> str | None:
+    """Return the model of some whose list is served; None if it is not among them."""
     found = served_row({model: {} for model in models})
     return found if found in models else None
 
@@ -229,7 +193,7 @@ def read_bundle(path: Path) -> Run:
         missing = f"{MANIFEST} is missing, so the bundle was not written whole; nothing serves it"
         return replace(basic, status="unfinished", problems=(missing,))
     models = manifest.get("metrics", {})
-    metrics, problems = finite(named_values({"test": models}))
+    metrics, problems = finite_metrics({"test": models})
     schema = manifest.get("schema_version")
     if schema != SCHEMA_VERSION:
         words = (
@@ -244,7 +208,7 @@ def read_bundle(path: Path) -> Run:
         basic,
         status="complete" if schema == SCHEMA_VERSION else "unreadable",
         metrics=metrics,
-        config_digest=manifest.get("config_digest") or None,
+        known_digest=manifest.get("config_digest") or None,
         tags={name: value for name, value in tags.items() if value},
         served=_served_among(set(models)) if isinstance(models, Mapping) else None,
         problems=tuple(problems),

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
+from pipelines.dashboard.workspaces.files import digest_of_settings
 from pipelines.pages.document import Origin
 from pipelines.publishing.released import shop_workspace
 
@@ -32,7 +33,10 @@ class Run:
     """By ``<split>/<model>/<metric>``, such as ``test/blend_fast/ndcg@10``; finite values only.
     Models have the names of `pipelines.pages.wording`; the served list is `Run.served`."""
     config: Mapping[str, str] = field(default_factory=dict)
-    config_digest: str | None = None
+    settings: str = ""
+    """Text of the configuration of a workspace."""
+    known_digest: str | None = None
+    """Digest of the configuration of a bundle, as its manifest has it."""
     data_digest: str | None = None
     dataset: str | None = None
     seconds: float | None = None
@@ -46,10 +50,13 @@ class Run:
     """Versions that the run released, the newest first."""
     made_by: str | None = None
     """Key of the workspace that released a bundle, if that is there."""
-    evaluation: str | None = None
-    """Digest of what the evaluation was made from."""
     problems: Sequence[str] = ()
     """Problems in words: a file that cannot be read, values that are no numbers."""
+
+    @property
+    def config_digest(self) -> str | None:
+        """Digest of the configuration, computed when it is asked for; None if it is not known."""
+        return self.known_digest or (digest_of_settings(self.settings) if self.settings else None)
 
     @property
     def bundles_folder(self) -> Path:

@@ -40,14 +40,6 @@ function number(view, control, id) {
   return made;
 }
 
-function toggle(view, control, id) {
-  const made = make("input", { id, type: "checkbox" });
-  made.checked = control.value === "1";
-  made.disabled = !possible(view, control, made.checked ? "0" : "1");
-  made.addEventListener("change", () => changed(view, control, made.checked ? "1" : "0"));
-  return made;
-}
-
 // shown: what the field says of the value that is chosen, which is nothing typed.
 function suggester(view, control, choose, shown = "") {
   return {
@@ -143,7 +135,7 @@ function several(view, control, id) {
   return make("details", { class: "pick", id: `${id}-pick` }, shown, severalFew(view, control, id, values));
 }
 
-const KINDS = { select, number, toggle, search, several };
+const KINDS = { select, number, search, several };
 
 export function controlsBar(view, controls) {
   if (!controls.length) return null;

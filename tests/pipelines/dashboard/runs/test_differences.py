@@ -1,5 +1,6 @@
 """What differs between two runs, by dotted name, and what the metrics did."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from pipelines.dashboard.context import Context
 from pipelines.dashboard.query import NotFoundError, Query, QueryError
 from pipelines.dashboard.runs.differences import build
-from pipelines.pages.document import Section, Table, Words
+from pipelines.pages.document import Page, Table
 from tests.pipelines.dashboard.documents import block_of, blocks_of, dashboard
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_run, write_stage
 
@@ -25,9 +26,11 @@ def pair(tmp_path: Path) -> Context:
     return dashboard(tmp_path)
 
 
-def said(context: Context, query: Query, key: str) -> list[str]:
-    section = block_of(build(context, query), Section, key)
-    return [line for words in blocks_of(section.blocks, Words) for line in words.lines]
+def rows_of(page: Page, kind: str) -> list[Sequence[object]]:
+    rows = [
+        row for one in blocks_of(page.blocks, Table) if one.key == "differences" for row in one.rows
+    ]
+    return [row[1:] for row in rows if row[0] == kind]
 
 
 def test_settings_data_code_and_metrics_that_differ_are_listed(tmp_path: Path) -> None:
@@ -36,10 +39,9 @@ def test_settings_data_code_and_metrics_that_differ_are_listed(tmp_path: Path) -
         "From old to new: 1 setting differs (two_tower.embedding_dim); the data differ; code and "
         "versions differ."
     )
-    settings = block_of(page, Table, "settings-table").rows
-    assert settings == [("two_tower.embedding_dim", "32", "64")]
-    assert [row[0] for row in block_of(page, Table, "data-table").rows] == ["features"]
-    assert block_of(page, Table, "code-table").rows == [
+    assert rows_of(page, "setting") == [("two_tower.embedding_dim", "32", "64")]
+    assert [row[0] for row in rows_of(page, "data")] == ["features"]
+    assert rows_of(page, "code") == [
         ("torch", "2.13.0", "2.13.0, 2.14.0"),
         ("code of train_two_tower", "c", "other"),
     ]
@@ -60,7 +62,7 @@ def test_equal_runs_have_no_difference(tmp_path: Path) -> None:
         "From a to b: no setting that shapes results differs; the data are the same; code and "
         "versions are the same."
     )
-    assert said(context, Query(), "settings") == ["No setting that shapes results differs."]
+    assert not rows_of(page, "setting")
     assert {row[4] for row in block_of(page, Table, "metrics-table").rows} == {0.0}
 
 
@@ -68,13 +70,13 @@ def test_places_are_no_settings(tmp_path: Path) -> None:
     write_run(tmp_path / "a", settings='workspace = "a"\n[data]\nevents = "x/a.csv"')
     write_run(tmp_path / "b", settings='workspace = "b"\n[data]\nevents = "x/a.csv"')
     page = build(dashboard(tmp_path), Query())
-    assert block_of(page, Table, "places-table").rows == [("workspace", "a", "b")]
+    assert rows_of(page, "place") == [("workspace", "a", "b")]
     assert "no setting that shapes results differs" in page.lead
 
 
 def test_bundles_of_a_real_workspace(context: Context) -> None:
     page = build(context, Query())
-    settings = {row[0]: row[1:] for row in block_of(page, Table, "settings-table").rows}
+    settings = {row[0]: row[1:] for row in rows_of(page, "setting")}
     assert settings == {"seed": ("0", "1"), "two_tower.embedding_dim": ("16", "24")}
     assert "the data are the same; code and versions are the same" in page.lead
 
@@ -102,9 +104,9 @@ def test_what_is_not_on_record_is_said(tmp_path: Path) -> None:
 def test_one_run_or_none_is_no_pair(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     context = dashboard(tmp_path)
-    assert "Choose two runs" in block_of(build(context, Query()), Words).lines[0]
+    assert "Choose two runs" in build(context, Query()).lead
     key = context.stores.runs()[0].key
-    assert "Choose two runs" in block_of(build(context, Query.of(runs=key)), Words).lines[0]
+    assert "Choose two runs" in build(context, Query.of(runs=key)).lead
     with pytest.raises(QueryError, match="at most 2"):
         build(context, Query.of(runs=("a", "b", "c")))
     with pytest.raises(NotFoundError):

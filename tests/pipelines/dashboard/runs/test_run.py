@@ -10,7 +10,7 @@ from pipelines.dashboard.pages import PAGES
 from pipelines.dashboard.query import Query
 from pipelines.dashboard.runs.run import build
 from pipelines.pages.document import Chart, Section, Table, Tiles, Words
-from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, dashboard, texts
+from tests.pipelines.dashboard.documents import block_of, blocks_of, control_of, dashboard
 from tests.pipelines.dashboard.planted import Model, world, write_workspace
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, write_bundle, write_json, write_run
 
@@ -33,7 +33,6 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
         "Bundles that it released",
         "Cost",
         "What it was made from",
-        "Test split",
         "Files",
     ]
     table = block_of(page, Table, "intervals-test")
@@ -45,9 +44,10 @@ def test_a_real_run_has_its_figures_costs_settings_ledger_and_files(context: Con
     settings = {row[0]: row[1] for row in block_of(page, Table, "settings").rows}
     assert settings["two_tower.embedding_dim"] == "24"
     assert ("configuration", "", run.config_digest) in block_of(page, Table, "digests").rows
-    ledger = block_of(page, Table, "ledger")
-    assert [row[3] for row in ledger.rows] == ["this evaluation", ""]
-    released = [texts(row)[0] for row in block_of(page, Table, "released").rows]
+    tiles = {tile.label: tile.value for tile in block_of(page, Tiles).tiles}
+    assert tiles["looks at the test split"] == "2"
+    section = block_of(page, Section, "bundles")
+    released = [link.label for one in blocks_of(section.blocks, Words) for link in one.links]
     assert released == list(run.bundles)
     cost = block_of(page, Chart, "cost")
     assert sum(float(str(row[1])) for row in cost.rows) == pytest.approx(run.seconds)
@@ -117,8 +117,8 @@ def test_a_torn_ledger_and_manifests_of_others_are_no_error(tmp_path: Path) -> N
     (path / "ledger.jsonl").write_text('{"time": "x"}\n[1]\n{"ti', encoding="utf-8")
     write_json(path / "train_two_tower/manifest.json", {"stage": "x", "versions": 3, "rows": 1})
     (path / "build_features/manifest.json").write_text("{", encoding="utf-8")
-    page = build(context, Query())
-    assert len(block_of(page, Table, "ledger").rows) == 2
+    tiles = {tile.label: tile.value for tile in block_of(build(context, Query()), Tiles).tiles}
+    assert tiles["looks at the test split"] == "2"
 
 
 def test_the_run_before_of_the_same_data_is_offered(tmp_path: Path) -> None:

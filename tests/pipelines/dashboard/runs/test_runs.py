@@ -10,7 +10,7 @@ from pipelines.dashboard.query import Query, QueryError
 from pipelines.dashboard.runs.runs import build, list_rows, suggested
 from pipelines.dashboard.workspaces.run import Run
 from pipelines.dashboard.workspaces.stores import Places, Snapshot, Stores
-from pipelines.pages.document import Chart, LinkedCell, Table, Tiles, Window, Words
+from pipelines.pages.document import Chart, LinkedCell, Table, Window, Words
 from tests.pipelines.dashboard.documents import block_of, control_of, dashboard, texts
 from tests.pipelines.dashboard.synthetic_runs import BEGAN, METRICS, write_bundle, write_run
 
@@ -39,6 +39,8 @@ def test_the_table_has_every_run_newest_first(three: Context) -> None:
     table = block_of(page, Table, "runs")
     labels = [column.label for column in table.columns]
     assert labels[:7] == ["Run", "Compare", "When", "Data", "NDCG@10", "Recall@10", "NDCG@5"]
+    assert page.lead.startswith("4 runs and bundles")
+    assert "1 are unfinished" in page.lead
     rows = list_rows(three, Query(), Window())
     assert (rows.total, rows.found) == (4, 4)
     assert [texts(row)[0] for row in rows.rows] == ["run-2", "run-1", "run-0", "v1"]
@@ -76,12 +78,11 @@ def test_rows_are_ordered_by_a_column_those_without_a_value_last(three: Context)
     assert shown(three, order=0) == ["v1", "run-2", "run-1", "run-0"]
 
 
-def test_metrics_split_model_kind_and_data_are_chosen(three: Context) -> None:
-    query = Query.of(metric=("ndcg@5",), split="validation", model="blend_fast", kind="workspace")
-    page = build(three, query)
+def test_metrics_are_chosen(three: Context) -> None:
+    page = build(three, Query.of(metric=("ndcg@5",)))
     table = block_of(page, Table, "runs")
     assert [column.label for column in table.columns][4:6] == ["NDCG@5", "Time taken"]
-    assert shown(three, kind="workspace", data="ml") == ["run-1", "run-0"]
+    assert shown(three, "kind=run data=ml") == ["run-1", "run-0"]
     assert control_of(page, "metric").value == ("ndcg@5",)
     with pytest.raises(QueryError, match="none of: ndcg@10, ndcg@5, recall@10"):
         build(three, Query.of(metric="ndcg@99"))
@@ -93,12 +94,12 @@ def test_two_chosen_runs_lead_to_their_comparison_and_differences(three: Context
     words = block_of(page, Words)
     assert [link.page for link in words.links] == ["compare", "differences"]
     assert words.links[0].parameters == {"runs": (first, second)}
-    row = list_rows(three, Query.of(runs=(first,), data="ml"), Window()).rows[0]
+    row = list_rows(three, Query.of(runs=(first,), metric="ndcg@5"), Window()).rows[1]
     cell = row[1]
     assert isinstance(cell, LinkedCell)
     assert cell.text == "add"
     assert cell.link.parameters["runs"] == (first, second)
-    assert cell.link.parameters["data"] == ("ml",)
+    assert cell.link.parameters["metric"] == ("ndcg@5",)
 
 
 def test_the_chart_has_a_dot_a_run_and_says_what_it_shows(three: Context) -> None:
@@ -110,11 +111,6 @@ def test_the_chart_has_a_dot_a_run_and_says_what_it_shows(three: Context) -> Non
     ]
     assert chart.title == "NDCG@10 over time"
     assert "on test" in chart.note
-
-
-def test_the_highest_of_the_newest_data_is_named(three: Context) -> None:
-    tiles = block_of(build(three, Query.of(data="ml")), Tiles).tiles
-    assert [tile.value for tile in tiles] == ["3", "0", "run-1", "0.1200"]
 
 
 def test_hostile_names_stay_text(tmp_path: Path) -> None:

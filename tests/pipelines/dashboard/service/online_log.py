@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
 
@@ -51,18 +50,3 @@ def write_log(
     store.add_requests(records)
     store.close()
     return records
-
-
-def click(number: int, list_of: RequestRecord, after_ms: int) -> Event:
-    """Make a click on a list."""
-    assert list_of.user_id is not None
-    return Event(
-        event_id=f"e{number}",
-        user_id=list_of.user_id,
-        item_id="i0",
-        event_type="click",
-        time_ms=list_of.time_ms + after_ms,
-        received_ms=list_of.time_ms + after_ms,
-        request_id=list_of.request_id,
-        slot=1,
-    )

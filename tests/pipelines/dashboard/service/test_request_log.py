@@ -8,21 +8,29 @@ import pytest
 
 from pipelines.dashboard.service import request_log
 from pipelines.dashboard.service.request_log import (
-    CODES,
     LogReader,
+    add_up,
     count_records,
-    joined,
     quantiles,
 )
 from serving.online.sqlite_store import SqliteStore
 from serving.online.store import RequestRecord
-from tests.pipelines.dashboard.service.online_log import BEGIN_MS, click, record, write_log
+from tests.pipelines.dashboard.service.online_log import BEGIN_MS, record, write_log
 
 HOUR_MS = 3_600_000
 
 
+def named(counts, kind, surface=None):
+    rows = counts.filter(pl.col("kind") == kind)
+    rows = rows if surface is None else rows.filter(pl.col("surface") == surface)
+    return dict(
+        rows.group_by(pl.col("name").cast(pl.String)).agg(pl.col("count").sum()).iter_rows()
+    )
+
+
 def by_minute(found):
-    rows = found.counted.lists.group_by("minute_ms").agg(pl.col("lists").sum()).sort("minute_ms")
+    rows = found.counts.filter(pl.col("kind") == "bundle")
+    rows = rows.group_by("minute_ms").agg(pl.col("count").sum()).sort("minute_ms")
     return dict(rows.iter_rows())
 
 
@@ -34,30 +42,26 @@ def test_records_are_counted():
         record(3, BEGIN_MS + 3, experiment={"name": "x", "arm": "b"}),
         record(4, BEGIN_MS + 4, experiment={"name": "x", "arm": "a"}, user_id=None),
     ]
-    found = count_records(records)
-    lists = {(row["surface"], row["bundle"]): row for row in found.lists.to_dicts()}
-    home, search = lists["home", "v1"], lists["search", "unknown"]
-    assert (home["lists"], home["timed"], home["no user"], home["fallback"]) == (4, 1, 2, 0)
-    assert (search["lists"], search["fallback"], search["first_ms"]) == (1, 1, BEGIN_MS + 2)
-    assert {code for code in CODES if home[code]} == {"late_source", "other"}
-    assert home["late or failed part"] == 1
-    assert found.sources.select("source", "items").rows() == [("ease", 8)]
-    assert sorted(found.times["stage"].to_list()) == ["hydrate", "total"]
-    ids, users, *arms = found.arms.get_columns()
-    assert ids.to_list() == [records[n].request_id for n in (3, 4)]
-    assert [one.to_list() for one in arms] == [["x", "x"], ["b", "a"], [BEGIN_MS + 3, BEGIN_MS + 4]]
-    # Users stay apart, but their ids are not kept.
-    assert users.is_null().to_list() == [False, True]
-    assert "u3" not in users.to_list()
+    found = count_records(records).counts
+    assert named(found, "bundle", "home") == {"v1": 4}
+    assert named(found, "bundle", "search") == {"unknown": 1}
+    assert named(found, "code", "search") == {"fallback": 1}
+    codes = {"no user": 2, "late_source": 1, "other": 1, "late or failed part": 1}
+    assert named(found, "code", "home") == codes
+    assert named(found, "source") == {"ease": 8}
+    assert named(found, "stage") == {"hydrate": 1, "total": 1}
+    assert named(found, "arm") == {"x: a": 1, "x: b": 1}
+    # No user's id is kept.
+    assert found.columns == ["minute_ms", "surface", "kind", "name", "bucket", "count"]
 
 
 def test_a_record_that_cannot_be_read_is_counted_and_the_rest_is_read():
     bad = [b"{", b"[]", b'{"unix_ms": "soon"}', b'{"items": 1}', b"\xff", b""]
     records = [RequestRecord(f"{n:032x}", n, None, document) for n, document in enumerate(bad)]
     found = count_records([record(0, BEGIN_MS), *records, record(1, BEGIN_MS + 1)])
-    assert found.lists["lists"].to_list() == [2]
+    assert named(found.counts, "bundle") == {"v1": 2}
     assert found.num_unreadable == len(bad)
-    assert count_records([]).lists.is_empty()
+    assert count_records([]).counts.is_empty()
 
 
 def test_quantiles_are_within_five_percent_and_memory_follows_minutes():
@@ -66,26 +70,27 @@ def test_quantiles_are_within_five_percent_and_memory_follows_minutes():
         record(n, BEGIN_MS + 20 * n, timings_ms={"total": float(t)}) for n, t in enumerate(times)
     ]
     parts = [count_records(some[at : at + 500]) for at in range(0, 6_000, 500)]
-    found = joined(parts, adds_up=True)
-    assert found.lists.height == 2
-    assert found.lists["lists"].sum() == 6_000
+    found = add_up(parts).counts
+    lists = found.filter(pl.col("kind") == "bundle")
+    assert lists.height == 2
+    assert lists["count"].sum() == 6_000
     wanted = {"p50": 0.5, "p99": 0.99, "longest": 1.0}
-    (row,) = quantiles(found.times, ["stage"], wanted).to_dicts()
+    (row,) = quantiles(found.filter(pl.col("kind") == "stage"), ["name"], wanted).to_dicts()
     assert row["lists"] == 6_000
     for name, q in wanted.items():
         assert row[name] == pytest.approx(np.quantile(times, q), rel=0.05)
 
 
 def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(request_log, "LISTS_AT_ONCE", 100)
+    monkeypatch.setattr(request_log, "AT_ONCE", 100)
     of = {"degraded": ["empty_history"]}
     # 26 hours, over two files.
     write_log(tmp_path, 1_000, lambda _: of, every_ms=93_600)
     log = LogReader(tmp_path)
     first = log.now(60)
     assert (first.is_reading, first.fault, first.num_lists) == (False, "", 1_000)
-    assert first.span == (BEGIN_MS, BEGIN_MS + 999 * 93_600)
-    assert first.counted.sources["items"].sum() == 2_000
+    assert first.span == (BEGIN_MS, (BEGIN_MS + 999 * 93_600) // 60_000 * 60_000)
+    assert named(first.counts, "source") == {"ease": 2_000}
     assert log.now(60).number == first.number
 
     records = write_log(tmp_path, 50, lambda _: {}, every_ms=93_600, first=1_000)
@@ -93,11 +98,9 @@ def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monke
     late = record(5_000, records[-1].time_ms - 30_000)
     store = SqliteStore(tmp_path)
     store.add_requests([late])
-    store.add_events([click(1, records[-1], 500)])
     store.close()
     more = log.now(60)
     assert more.num_lists == 1_051
-    assert more.events.rows() == [(records[-1].request_id, records[-1].time_ms + 500, "click")]
     assert more.number > first.number
 
     (tmp_path / "requests-2026-01-01.db").unlink()
@@ -105,8 +108,7 @@ def test_a_log_is_read_whole_and_what_is_appended_is_added(tmp_path: Path, monke
 
 
 def test_the_latest_minute_of_a_busy_hour_is_read_once_more(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(request_log, "LISTS_AT_ONCE", 64)
-    monkeypatch.setattr(request_log, "MAX_PARTS", 3)
+    monkeypatch.setattr(request_log, "AT_ONCE", 64)
     write_log(tmp_path, 300, lambda _: {})
     log = LogReader(tmp_path)
     assert log.now(60).num_lists == 300

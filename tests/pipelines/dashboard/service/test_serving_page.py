@@ -1,22 +1,18 @@
-"""The page of serving: known numbers of a handmade log, a server, documents of a workspace."""
+"""The page of serving: known numbers of a handmade log, documents of a workspace."""
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from pipelines.dashboard.query import Query, QueryError
-from pipelines.dashboard.service import live
-from pipelines.dashboard.service.live import histogram_quantile, parse_sample
 from pipelines.dashboard.service.request_log import request_log
-from pipelines.dashboard.service.serving import build, exports
-from pipelines.dashboard.service.traffic import choose_view
-from serving.metrics import ServerMetrics
+from pipelines.dashboard.service.serving import build
+from pipelines.dashboard.web.files import file_of_run
 from serving.online.sqlite_store import SqliteStore
-from tests.pipelines.dashboard.documents import charts, dashboard, sections, table, tiles
-from tests.pipelines.dashboard.service.online_log import click, write_log
+from tests.pipelines.dashboard.documents import charts, dashboard, sections, table, tiles, words
+from tests.pipelines.dashboard.service.online_log import BEGIN_MS, write_log
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 STAGES = ("hydrate", "filter", "retrieve", "rank", "select")
@@ -69,16 +65,18 @@ def test_known_numbers_of_a_log(logged):
     assert page.notices == []
     found = tiles(page)
     assert found["Lists served"].value == "1,000"
-    assert found["Lists served"].note == "2026-01-01 00:00:00 to 2026-01-01 00:16:39 UTC"
+    assert found["Lists served"].note == "2026-01-01 00:00 to 2026-01-01 00:16 UTC"
     # Quantiles of 1 to 100, ten times each.
     assert float(found["Time of a list, p95"].value.split()[0]) == pytest.approx(95, rel=0.05)
     assert found["Late or failed parts"].value == "0.30%"
-    assert found["Fallback"].value == "5.00%"
-    unknown = found["Users that the bundle does not know"]
-    assert (unknown.value, unknown.note) == ("10.00%", "of all lists; 20.00% more named no user")
     assert found["Version of the newest list"].value == "v2"
-    codes = {row[0]: row[1] for row in table(page, "codes").rows}
-    assert codes == {"unknown_user": 100, "late_source": 3, "no user": 200, "fallback": 50}
+    codes = {row[0]: row[1:3] for row in table(page, "codes").rows}
+    assert codes == {
+        "no user": (200, 0.2),
+        "unknown_user": (100, 0.1),
+        "fallback": (50, 0.05),
+        "late_source": (3, 0.003),
+    }
 
 
 def test_a_champion_without_a_logged_list_is_said(workspace: Path):
@@ -94,56 +92,56 @@ def test_a_champion_without_a_logged_list_is_said(workspace: Path):
     assert build(context, Query.of()).notices == []
 
 
-def test_lines_are_not_drawn_over_stretches_without_lists(logged):
-    (run,) = logged.stores.workspaces()
-    view = choose_view(request_log(logged, run.path / "online").now(60), Query.of(step="minute"))
-    assert view.stretches([]) == []
-    assert view.stretches([0, 60_000, 240_000, 300_000]) == [0, 0, 1, 1]
+def test_lines_are_not_drawn_over_stretches_without_lists(workspace: Path):
+    timed = {"timings_ms": {"total": 1.0}}
+    write_log(workspace / "online", 2, lambda _: timed, every_ms=60_000)
+    context = logging(
+        workspace, 2, lambda _: timed, every_ms=60_000, begin_ms=BEGIN_MS + 240_000, first=2
+    )
+    for chart in charts(build(context, Query.of())).values():
+        rows = [row for row in chart.rows if row[1] in ("v1", "p50")]
+        assert [row[0][14:16] for row in rows] == ["00", "01", "06", "07"]
+        assert [row[3] for row in rows] == [0, 0, 1, 1]
 
 
-def test_swaps_versions_stages_and_sources(logged):
-    page = build(logged, Query.of(stage="rank"))
-    (row,) = table(page, "swaps").rows
-    assert row[:2] == ("2026-01-01T00:10:00.000Z", "v2")
-    assert "v2 took over from v1" in row[2]
+def test_versions_stages_and_sources(logged):
+    page = build(logged, Query.of())
     found = charts(page)
     versions = found["versions"]
     assert list(versions.legend) == ["v1", "v2"]
-    assert sum(row[3] for row in versions.rows if row[2] == "v1") == 600
-    assert (versions.rows[0][0], *versions.rows[0][2:4]) == ("2026-01-01T00:00:00.000Z", "v1", 60)
+    assert sum(row[2] for row in versions.rows if row[1] == "v1") == 600
+    assert versions.rows[0][:3] == ("2026-01-01T00:00:00Z", "v1", 60)
+    # A minute a row; v2 takes over at a full minute.
     assert len(versions.rows) == 17
-    stages = {row[0]: row for row in found["stages"].rows}
-    assert stages["total"][2:5] == pytest.approx((50.5, 95.05, 99.01), rel=0.05)
-    assert stages["rank"][2:4] == pytest.approx((5.05, 9.505), rel=0.05)
-    # Seconds 0 to 59: totals of 1 to 60 ms, a tenth of each in the ranker.
+    assert [row[1] for row in versions.rows] == ["v1"] * 10 + ["v2"] * 7
+    stages = {row[0]: row for row in table(page, "stages").rows}
+    assert stages["total"][1:4] == pytest.approx((50.5, 95.05, 99.01), rel=0.05)
+    assert stages["rank"][1:3] == pytest.approx((5.05, 9.505), rel=0.05)
+    # Seconds 0 to 59: totals of 1 to 60 ms.
     latency = found["latency"]
-    assert latency.title == "Milliseconds of rank"
-    assert (latency.rows[0][0], latency.rows[0][3]) == ("2026-01-01T00:00:00.000Z", 60)
-    assert latency.rows[0][2] == pytest.approx(3.05, rel=0.05)
-    assert [row[2:5] for row in found["sources"].rows[:2]] == [
-        ("ease", 180, 0.75),
-        ("popularity", 60, 0.25),
-    ]
+    first = latency.rows[0]
+    assert first[:2] == ("2026-01-01T00:00:00Z", "p50")
+    assert first[2] == pytest.approx(30.5, rel=0.05)
+    assert table(page, "sources").rows == [("ease", 3_000, 0.75), ("popularity", 1_000, 0.25)]
     for chart in found.values():
         json.dumps(chart.spec)
 
 
-def test_range_step_and_surface_choose(logged):
-    page = build(logged, Query.of(surface=HOSTILE, range="1h", step="5 minutes"))
+def test_range_and_surface_choose(logged):
+    page = build(logged, Query.of(surface=HOSTILE, range="1h"))
     assert tiles(page)["Lists served"].value == "250"
-    assert [row[3] for row in charts(page)["versions"].rows] == [75, 75, 75, 25]
+    assert [row[2] for row in charts(page)["versions"].rows] == [*[15] * 16, 10]
     assert {control.name: control.value for control in page.controls}["surface"] == HOSTILE
-    for name, value in (("range", "2h"), ("step", "year"), ("stage", "x"), ("surface", "y")):
+    for name, value in (("range", "2h"), ("surface", "y")):
         with pytest.raises(QueryError, match=f"{name} is '{value}', which is none of"):
             build(logged, Query.of(**{name: value}))
 
 
-def test_too_fine_steps_and_missing_times_are_said(workspace: Path):
+def test_a_long_log_is_drawn_by_day_and_missing_times_are_said(workspace: Path):
     context = logging(workspace, 100, lambda _: {}, every_ms=3_600_000)
-    page = build(context, Query.of(range="all", step="minute"))
-    assert page.notices == ["by minute there would be too many points; they are shown by 6 hours"]
-    (words,) = sections(page)["latency"].blocks
-    assert "kept no times" in words.lines[0]
+    page = build(context, Query.of(range="all"))
+    assert [row[2] for row in charts(page)["versions"].rows] == [24, 24, 24, 24, 4]
+    assert "kept no times" in words(page)
 
 
 def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest.MonkeyPatch):
@@ -159,8 +157,6 @@ def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest
     page = build(context, Query.of())
     assert page.notices == ["0 lists are read so far; more are being read"]
     assert page.refresh_seconds == 3.0
-    arms = sections(build(context, Query.of(part="experiments")))["experiments"]
-    assert "once all of the log is read" in arms.blocks[0].lines[0]
     gate.set()
     request_log(context, workspace / "online").now(60)
     page = build(context, Query.of())
@@ -168,108 +164,22 @@ def test_while_the_log_is_read_that_is_said(workspace: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("part", "key", "words"),
+    ("key", "said"),
     [
-        ("log", None, "recsys serve "),
-        ("server", "live", "No server was named"),
-        ("watch", "monitor", "recsys monitor"),
-        ("watch", "parity", "recsys parity"),
-        ("experiments", "experiments", "No list of an experiment"),
-        ("experiments", "off-policy", "recsys ope"),
+        ("log", "recsys serve "),
+        ("monitor", "recsys monitor"),
+        ("parity", "recsys parity"),
+        ("experiments", "No list of an experiment"),
+        ("off-policy", "recsys ope"),
     ],
 )
-def test_nothing_to_show_says_what_to_do(workspace: Path, part: str, key: str | None, words: str):
-    page = build(dashboard(workspace.parent), Query.of(part=part))
-    block = page.blocks[0] if key is None else sections(page)[key].blocks[0]
-    assert words in block.lines[0]
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Sends what the server says, which a test changes."""
-
-    def do_GET(self) -> None:
-        status, body = self.server.reply
-        self.send_response(status)
-        self.send_header("location", "/other")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "LEAST_SECONDS", 0.0)
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=found.serve_forever, daemon=True).start()
-    yield found
-    found.shutdown()
-    found.server_close()
-
-
-def test_a_live_server_is_read_and_its_rates_are_drawn(
-    workspace: Path, server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
-):
-    clock = iter(range(1_000_000, 1_000_100, 10))
-    monkeypatch.setattr(live, "now_ms", lambda: 1_000 * next(clock))
-    metrics = ServerMetrics()
-    metrics.bundle("v7", "d", 7_200.0)
-    metrics.workers(1, 2)
-    context = dashboard(workspace.parent, server=f"http://127.0.0.1:{server.server_port}")
-    server.reply = (200, metrics.render()[0])
-    page = build(context, Query.of(part="server", refresh="1"))
-    assert page.refresh_seconds == 3.0
-    assert "Refresh the page" in sections(page)["live"].blocks[-1].lines[0]
-    for _ in range(50):
-        metrics.observe_reply({"total": 1.5}, ["ease"], [], None)
-    for _ in range(5):
-        metrics.refused("queue_full")
-    server.reply = (200, metrics.render()[0])
-    page = build(context, Query.of(part="server"))
-    found = tiles(page)
-    assert (found["Bundle"].value, found["Bundle"].note) == ("v7", "released 2.0 h ago")
-    assert (found["Workers"].value, found["Workers"].tone) == ("1 of 2", "bad")
-    assert (found["Lists made"].value, found["Refused"].value) == ("50", "5")
-    assert {row[1]: row[2] for row in charts(page)["rates"].rows} == {"lists": 5.0, "refused": 0.5}
-    # All between 1 and 2 ms: 95% of the way.
-    assert charts(page)["live-stages"].rows == [("1970-01-12T13:46:50.000Z", "total", 1.95)]
-    assert ("refused", "queue_full", 5) in table(page, "counters").rows
-
-
-def test_a_server_that_is_away_strange_or_wants_a_key_is_said(
-    workspace: Path, server: ThreadingHTTPServer
-):
-    def notice(address: str) -> str:
-        context = dashboard(workspace.parent, server=address)
-        (found,) = build(context, Query.of(part="server")).notices
-        return found
-
-    for reply, words in (
-        ((401, b""), "it answered 401; its metrics need a key"),
-        ((302, b""), "it answered 302"),
-        ((200, b"<html>"), "its metrics"),
-        ((200, b"x 1\n"), "not those of recsys serve"),
-        ((200, b"\xff"), "cannot be read"),
-    ):
-        server.reply = reply
-        assert words in notice(f"http://127.0.0.1:{server.server_port}")
-    assert "cannot be read" in notice("http://127.0.0.1:9")
-    assert "is no address" in notice("file:///etc/passwd")
-
-
-def test_quantiles_of_buckets():
-    assert histogram_quantile({0.1: 50.0, 0.2: 100.0, float("inf"): 100.0}, 0.75) == pytest.approx(
-        0.15
-    )
-    assert histogram_quantile({0.1: 0.0, float("inf"): 0.0}, 0.5) is None
-    assert histogram_quantile({0.1: 0.0, float("inf"): 4.0}, 0.5) == 0.1
-    with pytest.raises(ValueError, match="not those of recsys"):
-        parse_sample("", 0)
+def test_nothing_to_show_says_what_to_do(workspace: Path, key: str, said: str):
+    page = build(dashboard(workspace.parent), Query.of())
+    assert said in sections(page)[key].blocks[0].lines[0]
 
 
 def watched(workspace: Path):
-    return build(dashboard(workspace.parent), Query.of(part="watch"))
+    return build(dashboard(workspace.parent), Query.of())
 
 
 def test_parity_says_what_is_equal_and_what_differs(workspace: Path):
@@ -317,39 +227,33 @@ def test_alarms_of_the_monitor_come_first_in_words(workspace: Path):
     }
     path = workspace / "monitoring" / "monitor.json"
     path.write_text(json.dumps(document))
-    words, freshness, signals, recent = sections(watched(workspace))["monitor"].blocks
+    said, freshness, signals, recent = sections(watched(workspace))["monitor"].blocks
     assert recent.lines[1:] == ["2026-01-01: B"]
-    assert words.tone == "bad"
-    assert words.lines[1:] == ["2026-01-01: alarm of 1 signal.", HOSTILE]
-    assert freshness.rows[0][:5] == ("events, by day", "2026-01-01", 0.1, None, "quiet")
+    assert said.tone == "bad"
+    assert said.lines[1:] == ["2026-01-01: alarm of 1 signal.", HOSTILE]
+    assert freshness.rows[0][:5] == ("events, by day", "quiet", "2026-01-01", 0.1, None)
     assert [(row[0], row[2]) for row in signals.rows] == [("B", "ALARM"), ("A", "quiet")]
     path.write_text(json.dumps({**document, "signals": 3}))
     assert "recsys monitor" in watched(workspace).notices[0]
 
 
-def test_an_experiment_with_few_users_claims_nothing(workspace: Path):
-    records = write_log(
-        workspace / "online",
-        20,
-        lambda number: {"experiment": {"name": HOSTILE, "arm": "ab"[number % 2]}},
+def test_arms_are_counted_and_pages_of_commands_are_linked(workspace: Path):
+    context = logging(
+        workspace, 20, lambda number: {"experiment": {"name": HOSTILE, "arm": "ab"[number % 2]}}
     )
-    store = SqliteStore(workspace / "online")
-    store.add_events([click(number, records[number], 1_000) for number in (1, 3)])
-    store.close()
-    context = dashboard(workspace.parent)
-    request_log(context, workspace / "online").now(60)
-    words, arms = sections(build(context, Query.of(part="experiments")))["experiments"].blocks
-    assert "Too few users for a claim on b" in words.lines[0]
-    assert arms.title == HOSTILE
-    assert [row[:5] for row in arms.rows] == [
-        ("a", 10, 10, 10, 0.0),
-        ("b", 10, 10, 10, pytest.approx(0.2)),
+    for name in ("experiments/arms.html", "off_policy/ope.html"):
+        (workspace / name).parent.mkdir()
+        (workspace / name).write_text("<p>")
+    page = build(context, Query.of())
+    assert [row[:2] for row in table(page, "arms").rows] == [
+        (f"{HOSTILE}: a", 10),
+        (f"{HOSTILE}: b", 10),
     ]
-    for name, value in (("part", "x"), ("window", "2d")):
-        with pytest.raises(QueryError, match=f"{name} is '{value}'"):
-            build(context, Query.of(**{"part": "experiments", name: value}))
-
-
-def test_an_export_holds_all_parts_but_the_live_server(logged):
-    parts = [query.text("part") for query in exports(logged, Query.of(run="r"))]
-    assert parts == ["log", "watch", "experiments"]
+    words = sections(page)["experiments"].blocks[1]
+    assert f"recsys experiments --store sqlite:{workspace}/online " in words.lines[0]
+    (run,) = context.stores.workspaces()
+    assert [link.file for link in words.links] == [f"{run.key}/experiments/arms.html"]
+    (link,) = sections(page)["off-policy"].blocks[-1].links
+    assert (
+        file_of_run(context.stores, *link.file.split("/", 1)) == workspace / "off_policy/ope.html"
+    )

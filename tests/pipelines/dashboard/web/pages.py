@@ -151,7 +151,6 @@ def controls(query: Query) -> Sequence[Control]:
         ("found", "Found", "several", several["found"], {"suggest": "items"}),
         ("item", "Item", "search", query.text("item"), {"suggest": "items"}),
         ("k", "List length", "number", k, {"least": 1, "most": 50}),
-        ("all", "All users", "toggle", query.text("all", "0"), {}),
     )
     return [
         Control(name=name, label=label, kind=kind, value=value, **more)  # type: ignore[arg-type]
@@ -163,7 +162,7 @@ def every(context: Context, query: Query) -> Page:
     return Page(
         title=f"Every block {HOSTILE[2]}",
         lead=f"Model {query.text('model', 'none')}, k {query.text('k', '10')}, "
-        f"item {query.text('item', 'none')}, all {query.text('all', '0')}.",
+        f"item {query.text('item', 'none')}.",
         blocks=blocks(query),  # type: ignore[arg-type]
         controls=controls(query),
         notices=["A store is gone.", HOSTILE[0]],
