@@ -10,7 +10,7 @@ A request, in order:
 3. `recommend.py` runs the stages:
    `live.py` reads what the visitor did since the release from the online store (`online/`);
    `query.py` looks up ids, history and context features;
-   `exclusions.py` decides which items may be shown, and why others may not;
+   `exclusions.py` decides which items may be shown, and why others may not (and has cursors);
    `retrieval.py` queries each source (`sources.py`) of the surface (`surfaces.py`), merges the
    lists (`ranking.py`), and has `bundle/ranker.py` reorder the first places;
    `arrangement.py` applies rules, diversity, caps and exploration (`configuration/`);

@@ -15,35 +15,95 @@ No other module leaves an item out of a list. The reasons, in the order in which
 If only items of the history are left they are shown, and the reply says ``seen_items_shown``; if
 nothing is left at all the list is empty, and the reply says ``nothing_eligible``.
 
+A cursor names what the earlier pages of a list showed, and the moment of the first one. It needs
+no memory in the server, so that any worker of any server can read it, after a swap or a restart
+too. It is not signed: who changes it changes what their own list leaves out.
+
 Axes: N item rows.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from recsys.data.top_k import ItemMask
 from serving.arrangement import RuleRows
 from serving.bundle.load import Bundle
 from serving.configuration.rules import Rule
-from serving.cursor import Cursor
 from serving.filtering.compile import in_categories, in_domain, matching
 from serving.filtering.expression import parse
 from serving.items import Searched
 from serving.live import LiveState
 from serving.online.store import NOBODY, Visitor
 from serving.query import MAX_NAMED, Query, session_rows
-from serving.schemas import Degraded, WhyNotCode
+from serving.schemas import MAX_CURSOR, Degraded, WhyNotCode
 
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.int64]
 SEEN_ITEMS_SHOWN = Degraded("seen_items_shown")
 BY_REQUEST = "the request's filter leaves it out"
+
+
+START = "start"
+"""Cursor of a request for the first page."""
+MAX_SHOWN = 1_000
+"""Items of all pages together; there is no cursor after them."""
+MAX_CURSOR_BYTES = 1 << 20
+
+
+class CursorError(ValueError):
+    """A cursor that no reply has given."""
+
+
+class Cursor(NamedTuple):
+    """Position of a visitor in a list."""
+
+    now_ms: int
+    """The clock of the first page; later pages are made as of the same moment."""
+    shown: tuple[str, ...]
+    """Items of the pages so far."""
+
+    def after(self, item_ids: Sequence[str]) -> str | None:
+        """Write the cursor after a page; None if it is the last."""
+        shown = [*self.shown, *item_ids]
+        if not item_ids or len(shown) >= MAX_SHOWN:
+            return None
+        packed = zlib.compress(orjson.dumps([self.now_ms, shown]), 1)
+        text = base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
+        return text if len(text) <= MAX_CURSOR else None
+
+
+def read_cursor(text: str, now_ms: int) -> Cursor:
+    """Read what a reply gave, or ``start``.
+
+    Raises:
+        CursorError: It is neither.
+    """
+    if text == START:
+        return Cursor(now_ms, ())
+    try:
+        packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        inflate = zlib.decompressobj()
+        first_ms, shown = orjson.loads(inflate.decompress(packed, MAX_CURSOR_BYTES))
+        if not isinstance(first_ms, int) or not 0 <= first_ms < 1 << 48:
+            raise ValueError
+        if len(shown) > MAX_SHOWN or not all(isinstance(item_id, str) for item_id in shown):
+            raise ValueError
+    except (ValueError, TypeError, binascii.Error, zlib.error):
+        raise CursorError(
+            f"cursor is neither {START!r} nor one that a reply gave; send it unchanged, or begin "
+            f"again with {START!r}"
+        ) from None
+    return Cursor(first_ms, tuple(shown))
 
 
 class Exclusion(NamedTuple):

@@ -9,30 +9,27 @@ Axes: k list length.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
-from recsys.data.top_k import OneList
 from serving.arrangement import Arranged, Arranger
 from serving.bundle.adapters import NO_ADAPTERS, Adapters, load_adapters, models_of
 from serving.bundle.load import Bundle, load_bundle
 from serving.configuration.file import ServingConfiguration, read_configuration
 from serving.configuration.resolve import Resolved, Resolver
-from serving.cursor import read_cursor
-from serving.exclusions import Eligible, Exclusions
-from serving.frames import frame, user_ids
+from serving.exclusions import Eligible, Exclusions, read_cursor
 from serving.items import ItemCards, ItemSearch, build_search
 from serving.live import LiveState, Opener
 from serving.online.records import new_request_id, read_seed, time_of
 from serving.online.store import Visitor
 from serving.query import NOTHING, Query, Rows, fitted, hydrate
 from serving.ranking import FILLER, RankedItems, build_items
-from serving.retrieval import Retrieval
+from serving.retrieval import Lists, Retrieval
 from serving.schemas import (
     Assigned,
     Context,
@@ -71,7 +68,7 @@ class Made(NamedTuple):
     query: Query
     visitor: Visitor
     eligible: Eligible
-    candidates: Mapping[str, OneList]
+    candidates: Lists
     """Lists by source."""
     ranked: RankedItems | None
     resolved: Resolved
@@ -261,9 +258,7 @@ class Recommender:
         seconds = now_ms / 1_000 if moment is None else float(moment)
         return self._resolver.resolve(request.surface, request.user_id, seconds, domain)
 
-    def _parts_used(
-        self, query: Query, candidates: Mapping[str, OneList], ranker: str | None
-    ) -> ServedBy:
+    def _parts_used(self, query: Query, candidates: Lists, ranker: str | None) -> ServedBy:
         """Return the parts of the bundle that made the list."""
         queried = () if query.item_row else candidates
         domain = query.request.context.domain
@@ -285,14 +280,31 @@ class Recommender:
             Columns user_id, rank (from 1), item_id, display_text, score, source, semantic_id
             (null where the item has none).
         """
+        import polars as pl
+
         rows = []
         context = Context(unix_time=unix_time)
         texts, row_of = self.bundle.catalogue.display_texts, self.bundle.catalogue.row_of
-        for user_id in user_ids(users):
+        for user_id in _user_ids(users):
             request = Request(user_id=user_id, k=k, context=context)
             for rank, item in enumerate(self.answer(request).items, start=1):
                 text = texts[row_of(item.item_id) or 0]
                 found = (item.item_id, text, item.score, item.source, item.semantic_id)
                 rows.append((user_id, rank, *found))
-        items = ("item_id", "display_text", "score", "source", "semantic_id")
-        return frame(rows, "user_id", "rank", *items)
+        names = ("user_id", "rank", "item_id", "display_text", "score", "source", "semantic_id")
+        schema = {**dict.fromkeys(names, pl.String), "rank": pl.Int64, "score": pl.Float64}
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _user_ids(users: pl.DataFrame | Sequence[str]) -> list[str]:
+    """Read user ids from a list, or from the column ``user_id`` of a frame."""
+    columns = getattr(users, "columns", None)
+    if columns is None:
+        return [str(user_id) for user_id in users]
+    if "user_id" not in columns:
+        raise ValueError(f"users needs a column user_id, it has {list(columns)}; rename one")
+    found = cast("pl.DataFrame", users)["user_id"]
+    if found.null_count():
+        row = found.is_null().arg_max()
+        raise ValueError(f"user_id of row {row} is null; drop such rows, or fill them with any id")
+    return [str(user_id) for user_id in found.to_list()]

@@ -32,11 +32,14 @@ from serving.settings import ServingOptions
 from serving.sources import sources_of
 from serving.surfaces import SEARCH, Surface
 
+Lists = dict[str, OneList]
+"""Candidates by source."""
+
 
 class Candidates(NamedTuple):
     """What the sources found for one query."""
 
-    lists: dict[str, OneList]
+    lists: Lists
     """Lists by source; those without candidates are left out."""
     blend: OneQueryBlend | None
     """Learned weights that merge the lists; None merges by reciprocal rank."""

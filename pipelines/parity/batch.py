@@ -16,7 +16,7 @@ import polars as pl
 from features.point_in_time import FEATURES
 from pipelines.parity.log import Document
 from serving.bundle.load import Bundle
-from serving.cursor import read_cursor
+from serving.exclusions import read_cursor
 from serving.online.store import RecentEvent
 
 STALE = pl.duration(days=30)

@@ -16,7 +16,6 @@ from recsys.fitting.queries import ModelInputs
 from recsys.models import names
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
-from serving.bundle.semantic_ids import SemanticIdParts
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, OutsideParts
 
@@ -56,14 +55,6 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         item_weights={name: fitted[name] for name in names.ITEM_WEIGHTS if name in fitted},
         content=catalogue.content.numpy(),
         content_source=content_source(context),
-        two_tower=two_tower,
-        semantic_ids=SemanticIdParts(directory=semantic_ids)
-        if read_version(semantic_ids)
-        else None,
-        content_similarity=fitted.get(names.CONTENT.name),
-        sequence=fitted.get(names.SEQUENCE.name),
-        ensemble=fitted.get(names.ENSEMBLE.name),
-        generative=fitted.get(names.GENERATIVE.name),
         outside={
             name: OutsideParts(fitted[name], address)
             for name, address in context.config.outside_models().items()

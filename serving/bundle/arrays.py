@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.string_table import StringTable
+from recsys.data.string_table import StringTable, write_string_table
 
 Rows = NDArray[np.int64]
+Numbers = NDArray[np.float64]
 
 
 @contextmanager
@@ -53,6 +56,52 @@ def load_strings(directory: Path, name: str) -> StringTable:
         table = StringTable(utf8, offsets)
         table.check()
     return table
+
+
+class StoredArrays:
+    """A dataclass with fields in files; what it writes is what it reads.
+
+    The field's type says how: `StringTable`, `Rows` or `Numbers`. One whose default is None may be
+    absent.
+    """
+
+    FILES: ClassVar[Mapping[str, str]]
+    """File of each stored field, after a prefix of them all and without its ending."""
+
+    @classmethod
+    def read(cls, prefix: Path, **others: Any) -> Self:
+        """Memory-map the files whose paths begin with a prefix."""
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.name not in cls.FILES:
+                continue
+            path = Path(f"{prefix}{cls.FILES[one.name]}")
+            array = path.with_name(f"{path.name}.npy")
+            if one.type == "StringTable":
+                others[one.name] = load_strings(path.parent, path.name)
+            elif one.type == "Numbers":
+                others[one.name] = load_array(array, np.float64).view(np.float64)
+            elif one.default is not None or array.exists():
+                others[one.name] = load_rows(array)
+        return cls(**others)
+
+    def write(self, prefix: Path) -> None:
+        """Write the files; folders are made."""
+        for name, file in self.FILES.items():
+            path, value = Path(f"{prefix}{file}"), getattr(self, name)
+            path.parent.mkdir(exist_ok=True)
+            if isinstance(value, StringTable):
+                write_string_table(path.parent, path.name, list(value))
+            elif value is not None:
+                kind = np.float64 if value.dtype.kind == "f" else np.int64
+                np.save(path.with_name(f"{path.name}.npy"), np.asarray(value, kind))
+
+    @classmethod
+    def list_files(cls, prefix: str) -> Iterator[str]:
+        """List the names of the files."""
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.name in cls.FILES:
+                for part in (".utf8", ".offsets") if one.type == "StringTable" else ("",):
+                    yield f"{prefix}{cls.FILES[one.name]}{part}.npy"
 
 
 def check_ragged(path: Path, values: Rows, offsets: Rows, num_owners: int, num_rows: int) -> None:

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.string_table import StringTable, write_string_table
-from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_strings
+from recsys.data.string_table import StringTable
+from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged
 from serving.bundle.properties import ListColumn
 
 Rows = NDArray[np.int64]
 FOLDER = "catalogue"
-TABLES = ("item_ids", "display_texts", "category_names")
 MAX_TITLE = 500
 """Characters of a title as it is shown."""
 MAX_SHOWN_CATEGORIES = 50
@@ -32,8 +32,16 @@ MAX_SHOWN_CATEGORIES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalogue:
+class Catalogue(StoredArrays):
     """Ids, texts and categories by item row, names by category row."""
+
+    FILES: ClassVar = {
+        "item_ids": "/item_ids",
+        "display_texts": "/display_texts",
+        "category_names": "/category_names",
+        "category_values": "/item_categories.values",
+        "category_offsets": "/item_categories.offsets",
+    }
 
     item_ids: StringTable
     display_texts: StringTable
@@ -64,20 +72,10 @@ class Catalogue:
 
     @classmethod
     def load(cls, bundle: Path) -> Catalogue:
-        folder = bundle / FOLDER
-        return cls(
-            **{name: load_strings(folder, name) for name in TABLES},
-            category_values=load_rows(folder / "item_categories.values.npy"),
-            category_offsets=load_rows(folder / "item_categories.offsets.npy"),
-        )
+        return cls.read(bundle / FOLDER)
 
     def save(self, bundle: Path) -> None:
-        folder = bundle / FOLDER
-        folder.mkdir()
-        for name in TABLES:
-            write_string_table(folder, name, list(getattr(self, name)))
-        np.save(folder / "item_categories.values.npy", np.asarray(self.category_values, np.int64))
-        np.save(folder / "item_categories.offsets.npy", np.asarray(self.category_offsets, np.int64))
+        self.write(bundle / FOLDER)
 
     @property
     def num_item_rows(self) -> int:

@@ -18,7 +18,7 @@ Axes: N item rows, F width of content embeddings.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, get_args
@@ -92,24 +92,6 @@ def check_inputs(
                 )
 
 
-def load_item_weights(
-    directory: Path, manifest: BundleManifest, num_item_rows: int
-) -> dict[str, ItemWeights]:
-    """Load the tables of weights that there are, by source; rows that a delta adds have none."""
-    found: dict[str, ItemWeights] = {}
-    for name in names.ITEM_WEIGHTS:
-        if name not in manifest.models:
-            continue
-        path = directory / name
-        with reading(path):
-            model = ItemWeights.load(path)
-            model.table.check()
-        check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
-        grown = model.table.grown(num_item_rows)
-        found[name] = ItemWeights(grown, model.history, model.settings)
-    return found
-
-
 def drop_item_vectors(directory: Path) -> None:
     """Drop the vectors of a saved ContentSimilarity: they follow from the bundle's content."""
     path = directory / f"{CONTENT_SIMILARITY}.safetensors"
@@ -121,20 +103,23 @@ def drop_item_vectors(directory: Path) -> None:
         path.chmod(mode)
 
 
-def load_content_similarity(
-    directory: Path, manifest: BundleManifest, items: ItemCatalogue
-) -> ContentSimilarity | None:
-    """Load it over the content of a catalogue that may have grown; None without."""
-    if CONTENT_SIMILARITY not in manifest.models:
-        return None
-    with reading(directory / CONTENT_SIMILARITY):
-        return ContentSimilarity.load(directory / CONTENT_SIMILARITY, items.content)
+def _load_item_weights(directory: Path, manifest: BundleManifest) -> dict[str, ItemWeights]:
+    """Load the tables of weights that there are, by source."""
+    found: dict[str, ItemWeights] = {}
+    for name in names.ITEM_WEIGHTS:
+        if name in manifest.models:
+            path = directory / name
+            with reading(path):
+                found[name] = ItemWeights.load(path)
+                found[name].table.check()
+            num_rows = manifest.dimensions.num_item_rows
+            check_rows(path, (found[name].num_item_rows,), (num_rows,))
+    return found
 
 
-def load_sequence(
-    directory: Path, manifest: BundleManifest, items: ItemCatalogue, part: str = SEQUENCE
+def _load_sequence(
+    directory: Path, manifest: BundleManifest, items: ItemCatalogue, part: str
 ) -> SequenceModel | None:
-    """Load a sequence model over a catalogue that may have grown; None without."""
     if part not in manifest.models:
         return None
     path = directory / part
@@ -162,17 +147,12 @@ class Generation:
         return Generation(model=model, trie=Trie.of_items(ids))
 
 
-def load_generation(
+def _load_generation(
     directory: Path,
     manifest: BundleManifest,
     items: ItemCatalogue,
     semantic_ids: ItemSemanticIds | None,
 ) -> Generation | None:
-    """Load the generative model over IDs that may have grown; None without.
-
-    Args:
-        manifest: Of the bundle as it was released, before any delta.
-    """
     if GENERATIVE not in manifest.models:
         return None
     path, released = directory / GENERATIVE, manifest.semantic_ids
@@ -199,7 +179,7 @@ class OutsideModel(NamedTuple):
     names: names.ModelName
 
 
-def load_outside(
+def _load_outside(
     directory: Path, manifest: BundleManifest, items: ItemCatalogue
 ) -> dict[str, OutsideModel]:
     """Import and load the models of other packages, by name."""
@@ -211,7 +191,9 @@ def load_outside(
     return found
 
 
-def load_blends(directory: Path, manifest: BundleManifest) -> Blends:
+def _load_blends(
+    directory: Path, manifest: BundleManifest, demand: Callable[[], Tensor | None]
+) -> Blends:
     """Load the learned blend of each profile that the bundle has."""
     there = {one for one in names.MODELS if one.name in manifest.models}
     blends: dict[Profile, LearnedBlend] = {}
@@ -227,5 +209,74 @@ def load_blends(directory: Path, manifest: BundleManifest) -> Blends:
                 f"{directory / folder} weighs the sources {missing}, profile {profile} of this "
                 f"bundle has {sorted(allowed)}; fit the blend again and release them together"
             )
-        blends[profile] = blend
+        blends[profile] = blend if blend.demand is None else blend.with_demand(demand())
     return blends
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryModels:
+    """Models of a bundle that read a history; those that it has."""
+
+    item_weights: Mapping[str, ItemWeights]
+    """Item-to-item, EASE and item-kNN, by source."""
+    content_similarity: ContentSimilarity | None
+    sequence: SequenceModel | None
+    ensemble: SequenceModel | None
+    generative: Generation | None
+    outside: Mapping[str, OutsideModel]
+    """Models of other packages, by name."""
+    blends: Blends
+
+    def vectors(self) -> dict[str, Callable[[], Tensor]]:
+        """Return the functions that give each part's item vectors, [N, D]."""
+        found: dict[str, Callable[[], Tensor]] = {
+            part: model.all_item_vectors
+            for part, model in ((SEQUENCE, self.sequence), (ENSEMBLE, self.ensemble))
+            if model is not None
+        }
+        if (content := self.content_similarity) is not None:
+            found[CONTENT_SIMILARITY] = lambda: content.vectors
+        return found
+
+
+def load_history_models(
+    directory: Path,
+    manifest: BundleManifest,
+    items: ItemCatalogue,
+    semantic_ids: ItemSemanticIds | None,
+    demand: Callable[[], Tensor | None],
+) -> HistoryModels:
+    """Load the models of a bundle as it was released; ``demand`` as of ``load_ranker``."""
+    content = None
+    if CONTENT_SIMILARITY in manifest.models:
+        with reading(directory / CONTENT_SIMILARITY):
+            content = ContentSimilarity.load(directory / CONTENT_SIMILARITY, items.content)
+    return HistoryModels(
+        item_weights=_load_item_weights(directory, manifest),
+        content_similarity=content,
+        sequence=_load_sequence(directory, manifest, items, SEQUENCE),
+        ensemble=_load_sequence(directory, manifest, items, ENSEMBLE),
+        generative=_load_generation(directory, manifest, items, semantic_ids),
+        outside=_load_outside(directory, manifest, items),
+        blends=_load_blends(directory, manifest, demand),
+    )
+
+
+def grown_history_models(
+    models: HistoryModels, items: ItemCatalogue, semantic_ids: ItemSemanticIds | None
+) -> HistoryModels:
+    """Extend models to a catalogue with appended items, of which tables of weights have none."""
+    old, num_rows = models, len(items.content)
+    similar, generative = old.content_similarity, old.generative
+    return HistoryModels(
+        item_weights={
+            name: ItemWeights(one.table.grown(num_rows), one.history, one.settings)
+            for name, one in old.item_weights.items()
+        },
+        content_similarity=None if similar is None else similar.grown(items.content),
+        sequence=None if old.sequence is None else old.sequence.grown(items),
+        ensemble=None if old.ensemble is None else old.ensemble.grown(items),
+        generative=None if generative is None else generative.grown(items, semantic_ids),
+        outside=old.outside,
+        blends=old.blends,
+    )

@@ -24,23 +24,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recsys.models.content_similarity import ContentSimilarity
 from recsys.models.item_tower import ItemCatalogue
 from recsys.models.names import TWO_TOWER
-from recsys.models.sequence.model import SequenceModel
 from recsys.models.two_tower import TwoTower
 from recsys.retrieval.faiss_index import FaissIndex
 from recsys.retrieval.faiss_library import FaissIndexConfig
 from recsys.retrieval.index_file import meta_path
 from serving.bundle.arrays import check_rows, load_array, reading
 from serving.bundle.delta import Delta
-from serving.bundle.history_models import (
-    CONTENT_SIMILARITY,
-    ENSEMBLE,
-    SEQUENCE,
-    check_inputs,
-    encode_items,
-)
+from serving.bundle.history_models import check_inputs, encode_items
 from serving.bundle.manifest import BundleManifest
 
 FOLDER = "index"
@@ -52,30 +44,10 @@ INDEX_FILE = Path(FOLDER) / "items.faiss"
 ITEM_VECTORS = Path(TWO_TOWER.name) / "item_vectors.npy"
 
 
-def compared(
-    sequence: SequenceModel | None,
-    ensemble: SequenceModel | None,
-    content: ContentSimilarity | None,
-) -> dict[str, Callable[[], Tensor]]:
-    """Return the functions that give each part's item vectors, [N, D]."""
-    found: dict[str, Callable[[], Tensor]] = {
-        part: model.all_item_vectors
-        for part, model in ((SEQUENCE, sequence), (ENSEMBLE, ensemble))
-        if model is not None
-    }
-    if content is not None:
-        found[CONTENT_SIMILARITY] = lambda: content.vectors
-    return found
-
-
 def load_item_indexes(
     directory: Path, manifest: BundleManifest, vectors: Mapping[str, Callable[[], Tensor]]
 ) -> dict[str, FaissIndex]:
-    """Load the indexes that a bundle has, by part.
-
-    Args:
-        vectors: Of ``compared``.
-    """
+    """Load the indexes that a bundle has, by part; ``vectors`` are of its `HistoryModels`."""
     found: dict[str, FaissIndex] = {}
     for part, vectors_of in vectors.items():
         name = f"{FOLDER}/{part}.faiss"

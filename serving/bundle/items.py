@@ -11,6 +11,7 @@ embeddings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,32 +40,6 @@ def write_content(content: Vectors | None, num_item_rows: int, directory: Path) 
     np.save(directory / CONTENT, np.asarray(vectors, np.float32))
 
 
-def load_items(directory: Path, manifest: BundleManifest, catalogue: Catalogue) -> ItemCatalogue:
-    """Load content and categories of all items."""
-    content = load_array(directory / CONTENT, np.float32, 2)
-    num_rows = manifest.dimensions.num_item_rows
-    check_rows(directory / CONTENT, content.shape, (num_rows, content.shape[1]))
-    known = known_categories(catalogue, manifest.dimensions.num_category_rows)
-    return ItemCatalogue(torch.from_numpy(content), known)
-
-
-def grown_items(
-    items: ItemCatalogue, catalogue: Catalogue, num_category_rows: int, deltas: Sequence[Delta]
-) -> ItemCatalogue:
-    """Append what deltas add.
-
-    Args:
-        catalogue: With the deltas' items.
-        num_category_rows: Of the bundle as it was released.
-    """
-    width = items.content.shape[1]
-    for delta in deltas:
-        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, width))
-    added = [torch.from_numpy(delta.content) for delta in deltas]
-    known = known_categories(catalogue, num_category_rows)
-    return ItemCatalogue(torch.cat([items.content, *added]), known)
-
-
 def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
     """Each item's categories, without those that a delta added after training."""
     values = torch.from_numpy(np.asarray(catalogue.category_values))
@@ -74,39 +49,58 @@ def known_categories(catalogue: Catalogue, num_category_rows: int) -> Jagged:
     return Jagged(values[known], before[offsets])
 
 
-def load_text_search(directory: Path, manifest: BundleManifest) -> TextSearch | None:
-    """Load it; None without."""
-    if TEXT_SEARCH not in manifest.models:
-        return None
-    path = directory / TEXT_SEARCH
-    with reading(path):
-        search = TextSearch.load(path)
-    check_rows(path, (search.num_item_rows,), (manifest.dimensions.num_item_rows,))
-    return search
+@dataclass(frozen=True, kw_only=True)
+class ItemData:
+    """What a bundle knows of every item, besides ids, texts and properties."""
+
+    items: ItemCatalogue
+    """Content embeddings and categories of every item row."""
+    popularity: Popularity
+    text_search: TextSearch | None = None
+    """Finds items by a text; None where titles alone are searched."""
 
 
-def grown_text_search(search: TextSearch | None, catalogue: Catalogue) -> TextSearch | None:
-    """Take in the items that deltas appended, by their titles and categories."""
-    if search is None:
-        return None
-    rows = range(search.num_item_rows, catalogue.num_item_rows)
-    texts = (" ".join([catalogue.title_of(row), *catalogue.categories_of(row)]) for row in rows)
-    return search.grown(list(texts))
-
-
-def load_popularity(directory: Path, manifest: BundleManifest) -> Popularity:
-    """Load the scores of all items."""
+def load_item_data(directory: Path, manifest: BundleManifest, catalogue: Catalogue) -> ItemData:
+    """Load content, categories, popularity and text search of all items."""
+    num_rows = manifest.dimensions.num_item_rows
+    content = load_array(directory / CONTENT, np.float32, 2)
+    check_rows(directory / CONTENT, content.shape, (num_rows, content.shape[1]))
+    known = known_categories(catalogue, manifest.dimensions.num_category_rows)
     path = directory / POPULARITY.name
     with reading(path):
-        model = Popularity.load(path)
-    check_rows(path, (model.num_item_rows,), (manifest.dimensions.num_item_rows,))
-    if torch.isnan(model.item_scores).any():
+        popularity = Popularity.load(path)
+    check_rows(path, (popularity.num_item_rows,), (num_rows,))
+    if torch.isnan(popularity.item_scores).any():
         raise ValueError(f"{path} holds NaN; fit the baselines and release the bundle again")
-    return model
+    search, path = None, directory / TEXT_SEARCH
+    if TEXT_SEARCH in manifest.models:
+        with reading(path):
+            search = TextSearch.load(path)
+        check_rows(path, (search.num_item_rows,), (num_rows,))
+    items = ItemCatalogue(torch.from_numpy(content), known)
+    return ItemData(items=items, popularity=popularity, text_search=search)
 
 
-def grown_popularity(popularity: Popularity, num_item_rows: int) -> Popularity:
-    """Append unpopular items."""
-    scores = popularity.item_scores
-    added = torch.zeros(num_item_rows - len(scores))
-    return Popularity(popularity.config, torch.cat([scores, added]))
+def grown_item_data(
+    data: ItemData, catalogue: Catalogue, num_category_rows: int, deltas: Sequence[Delta]
+) -> ItemData:
+    """Append what deltas add: content, unpopular items, and texts of titles and categories.
+
+    Args:
+        catalogue: With the deltas' items.
+        num_category_rows: Of the bundle as it was released.
+    """
+    width = data.items.content.shape[1]
+    for delta in deltas:
+        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, width))
+    content = torch.cat([data.items.content, *(torch.from_numpy(one.content) for one in deltas)])
+    scores, search = data.popularity.item_scores, data.text_search
+    new = range(len(scores), catalogue.num_item_rows)
+    if search is not None:
+        named = ([catalogue.title_of(row), *catalogue.categories_of(row)] for row in new)
+        search = search.grown([" ".join(words) for words in named])
+    return ItemData(
+        items=ItemCatalogue(content, known_categories(catalogue, num_category_rows)),
+        popularity=Popularity(data.popularity.config, torch.cat([scores, torch.zeros(len(new))])),
+        text_search=search,
+    )

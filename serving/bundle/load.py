@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,43 +15,22 @@ from torch import Tensor
 
 from recsys.data.durable import Held
 from recsys.layers.embedding.tables import filled_later
-from recsys.models.content_similarity import ContentSimilarity
-from recsys.models.item_tower import ItemCatalogue
-from recsys.models.item_weights.model import ItemWeights
-from recsys.models.popularity import Popularity
-from recsys.models.sequence.model import SequenceModel
-from recsys.models.text_search.search import TextSearch
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.delta import Delta, read_semantic_ids
 from serving.bundle.history_models import (
-    ENSEMBLE,
-    Blends,
-    Generation,
-    OutsideModel,
-    load_blends,
-    load_content_similarity,
-    load_generation,
-    load_item_weights,
-    load_outside,
-    load_sequence,
+    HistoryModels,
+    grown_history_models,
+    load_history_models,
 )
 from serving.bundle.item_index import (
     ItemIndexes,
     Retriever,
-    compared,
     grown_item_indexes,
     grown_retriever,
     load_item_indexes,
     load_retriever,
 )
-from serving.bundle.items import (
-    grown_items,
-    grown_popularity,
-    grown_text_search,
-    load_items,
-    load_popularity,
-    load_text_search,
-)
+from serving.bundle.items import ItemData, grown_item_data, load_item_data
 from serving.bundle.manifest import BundleManifest, verify_files, vocabulary_digests
 from serving.bundle.properties import NO_PROPERTIES, PackedMasks, Properties, load_properties
 from serving.bundle.published import Link, permitted, read_chain
@@ -61,7 +40,7 @@ from serving.bundle.users import Users, check_context_features
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bundle:
+class Bundle(HistoryModels, ItemData):
     """A loaded bundle, its deltas applied; nothing in it changes after it is loaded."""
 
     manifest: BundleManifest
@@ -69,25 +48,11 @@ class Bundle:
     """sha256 of the manifest (of the last delta, where there is one)."""
     catalogue: Catalogue
     users: Users
-    popularity: Popularity
-    item_weights: Mapping[str, ItemWeights]
-    """Item-to-item, EASE and item-kNN, by source; those that the bundle has."""
-    items: ItemCatalogue
-    """Content embeddings and categories of every item row."""
     retriever: Retriever | None
     semantic_ids: ItemSemanticIds | None
-    content_similarity: ContentSimilarity | None
-    sequence: SequenceModel | None
-    ensemble: SequenceModel | None
-    generative: Generation | None
-    outside: Mapping[str, OutsideModel]
-    """Models of other packages, by name."""
     indexes: ItemIndexes
     """Indexes of sequence models and content, by part; large catalogues alone have them."""
-    blends: Blends
     ranker: LoadedRanker | None
-    text_search: TextSearch | None = None
-    """Finds items by a text; None where titles alone are searched."""
     properties: Properties = NO_PROPERTIES
     """Properties of items that filters and rules read."""
     context_features: Mapping[str, int]
@@ -173,35 +138,22 @@ def _load_released(link: Link) -> Bundle:
 
     properties = load_properties(directory, manifest)
     properties.check(directory, num_item_rows)
-    items = load_items(directory, manifest, catalogue)
+    data = load_item_data(directory, manifest, catalogue)
     semantic_ids = read_semantic_ids([link])
-    blends = load_blends(directory, manifest)
-    reads_demand = any(blend.demand is not None for blend in blends.values())
-    demand = users.measure_demand(num_item_rows) if reads_demand else None
-    blends = {profile: blend.with_demand(demand) for profile, blend in blends.items()}
-    content = load_content_similarity(directory, manifest, items)
-    sequence = load_sequence(directory, manifest, items)
-    ensemble = load_sequence(directory, manifest, items, ENSEMBLE)
+    demand = cache(partial(users.measure_demand, num_item_rows))
+    models = load_history_models(directory, manifest, data.items, semantic_ids, demand)
     return Bundle(
+        **vars(data),
+        **vars(models),
         manifest=manifest,
         digest=link.digest,
         directory=directory,
         catalogue=catalogue,
         users=users,
-        popularity=load_popularity(directory, manifest),
-        item_weights=load_item_weights(directory, manifest, num_item_rows),
-        items=items,
-        retriever=load_retriever(directory, manifest, items),
+        retriever=load_retriever(directory, manifest, data.items),
         semantic_ids=semantic_ids,
-        content_similarity=content,
-        sequence=sequence,
-        ensemble=ensemble,
-        generative=load_generation(directory, manifest, items, semantic_ids),
-        outside=load_outside(directory, manifest, items),
-        indexes=load_item_indexes(directory, manifest, compared(sequence, ensemble, content)),
-        blends=blends,
-        ranker=load_ranker(directory, manifest, items, blends, demand),
-        text_search=load_text_search(directory, manifest),
+        indexes=load_item_indexes(directory, manifest, models.vectors()),
+        ranker=load_ranker(directory, manifest, data.items, models.blends, demand),
         properties=properties,
         context_features=manifest.context_features,
         exclude_history=manifest.exclude_history,
@@ -217,35 +169,22 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
     for delta in deltas:
         catalogue = delta.extend(catalogue)
         properties = delta.extend_properties(properties)
-    items = grown_items(released.items, catalogue, released.catalogue.num_category_rows, deltas)
+    data = grown_item_data(released, catalogue, released.catalogue.num_category_rows, deltas)
     semantic_ids = read_semantic_ids(chain, released.semantic_ids)
-    old = released
-    retriever, generative, similar = old.retriever, old.generative, old.content_similarity
-    content_similarity = None if similar is None else similar.grown(items.content)
-    sequence = None if old.sequence is None else old.sequence.grown(items)
-    ensemble = None if old.ensemble is None else old.ensemble.grown(items)
-    vectors = compared(sequence, ensemble, content_similarity)
+    models = grown_history_models(released, data.items, semantic_ids)
+    retriever, ranker = released.retriever, released.ranker
     return replace(
         released,
+        **vars(data),
+        **vars(models),
         released=released,
         manifest=chain[-1].manifest,
         digest=chain[-1].digest,
         catalogue=catalogue,
-        popularity=grown_popularity(old.popularity, catalogue.num_item_rows),
-        item_weights={
-            name: ItemWeights(one.table.grown(catalogue.num_item_rows), one.history, one.settings)
-            for name, one in old.item_weights.items()
-        },
-        items=items,
-        retriever=None if retriever is None else grown_retriever(retriever, items, deltas),
+        retriever=None if retriever is None else grown_retriever(retriever, data.items, deltas),
         semantic_ids=semantic_ids,
-        content_similarity=content_similarity,
-        sequence=sequence,
-        ensemble=ensemble,
-        indexes=grown_item_indexes(old.indexes, vectors),
-        generative=None if generative is None else generative.grown(items, semantic_ids),
-        ranker=None if old.ranker is None else old.ranker.grown(items),
-        text_search=grown_text_search(old.text_search, catalogue),
+        indexes=grown_item_indexes(released.indexes, models.vectors()),
+        ranker=None if ranker is None else ranker.grown(data.items),
         properties=properties,
     )
 

@@ -22,19 +22,13 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.string_table import StringTable, write_string_table
-from serving.bundle.arrays import (
-    check_distinct,
-    check_ragged,
-    load_array,
-    load_rows,
-    load_strings,
-)
+from recsys.data.string_table import StringTable
+from serving.bundle.arrays import Numbers, StoredArrays, check_distinct, check_ragged
 from serving.bundle.manifest import BundleManifest, PropertyKind
 
 Mask = NDArray[np.bool_]
@@ -80,7 +74,6 @@ class PackedMasks:
         return packed
 
 
-Numbers = NDArray[np.float64]
 FOLDER = "properties"
 Shown = float | str | bool | list[str]
 YEAR_1, YEAR_10_000 = -62_135_596_800, 253_402_300_800
@@ -89,22 +82,13 @@ NumberKind = Literal["number", "date", "boolean"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumberColumn:
+class NumberColumn(StoredArrays):
     """Numbers, dates or booleans."""
 
+    FILES: ClassVar = {"values": ""}
     kind: NumberKind
     values: Numbers
     """[N], NaN where missing."""
-
-    @classmethod
-    def load(cls, folder: Path, name: str, kind: PropertyKind) -> NumberColumn:
-        assert kind != "text"
-        assert kind != "list"
-        values = load_array(folder / f"{name}.npy", np.float64).view(np.float64)
-        return cls(kind=kind, values=values)
-
-    def save(self, folder: Path, name: str) -> None:
-        np.save(folder / f"{name}.npy", np.asarray(self.values, np.float64))
 
     @property
     def num_item_rows(self) -> int:
@@ -141,23 +125,14 @@ class NumberColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextColumn:
+class TextColumn(StoredArrays):
     """One text for each item."""
 
+    FILES: ClassVar = {"texts": ".texts", "codes": ".codes"}
     texts: StringTable
     codes: Rows
     """[N], 0 where missing."""
     kind: Literal["text"] = "text"
-
-    @classmethod
-    def load(cls, folder: Path, name: str, kind: PropertyKind) -> TextColumn:
-        assert kind == "text"
-        codes = load_rows(folder / f"{name}.codes.npy")
-        return cls(texts=load_strings(folder, f"{name}.texts"), codes=codes)
-
-    def save(self, folder: Path, name: str) -> None:
-        write_string_table(folder, f"{name}.texts", list(self.texts))
-        np.save(folder / f"{name}.codes.npy", np.asarray(self.codes, np.int64))
 
     @property
     def num_item_rows(self) -> int:
@@ -192,29 +167,16 @@ class TextColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListColumn:
+class ListColumn(StoredArrays):
     """Any number of texts for each item; its categories are held so too."""
 
+    FILES: ClassVar = {"texts": ".texts", "codes": ".codes", "offsets": ".offsets"}
     texts: StringTable
     codes: Rows
     """[M]."""
     offsets: Rows
     """[N + 1]."""
     kind: Literal["list"] = "list"
-
-    @classmethod
-    def load(cls, folder: Path, name: str, kind: PropertyKind) -> ListColumn:
-        assert kind == "list"
-        return cls(
-            texts=load_strings(folder, f"{name}.texts"),
-            codes=load_rows(folder / f"{name}.codes.npy"),
-            offsets=load_rows(folder / f"{name}.offsets.npy"),
-        )
-
-    def save(self, folder: Path, name: str) -> None:
-        write_string_table(folder, f"{name}.texts", list(self.texts))
-        np.save(folder / f"{name}.codes.npy", np.asarray(self.codes, np.int64))
-        np.save(folder / f"{name}.offsets.npy", np.asarray(self.offsets, np.int64))
 
     @property
     def num_item_rows(self) -> int:
@@ -274,11 +236,6 @@ _COLUMNS: dict[PropertyKind, type[Column]] = {
     "text": TextColumn,
     "list": ListColumn,
 }
-_FILES: dict[PropertyKind, Sequence[str]] = {
-    **dict.fromkeys(("number", "date", "boolean"), ("",)),
-    "text": (".codes", ".texts.utf8", ".texts.offsets"),
-    "list": (".codes", ".offsets", ".texts.utf8", ".texts.offsets"),
-}
 
 
 @dataclass(frozen=True)
@@ -294,17 +251,10 @@ class Properties:
         """Take what items 1 .. N - 1 have, None where it is missing."""
         return cls({name: build_column(name, kind, values[name]) for name, kind in kinds.items()})
 
-    @classmethod
-    def load(cls, bundle: Path, kinds: Mapping[str, PropertyKind]) -> Properties:
-        folder = bundle / FOLDER
-        return cls({n: _COLUMNS[kind].load(folder, n, kind) for n, kind in kinds.items()})
-
     def save(self, bundle: Path) -> None:
         """Write the columns; nothing where there are none."""
-        if self.columns:
-            (bundle / FOLDER).mkdir()
         for name, column in self.columns.items():
-            column.save(bundle / FOLDER, name)
+            column.write(bundle / FOLDER / name)
 
     @property
     def kinds(self) -> dict[str, PropertyKind]:
@@ -446,12 +396,15 @@ def _iso(seconds: float) -> str:
 
 def load_properties(directory: Path, manifest: BundleManifest) -> Properties:
     """Load and check the properties of a bundle, or of a delta's new items."""
-    found = Properties.load(directory, manifest.properties)
-    files = {f"{FOLDER}/{n}{end}.npy" for n, kind in found.kinds.items() for end in _FILES[kind]}
+    columns, files = {}, set[str]()
+    for name, kind in manifest.properties.items():
+        column = _COLUMNS[kind]
+        columns[name] = column.read(directory / FOLDER / name, kind=kind)
+        files.update(column.list_files(f"{FOLDER}/{name}"))
     present = {name for name in manifest.files if name.startswith(f"{FOLDER}/")}
     if extra := sorted(present - files):
         raise ValueError(
             f"{directory / extra[0]} is of no property that the manifest names "
             f"({', '.join(manifest.properties) or 'none'}); release the bundle again"
         )
-    return found
+    return Properties(columns)

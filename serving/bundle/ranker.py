@@ -128,13 +128,14 @@ def load_ranker(
     manifest: BundleManifest,
     items: ItemCatalogue,
     blends: Mapping[Profile, LearnedBlend],
-    demand: Tensor | None = None,
+    demand: Callable[[], Tensor | None],
 ) -> LoadedRanker | None:
     """Load a bundle's ranker over a catalogue that may have grown; None without.
 
     Args:
         manifest: Of the bundle as it was released, before any delta.
-        demand: Of items by all events of the bundle, [N, D]; what its blend reads, if it does.
+        demand: Measures items' demand by all events of the bundle, [N, D], for a blend that reads
+            it.
     """
     if RANKER not in manifest.models:
         return None
@@ -164,7 +165,7 @@ def load_ranker(
     check_rows(path, (model.num_item_rows,), (len(items.content),))
     digest = manifest.files[f"{RANKER}/{WEIGHTS}"].sha256
     ranker = LoadedRanker(model=model, builder=builder, version=digest[:12])
-    return ranker.with_demand(demand)
+    return ranker if builder.blend.demand is None else ranker.with_demand(demand())
 
 
 class CandidateRanker:

@@ -42,27 +42,19 @@ CONTENT_CODES = "content_codes.npy"
 FOLLOWS = "follows.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SemanticIdParts:
-    """The artefact that the IDs are copied from."""
+def copy_semantic_ids(source: Path, bundle: Path) -> None:
+    """Copy the IDs of an artefact into a bundle that is being written.
 
-    directory: Path
-    """Holds ``semantic_ids.*``, ``id_rows.npy`` and ``quantizer/``, as in a bundle."""
-
-    def copy_to(self, bundle: Path) -> None:
-        """Copy what serving needs into a bundle that is being written."""
-        if not (self.directory / f"{FILE_NAME}.json").is_file():
-            raise ValueError(
-                f"{self.directory} holds no semantic IDs; run its stage first, or leave them out"
-            )
-        for folder in (FOLDER, QUANTIZER):
-            (bundle / folder).mkdir()
-        for name in (f"{FILE_NAME}.json", f"{FILE_NAME}.safetensors", ID_ROWS):
-            shutil.copyfile(self.directory / name, bundle / FOLDER / name)
-        if (self.directory / CONTENT_CODES).exists():
-            shutil.copyfile(self.directory / CONTENT_CODES, bundle / FOLDER / CONTENT_CODES)
-        for path in sorted((self.directory / QUANTIZER).iterdir()):
-            shutil.copyfile(path, bundle / QUANTIZER / path.name)
+    Args:
+        source: Holds ``semantic_ids.*``, ``id_rows.npy`` and ``quantizer/``, as in a bundle.
+    """
+    if not (source / f"{FILE_NAME}.json").is_file():
+        raise ValueError(f"{source} holds no semantic IDs; run its stage first, or leave them out")
+    (bundle / FOLDER).mkdir()
+    for name in (f"{FILE_NAME}.json", f"{FILE_NAME}.safetensors", ID_ROWS, CONTENT_CODES):
+        if name != CONTENT_CODES or (source / name).exists():
+            shutil.copyfile(source / name, bundle / FOLDER / name)
+    shutil.copytree(source / QUANTIZER, bundle / QUANTIZER, copy_function=shutil.copyfile)
 
 
 class NewIds(NamedTuple):

@@ -15,22 +15,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from features.point_in_time import FEATURES
-from recsys.data.string_table import StringTable, write_string_table
+from recsys.data.string_table import StringTable
 from recsys.retrieval.blend.demand import item_demand
-from serving.bundle.arrays import check_distinct, check_ragged, load_rows, load_strings
+from serving.bundle.arrays import StoredArrays, check_distinct, check_ragged, load_rows
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Users:
+class Users(StoredArrays):
     """User table: ids, features and histories as of the release."""
+
+    FILES: ClassVar = {
+        "user_ids": "/users/user_ids",
+        "item_rows": "/histories/item_rows",
+        "offsets": "/histories/offsets",
+        "times": "/histories/times",
+    }
 
     user_ids: StringTable
     features: Mapping[str, Rows]
@@ -60,28 +68,13 @@ class Users:
 
     @classmethod
     def load(cls, bundle: Path, feature_names: Sequence[str]) -> Users:
-        times = bundle / "histories" / "times.npy"
-        return cls(
-            user_ids=load_strings(bundle / "users", "user_ids"),
-            features={
-                name: load_rows(bundle / "users" / f"feature.{name}.npy") for name in feature_names
-            },
-            item_rows=load_rows(bundle / "histories" / "item_rows.npy"),
-            offsets=load_rows(bundle / "histories" / "offsets.npy"),
-            times=load_rows(times) if times.exists() else None,
-        )
+        files = {name: bundle / "users" / f"feature.{name}.npy" for name in feature_names}
+        return cls.read(bundle, features={name: load_rows(path) for name, path in files.items()})
 
     def save(self, bundle: Path) -> None:
-        users, histories = bundle / "users", bundle / "histories"
-        users.mkdir()
-        histories.mkdir()
-        write_string_table(users, "user_ids", list(self.user_ids))
+        self.write(bundle)
         for name, rows in self.features.items():
-            np.save(users / f"feature.{name}.npy", np.asarray(rows, np.int64))
-        np.save(histories / "item_rows.npy", np.asarray(self.item_rows, np.int64))
-        np.save(histories / "offsets.npy", np.asarray(self.offsets, np.int64))
-        if self.times is not None:
-            np.save(histories / "times.npy", np.asarray(self.times, np.int64))
+            np.save(bundle / "users" / f"feature.{name}.npy", np.asarray(rows, np.int64))
 
     @property
     def num_user_rows(self) -> int:

@@ -38,7 +38,7 @@ from serving.bundle.manifest import (
 )
 from serving.bundle.properties import NO_PROPERTIES, Properties
 from serving.bundle.ranker import RANKER
-from serving.bundle.semantic_ids import ItemSemanticIds, SemanticIdParts
+from serving.bundle.semantic_ids import ItemSemanticIds, copy_semantic_ids
 from serving.bundle.users import Users
 from serving.bundle.write_indexes import write_indexes
 
@@ -69,7 +69,8 @@ class BundleParts:
     content_source: ContentSource | None = None
     """How the content was made; without it no items can be appended."""
     two_tower: TwoTowerParts | None = None
-    semantic_ids: SemanticIdParts | None = None
+    semantic_ids: Path | None = None
+    """Directory that the IDs are copied from."""
     content_similarity: Path | None = None
     """Directory that ContentSimilarity.save wrote, of ``content``."""
     sequence: Path | None = None
@@ -123,7 +124,7 @@ def write_bundle(
         models = _write_models(parts, directory)
         indexed = write_indexes(directory, _items(parts), parts.users)
         if parts.semantic_ids is not None:
-            parts.semantic_ids.copy_to(directory)
+            copy_semantic_ids(parts.semantic_ids, directory)
         seal(
             directory,
             kind="bundle",

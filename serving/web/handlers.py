@@ -12,7 +12,7 @@ from functools import cached_property
 from random import Random
 
 from serving.configuration.resolve import UnknownSurfaceError
-from serving.cursor import CursorError
+from serving.exclusions import CursorError
 from serving.explanation.served_list import explain_list
 from serving.filtering.expression import FilterError
 from serving.list_record import write_record

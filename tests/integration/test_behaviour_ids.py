@@ -24,11 +24,11 @@ from recsys.semantic_ids.behaviour import behaviour_ids
 from recsys.semantic_ids.kmeans import KMeansConfig
 from recsys.semantic_ids.rq_kmeans import ResidualKMeansConfig
 from serving.bundle.load import load_bundle
+from serving.content_neighbours import ContentNeighbours
 from serving.query import hydrate
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.sources import ContentNeighbours
 from serving.surfaces import HOME
 
 Recsys = Callable[..., Result]

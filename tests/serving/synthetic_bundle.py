@@ -54,7 +54,7 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.catalogue import Catalogue
 from serving.bundle.item_index import TwoTowerParts
 from serving.bundle.manifest import Profile
-from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
+from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts, write_bundle
 
@@ -232,7 +232,7 @@ def _two_tower(
     )
 
 
-def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> SemanticIdParts:
+def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> Path:
     """Give every item an ID; the last item has the first id row, so that none is its item row."""
     vectors = torch.from_numpy(content[1:])
     codes_per_level = min(256, max(4, len(vectors) // 8))
@@ -251,7 +251,7 @@ def _semantic_ids(scratch: Path, content: NDArray[np.float32]) -> SemanticIdPart
     quantizer.save(directory / QUANTIZER)
     id_rows[0] = 0
     np.save(directory / ID_ROWS, id_rows)
-    return SemanticIdParts(directory=directory)
+    return directory
 
 
 def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize) -> BundleParts:
@@ -285,7 +285,7 @@ def _with_history_models(parts: BundleParts, scratch: Path, size: SyntheticSize)
     blends: dict[Profile, Path] = {"fast": _blend(scratch / "blend_fast", sources)}
     generative = None
     if parts.semantic_ids is not None:
-        generative = _generative(parts.semantic_ids.directory, items, scratch, size)
+        generative = _generative(parts.semantic_ids, items, scratch, size)
         blends["full"] = _blend(scratch / "blend_full", [*sources, "generative"])
     return replace(
         parts,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.cursor import MAX_SHOWN, Cursor, CursorError, read_cursor
+from serving.exclusions import MAX_SHOWN, Cursor, CursorError, read_cursor
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 

@@ -165,7 +165,7 @@ def version_of_model(parts):
 
 
 def version_of_ids(parts):
-    return SemanticIds.load(parts.semantic_ids.directory).version
+    return SemanticIds.load(parts.semantic_ids).version
 
 
 @pytest.mark.parametrize("folder", NEW_PARTS)

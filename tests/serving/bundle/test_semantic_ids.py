@@ -14,12 +14,12 @@ from recsys.semantic_ids.rq_kmeans import ResidualKMeans, ResidualKMeansConfig
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.load import load_bundle
 from serving.bundle.manifest import MANIFEST, publish, read_manifest
-from serving.bundle.semantic_ids import NewIds, SemanticIdParts
+from serving.bundle.semantic_ids import NewIds
 from serving.bundle.write import write_bundle
+from serving.content_neighbours import ContentNeighbours
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
-from serving.sources import ContentNeighbours
 from tests.serving.synthetic_bundle import SyntheticSize, synthetic_parts, write_synthetic_bundle
 from tests.serving.writable import writable
 
@@ -109,7 +109,7 @@ def test_manifest_from_before_semantic_ids_still_loads(tmp_path, reseal):
 
 
 def test_item_without_an_id_has_null_and_finds_no_content_neighbours(parts, tmp_path):
-    folder = parts.semantic_ids.directory
+    folder = parts.semantic_ids
     id_rows = np.load(folder / "id_rows.npy")
     id_rows[7] = 0
     np.save(folder / "id_rows.npy", id_rows)
@@ -239,7 +239,7 @@ def test_delta_without_ids_keeps_the_version(bundles_dir, bundle):
 
 def test_item_that_comes_back_has_its_old_id(parts, tmp_path):
     """Id row 99 had an ID in a catalogue of before; the version is the same with and without."""
-    folder = parts.semantic_ids.directory
+    folder = parts.semantic_ids
     ids = SemanticIds.load(folder)
     codes = torch.full((100, 3), -1, dtype=torch.int32)
     codes[: ids.num_item_rows] = ids.codes
@@ -336,7 +336,7 @@ def test_semantic_ids_the_manifest_does_not_name_are_refused(bundles_dir, reseal
     ],
 )
 def test_id_rows_that_do_not_fit_are_refused(parts, tmp_path, id_rows, message):
-    np.save(parts.semantic_ids.directory / "id_rows.npy", id_rows)
+    np.save(parts.semantic_ids / "id_rows.npy", id_rows)
     with pytest.raises(ValueError, match=message):
         write_bundle(tmp_path / "bundles", parts, version="v1")
     assert list((tmp_path / "bundles").iterdir()) == []
@@ -345,14 +345,14 @@ def test_id_rows_that_do_not_fit_are_refused(parts, tmp_path, id_rows, message):
 def test_quantizer_of_another_digest_is_refused(parts, tmp_path):
     content = torch.from_numpy(parts.content[1:])
     other = ResidualKMeans.fit(content, ResidualKMeansConfig(level_sizes=(5, 5, 5), seed=7))
-    made_by = SemanticIds.load(parts.semantic_ids.directory).quantizer_digest
-    other.save(parts.semantic_ids.directory / "quantizer")
+    made_by = SemanticIds.load(parts.semantic_ids).quantizer_digest
+    other.save(parts.semantic_ids / "quantizer")
     with pytest.raises(ValueError, match=f"holds quantiser {other.digest}.*{made_by}"):
         write_bundle(tmp_path / "bundles", parts, version="v1")
 
 
 def test_directory_without_semantic_ids_is_refused(parts, tmp_path):
-    wrong = replace(parts, semantic_ids=SemanticIdParts(directory=tmp_path / "scratch"))
+    wrong = replace(parts, semantic_ids=tmp_path / "scratch")
     with pytest.raises(ValueError, match="scratch holds no semantic IDs"):
         write_bundle(tmp_path / "bundles", wrong, version="v1")
 

@@ -18,7 +18,7 @@ from recsys.retrieval.faiss_index import build_index
 from recsys.retrieval.index_file import meta_path
 from recsys.semantic_ids.codes import SemanticIds
 from serving.bundle.catalogue import Catalogue
-from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER, SemanticIdParts
+from serving.bundle.semantic_ids import ID_ROWS, QUANTIZER
 from serving.bundle.users import Users
 from serving.bundle.write import BundleParts
 
@@ -116,7 +116,7 @@ def wrong_popularity(parts: BundleParts, scratch: Path) -> BundleParts:
 def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> BundleParts:
     """Give every ID other codes; the model that speaks the old ones is left out."""
     assert parts.semantic_ids is not None
-    source = parts.semantic_ids.directory
+    source = parts.semantic_ids
     ids = SemanticIds.load(source)
     target = scratch / "planted-ids"
     made = SemanticIds.of_items(
@@ -129,15 +129,13 @@ def with_codes(parts: BundleParts, scratch: Path, codes: torch.Tensor) -> Bundle
     shutil.copytree(source / QUANTIZER, target / QUANTIZER)
     np.save(target / ID_ROWS, np.load(source / ID_ROWS))
     blends = {name: path for name, path in parts.blends.items() if name == "fast"}
-    return replace(
-        parts, semantic_ids=SemanticIdParts(directory=target), generative=None, blends=blends
-    )
+    return replace(parts, semantic_ids=target, generative=None, blends=blends)
 
 
 def collapsed_codebook(parts: BundleParts, scratch: Path) -> BundleParts:
     """Nearly all items have one first code; what tells them apart are the later levels."""
     assert parts.semantic_ids is not None
-    sizes = SemanticIds.load(parts.semantic_ids.directory).level_sizes
+    sizes = SemanticIds.load(parts.semantic_ids).level_sizes
     number = torch.arange(parts.catalogue.num_item_rows - 1)
     codes = torch.zeros((len(number), len(sizes)), dtype=torch.int32)
     for level in range(len(sizes) - 1, 0, -1):
@@ -150,14 +148,14 @@ def collapsed_codebook(parts: BundleParts, scratch: Path) -> BundleParts:
 def repeated_ids(parts: BundleParts, scratch: Path) -> BundleParts:
     """The file of the IDs was edited: two items have the ID of another."""
     assert parts.semantic_ids is not None
-    directory = copied(parts.semantic_ids.directory, scratch)
+    directory = copied(parts.semantic_ids, scratch)
 
     def repeat(tensors: dict[str, torch.Tensor]) -> None:
         codes = next(one for one in tensors.values() if one.ndim == 2)
         codes[1:3] = codes[3]
 
     with_tensors(directory / "semantic_ids.safetensors", repeat)
-    return replace(parts, semantic_ids=SemanticIdParts(directory=directory))
+    return replace(parts, semantic_ids=directory)
 
 
 def dead_expert(parts: BundleParts, scratch: Path) -> BundleParts:
