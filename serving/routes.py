@@ -7,7 +7,7 @@ handler under its ``name``, `web/openapi.py` describes it, and the clients call 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
@@ -168,8 +168,8 @@ class Route(NamedTuple):
     """None for a route that the OpenAPI document leaves out."""
     example: object = None
     """Example of the reply."""
-    errors: Sequence[int] = ()
-    """Statuses of its refusals, of `ERRORS`."""
+    finds: bool = False
+    """Whether it answers 404 if what it names is unknown."""
     parameters: type[BaseModel] | None = None
     path_parameter: tuple[str, str] | None = None
     """Its name and an example."""
@@ -178,6 +178,16 @@ class Route(NamedTuple):
     scope: Scope | None = "read"
     """Scope that a key needs; None for a route that is open to everyone."""
     kind: Kind = "worker"
+
+    @property
+    def errors(self) -> tuple[int, ...]:
+        """Statuses of its refusals, of `ERRORS`; none of a route that is open to everyone."""
+        if self.scope is None:
+            return ()
+        takes = (
+            TAKES_BODY if self.body else (422,) if self.parameters or self.path_parameter else ()
+        )
+        return (*((404,) if self.finds else ()), *takes, *ALWAYS)
 
     def value(self, path: str) -> str:
         """Read the path's parameter; empty without one."""
@@ -193,7 +203,7 @@ ROUTES: tuple[Route, ...] = (
         "Make one list.",
         Reply,
         LIST,
-        (404, *TAKES_BODY, *ALWAYS),
+        finds=True,
         body=Request,
         body_example={
             "user_id": "42",
@@ -210,7 +220,6 @@ ROUTES: tuple[Route, ...] = (
         "Make several lists, all from one bundle.",
         BatchReply,
         BatchReply([LIST, ErrorReply(ERRORS[404][1])]),
-        (*TAKES_BODY, *ALWAYS),
         body=BatchRequest,
         body_example={"requests": [{"user_id": "42"}, {"surface": "similar", "item_id": "zz"}]},
         kind="batch",
@@ -222,7 +231,7 @@ ROUTES: tuple[Route, ...] = (
         "Order items that the client has chosen.",
         Reply,
         LIST,
-        (404, *TAKES_BODY, *ALWAYS),
+        finds=True,
         body=RankRequest,
         body_example={"user_id": "42", "items": ["50", "235", "181"]},
         kind="list",
@@ -234,7 +243,7 @@ ROUTES: tuple[Route, ...] = (
         "List what a text finds, in the order that suits the visitor.",
         Reply,
         LIST,
-        (404, *TAKES_BODY, *ALWAYS),
+        finds=True,
         body=SearchRequest,
         body_example={"query": "star trek", "user_id": "42", "k": 5},
         kind="list",
@@ -246,9 +255,9 @@ ROUTES: tuple[Route, ...] = (
         "Say why a served list is as it is, and why an item is not in it.",
         Explanation,
         EXPLANATION,
-        (404, 422, *ALWAYS),
-        ExplainParameters,
-        ("request_id", LIST.request_id),
+        finds=True,
+        parameters=ExplainParameters,
+        path_parameter=("request_id", LIST.request_id),
     ),
     Route(
         "events",
@@ -257,7 +266,6 @@ ROUTES: tuple[Route, ...] = (
         "Store events; they count for the next list as soon as this is answered.",
         EventsReply,
         EventsReply(1, 0),
-        (*TAKES_BODY, *ALWAYS),
         body=EventsRequest,
         body_example={
             "events": [
@@ -281,7 +289,6 @@ ROUTES: tuple[Route, ...] = (
         "Hide, show and describe items, at once and on every surface.",
         ItemsChanged,
         ItemsChanged(7),
-        (*TAKES_BODY, *ALWAYS),
         body=ItemsRequest,
         body_example={"items": [{"item_id": "235", "hidden": True}]},
         scope="admin",
@@ -294,7 +301,6 @@ ROUTES: tuple[Route, ...] = (
         "Remove a user's events and served lists, and use no history of theirs any more.",
         ForgottenReply,
         ForgottenReply(Removed(12, 3)),
-        (422, *ALWAYS),
         path_parameter=("user_id", "42"),
         scope="admin",
         kind="write",
@@ -306,9 +312,9 @@ ROUTES: tuple[Route, ...] = (
         "List items like one item.",
         Reply,
         LIST,
-        (404, 422, *ALWAYS),
-        SimilarParameters,
-        ("item_id", "50"),
+        finds=True,
+        parameters=SimilarParameters,
+        path_parameter=("item_id", "50"),
     ),
     Route(
         "search",
@@ -317,8 +323,7 @@ ROUTES: tuple[Route, ...] = (
         "Find items by title.",
         ItemsReply,
         ItemsReply("7a038c5f0bbf", [CARD]),
-        (422, *ALWAYS),
-        SearchParameters,
+        parameters=SearchParameters,
     ),
     Route(
         "items",
@@ -327,8 +332,7 @@ ROUTES: tuple[Route, ...] = (
         "Describe items; those that are not in the catalogue are left out.",
         ItemsReply,
         ItemsReply("7a038c5f0bbf", [CARD]),
-        (422, *ALWAYS),
-        ItemsParameters,
+        parameters=ItemsParameters,
     ),
     Route(
         "catalogue",
@@ -343,7 +347,6 @@ ROUTES: tuple[Route, ...] = (
             keeps_events=True,
             num_users=943,
         ),
-        ALWAYS,
     ),
     Route(
         "users",
@@ -352,8 +355,8 @@ ROUTES: tuple[Route, ...] = (
         "List users by the beginning of their id, or some at random.",
         UsersReply,
         UsersReply("7a038c5f0bbf", [UserCard("42", 183)]),
-        (404, 422, *ALWAYS),
-        UsersParameters,
+        finds=True,
+        parameters=UsersParameters,
         scope="users",
     ),
     Route(
@@ -368,9 +371,9 @@ ROUTES: tuple[Route, ...] = (
             183,
             [PastItem("235", CARD.title, CARD.categories, CARD.semantic_id, 881107258)],
         ),
-        (404, 422, *ALWAYS),
-        HistoryParameters,
-        ("user_id", "42"),
+        finds=True,
+        parameters=HistoryParameters,
+        path_parameter=("user_id", "42"),
         scope="users",
     ),
     Route(

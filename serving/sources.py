@@ -19,7 +19,9 @@ from serving.model_sources import (
     two_tower_source,
 )
 from serving.settings import ServingOptions
-from serving.surfaces import HOME
+
+BEAM_WIDTH = 50
+"""Prefixes that generation keeps after each level."""
 
 
 def sources_of(
@@ -58,7 +60,7 @@ def sources_of(
         sources[names.GENERATIVE.name] = timed_source(
             bundle.generative.model,
             bundle.generative.trie,
-            HOME.beam_width,
+            BEAM_WIDTH,
             options.beam_timeout_ms,
         )
     if (content := _content_source(bundle, learned_content)) is not None:

@@ -172,8 +172,6 @@ class Surface:
     """Items requested from each source; a longer list requests as many as it has places."""
     max_history: Annotated[int, Field(ge=1, le=10_000)] = 200
     """Latest events that models read."""
-    beam_width: Annotated[int, Field(ge=1, le=1_000)] = 50
-    """Prefixes that generation keeps after each level."""
     learned: bool = False
     """Whether the bundle's learned blend, where there is one, takes the place of the weights; of
     kind ``search`` whether it orders what the text found."""

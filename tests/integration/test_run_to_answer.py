@@ -33,7 +33,7 @@ from recsys.retrieval.sources import (
 from serving.bundle.manifest import Profile
 from serving.recommend import Recommender
 from serving.settings import ServingOptions, Settings
-from serving.surfaces import HOME
+from serving.sources import BEAM_WIDTH
 from tests.recsys.testing.synthetic import World
 from tests.serving.application import create_app
 
@@ -116,7 +116,7 @@ def test_the_measured_blend_is_the_served_one(shop: Path, profile: Profile) -> N
         ),
         "two_tower": ScoredSource(two_tower.score),
         "sequence": ScoredSource(sequence.score),
-        "generative": generated_source(generative, codes, HOME.beam_width),
+        "generative": generated_source(generative, codes, BEAM_WIDTH),
     }
     blend = load_blends(shop / "fit_blend/given")[profile]
     weighed = {"popularity", "item_to_item", "ease", "content_similarity", "two_tower", "sequence"}

@@ -22,6 +22,7 @@ from serving.bundle.load import load_bundle
 from serving.recommend import Recommender
 from serving.schemas import Request
 from serving.settings import ServingOptions
+from serving.sources import BEAM_WIDTH
 from serving.surfaces import HOME
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
@@ -91,7 +92,7 @@ def offline_sources(bundle, names):
     search = BeamSearch(
         generation.model.decode_step,
         generation.trie,
-        beam_width=HOME.beam_width,
+        beam_width=BEAM_WIDTH,
         semantic_ids_version=bundle.semantic_ids.version,
     )
     every = {
