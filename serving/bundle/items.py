@@ -81,6 +81,13 @@ def load_item_data(directory: Path, manifest: BundleManifest, catalogue: Catalog
     return ItemData(items=items, popularity=popularity, text_search=search)
 
 
+def grown_text_search(search: TextSearch, catalogue: Catalogue) -> TextSearch:
+    """Take in the items that deltas appended, by their titles and categories."""
+    rows = range(search.num_item_rows, catalogue.num_item_rows)
+    texts = (" ".join([catalogue.title_of(row), *catalogue.categories_of(row)]) for row in rows)
+    return search.grown(list(texts))
+
+
 def grown_item_data(
     data: ItemData, catalogue: Catalogue, num_category_rows: int, deltas: Sequence[Delta]
 ) -> ItemData:
@@ -95,12 +102,9 @@ def grown_item_data(
         check_rows(delta.directory, delta.content.shape, (delta.num_new_items, width))
     content = torch.cat([data.items.content, *(torch.from_numpy(one.content) for one in deltas)])
     scores, search = data.popularity.item_scores, data.text_search
-    new = range(len(scores), catalogue.num_item_rows)
-    if search is not None:
-        named = ([catalogue.title_of(row), *catalogue.categories_of(row)] for row in new)
-        search = search.grown([" ".join(words) for words in named])
+    added = torch.zeros(catalogue.num_item_rows - len(scores))
     return ItemData(
         items=ItemCatalogue(content, known_categories(catalogue, num_category_rows)),
-        popularity=Popularity(data.popularity.config, torch.cat([scores, torch.zeros(len(new))])),
-        text_search=search,
+        popularity=Popularity(data.popularity.config, torch.cat([scores, added])),
+        text_search=None if search is None else grown_text_search(search, catalogue),
     )
