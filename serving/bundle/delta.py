@@ -1,10 +1,9 @@
 """A delta: new item rows appended to a released bundle, so that fresh items are served at once.
 
 ``bundle-<v>+<n>`` holds the ids, texts, categories, properties and vectors of all items since the
-release and names its parent, ``bundle-<v>`` in the same folder, by digest. (A parent may be a
-delta: a chain is read from its bundle on.) Rows are only ever appended: a delta changes no older
-row. New items have no co-occurrences and popularity 0; they are found by content: by the two-tower,
-and by their semantic IDs where the parent has any.
+release and names its parent, ``bundle-<v>`` in the same folder, by digest. Rows are only ever
+appended: a delta changes no older row. New items have no co-occurrences and popularity 0; they are
+found by content: by the two-tower, and by their semantic IDs if the parent has any.
 
 Axes: R new items, D width of item vectors, F width of content embeddings, L levels.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -61,15 +59,14 @@ def read_semantic_ids(
         released: Those of the first link, where they are loaded already.
     """
     found = released
-    num_item_rows = 0
     for link in chain:
         directory, says = link.directory, link.manifest.semantic_ids
-        num_before, num_item_rows = num_item_rows, link.manifest.dimensions.num_item_rows
+        num_item_rows = link.manifest.dimensions.num_item_rows
         if link.manifest.kind == "bundle":
             if found is None and says is not None:
                 found = ItemSemanticIds.load(directory, says.version)
         elif found is not None:
-            no_ids = NewIds.none(num_item_rows - num_before, found.ids.num_levels)
+            no_ids = NewIds.none(num_item_rows - found.num_item_rows, found.ids.num_levels)
             with reading(directory / "semantic_ids"):
                 found = found.extended(NewIds.load(directory) or no_ids)
         if found is not None and found.num_item_rows != num_item_rows:
@@ -116,10 +113,6 @@ class Delta:
     def num_new_items(self) -> int:
         return self.added.num_item_rows - 1
 
-    def vectors(self) -> Mapping[str, Vectors]:
-        """Return the arrays of new rows by their files."""
-        return {CONTENT: self.content, ITEM_VECTORS: self.item_vectors}
-
     def extend(self, parent: Catalogue) -> Catalogue:
         """Append the new items to the parent's."""
         extended = parent.extended(self.added)
@@ -155,7 +148,7 @@ def write_delta(
 ) -> Path:
     """Write the delta that follows a bundle or a delta.
 
-    It holds the items of all deltas that it follows, so that a chain is never longer than one.
+    It holds the items of the delta that it follows, so that a parent is always a bundle.
 
     Args:
         items: At least one, with ids that the parent does not have.
@@ -172,10 +165,9 @@ def write_delta(
     base, newest = chain[0], chain[-1]
     vectors = _check_vectors(chain, len(items), content, item_vectors)
     ids = _extended(read_semantic_ids(chain), semantic_ids, len(items), parent_version)
-    earlier = [Delta.load(link) for link in chain[1:]]
-    released = parent = Catalogue.load(base.directory)
-    for delta in earlier:
-        parent = delta.extend(parent)
+    earlier = Delta.load(newest) if newest is not base else None
+    released = Catalogue.load(base.directory)
+    parent = released if earlier is None else earlier.extend(released)
     added = _build_catalogue(items, parent)
     properties = _build_properties(items, newest.manifest)
     dimensions = newest.manifest.dimensions.model_copy(
@@ -186,13 +178,16 @@ def write_delta(
     )
     final = bundle_directory(bundles_dir, _next_version(bundles_dir, base.manifest.version))
     with new_directory(final) as directory:
-        reduce(Catalogue.extended, [*(delta.added for delta in earlier), added]).save(directory)
-        known = [*(delta.properties for delta in earlier), properties]
-        reduce(Properties.extended, known).save(directory)
+        if earlier is not None:
+            added = earlier.added.extended(added)
+            properties = earlier.properties.extended(properties)
+            before = {CONTENT: earlier.content, ITEM_VECTORS: earlier.item_vectors}
+            vectors = {path: np.concatenate([before[path], vectors[path]]) for path in vectors}
+        added.save(directory)
+        properties.save(directory)
         for path, array in vectors.items():
             (directory / path).parent.mkdir()
-            whole = [*(delta.vectors()[path] for delta in earlier), np.asarray(array, np.float32)]
-            np.save(directory / path, np.concatenate(whole))
+            np.save(directory / path, np.asarray(array, np.float32))
         if ids is not None:
             new_ids = ids.since(released.num_item_rows)
             if semantic_ids is not None or new_ids.id_rows.any():

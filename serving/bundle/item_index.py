@@ -15,7 +15,7 @@ Axes: N item rows, D width of item vectors.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,12 +134,9 @@ def load_retriever(
     return Retriever(model=model, index=index)
 
 
-def grown_retriever(
-    retriever: Retriever, items: ItemCatalogue, deltas: Sequence[Delta]
-) -> Retriever:
-    """Append what deltas add to a copy of the index; the model shares its weights."""
+def grown_retriever(retriever: Retriever, items: ItemCatalogue, delta: Delta) -> Retriever:
+    """Append what a delta adds to a copy of the index; the model shares its weights."""
     index = retriever.index.copy()
-    for delta in deltas:
-        check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))
-        index.add(torch.from_numpy(delta.item_vectors))
+    check_rows(delta.directory, delta.item_vectors.shape, (delta.num_new_items, index.dim))
+    index.add(torch.from_numpy(delta.item_vectors))
     return Retriever(model=retriever.model.grown(items), index=index)

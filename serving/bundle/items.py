@@ -10,7 +10,6 @@ embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,18 +88,17 @@ def grown_text_search(search: TextSearch, catalogue: Catalogue) -> TextSearch:
 
 
 def grown_item_data(
-    data: ItemData, catalogue: Catalogue, num_category_rows: int, deltas: Sequence[Delta]
+    data: ItemData, catalogue: Catalogue, num_category_rows: int, delta: Delta
 ) -> ItemData:
-    """Append what deltas add: content, unpopular items, and texts of titles and categories.
+    """Append what a delta adds: content, unpopular items, and texts of titles and categories.
 
     Args:
-        catalogue: With the deltas' items.
+        catalogue: With the delta's items.
         num_category_rows: Of the bundle as it was released.
     """
     width = data.items.content.shape[1]
-    for delta in deltas:
-        check_rows(delta.directory, delta.content.shape, (delta.num_new_items, width))
-    content = torch.cat([data.items.content, *(torch.from_numpy(one.content) for one in deltas)])
+    check_rows(delta.directory, delta.content.shape, (delta.num_new_items, width))
+    content = torch.cat([data.items.content, torch.from_numpy(delta.content)])
     scores, search = data.popularity.item_scores, data.text_search
     added = torch.zeros(catalogue.num_item_rows - len(scores))
     return ItemData(

@@ -162,14 +162,11 @@ def _load_released(link: Link) -> Bundle:
 
 
 def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
-    """Apply the deltas of a chain to its first bundle; what does not grow is shared."""
-    deltas = [Delta.load(link) for link in chain[1:]]
-    catalogue = released.catalogue
-    properties = released.properties
-    for delta in deltas:
-        catalogue = delta.extend(catalogue)
-        properties = delta.extend_properties(properties)
-    data = grown_item_data(released, catalogue, released.catalogue.num_category_rows, deltas)
+    """Apply the delta of a chain to its bundle; what does not grow is shared."""
+    delta = Delta.load(chain[1])
+    catalogue = delta.extend(released.catalogue)
+    properties = delta.extend_properties(released.properties)
+    data = grown_item_data(released, catalogue, released.catalogue.num_category_rows, delta)
     semantic_ids = read_semantic_ids(chain, released.semantic_ids)
     models = grown_history_models(released, data.items, semantic_ids)
     retriever, ranker = released.retriever, released.ranker
@@ -181,7 +178,7 @@ def _grown(released: Bundle, chain: Sequence[Link]) -> Bundle:
         manifest=chain[-1].manifest,
         digest=chain[-1].digest,
         catalogue=catalogue,
-        retriever=None if retriever is None else grown_retriever(retriever, data.items, deltas),
+        retriever=None if retriever is None else grown_retriever(retriever, data.items, delta),
         semantic_ids=semantic_ids,
         indexes=grown_item_indexes(released.indexes, models.vectors()),
         ranker=None if ranker is None else ranker.grown(data.items),

@@ -89,12 +89,9 @@ def check_published(bundle: Path) -> None:
     )
 
 
-MAX_CHAIN = 1_000
-
-
 @dataclass(frozen=True)
 class Link:
-    """One directory of a bundle's chain."""
+    """A bundle, or the delta that is appended to it."""
 
     directory: Path
     manifest: BundleManifest
@@ -102,25 +99,23 @@ class Link:
 
 
 def read_chain(directory: Path) -> list[Link]:
-    """Follow a delta's parents down to its bundle, oldest first."""
+    """Read a bundle's manifest, or those of a delta's parent and of the delta."""
     manifest, digest = read_manifest(directory)
     chain = [Link(directory, manifest, digest)]
-    while (parent := chain[0].manifest.parent) is not None:
-        child = chain[0]
-        if child.manifest.kind != "delta" or len(chain) > MAX_CHAIN:
-            raise ValueError(
-                f"{child.directory} names a parent, {len(chain)} links above the newest; only "
-                f"deltas do, at most {MAX_CHAIN} in a row. Release a whole bundle"
-            )
+    if (parent := manifest.parent) is not None:
         older = bundle_directory(directory.parent, parent.version)
         manifest, digest = read_manifest(older)
         if digest != parent.digest or manifest.version != parent.version:
             raise ValueError(
-                f"{child.directory} was made for {parent.version} with digest {parent.digest}, but "
+                f"{directory} was made for {parent.version} with digest {parent.digest}, but "
                 f"{older} holds {manifest.version} with digest {digest}; make the delta again from "
                 "the bundle that is there"
             )
         chain.insert(0, Link(older, manifest, digest))
-    if chain[0].manifest.kind != "bundle":
-        raise ValueError(f"{chain[0].directory} is a delta without a parent; do not use it")
+    kinds = [link.manifest.kind for link in chain]
+    if kinds not in (["bundle"], ["bundle", "delta"]):
+        raise ValueError(
+            f"{directory} is made of {' and '.join(kinds)}; a delta is appended to a bundle, and a "
+            "bundle has no parent. Do not use it"
+        )
     return chain
