@@ -62,29 +62,16 @@ def _surfaces(configuration: ServingConfiguration, now: float) -> list[SurfaceCa
 
 def _deed(rule: Rule) -> str:
     """Describe what a rule does, and to whose lists."""
-    items = []
-    if rule.items:
-        more = (
-            f" and {len(rule.items) - MAX_NAMED_ITEMS} more"
-            if len(rule.items) > MAX_NAMED_ITEMS
-            else ""
-        )
-        items.append(f"{', '.join(rule.items[:MAX_NAMED_ITEMS])}{more}")
+    named, rest = rule.items[:MAX_NAMED_ITEMS], len(rule.items) - MAX_NAMED_ITEMS
+    what = ", ".join(named) + (f" and {rest} more" if rest > 0 else "")
     if rule.where is not None:
-        items.append(f"where {rule.where}")
-    what = " ".join(items)
-    if rule.kind == "pin":
-        return f"pins {what} to slot {rule.slot}{_whose(rule)}"
-    if rule.kind == "hide":
-        return f"hides {what}{_whose(rule)}"
+        what = f"{what} where {rule.where}".lstrip()
+    deeds = {"pin": f"pins {what} to slot {rule.slot}", "hide": f"hides {what}"}
     way = "up" if rule.kind == "boost" else "down"
-    return f"moves {what} {way} by {rule.places} places{_whose(rule)}"
-
-
-def _whose(rule: Rule) -> str:
+    deed = deeds.get(rule.kind, f"moves {what} {way} by {rule.places} places")
     visitors = "" if rule.users.visitors == "all" else f" for {rule.users.visitors} visitors"
-    domains = rule.users.domains
-    return visitors + ("" if domains is None else f" in {', '.join(domains)}")
+    domains = "" if rule.users.domains is None else f" in {', '.join(rule.users.domains)}"
+    return deed + visitors + domains
 
 
 def list_history(recommender: Recommender, user_row: int, k: int) -> list[PastItem]:
