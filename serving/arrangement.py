@@ -25,11 +25,9 @@ from recsys.reranking.exploration import (
     Policy,
     Slate,
     chances_of_list,
-    epsilon_greedy,
+    draw_slate,
     epsilon_policy,
-    plackett_luce,
     plackett_luce_policy,
-    thompson,
     thompson_policy,
 )
 from serving.bundle.load import Bundle
@@ -213,20 +211,14 @@ class Arranger:
         exploration: Exploration,
         num_slots: int,
     ) -> Policy:
-        """Return the chances of each candidate that is left, as `_explored` draws."""
+        """Return the chances of each candidate that is left."""
         if exploration.method == "epsilon":
             return epsilon_policy(exploration.epsilon or 0.0)
         if exploration.method == "plackett_luce":
             return plackett_luce_policy(scores, exploration.temperature or 1.0)
-        deviations = self._deviations(ranked, order, exploration)
-        return thompson_policy(scores, deviations, num_slots)
-
-    def _deviations(
-        self, ranked: RankedItems, order: Rows, exploration: Exploration
-    ) -> NDArray[np.floating]:
         counts = self._bundle.item_counts.numpy()[ranked.item_rows[order]]
-        found: NDArray[np.floating] = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
-        return found
+        deviations = (exploration.scale or 1.0) / np.sqrt(1.0 + counts)
+        return thompson_policy(scores, deviations, num_slots)
 
     def _pins(
         self, ranked: RankedItems, rules: Sequence[Rule], eligible: ItemMask, k: int
@@ -309,15 +301,10 @@ class Arranger:
     ) -> Slate:
         length = max(EXPLORED, number)
         order, scores = order[:length], scores[:length]
-        random = np.random.default_rng(seed)
         local = None if caps is None else caps.among(order.tolist())
-        if exploration.method == "epsilon":
-            slate = epsilon_greedy(scores, number, exploration.epsilon or 0.0, random, local)
-        elif exploration.method == "plackett_luce":
-            slate = plackett_luce(scores, number, exploration.temperature or 1.0, random, local)
-        else:
-            deviations = self._deviations(ranked, order, exploration)
-            slate = thompson(scores, deviations, number, random, local)
+        slots = number if caps is None else len(order)
+        policy = self._policy(ranked, order, scores, exploration, slots)
+        slate = draw_slate(len(order), number, policy, np.random.default_rng(seed), local)
         return Slate(order[slate.places], slate.propensities)
 
     def _caps(self, ranked: RankedItems, pins: _Pins, surface: Surface) -> Caps | None:

@@ -22,7 +22,7 @@ import polars as pl
 
 from pipelines.datasets.registry import Archive, Dataset, FileLayout
 from pipelines.engine.artifacts import Manifest, begin, check_files, commit
-from recsys.data.durable import digest_of_file
+from recsys.data.durable import digest_of_file, locked
 
 # Raise it when a parser's output changes, so that tables of the old one are made again.
 PARSER_VERSION = "2"
@@ -45,9 +45,10 @@ class Fetched:
         return path if path.exists() else None
 
 
-def cache_dir() -> Path:
-    """Return the folder of converted tables."""
-    return Path(os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")).expanduser()
+def converted(dataset: Dataset, layout: FileLayout) -> Path:
+    """Return where the tables made from one layout are kept."""
+    cache = os.environ.get("RECSYS_DATA_CACHE", "~/.cache/recsys")
+    return Path(cache).expanduser() / dataset.name / layout.name
 
 
 def check_digest(path: Path, expected: str, what: str) -> None:
@@ -58,11 +59,6 @@ def check_digest(path: Path, expected: str, what: str) -> None:
             f"{what}: sha256 of {path.name} is {found}, but the known file has {expected}. "
             "It is damaged or another version; remove it and fetch again"
         )
-
-
-def converted(dataset: Dataset, layout: FileLayout) -> Path:
-    """Return where the tables made from one layout are kept."""
-    return cache_dir() / dataset.name / layout.name
 
 
 def is_cached(dataset: Dataset, layout: FileLayout) -> bool:
@@ -83,32 +79,25 @@ def convert(
 ) -> Fetched:
     """Parse raw files into the cache's Parquet tables, whole or not at all."""
     final = converted(dataset, layout)
+    tables = layout.parse(raw)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        # Two processes may convert at once: each in its own place, and the last rename wins.
-        scratch = Path(tempfile.mkdtemp(prefix=f".{layout.name}-", dir=final.parent))
+        with locked(final.parent / f".{layout.name}.lock"):
+            partial = begin(final)
+            manifest = Manifest(
+                stage=f"dataset {dataset.name}",
+                inputs=inputs,
+                config={},
+                versions={"parser": PARSER_VERSION, "polars": pl.__version__},
+                rows=tables.write(partial),
+                files={},
+            )
+            commit(partial, final, manifest=manifest, run={"host": platform.node()})
     except OSError as error:
         raise ValueError(
             f"cannot write to the data cache {final.parent}: {error.strerror}. Set "
             "RECSYS_DATA_CACHE to a folder you may write to"
         ) from error
-    try:
-        partial = begin(scratch / layout.name)
-        rows = layout.parse(raw).write(partial)
-        manifest = Manifest(
-            stage=f"dataset {dataset.name}",
-            inputs=inputs,
-            config={},
-            versions={"parser": PARSER_VERSION, "polars": pl.__version__},
-            rows=rows,
-            files={},
-        )
-        commit(partial, scratch / layout.name, manifest=manifest, run={"host": platform.node()})
-        if final.exists():
-            shutil.rmtree(final)
-        (scratch / layout.name).rename(final)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return Fetched(directory=final, source=source)
 
 
@@ -147,11 +136,7 @@ def extract(path: Path, archive: Archive, into: Path) -> None:
     try:
         with zipfile.ZipFile(path) as opened:
             for name in archive.layout.files:
-                with (
-                    opened.open(f"{archive.folder}/{name}") as member,
-                    (into / name).open("wb") as file,
-                ):
-                    shutil.copyfileobj(member, file)
+                (into / name).write_bytes(opened.read(f"{archive.folder}/{name}"))
     except KeyError as error:
         raise SourceUnavailableError(f"{archive.place} lacks a file: {error}") from error
     except zipfile.BadZipFile as error:
@@ -208,7 +193,7 @@ def fetch(dataset: Dataset) -> Fetched:
     tried = [] if os.environ.get("RECSYS_DATA_MIRROR") else ["RECSYS_DATA_MIRROR is not set"]
     if not tried:
         tried.append(f"{os.environ['RECSYS_DATA_MIRROR']} has no folder {dataset.name}")
-    tried.append(f"nothing in the cache {cache_dir() / dataset.name}")
+    tried.append(f"nothing in the cache {converted(dataset, dataset.mirror).parent}")
     if dataset.archive is None:
         tried.append("no official file whose digest is known")
     for archive in (dataset.archive, dataset.wheel):

@@ -53,23 +53,8 @@ Policy = Callable[[Places], Floats]
 """The chance of each candidate that is left."""
 
 
-def epsilon_greedy(
-    scores: NDArray[np.floating],
-    k: int,
-    epsilon: float,
-    random: np.random.Generator,
-    caps: Caps | None = None,
-) -> Slate:
-    """Return each slot, with probability epsilon, to any candidate that is left, else to the best.
-
-    Args:
-        scores: Of the candidates, best first, [n].
-    """
-    return _drawn(len(scores), k, epsilon_policy(epsilon), random, caps)
-
-
 def epsilon_policy(epsilon: float) -> Policy:
-    """Return the chances of `epsilon_greedy`."""
+    """Give a slot, with probability epsilon, to any candidate that is left, else to the best."""
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon must be in [0, 1], got {epsilon}")
 
@@ -81,23 +66,12 @@ def epsilon_policy(epsilon: float) -> Policy:
     return chances
 
 
-def plackett_luce(
-    scores: NDArray[np.floating],
-    k: int,
-    temperature: float,
-    random: np.random.Generator,
-    caps: Caps | None = None,
-) -> Slate:
-    """Draw each slot by the softmax of the remaining items (Plackett 1975; Luce 1959).
+def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Policy:
+    """Draw by the softmax of the remaining items (Plackett 1975; Luce 1959).
 
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
     """
-    return _drawn(len(scores), k, plackett_luce_policy(scores, temperature), random, caps)
-
-
-def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Policy:
-    """Return the chances of `plackett_luce`."""
     _check_positive("temperature", temperature)
     relevance = scale_relevance(scores)
 
@@ -111,29 +85,18 @@ def plackett_luce_policy(scores: NDArray[np.floating], temperature: float) -> Po
     return chances
 
 
-def thompson(
-    scores: NDArray[np.floating],
-    deviations: NDArray[np.floating],
-    k: int,
-    random: np.random.Generator,
-    caps: Caps | None = None,
-) -> Slate:
-    """Show in each slot the best of a normal draw of each candidate that is left.
+def thompson_policy(
+    scores: NDArray[np.floating], deviations: NDArray[np.floating], num_slots: int
+) -> Policy:
+    """Show the best of a normal draw of each candidate that is left.
 
     Args:
         scores: Of the candidates, best first, [n]; brought to [0, 1] before.
         deviations: Standard deviation of each candidate's relevance, above 0, [n]; the least
             that is drawn with is `LEAST_DEVIATION`.
+        num_slots: Candidates that may be gone before a slot is drawn: the length of the list, or
+            with caps, which may take any away, the number of candidates.
     """
-    # Caps may take any candidates away; without them at least the k-th highest is left.
-    gone = len(scores) if caps is not None else k
-    return _drawn(len(scores), k, thompson_policy(scores, deviations, gone), random, caps)
-
-
-def thompson_policy(
-    scores: NDArray[np.floating], deviations: NDArray[np.floating], num_slots: int
-) -> Policy:
-    """Return the chances of `thompson`."""
     spread = np.asarray(deviations, np.float64)
     if len(spread) != len(scores) or not (spread > 0).all():
         raise ValueError("each candidate needs a standard deviation above 0")
@@ -217,14 +180,14 @@ def _grid(means: Floats, deviations: Floats, num_slots: int) -> tuple[Floats, Fl
     return points.ravel(), (half * weights).ravel()
 
 
-def _drawn(
+def draw_slate(
     number: int,
     k: int,
     chances: Policy,
     random: np.random.Generator,
-    caps: Caps | None,
+    caps: Caps | None = None,
 ) -> Slate:
-    """Draw slot by slot among the remaining items that break no cap."""
+    """Draw slot by slot among the remaining of ``number`` candidates that break no cap."""
     left = np.arange(number)
     places: list[int] = []
     propensities: list[float] = []

@@ -13,10 +13,25 @@ from recsys.reranking.diversity import Caps, scale_relevance
 from recsys.reranking.exploration import (
     _Largest,
     best_chances,
-    epsilon_greedy,
-    plackett_luce,
-    thompson,
+    draw_slate,
+    epsilon_policy,
+    plackett_luce_policy,
+    thompson_policy,
 )
+
+
+def epsilon_greedy(scores, k, epsilon, random, caps=None):
+    return draw_slate(len(scores), k, epsilon_policy(epsilon), random, caps)
+
+
+def plackett_luce(scores, k, temperature, random, caps=None):
+    return draw_slate(len(scores), k, plackett_luce_policy(scores, temperature), random, caps)
+
+
+def thompson(scores, deviations, k, random, caps=None):
+    policy = thompson_policy(scores, deviations, k if caps is None else len(scores))
+    return draw_slate(len(scores), k, policy, random, caps)
+
 
 SCORES = np.array([2.0, 1.6, 0.9, 0.2])
 DEVIATIONS = np.array([0.1, 0.5, 0.3, 0.9])
