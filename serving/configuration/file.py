@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from serving.configuration.contradictions import clashes, contradictions, list_variants
-from serving.configuration.rules import Experiment, Period, Rule
+from serving.configuration.rules import Experiment, Rule
 from serving.surfaces import ALIASES, BUILT_IN, HOME, KINDS, Surface
 
 MAX_BYTES = 4 << 20
@@ -179,7 +179,9 @@ class _Reader:
             elif (part := self._read(kind, one, place)) is not None:
                 if part.name in found:
                     self.add(place, "there are two of this name; give each a name of its own")
-                self._check_surfaces(part, place, surfaces)
+                for surface in part.surfaces or ():
+                    if surface not in surfaces:
+                        self.add(place, f"surfaces: {_unknown(surface, surfaces)}")
                 found.setdefault(part.name, part)
         return list(found.values())
 
@@ -188,11 +190,6 @@ class _Reader:
         if not few:
             self.add(name, f"are {len(tables)}; at most {MAX_TABLES[name]} are allowed")
         return few
-
-    def _check_surfaces(self, part: Period, place: str, surfaces: Collection[str]) -> None:
-        for surface in part.surfaces or ():
-            if surface not in surfaces:
-                self.add(place, f"surfaces: {_unknown(surface, surfaces)}")
 
     def _read(self, kind: type[Part], table: Table, place: str) -> Part | None:
         try:

@@ -50,18 +50,14 @@ Moment = Annotated[datetime, AfterValidator(_with_offset)]
 
 def read_span(begin: datetime | None, end: datetime | None) -> Span:
     """Return a span in unix seconds; without a begin or an end it has none."""
-    span = (
-        ALWAYS[0] if begin is None else begin.timestamp(),
-        ALWAYS[1] if end is None else end.timestamp(),
-    )
-    if span[0] >= span[1]:
-        assert begin is not None
-        assert end is not None
+    first = ALWAYS[0] if begin is None else begin.timestamp()
+    last = ALWAYS[1] if end is None else end.timestamp()
+    if begin is not None and end is not None and first >= last:
         raise ValueError(
             f"until ({end.isoformat()}) must be after from ({begin.isoformat()}); swap them, or "
             "leave one out"
         )
-    return span
+    return first, last
 
 
 def overlap(one: Span, other: Span) -> bool:
@@ -212,11 +208,8 @@ class Overrides:
         Raises:
             ValueError: The surface cannot be so.
         """
-        given: dict[str, Any] = {
-            field.name: value
-            for field in fields(self)
-            if (value := getattr(self, field.name)) is not None
-        }
+        changes = {field.name: getattr(self, field.name) for field in fields(self)}
+        given: dict[str, Any] = {name: one for name, one in changes.items() if one is not None}
         if "weights" in given:
             # A learned blend has weights of its own.
             given["learned"] = False
