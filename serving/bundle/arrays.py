@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -69,13 +69,16 @@ class StoredArrays:
     """File of each stored field, after a prefix of them all and without its ending."""
 
     @classmethod
+    def _stored(cls) -> Iterator[tuple[Field[Any], str]]:
+        for one in fields(cls):  # type: ignore[arg-type]
+            if one.name in cls.FILES:
+                yield one, cls.FILES[one.name]
+
+    @classmethod
     def read(cls, prefix: Path, **others: Any) -> Self:
         """Memory-map the files whose paths begin with a prefix."""
-        for one in fields(cls):  # type: ignore[arg-type]
-            if one.name not in cls.FILES:
-                continue
-            path = Path(f"{prefix}{cls.FILES[one.name]}")
-            array = path.with_name(f"{path.name}.npy")
+        for one, file in cls._stored():
+            path, array = Path(f"{prefix}{file}"), Path(f"{prefix}{file}.npy")
             if one.type == "StringTable":
                 others[one.name] = load_strings(path.parent, path.name)
             elif one.type == "Numbers":
@@ -86,22 +89,21 @@ class StoredArrays:
 
     def write(self, prefix: Path) -> None:
         """Write the files; folders are made."""
-        for name, file in self.FILES.items():
-            path, value = Path(f"{prefix}{file}"), getattr(self, name)
+        for one, file in self._stored():
+            path, value = Path(f"{prefix}{file}"), getattr(self, one.name)
             path.parent.mkdir(exist_ok=True)
-            if isinstance(value, StringTable):
+            if one.type == "StringTable":
                 write_string_table(path.parent, path.name, list(value))
             elif value is not None:
-                kind = np.float64 if value.dtype.kind == "f" else np.int64
-                np.save(path.with_name(f"{path.name}.npy"), np.asarray(value, kind))
+                kind = np.float64 if one.type == "Numbers" else np.int64
+                np.save(f"{path}.npy", np.asarray(value, kind))
 
     @classmethod
     def list_files(cls, prefix: str) -> Iterator[str]:
         """List the names of the files."""
-        for one in fields(cls):  # type: ignore[arg-type]
-            if one.name in cls.FILES:
-                for part in (".utf8", ".offsets") if one.type == "StringTable" else ("",):
-                    yield f"{prefix}{cls.FILES[one.name]}{part}.npy"
+        for one, file in cls._stored():
+            for part in (".utf8", ".offsets") if one.type == "StringTable" else ("",):
+                yield f"{prefix}{file}{part}.npy"
 
 
 def check_ragged(path: Path, values: Rows, offsets: Rows, num_owners: int, num_rows: int) -> None:
