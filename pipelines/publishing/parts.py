@@ -55,6 +55,12 @@ def make_parts(context: StageContext, inputs: ModelInputs) -> BundleParts:
         item_weights={name: fitted[name] for name in names.ITEM_WEIGHTS if name in fitted},
         content=catalogue.content.numpy(),
         content_source=content_source(context),
+        two_tower=two_tower,
+        semantic_ids=semantic_ids if read_version(semantic_ids) else None,
+        content_similarity=fitted.get(names.CONTENT.name),
+        sequence=fitted.get(names.SEQUENCE.name),
+        ensemble=fitted.get(names.ENSEMBLE.name),
+        generative=fitted.get(names.GENERATIVE.name),
         outside={
             name: OutsideParts(fitted[name], address)
             for name, address in context.config.outside_models().items()
