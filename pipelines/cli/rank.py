@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.rendezvous import rendezvous
@@ -25,7 +26,7 @@ from features.parallel import end_with_the_parent
 from pipelines.config.run import RunConfig
 from pipelines.config.toml import validate
 from pipelines.engine.console import EXIT_CODES
-from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS, STEP, RankJob
+from pipelines.engine.launch import ERROR, JOB, LOGGED, RAISED, ROWS, STEP
 from pipelines.engine.ray_ranks import LOG
 from pipelines.engine.run_log import RunLog
 from pipelines.engine.stage import StageContext
@@ -57,21 +58,21 @@ class LogFile(RunLog):
             file.write(json.dumps([kind, arguments]) + "\n")
 
 
-def build_context(job: RankJob, folder: Path, rank: int) -> StageContext:
+def build_context(job: Mapping[str, Any], folder: Path, rank: int) -> StageContext:
     """Build the stage's context; further ranks write to folders that are discarded."""
-    config = validate(RunConfig, job.config, JOB)
-    output = Path(job.output)
+    config = validate(RunConfig, job["config"], JOB)
+    output = Path(job["output"])
     if rank:
         output = folder / f"output-{rank}"
         output.mkdir()
     return StageContext(
         config=config,
         workspace=Workspace(config.workspace),
-        inputs={name: Path(path) for name, path in job.inputs.items()},
+        inputs={name: Path(path) for name, path in job["inputs"].items()},
         output=output,
-        checkpoints=Path(job.checkpoints),
-        making=job.making,
-        show_progress=job.show_progress and rank == 0,
+        checkpoints=Path(job["checkpoints"]),
+        making=job["making"],
+        show_progress=job["show_progress"] and rank == 0,
         run=RunLog() if rank else LogFile(folder / LOGGED),
         latest_step=folder / STEP.format(rank),
     )
@@ -96,11 +97,11 @@ def describe_error(error: BaseException, rank: int) -> dict[str, object]:
 
 def work(folder: Path, rank: int, size: int) -> None:
     """Run the job's stage as one rank."""
-    job = RankJob(**json.loads((folder / JOB).read_text()))
+    job = json.loads((folder / JOB).read_text())
     context = build_context(job, folder, rank)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
-    stage = next(one for one in STAGES if one.name == job.stage)
+    stage = next(one for one in STAGES if one.name == job["stage"])
     device = local_device("cpu" if context.config.device == "cpu" else "auto")
     with process_group(device, context.config.torchrun.wait_seconds):
         rows = stage.function(context)

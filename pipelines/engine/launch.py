@@ -16,7 +16,6 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +41,6 @@ RAISED: dict[str, type[Exception]] = {
     "UnstableTrainingError": UnstableTrainingError,
 }
 """Errors of a rank that the launching process raises as they are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankJob:
-    """The stage that every rank runs."""
-
-    stage: str
-    config: Mapping[str, Any]
-    inputs: Mapping[str, str]
-    output: str
-    checkpoints: str
-    making: str
-    show_progress: bool
 
 
 def count_ranks(stage: Stage, config: RunConfig) -> int:
@@ -89,16 +75,16 @@ def on_ranks(stage: Stage, context: StageContext, size: int) -> StageRows:
     config, folder = context.config, context.checkpoints / "ranks"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    job = RankJob(
-        stage=stage.name,
-        config=plain(config),
-        inputs={name: str(path.absolute()) for name, path in context.inputs.items()},
-        output=str(context.output.absolute()),
-        checkpoints=str(context.checkpoints.absolute()),
-        making=context.making,
-        show_progress=context.show_progress,
-    )
-    (folder / JOB).write_text(json.dumps(asdict(job)))
+    job = {
+        "stage": stage.name,
+        "config": plain(config),
+        "inputs": {name: str(path.absolute()) for name, path in context.inputs.items()},
+        "output": str(context.output.absolute()),
+        "checkpoints": str(context.checkpoints.absolute()),
+        "making": context.making,
+        "show_progress": context.show_progress,
+    }
+    (folder / JOB).write_text(json.dumps(job))
     with passing_on(folder / LOGGED, context.run):
         on_ray = config.engine == "ray"
         failures = start_on_ray(folder, config) if on_ray else start(stage.name, folder, config)
