@@ -123,9 +123,9 @@ def tune(
       recsys tune shop.toml --over sequence.dropout=0.0..0.5 --set engine=ray
     """
     from pipelines.config.operation import budget_seconds
-    from pipelines.tuning.run import BEST, Tuning
-    from pipelines.tuning.run import tune as run_trials
     from pipelines.tuning.space import parse_space
+    from pipelines.tuning.study import BEST, Tuning
+    from pipelines.tuning.study import tune as run_trials
 
     config = run_config(run, preset, assignments)
     place = out or config.workspace / "tune"

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.auto.run import Automatic, planned_for
+from pipelines.auto.rounds import Automatic, planned_for
 from pipelines.cli.automatic import plan_table
 from pipelines.engine.console import log
 from pipelines.engine.runner import pick_stages, run_stages

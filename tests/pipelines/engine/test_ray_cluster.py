@@ -18,8 +18,8 @@ from pipelines.inputs.content_models import make_encoder
 from pipelines.presets.resolve import resolve
 from pipelines.stages.build_features import features_config
 from pipelines.stages.embed_items import encoded_on_ray
-from pipelines.tuning.run import Tuning, tune
 from pipelines.tuning.space import parse_space
+from pipelines.tuning.study import Tuning, tune
 from recsys.content.embedding_cache import encode_cached
 from recsys.data.versions import describe_difference
 from tests.conftest import TINY_SHOP

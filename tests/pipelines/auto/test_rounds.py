@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.auto.machine import Machine
 from pipelines.auto.plan import ENDS, SEQUENCE, Plan, PlanPart, Round
-from pipelines.auto.run import Automatic, Planned, describe_plan
+from pipelines.auto.rounds import Automatic, Planned, describe_plan
 from pipelines.config.run import RunConfig
 from pipelines.doctor.machine import GIB
 from pipelines.engine.artifacts import Manifest
@@ -165,7 +165,7 @@ def test_a_training_is_shortened_to_what_is_left_before_the_end(
 
     rounds = (round_of("a", 1.0), trained_round(84.0, 100.0, 20.0))
     monkeypatch.setattr(
-        "pipelines.auto.run.time", SimpleNamespace(perf_counter=lambda: 900.0 - left)
+        "pipelines.auto.rounds.time", SimpleNamespace(perf_counter=lambda: 900.0 - left)
     )
     run = Automatic(sources, sources.config(), 0.0, said.append)
     run.run(planned(*rounds), lambda _config: [two_tower_in(8.0)], finish)
@@ -187,7 +187,7 @@ def test_a_first_round_that_is_slower_than_planned_leaves_no_time_for_the_next(
     clock = chain([800.0], repeat(830.0))
     run = Automatic(sources, sources.config(), 0.0, said.append)
     monkeypatch.setattr(
-        "pipelines.auto.run.time", SimpleNamespace(perf_counter=lambda: next(clock))
+        "pipelines.auto.rounds.time", SimpleNamespace(perf_counter=lambda: next(clock))
     )
     run.run(planned(round_of("a", 1.0, 10.0), trained_round(84.0, 100.0, 20.0)), prepared, runs)
     assert len(runs.epochs) == 1
