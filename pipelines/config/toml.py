@@ -13,12 +13,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
@@ -28,6 +29,8 @@ from pipelines.config.removed import REMOVED_KEYS, removal
 Table = dict[str, Any]
 Config = TypeVar("Config")
 ADAPTERS: dict[type, TypeAdapter[Any]] = {}
+ANY = "<name>"
+"""In a dotted key: any name."""
 
 
 def read_toml(path: Path) -> Table:
@@ -125,7 +128,7 @@ def list_keys(kind: type, prefix: str = "") -> Iterator[str]:
         if prefix + name in REMOVED_KEYS:
             continue
         yield prefix + name
-        middle = "<name>." if is_mapping(annotation) else ""
+        middle = f"{ANY}." if is_mapping(annotation) else ""
         for inner in dataclasses_in(annotation):
             yield from list_keys(inner, f"{prefix}{name}.{middle}")
 
@@ -140,49 +143,21 @@ def nearest_key(wanted: str, siblings: Iterable[str], anywhere: Iterable[str]) -
     return by_last[match[0]] if match else None
 
 
-class UnknownKey(NamedTuple):
-    """A key that its dataclass lacks, and the ones it has."""
+def describe_unknown(kind: type, key: str) -> str:
+    """Describe a key that no dataclass has: what became of it, or the nearest that there is."""
+    if removed := removal(key):
+        return removed
+    known, parent = list(list_keys(kind)), re.sub(r"\[\d+\]", "", key).split(".")[:-1]
 
-    path: str
-    allowed: list[str]
+    def is_sibling(other: str) -> bool:
+        above = other.split(".")[:-1]
+        pairs = zip(above, parent, strict=False)
+        return len(above) == len(parent) and all(one in (ANY, name) for one, name in pairs)
 
-
-def unknown_keys(kind: type, table: Mapping[str, Any], prefix: str = "") -> Iterator[UnknownKey]:
-    """List the keys of a table, and of those inside it, that a dataclass does not have."""
-    annotations = typing.get_type_hints(kind)
-    for key, value in table.items():
-        if key not in annotations:
-            yield UnknownKey(prefix + key, sorted(annotations))
-            continue
-        for inner in dataclasses_in(annotations[key]):
-            for inner_prefix, part in tables_in(value, prefix + key, is_mapping(annotations[key])):
-                yield from unknown_keys(inner, part, inner_prefix)
-
-
-def tables_in(value: Any, path: str, by_name: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """List the tables that a value holds, each with the prefix of its keys."""
-    if isinstance(value, Mapping):
-        parts = [(f"{path}.{name}.", part) for name, part in value.items()]
-        parts = parts if by_name else [(f"{path}.", value)]
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        parts = [(f"{path}[{place}].", part) for place, part in enumerate(value)]
-    else:
-        parts = []
-    return ((prefix, part) for prefix, part in parts if isinstance(part, Mapping))
-
-
-def refuse_unknown_keys(kind: type, table: Mapping[str, Any], source: str) -> None:
-    """Refuse a table with a key that the dataclass lacks; offer the nearest."""
-    complaints = []
-    for key in unknown_keys(kind, table):
-        if removed := removal(key.path):
-            complaints.append(f"{source}: {removed}")
-            continue
-        match = nearest_key(key.path, key.allowed, list_keys(kind))
-        hint = f"did you mean {match!r}?" if match else f"allowed here: {', '.join(key.allowed)}"
-        complaints.append(f"{source}: unknown key {key.path!r}; {hint}")
-    if complaints:
-        raise ValueError("\n".join(complaints))
+    allowed = sorted(other.rpartition(".")[2] for other in known if is_sibling(other))
+    match = nearest_key(key, allowed, known)
+    hint = f"did you mean {match!r}?" if match else f"allowed here: {', '.join(allowed)}"
+    return f"unknown key {key!r}; {hint}"
 
 
 def dotted(location: Sequence[str | int]) -> str:
@@ -195,24 +170,24 @@ def dotted(location: Sequence[str | int]) -> str:
 
 def validate(kind: type[Config], table: Mapping[str, Any], source: str) -> Config:
     """Build a dataclass from tables, strictly: a string is no number; messages name the source."""
-    refuse_unknown_keys(kind, table, source)
     # JSON is where pydantic's strict mode takes a list for a tuple and a string for a path.
     encoded = json.dumps(table, default=str)
     try:
-        found: Config = type_adapter(kind).validate_json(encoded, strict=True)
+        found: Config = type_adapter(kind).validate_json(encoded, strict=True, extra="forbid")
         return found
     except ValidationError as error:
         lines = []
         for fault in error.errors():
-            reason = fault["msg"].removeprefix("Value error, ")
-            if fault["type"] == "missing":
-                lines.append(f"{source}: {dotted(fault['loc'])} is missing; give it a value")
+            key, reason = dotted(fault["loc"]), fault["msg"].removeprefix("Value error, ")
+            if fault["type"] == "unexpected_keyword_argument":
+                line = describe_unknown(kind, key)
+            elif fault["type"] == "missing":
+                line = f"{key} is missing; give it a value"
             elif fault["type"] == "value_error" and isinstance(fault["input"], dict):
-                lines.append(f"{source}: {dotted(fault['loc'])}: {reason}")
-            elif removed := removal(dotted(fault["loc"]), fault["input"]):
-                lines.append(f"{source}: {removed}")
+                line = f"{key}: {reason}"
             else:
-                lines.append(f"{source}: {dotted(fault['loc'])} = {fault['input']!r}: {reason}")
+                line = removal(key, fault["input"]) or f"{key} = {fault['input']!r}: {reason}"
+            lines.append(f"{source}: {line}")
         raise ValueError("\n".join(dict.fromkeys(lines))) from error
 
 
