@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.table import Table
 
 from pipelines.auto.rounds import FEATURES, Automatic, Planned, describe_plan, planned_for
-from pipelines.cli.demo import metric_table, served_model
+from pipelines.cli.demo_results import metric_table, served_model
 from pipelines.cli.output import make_table, print_lines
 from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import read_json

@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from rich.console import Console, RenderableType
 
-from pipelines.cli.demo import (
+from pipelines.cli.demo_results import (
     SPLIT_NAMES,
     choose_users,
     describe_ranker,
