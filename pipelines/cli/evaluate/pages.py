@@ -146,9 +146,8 @@ def export_runs(context: Context, path: Path, wanted: list[str]) -> None:
     else:
         files = {path / f"{run.name.replace('/', '-')}-{run.key}.html": [run] for run in runs}
     for file, of in files.items():
-        left_out = write(context, PAGES, of, file)
-        print_lines(f"{file}: {file.stat().st_size / 1e6:.1f} MB", note=True)
-        print_lines(*(f"  without {one}" for one in left_out), note=True)
+        left_out = [f"  without {one}" for one in write(context, PAGES, of, file)]
+        print_lines(f"{file}: {file.stat().st_size / 1e6:.1f} MB", *left_out, note=True)
 
 
 def read_key(file: Path) -> str:
