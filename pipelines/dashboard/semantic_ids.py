@@ -24,10 +24,10 @@ from pipelines.pages.document import (
     select,
     with_origins,
 )
-from pipelines.pages.semantic_id_tree import PAGE, Shown, member_row
+from pipelines.pages.semantic_id_tree import PAGE, IdsView, member_row
 from pipelines.pages.semantic_ids import semantic_ids_page
 from pipelines.semantic_ids.items import Items
-from pipelines.semantic_ids.measure import Measurement, measure, measure_drift
+from pipelines.semantic_ids.measure import IdsMeasurement, measure, measure_drift
 from pipelines.semantic_ids.store import SHORT
 from pipelines.semantic_ids.table import IdTable, Prefix, most_popular
 
@@ -74,17 +74,17 @@ def build(context: Context, query: Query) -> Page:
         words = "No item of this run's catalogue has an ID in this version."
         return Page(title=TITLE, lead=words, blocks=[], controls=_controls(source, table, None))
     before = _compared(source, table, query)
-    shown = Shown(
+    view = IdsView(
         measured=_measure(source, table, items, before),
         prefix=_prefix(table, items, query),
         item=items.row_of(query.text("item")),
         run=None if context.exported else run.key,
     )
-    page = semantic_ids_page(shown)
+    page = semantic_ids_page(view)
     blocks = [
         with_origins(one, [run.origin]) if isinstance(one, Section) else one for one in page.blocks
     ]
-    if (wanted := query.text("item")) and shown.item is None:
+    if (wanted := query.text("item")) and view.item is None:
         missing = f"No item has the id {wanted!r} in this run."
         blocks.insert(1, Words(lines=[missing], tone="bad"))
     return replace(
@@ -97,7 +97,7 @@ def build(context: Context, query: Query) -> Page:
 
 def _measure(
     source: IdVersions, table: IdTable, items: Items, before: IdTable | None
-) -> Measurement:
+) -> IdsMeasurement:
     """Measure a version and what changed since another one, once."""
     made = source.report if source.report.get("version") == table.version else {}
     cache, title = source.context.cache, source.run.name
@@ -107,7 +107,7 @@ def _measure(
     if before is not None:
         names = ("id drift", before.version, table.version)
         drift = source.once(cache, names, lambda: measure_drift(before, table, items))
-    return Measurement(report=report, drift=drift, table=table, items=items)
+    return IdsMeasurement(report=report, drift=drift, table=table, items=items)
 
 
 def _compared(source: IdVersions, table: IdTable, query: Query) -> IdTable | None:
@@ -181,12 +181,12 @@ def members(context: Context, query: Query, window: Window) -> Rows:
     places = np.zeros(len(items.item_ids))
     places[table.rows] = np.arange(len(table.rows))
     columns = (items.item_ids, items.titles, places, categories, items.popularity)
-    shown = Shown(
+    view = IdsView(
         measured=_measure(source, table, items, None),
         run=None if context.exported else source.run.key,
     )
     rows = window_rows(kept, columns, window, 4).tolist()
-    return Rows(total=len(every), found=len(kept), rows=[member_row(shown, row) for row in rows])
+    return Rows(total=len(every), found=len(kept), rows=[member_row(view, row) for row in rows])
 
 
 ENTRY = PageEntry(

@@ -21,7 +21,7 @@ from pipelines.pages.document import (
     Tree,
     Words,
 )
-from pipelines.semantic_ids.measure import Measurement
+from pipelines.semantic_ids.measure import IdsMeasurement
 from pipelines.semantic_ids.store import SHORT
 from pipelines.semantic_ids.table import (
     Group,
@@ -45,10 +45,10 @@ MEMBER_COLUMNS = [*texts("item", "title", "semantic ID", "main category"), *coun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class IdsView:
     """A measured version, and the part of its tree that is open."""
 
-    measured: Measurement
+    measured: IdsMeasurement
     prefix: Prefix = ()
     item: int | None = None
     """Item row that was searched."""
@@ -78,9 +78,9 @@ class Shown:
         return list_children(self.measured.table, self.measured.items, prefix)
 
 
-def item_section(shown: Shown, row: int) -> Section:
+def item_section(view: IdsView, row: int) -> Section:
     """Show an item's place in the tree."""
-    items, table = shown.measured.items, shown.measured.table
+    items, table = view.measured.items, view.measured.table
     text, title = table.text(row), items.title(row)
     if not text:
         return Section(key="item", title=title, blocks=[Words(lines=[NO_ID])])
@@ -93,18 +93,18 @@ def item_section(shown: Shown, row: int) -> Section:
     for length in range(1, len(whole)):
         prefix = prefix_text(whole[:length])
         others = f"{len(table.members(whole[:length])) - 1:,}"
-        found.append(Tile(label=f"others with {prefix}", value=others, link=shown.link(prefix)))
+        found.append(Tile(label=f"others with {prefix}", value=others, link=view.link(prefix)))
     blocks: list[Block] = [Tiles(tiles=found)]
-    if shown.run is not None:
-        blocks.append(Words(lines=["Its page:"], links=[shown.item_link(row)]))
+    if view.run is not None:
+        blocks.append(Words(lines=["Its page:"], links=[view.item_link(row)]))
     return Section(key="item", title=title, blocks=blocks)
 
 
-def tree_section(shown: Shown) -> Section:
+def tree_section(view: IdsView) -> Section:
     """Show the reader's place in the tree, and the prefixes and items below."""
-    blocks: list[Block] = [_tree(shown)]
-    if shown.prefix:
-        blocks.append(_members(shown))
+    blocks: list[Block] = [_tree(view)]
+    if view.prefix:
+        blocks.append(_members(view))
     return Section(
         key="tree-of-codes",
         title="Tree of prefixes",
@@ -114,56 +114,56 @@ def tree_section(shown: Shown) -> Section:
     )
 
 
-def _tree(shown: Shown) -> Tree:
-    in_file, table, items = shown.run is None, shown.measured.table, shown.measured.items
+def _tree(view: IdsView) -> Tree:
+    in_file, table, items = view.run is None, view.measured.table, view.measured.items
 
     def node(group: Group, children: Sequence[Node] = ()) -> Node:
         parts = ["1 item" if group.num_items == 1 else f"{group.num_items:,} items"]
         if group.category and group.purity is not None and group.num_items > 1:
             parts.append(f"{percent(group.purity)} {group.category}")
         note = f"{', '.join(parts)}: {'; '.join(group.titles)}"
-        return Node(label=group.text, note=note, link=shown.link(group.text), children=children)
+        return Node(label=group.text, note=note, link=view.link(group.text), children=children)
 
-    below = shown.children(shown.prefix)
+    below = view.children(view.prefix)
     some = below[: FILE_NODES if in_file else SHOWN]
     nodes = [node(one) for one in some]
     if in_file:
-        lower = [shown.children(one.prefix)[:FILE_CHILDREN] for one in some]
+        lower = [view.children(one.prefix)[:FILE_CHILDREN] for one in some]
         nodes = [node(one, list(map(node, own))) for one, own in zip(some, lower, strict=True)]
-    for group in reversed(path_to(table, items, shown.prefix)):
+    for group in reversed(path_to(table, items, view.prefix)):
         nodes = [node(group, nodes)]
     note = f"{len(table.rows):,} items with an ID"
     left = len(below) - len(some)
     return Tree(
         key="tree",
-        title=f"Prefixes of {prefix_text(shown.prefix) or 'the whole catalogue'}",
+        title=f"Prefixes of {prefix_text(view.prefix) or 'the whole catalogue'}",
         note="The largest first; open one to see what follows it."
         + (f" {left:,} smaller ones are left out." if left else ""),
-        nodes=[Node(label="all", note=note, link=shown.link(""), children=nodes)],
+        nodes=[Node(label="all", note=note, link=view.link(""), children=nodes)],
     )
 
 
-def _members(shown: Shown) -> Table:
+def _members(view: IdsView) -> Table:
     """Tabulate the items of the open prefix; the dashboard reads a window at a time."""
-    rows, in_file = np.sort(shown.measured.table.members(shown.prefix)), shown.run is None
-    count, items = len(rows), shown.measured.items
+    rows, in_file = np.sort(view.measured.table.members(view.prefix)), view.run is None
+    count, items = len(rows), view.measured.items
     left = f" The {FILE_ITEMS} most popular." if in_file and count > FILE_ITEMS else ""
     listed = most_popular(items, rows, FILE_ITEMS) if in_file else []
     return Table(
         key="members",
-        title="1 item" if count == 1 else f"{count:,} items of {prefix_text(shown.prefix)}",
+        title="1 item" if count == 1 else f"{count:,} items of {prefix_text(view.prefix)}",
         note=f"Popularity: {items.counted}.{left}",
         columns=MEMBER_COLUMNS,
-        rows=[member_row(shown, row) for row in listed],
+        rows=[member_row(view, row) for row in listed],
         source=None if in_file else "members",
     )
 
 
-def member_row(shown: Shown, row: int) -> tuple[Cell | LinkedCell, ...]:
+def member_row(view: IdsView, row: int) -> tuple[Cell | LinkedCell, ...]:
     """List an item's cells of `MEMBER_COLUMNS`."""
-    items, link = shown.measured.items, shown.item_link(row)
+    items, link = view.measured.items, view.item_link(row)
     return (
-        link.label if shown.run is None else LinkedCell(text=link.label, link=link),
-        *(items.title(row), shown.measured.table.text(row), items.category(row)),
+        link.label if view.run is None else LinkedCell(text=link.label, link=link),
+        *(items.title(row), view.measured.table.text(row), items.category(row)),
         float(items.popularity[row]),
     )

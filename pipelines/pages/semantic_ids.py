@@ -15,8 +15,8 @@ from pipelines.pages.charts import counts, figure, line_chart, numbers, percent,
 from pipelines.pages.document import Block, Cell, Code, Page, Section, Table, Tile, Tiles, Words
 from pipelines.pages.file import write_page
 from pipelines.pages.report_data import thinned
-from pipelines.pages.semantic_id_tree import FILE_ITEMS, Shown, item_section, tree_section
-from pipelines.semantic_ids.measure import SAME_MEANING, Drift, Measurement, SemanticIdReport
+from pipelines.pages.semantic_id_tree import FILE_ITEMS, IdsView, item_section, tree_section
+from pipelines.semantic_ids.measure import SAME_MEANING, Drift, IdsMeasurement, SemanticIdReport
 from pipelines.semantic_ids.store import SHORT
 from pipelines.semantic_ids.table import Group
 
@@ -44,31 +44,31 @@ UNMEASURED = (
 )
 
 
-def semantic_ids_page(shown: Shown) -> Page:
+def semantic_ids_page(view: IdsView) -> Page:
     """Build the page."""
-    report, drift = shown.measured.report, shown.measured.drift
+    report, drift = view.measured.report, view.measured.drift
     source = ("content embeddings", "")
     if report.is_of_behaviour:
         source = ("a sequence model's item vectors", ", which are assigned by content")
     blocks: list[Block] = [tiles(report, drift), Words(lines=[MEANING.format(*source)])]
-    if shown.item is not None:
-        blocks.append(item_section(shown, shown.item))
+    if view.item is not None:
+        blocks.append(item_section(view, view.item))
     return Page(
         title=f"Semantic IDs of {report.title}, version {report.version[:SHORT]}",
         lead=answer(report),
         blocks=[
             *blocks,
-            tree_section(shown),
+            tree_section(view),
             codes_section(report),
             prefix_section(report),
-            drift_section(shown),
+            drift_section(view),
             provenance_section(report),
         ],
         notices=notices(report),
     )
 
 
-def write_semantic_id_report(measured: Measurement, html: Path) -> Path:
+def write_semantic_id_report(measured: IdsMeasurement, html: Path) -> Path:
     """Write the page to ``html`` and its values to a file of the same name with ``.json``.
 
     Returns:
@@ -77,7 +77,7 @@ def write_semantic_id_report(measured: Measurement, html: Path) -> Path:
     if html.suffix != ".html":
         raise ValueError(f"{html} must end in .html; the numbers are written next to it")
     values, drift = html.with_suffix(".json"), measured.drift
-    write_page(semantic_ids_page(Shown(measured=measured)), html)
+    write_page(semantic_ids_page(IdsView(measured=measured)), html)
     parts = {**asdict(measured.report), "drift": None if drift is None else asdict(drift)}
     values.write_text(to_json(parts), encoding="utf-8")
     return values
@@ -311,16 +311,16 @@ def _collisions(report: SemanticIdReport) -> list[str]:
     return [line, group if before else "No two items were encoded to the same codes."]
 
 
-def drift_section(shown: Shown) -> Section:
+def drift_section(view: IdsView) -> Section:
     """Show what changed since another version."""
-    report, drift = shown.measured.report, shown.measured.drift
+    report, drift = view.measured.report, view.measured.drift
     how = str(report.made.get("how", "published"))
     if drift is None:
         words = Words(lines=["There is no version to compare with."])
         return Section(key="versions", title="Changes since another version", blocks=[words])
     blocks: list[Block] = [Words(lines=_drift_words(drift))]
     if drift.kept is not None:
-        blocks += [_kept_table(drift), *_change_tables(shown, drift)]
+        blocks += [_kept_table(drift), *_change_tables(view, drift)]
     return Section(
         key="versions",
         title=f"From version {drift.before[:SHORT]} to {drift.after[:SHORT]}",
@@ -371,11 +371,11 @@ def _kept_table(drift: Drift) -> Table:
     )
 
 
-def _change_tables(shown: Shown, drift: Drift) -> list[Block]:
+def _change_tables(view: IdsView, drift: Drift) -> list[Block]:
     def kind(group: Group) -> str:
         return "" if group.purity is None else f"{group.category} ({group.purity:.0%})"
 
-    most = FILE_ITEMS if shown.run is None else None
+    most = FILE_ITEMS if view.run is None else None
     codes = Table(
         key="changed",
         title="First codes whose items changed most",
@@ -389,7 +389,7 @@ def _change_tables(shown: Shown, drift: Drift) -> list[Block]:
         ],
         rows=[
             (
-                *(shown.cell(one.after.text), one.overlap),
+                *(view.cell(one.after.text), one.overlap),
                 *(one.before.num_items, one.after.num_items, kind(one.before), kind(one.after)),
                 *("; ".join(side.titles) for side in (one.before, one.after)),
             )

@@ -14,7 +14,7 @@ from pipelines.engine.workspace import Workspace
 from pipelines.semantic_ids.artefact import ID_ROWS, REPORT, Content, read_version
 from pipelines.semantic_ids.items import Items, workspace_items
 from pipelines.semantic_ids.measure import (
-    Measurement,
+    IdsMeasurement,
     measure,
     measure_drift,
     read_quality,
@@ -28,7 +28,7 @@ from recsys.semantic_ids.quality import QualityReport, quality_report
 
 def measure_current(
     content: Content, store: SemanticIdStore, config: RunConfig, previous: str | None = None
-) -> Measurement:
+) -> IdsMeasurement:
     """Measure the workspace's IDs, or the current ones if others were published.
 
     Args:
@@ -81,7 +81,7 @@ def measure_version(
     title: str,
     num_retired: int = 0,
     before: IdTable | None = None,
-) -> Measurement:
+) -> IdsMeasurement:
     """Measure a version with its content.
 
     Args:
@@ -92,7 +92,7 @@ def measure_version(
     """
     table = IdTable.of(version.ids, id_rows)
     content = read_quality(made) or _quality(version, torch.from_numpy(id_rows), vectors)
-    return Measurement(
+    return IdsMeasurement(
         report=measure(table, items, made, title=title, content=content, num_retired=num_retired),
         drift=None if before is None else measure_drift(before, table, items),
         table=table,

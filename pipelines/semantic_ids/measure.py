@@ -194,7 +194,7 @@ class Drift:
         return sum(code.overlap < SAME_MEANING for code in self.codes)
 
 
-class Measurement(NamedTuple):
+class IdsMeasurement(NamedTuple):
     """A version with everything that its page shows."""
 
     report: SemanticIdReport

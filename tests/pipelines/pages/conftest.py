@@ -10,7 +10,7 @@ import torch
 from pipelines.pages.report_data import Provenance, ReportData, read_report_data
 from pipelines.semantic_ids.current import measure_version
 from pipelines.semantic_ids.items import Items
-from pipelines.semantic_ids.measure import Measurement
+from pipelines.semantic_ids.measure import IdsMeasurement
 from pipelines.semantic_ids.store import SemanticIdVersion
 from pipelines.semantic_ids.table import IdTable
 from recsys.semantic_ids.codes import SemanticIds
@@ -120,10 +120,10 @@ def planted(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def planted_ids() -> Callable[..., Measurement]:
+def planted_ids() -> Callable[..., IdsMeasurement]:
     """Measure a version of semantic IDs whose report is known: planted_ids(titles="abc")."""
 
-    def made(**changes: Any) -> Measurement:
+    def made(**changes: Any) -> IdsMeasurement:
         parts = planted(**changes)
         ids, before = parts.pop("ids"), parts.pop("before")
         version = SemanticIdVersion(ids=ids, quantizer=parts.pop("quantizer"), origin={})

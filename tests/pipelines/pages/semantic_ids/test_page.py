@@ -9,7 +9,7 @@ import torch
 
 from pipelines.pages.document import Chart, Table, Tree
 from pipelines.pages.encoding import encoded
-from pipelines.pages.semantic_id_tree import Shown
+from pipelines.pages.semantic_id_tree import IdsView
 from pipelines.pages.semantic_ids import semantic_ids_page, write_semantic_id_report
 from recsys.semantic_ids.codes import SemanticIds
 from recsys.semantic_ids.collisions import assign_semantic_ids
@@ -28,7 +28,7 @@ HOSTILE = (
 
 
 def page_of(made):
-    return semantic_ids_page(Shown(measured=made))
+    return semantic_ids_page(IdsView(measured=made))
 
 
 def swapped():
