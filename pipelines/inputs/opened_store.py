@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from features.forget_list import ForgetList
 from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path
+from pipelines.engine.workspace import bundles_dir
 from pipelines.inputs.exported import Exported
 from pipelines.inputs.online_events import ExportReport, export_events, export_requests
 from serving.online.opening import SQLITE, is_store, open_store
@@ -76,3 +78,33 @@ def _forgotten_in(place: str) -> ForgetList:
         return Exported.read(Path(place)).forgotten
     with opened(place) as store:
         return store.forgotten()
+
+
+def find_store(config: RunConfig) -> str | None:
+    """Return the address of a run's online store, by default the folder next to its bundles."""
+    place = config.data.online_events
+    if place is not None and is_store(place):
+        return place
+    folder = bundles_dir(config).parent / "online"
+    return f"{SQLITE}{folder}" if (folder / "events.db").exists() else None
+
+
+def forget_in_store(url: str, user_ids: Sequence[str], now_ms: int) -> dict[str, int]:
+    """Forget users in an online store; return the removed rows by where they were."""
+    removed: Counter[str] = Counter()
+    try:
+        store = open_store(url, timeout_ms=TIMEOUT_MS)
+        if store is None:
+            return {}
+        try:
+            for user_id in user_ids:
+                gone = store.forget(user_id, now_ms)
+                removed["events of the online store"] += gone.num_events
+                removed["lists of the online store"] += gone.num_requests
+        finally:
+            store.close()
+    except StoreError as error:
+        raise ValueError(
+            f"the list has them, and the online store {url} does not know it: {error}; run it again"
+        ) from error
+    return dict(removed)

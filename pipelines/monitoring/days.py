@@ -18,6 +18,7 @@ from pipelines.engine.artifacts import MANIFEST, digest_of_json
 from pipelines.engine.workspace import RELEASED, UPDATE, bundles_dir
 from pipelines.inputs.exported import RECEIVED_TIME, REQUESTS, list_parts, scan_parts
 from pipelines.partitions.manifest import PartitionsManifest, partition_folder
+from pipelines.presets.resolve import ONLINE_EVENTS
 from pipelines.publishing.released import Released, released_folder
 from serving.bundle.manifest import CURRENT
 
@@ -135,6 +136,23 @@ class ServedDay(NamedTuple):
     num_fallback: int | None
     """None where the export does not say."""
     num_degraded: int | None
+
+
+def export_folder(config: RunConfig) -> Path | None:
+    """Find the folder of exported lists and events; None where nothing is exported."""
+    given = config.monitoring.served
+    places = [given, config.workspace / ONLINE_EVENTS]
+    if config.data.online_events is not None and ":" not in config.data.online_events:
+        places.append(Path(config.data.online_events))
+    for place in places:
+        if place is not None and (place / REQUESTS).is_dir():
+            return place
+    if given is not None:
+        raise ValueError(
+            f"monitoring.served: {given} holds no served lists; name a folder that recsys events "
+            "export wrote"
+        )
+    return None
 
 
 def served_days(folder: Path | None) -> Mapping[date, ServedDay]:

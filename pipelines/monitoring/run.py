@@ -23,11 +23,11 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.engine.workspace import bundles_dir
-from pipelines.inputs.exported import REQUESTS
 from pipelines.monitoring.days import (
     EventDays,
     ServedDay,
     event_days,
+    export_folder,
     full_run_until,
     known_tables,
     served_days,
@@ -37,7 +37,6 @@ from pipelines.monitoring.judged import SignalRecord
 from pipelines.monitoring.signals import Measurement, measure, measure_agreement
 from pipelines.monitoring.sketch import KnownTables, Sketch, build_sketch, build_tables
 from pipelines.monitoring.vectors import ServedVectors, vectors_of_bundle
-from pipelines.presets.resolve import ONLINE_EVENTS
 from recsys.data.durable import locked, write_durably
 from serving.bundle.manifest import CURRENT
 
@@ -256,23 +255,6 @@ class Watcher:
         write_page(monitoring_page(document, self.record.table()), self.folder / PAGE)
         write_durably(self.folder / DOCUMENT, to_json(document))
         return Monitored(document=document, page=self.folder / PAGE)
-
-
-def export_folder(config: RunConfig) -> Path | None:
-    """Find the folder of exported lists and events; None where nothing is exported."""
-    given = config.monitoring.served
-    places = [given, config.workspace / ONLINE_EVENTS]
-    if config.data.online_events is not None and ":" not in config.data.online_events:
-        places.append(Path(config.data.online_events))
-    for place in places:
-        if place is not None and (place / REQUESTS).is_dir():
-            return place
-    if given is not None:
-        raise ValueError(
-            f"monitoring.served: {given} holds no served lists; name a folder that recsys events "
-            "export wrote"
-        )
-    return None
 
 
 def parse_moment(text: str) -> datetime:

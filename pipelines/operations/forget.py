@@ -23,15 +23,13 @@ from pipelines.config.run import RunConfig
 from pipelines.engine.forgotten import add_to_list, list_path, read_list
 from pipelines.engine.workspace import RELEASED, bundles_dir
 from pipelines.inputs.exported import EXPORTED, RECORDS, REQUESTS, exporting
-from pipelines.inputs.opened_store import TIMEOUT_MS
+from pipelines.inputs.opened_store import find_store, forget_in_store
 from pipelines.partitions.forget import forget_in_partitions
 from pipelines.partitions.manifest import FOLDER as PARTITIONS
 from pipelines.partitions.source import PartitionSource
 from pipelines.presets.resolve import ONLINE_EVENTS
 from recsys.data.durable import replace_file
 from recsys.data.string_table import StringTable
-from serving.online.opening import SQLITE, is_store, open_store
-from serving.online.store import StoreError
 
 FEATURES = "build_features"
 ANSWERS = "answers-*.parquet"
@@ -85,9 +83,9 @@ def forget_users(
     path.parent.mkdir(parents=True, exist_ok=True)
     until = ForgetList.of(user_ids, now_ms, UserKeys.make(path.parent))
     add_to_list(path, until)
-    report.store = store or _find_store(config)
+    report.store = store or find_store(config)
     if report.store is not None:
-        _forget_in_store(report, report.store, user_ids, now_ms)
+        report.removed |= forget_in_store(report.store, user_ids, now_ms)
     for folder in _exports(config):
         with exporting(folder) as exported:
             report.removed[str(folder)] = exported.forget(folder, exported.forgotten | until)
@@ -107,38 +105,12 @@ def forget_users(
     return report
 
 
-def _find_store(config: RunConfig) -> str | None:
-    place = config.data.online_events
-    if place is not None and is_store(place):
-        return place
-    folder = bundles_dir(config).parent / "online"
-    return f"{SQLITE}{folder}" if (folder / "events.db").exists() else None
-
-
-def _forget_in_store(report: ForgetReport, url: str, user_ids: Sequence[str], now_ms: int) -> None:
-    try:
-        store = open_store(url, timeout_ms=TIMEOUT_MS)
-        if store is None:
-            return
-        try:
-            for user_id in user_ids:
-                gone = store.forget(user_id, now_ms)
-                for name, rows in (("events", gone.num_events), ("lists", gone.num_requests)):
-                    key = f"{name} of the online store"
-                    report.removed[key] = report.removed.get(key, 0) + rows
-        finally:
-            store.close()
-    except StoreError as error:
-        raise ValueError(
-            f"the list has them, and the online store {url} does not know it: {error}; run it again"
-        ) from error
-
-
 def _exports(config: RunConfig) -> Iterator[Path]:
     """List folders of recsys data export that belong to a run."""
     places = [config.workspace / ONLINE_EVENTS, config.monitoring.served]
-    if config.data.online_events is not None and not is_store(config.data.online_events):
-        places.append(Path(config.data.online_events))
+    online = config.data.online_events
+    if online is not None and online != find_store(config):
+        places.append(Path(online))
     for place in dict.fromkeys(one.absolute() for one in places if one is not None):
         for folder in (place, place / REQUESTS, place / RECORDS):
             if (folder / EXPORTED).exists():

@@ -1,4 +1,4 @@
-"""Trained models of an increment: the served ones, continued on new events or taken as they are.
+"""Trained models of an increment: the served ones, continued on new events.
 
 Axes: U user rows.
 """
@@ -16,17 +16,14 @@ from features.user_ids import FEATURE, read_owners, renewed
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.engine.workspace import RELEASED
 from pipelines.inputs.tensors import read_inputs
-from pipelines.publishing.released import HELD_OUT, Released, link_tree, released_folder
-from pipelines.ranking.artefact import RANKER
-from pipelines.semantic_ids.artefact import read_item_codes
+from pipelines.publishing.released import HELD_OUT, Released, released_folder
 from pipelines.training.fitters import ModelFitter, whole_model
 from pipelines.training.run import fit, write_training
-from recsys.fitting.grown import grown_generative, grown_ranker, without_rows
+from recsys.fitting.grown import without_rows
 from recsys.fitting.queries import GIVEN, ModelInputs, NewEvents
 from recsys.fitting.sequence import SEQUENCE
 from recsys.fitting.spec import Data, ModelSpec, Refit
 from recsys.fitting.two_tower import TWO_TOWER
-from recsys.models.ranker.model import Ranker
 from recsys.models.sequence.config import SequenceConfig
 from recsys.models.sequence.members import of_first
 
@@ -114,37 +111,3 @@ def train_two_tower(context: StageContext) -> StageRows:
 def train_sequence(context: StageContext) -> StageRows:
     """Continue all members of the served sequence model on new events."""
     return continue_model(context, SEQUENCE)
-
-
-def train_generative(context: StageContext) -> StageRows:
-    """Take the served generative model as it is, over a catalogue that may have grown."""
-    folder = context.inputs[RELEASED]
-    served = folder / "refit" / "generative"
-    if not served.exists():
-        return StageRows(rows_in=0, rows_out=0)
-    inputs = read_model_inputs(context)
-    model = grown_generative(
-        served,
-        inputs,
-        read_item_codes(context.inputs["build_semantic_ids"]),
-        read_item_codes(folder / "build_semantic_ids"),
-    )
-    model.save(context.output / GIVEN / "generative")
-    return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)
-
-
-def train_ranker(context: StageContext) -> StageRows:
-    """Take the served ranker as it is, over a catalogue that may have grown."""
-    folder = context.inputs[RELEASED]
-    for path in sorted((folder / "train_ranker").iterdir()):
-        if path.is_dir():
-            link_tree(path, context.output / path.name)
-    served = context.output / GIVEN / RANKER
-    if not served.exists():
-        return StageRows(rows_in=0, rows_out=0)
-    inputs = read_model_inputs(context)
-    model = grown_ranker(served, inputs, renewed_rows(context, folder))
-    for name in (Ranker.FILE, "config.json"):
-        (served / name).unlink()
-    model.save(served)
-    return StageRows(rows_in=0, rows_out=inputs.sizes.num_item_rows - 1)

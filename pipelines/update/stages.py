@@ -14,17 +14,13 @@ from features.schema import NewestSplit
 from pipelines.engine.artifacts import to_json
 from pipelines.engine.memory import free_memory
 from pipelines.engine.stage import Stage, StageContext, StageRows
-from pipelines.engine.workspace import RELEASED, bundles_dir
-from pipelines.inputs.item_columns import check_images
+from pipelines.engine.workspace import RELEASED
 from pipelines.publishing.released import Released, link_tree
 from pipelines.stages.build_features import features_config
-from pipelines.stages.embed_items import embed_items as embed_all_items
 from pipelines.stages.list import STAGES
-from pipelines.update.models import train_generative, train_ranker, train_sequence, train_two_tower
-from recsys.content.attribute_schema import build_extraction
-from recsys.content.columns import ColumnEncoder
+from pipelines.update.models import train_sequence, train_two_tower
+from pipelines.update.served import embed_items, train_generative, train_ranker
 from recsys.fitting.queries import GIVEN
-from serving.bundle.manifest import bundle_directory, read_manifest
 
 CARRIED = ("fit_blend",)
 """Stages whose artefacts are those of the served bundle."""
@@ -56,25 +52,6 @@ def build_features(context: StageContext) -> StageRows:
         rows_out=report.events,
         more={"users": report.users, "items": report.items},
     )
-
-
-def embed_items(context: StageContext) -> StageRows:
-    """Encode the catalogue as that of the served bundle was."""
-    base = Released.load(context.inputs[RELEASED])
-    served = read_manifest(bundle_directory(bundles_dir(context.config), base.version))[0].content
-    columns = [] if served is None else served.columns
-    check_images(context.config.content, "" if served is None else served.images, base.version)
-    weight = context.config.content.column_weight
-    made = None if served is None else served.enrichment
-    extraction = build_extraction(context.config.enrichment.attributes)
-    keep = None if made is None else extraction.keep if made.kept is None else made.kept
-    if made is not None and made.prompt_version != extraction.version:
-        raise ValueError(
-            f"the items of bundle {base.version} were described with prompt {made.prompt_version}, "
-            f"enrichment.attributes now make prompt {extraction.version}; put them back, or run "
-            "the whole pipeline"
-        )
-    return embed_all_items(context, ColumnEncoder.of(columns, weight), keep)
 
 
 def refit(context: StageContext) -> StageRows:
