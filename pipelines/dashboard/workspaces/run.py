@@ -55,7 +55,7 @@ class Run:
 
     @property
     def config_digest(self) -> str | None:
-        """Digest of the configuration, computed when it is asked for; None if it is not known."""
+        """Digest of the configuration, computed when it is needed; None if it is not known."""
         return self.known_digest or (digest_of_settings(self.settings) if self.settings else None)
 
     @property
