@@ -51,25 +51,22 @@ def backtest_page(document: Mapping[str, Any], origins: Sequence[Origin] = ()) -
     """Build the page of a finished backtest from ``backtest.json``."""
     results = ReplayResults(document)
     found, policy = earned(results), results.policies[0]
-    over_time = "Models are trained on the events before a step and evaluated on the events in it."
-    measured_on = "Training time was measured on the machine that ran the backtest."
-    peers = "Models of other libraries, same training events, same queries."
-    parts: list[tuple[str, str, str, Sequence[Block]]] = [
-        ("time", "Quality over time", over_time, _over_time(results, policy)),
-        ("ageing", "Freshness", "", _freshness(results)),
-        ("training", "Cost", measured_on, _costs(results.metric, found)),
-        ("every-list", "All lists", "", _lists(results)),
-        ("newcomers", "New users and new items", "", _slices(results)),
-        ("all-peers", "Peers on the same queries", peers, _peers(results, policy)),
-        ("lead", "The blend against its best source", "", _blend(document, policy)),
-        ("about", "How it was measured", "", [_about(document)]),
+    parts: list[tuple[str, str, Sequence[Block]]] = [
+        ("time", "Quality over time", _over_time(results, policy)),
+        ("ageing", "Freshness", _freshness(results)),
+        ("training", "Cost", _costs(results.metric, found)),
+        ("every-list", "All lists", _lists(results)),
+        ("newcomers", "New users and new items", _slices(results)),
+        ("all-peers", "Peers on the same queries", _peers(results, policy)),
+        ("lead", "The blend against its best source", _blend(document, policy)),
+        ("about", "How it was measured", [_about(document)]),
     ]
     return Page(
         title=f"Backtest: {document['data_set']}",
         lead=_lead(results, found),
         blocks=[
-            with_origins(Section(key=key, title=title, note=note, blocks=blocks), origins)
-            for key, title, note, blocks in parts
+            with_origins(Section(key=key, title=title, blocks=blocks), origins)
+            for key, title, blocks in parts
             if blocks
         ],
     )
@@ -110,8 +107,8 @@ def _lines(metric: str, key: str, title: str, lines: Mapping[str, Sequence[At]])
         line_chart,
         key,
         title,
-        f"{label}: {metric_meaning(metric)}. Higher is better. Bands are 95% intervals over "
-        "queries.",
+        f"{label}: {metric_meaning(metric)}. Models are trained on the events before a step and "
+        "evaluated on the events in it. Bands are 95% intervals over queries.",
         [
             *numbers("step"),
             Column(label="begin", format="time"),
@@ -211,10 +208,10 @@ def _costs(metric: str, found: Sequence[Earned]) -> list[Block]:
         tradeoff_chart,
         "cost",
         f"{label} by the cost of training",
-        "Training after the first step, which all policies share; further left is cheaper, "
-        "further up better. Bars are 95% intervals over steps. The table is relative to the policy "
-        f"that costs most; its last column is the {label} gained over models that are never "
-        "retrained, by hour of training.",
+        "Training after the first step, which all policies share, on the machine that ran the "
+        "backtest; further left is cheaper, further up better. Bars are 95% intervals over steps. "
+        "The table is relative to the policy that costs most; its last column is the "
+        f"{label} gained over models that are never retrained, by hour of training.",
         [
             *texts("policy", "models"),
             *numbers("seconds of training", format="count"),
@@ -271,8 +268,9 @@ def _peers(results: ReplayResults, policy: str) -> list[Block]:
             interval_chart,
             "peers",
             f"The served list against peers, policy {policy}",
-            f"Differences of {label} on the same queries, paired by step; to the right of 0 the "
-            "served list is better. Lines are 95% intervals over steps.",
+            f"Models of other libraries, same training events: differences of {label} on the same "
+            "queries, paired by step; to the right of 0 the served list is better. Lines are 95% "
+            "intervals over steps.",
             [
                 *texts("peer"),
                 *numbers(label, format="metric"),
