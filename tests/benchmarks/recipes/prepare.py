@@ -43,7 +43,7 @@ def recipe_of(config: RunConfig, rows: Sequence[str], sources: Sequence[str]) ->
         item_to_item=config.item_to_item,
         ease=config.ease,
         item_knn=config.item_knn,
-        content=config.content_similarity,
+        content_similarity=config.content_similarity,
         two_tower=config.two_tower,
         two_tower_training=only_training(config.two_tower_training),
         sequence=pick_settings(SEQUENCE, config),

@@ -58,7 +58,7 @@ class Recipe:
     item_to_item: ItemToItemConfig = field(default_factory=ItemToItemConfig)
     ease: EaseWeightsConfig = field(default_factory=EaseWeightsConfig)
     item_knn: ItemKnnConfig = field(default_factory=ItemKnnConfig)
-    content: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
+    content_similarity: ContentSimilarityConfig = field(default_factory=ContentSimilarityConfig)
     two_tower: TwoTowerConfig = field(default_factory=TwoTowerConfig)
     two_tower_training: TrainingConfig = field(default_factory=TrainingConfig)
     sequence: SequenceConfig = field(default_factory=SequenceConfig)

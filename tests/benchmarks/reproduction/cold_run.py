@@ -178,7 +178,7 @@ def grown_source(
 
 def grown_content(experiment: Experiment, world: ColdWorld) -> ContentSimilarity:
     """Whiten the cold items' content as that of the warm ones."""
-    warm = ContentSimilarity(experiment.recipe.content, world.warm.catalogue.content)
+    warm = ContentSimilarity(experiment.recipe.content_similarity, world.warm.catalogue.content)
     with tempfile.TemporaryDirectory() as place:
         warm.save(Path(place))
         return ContentSimilarity.load(Path(place), world.grown.catalogue.content)

@@ -121,7 +121,7 @@ def test_a_row_that_some_seeds_lack_is_named_with_how_many_have_it(card):
     for run in runs[1:]:
         run["rows"]["content_similarity"] = run["rows"]["sequence"]
     facts = facts_of(summary_of("walks", card, runs), [])
-    assert "Means over fewer seeds: content 2 (given order)." in facts
+    assert "Means over fewer seeds: content_similarity 2 (given order)." in facts
     assert not any("fewer" in fact for fact in facts_of(summary_of("walks", card, runs[1:]), []))
 
 
