@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from pipelines.config.run import RunConfig
 from pipelines.engine.errors import UnstableTrainingError
 from pipelines.inputs.tensors import read_inputs, released_order, retrieval_settings
-from pipelines.training.run import ProgressBar
+from pipelines.training.train import ProgressBar
 from recsys.data.batch import Jagged, JaggedBatch
 from recsys.data.dataset import HeldOut, Rows
 from recsys.evaluation.ranking import RankingResult

@@ -120,8 +120,8 @@ def plan_sequence(planner: Planner) -> None:
     ends = planner.measuring(6) + planner.refit_seconds
     before = [part for part, _ in planner.postponed]
     if texts:
-        why, again = "content similarity is one of them", planner.refit_seconds
-        before += [texts, PlanPart("models without training", "fitted again", why, again)]
+        why, seconds = "content similarity is one of them", planner.refit_seconds
+        before += [texts, PlanPart("models without training", "fitted again", why, seconds)]
     room = SAFETY * planner.left - ends - sum(part.seconds for part in before)
     trained = [trained_in(planner, number, room) for number in range(1, MAX_MEMBERS + 1)]
     # A first further member is worth 3 to 5%, less than a whole training.

@@ -57,8 +57,8 @@ def monitor(
     """
     from pipelines.engine.errors import AlarmError
     from pipelines.engine.history import recorded
-    from pipelines.monitoring.run import monitor as watch
-    from pipelines.monitoring.run import parse_moment
+    from pipelines.monitoring.monitor import monitor as watch
+    from pipelines.monitoring.monitor import parse_moment
     from pipelines.presets.resolve import with_online_events
 
     config = run_config(run, preset, assignments)

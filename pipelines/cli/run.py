@@ -225,7 +225,7 @@ def run_decided(
     from pipelines.engine.runner import run_stages
     from pipelines.presets.resolve import saved_choices
     from pipelines.stages.list import STAGES
-    from pipelines.update.run import run_update
+    from pipelines.update.increment import run_update
 
     begin = time.perf_counter()
     with tracked(config) as recorder:

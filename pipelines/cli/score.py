@@ -91,7 +91,7 @@ def score(
       recsys score runs/shop --engine ray --address 10.0.0.1:6379
     """
     from pipelines.scoring.job import ScoreRequest
-    from pipelines.scoring.run import score as make_lists
+    from pipelines.scoring.score import score as make_lists
     from serving.settings import usable_cpus
 
     if sum(one is not None for one in (users, items, active_since)) > 1:

@@ -69,7 +69,7 @@ def serve(
 
       curl -s --json '{"user_id": "1", "k": 5}' localhost:8000/v1/recommend
     """
-    from serving.server.run import serve as run_server
+    from serving.server.serve import serve as run_server
     from serving.settings import Settings
 
     given: dict[str, object] = {

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.backtest.run import DOCUMENT, FOLDER
+from pipelines.backtest.backtest import DOCUMENT, FOLDER
 from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.workspaces.files import (

@@ -20,7 +20,7 @@ from pipelines.engine.stage import StageContext
 from pipelines.inputs.tensors import HeldOut, ragged
 from pipelines.training.baselines import fit_untrained
 from pipelines.training.fitters import ModelFitter, read_refit
-from pipelines.training.run import fit
+from pipelines.training.train import fit
 from recsys.data.dataset import Rows, Sequences, concatenated_ranges
 from recsys.fitting.catalogue import index_of_model
 from recsys.fitting.queries import ModelInputs

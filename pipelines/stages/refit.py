@@ -12,7 +12,7 @@ from pipelines.inputs.tensors import read_inputs, released_order, retrieval_sett
 from pipelines.semantic_ids.artefact import read_item_codes
 from pipelines.training.baselines import fit_untrained
 from pipelines.training.fitters import ModelFitter, read_refit, was_trained
-from pipelines.training.run import fit, write_training
+from pipelines.training.train import fit, write_training
 from recsys.fitting.catalogue import CATALOGUE
 from recsys.fitting.spec import Data
 from recsys.models.names import SEQUENCE

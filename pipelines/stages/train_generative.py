@@ -12,7 +12,7 @@ from pipelines.engine.console import log
 from pipelines.engine.stage import StageContext, StageRows
 from pipelines.inputs.tensors import retrieval_settings
 from pipelines.semantic_ids.artefact import read_item_codes, read_version
-from pipelines.training.run import train_each_order
+from pipelines.training.train import train_each_order
 from recsys.fitting.generative import GENERATIVE
 from recsys.fitting.queries import ModelInputs
 from recsys.fitting.spec import Data

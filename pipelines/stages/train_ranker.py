@@ -28,7 +28,7 @@ from pipelines.ranking.data import RankingData, TooLittleDataError, ranking_data
 from pipelines.ranking.examples import candidate_builder
 from pipelines.ranking.fit import fit_ranker, make_ranker, metric_by_query
 from pipelines.ranking.measures import measure_ranker, trunk_summary
-from pipelines.training.run import Curve, training_run
+from pipelines.training.train import Curve, training_run
 from recsys.fitting.blend import NUM_STANDARD_ERRORS, paired_difference
 from recsys.fitting.queries import ModelInputs
 from recsys.models.ranker.model import Ranker

@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.training.run import train_each_order
+from pipelines.training.train import train_each_order
 from recsys.fitting.sequence import SEQUENCE
 
 

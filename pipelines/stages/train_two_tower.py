@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipelines.engine.stage import StageContext, StageRows
-from pipelines.training.run import train_each_order
+from pipelines.training.train import train_each_order
 from recsys.fitting.two_tower import TWO_TOWER
 
 

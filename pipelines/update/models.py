@@ -18,7 +18,7 @@ from pipelines.engine.workspace import RELEASED
 from pipelines.inputs.tensors import read_inputs
 from pipelines.publishing.released import HELD_OUT, Released, released_folder
 from pipelines.training.fitters import ModelFitter, whole_model
-from pipelines.training.run import fit, write_training
+from pipelines.training.train import fit, write_training
 from recsys.fitting.grown import without_rows
 from recsys.fitting.queries import GIVEN, ModelInputs, NewEvents
 from recsys.fitting.sequence import SEQUENCE

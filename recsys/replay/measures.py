@@ -24,7 +24,7 @@ from recsys.evaluation.ranking import list_ranks, per_user_metric
 from recsys.fitting.spec import device_named, device_text
 from recsys.replay.fits import Replay
 from recsys.replay.folder import PEER, SERVED, read_json
-from recsys.replay.run import answered_by
+from recsys.replay.replay import answered_by
 from recsys.replay.steps import POLICIES, SECONDS_PER_DAY, StepQueries
 
 METRICS = ("ndcg@10", "recall@10")

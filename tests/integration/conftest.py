@@ -71,8 +71,8 @@ epochs_per_evaluation = 4.0
 learning_rate = 0.01
 
 [search]
-dim = 4
-num_steps = 20
+num_steps = 60
+
 [evaluation]
 ks = [5, 10]
 

@@ -137,6 +137,7 @@ learning_rate = 0.02
 [search]
 dim = 4
 num_steps = 20
+
 [evaluation]
 ks = [5, 10]
 num_resamples = 100

@@ -30,7 +30,7 @@ SECONDS_OF_A_BUNDLE = max(1.0, SECONDS / 200)
 SAMPLE_SECONDS = 0.25
 NUM_USERS = 50
 SERVE = (
-    "from serving.server.run import serve; from serving.settings import Settings; "
+    "from serving.server.serve import serve; from serving.settings import Settings; "
     "serve(Settings.from_environment())"
 )
 

@@ -21,7 +21,7 @@ READERS = (
     "engine.history",
     "engine.workspace",
     "monitoring.document",
-    "monitoring.run",
+    "monitoring.monitor",
     "operations.collect",
     "operations.status",
     "partitions.ingest",

@@ -13,7 +13,7 @@ from pipelines.cli.output import print_lines, print_progress
 
 if TYPE_CHECKING:
     from pipelines.parity.log import Log
-    from pipelines.parity.run import ParityReport
+    from pipelines.parity.recompute import ParityReport
 
 MAX_CAUSES = 10
 
@@ -50,7 +50,7 @@ def parity(
       recsys parity runs/shop --since 1d --sample 1000 --json
     """
     from pipelines.engine.history import recorded
-    from pipelines.parity.run import check_parity
+    from pipelines.parity.recompute import check_parity
 
     bundles = find_bundles(run)[0]
     place = bundles.absolute().parent
@@ -110,7 +110,7 @@ def summarise_parity(report: ParityReport) -> str:
 
 def describe_parity(report: ParityReport) -> list[str]:
     """Describe causes of differences with the code that computes them, and count the others."""
-    from pipelines.parity.run import SKIPPED
+    from pipelines.parity.recompute import SKIPPED
 
     lines = [
         f"{report.requests:,} of {report.logged:,} logged lists, {report.seconds:.1f} s",

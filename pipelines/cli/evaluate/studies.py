@@ -53,8 +53,8 @@ def backtest(
 
       recsys backtest shop.toml --set engine=ray
     """
-    from pipelines.backtest.run import FOLDER
-    from pipelines.backtest.run import backtest as replay
+    from pipelines.backtest.backtest import FOLDER
+    from pipelines.backtest.backtest import backtest as replay
 
     config = run_config(run, preset, assignments)
     place = out or config.workspace / FOLDER

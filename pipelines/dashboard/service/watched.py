@@ -12,7 +12,7 @@ from pipelines.monitoring.page import monitoring_blocks
 from pipelines.off_policy.page import estimates_table, summarize
 from pipelines.pages.charts import counts, numbers, texts
 from pipelines.pages.document import Block, Link, Section, Table, Words
-from pipelines.parity.run import SKIPPED
+from pipelines.parity.recompute import SKIPPED
 
 EXPERIMENTS, OFF_POLICY = "experiments", "off_policy"
 Faults = list[str]

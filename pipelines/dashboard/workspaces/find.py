@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pipelines.dashboard.workspaces.files import names_in
-from recsys.replay.run import DESCRIPTION
+from recsys.replay.replay import DESCRIPTION
 
 MAX_DEPTH = 8
 UPDATE, RELEASED, BUNDLES = "update", "released", "bundles"

@@ -23,7 +23,7 @@ CHROMIUM = shutil.which("chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-sync"]
 SERVE = (
     "-c",
-    "from serving.server.run import serve; from serving.settings import Settings; "
+    "from serving.server.serve import serve; from serving.settings import Settings; "
     "serve(Settings.from_environment())",
 )
 PLAIN = ("-m", "tests.benchmarks.serving.plain_server")

@@ -76,7 +76,7 @@ from recsys.models.ranker import (
 from recsys.data.dataset import Rows, Sequences
 
 if TYPE_CHECKING:
-    from serving.server.run import (
+    from serving.server.serve import (
         serve,
     )
 

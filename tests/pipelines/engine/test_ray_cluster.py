@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from features.build import build_features
-from pipelines.backtest.run import backtest
+from pipelines.backtest.backtest import backtest
 from pipelines.config.operation import RayConfig
 from pipelines.engine.errors import ClusterError
 from pipelines.engine.ray_cluster import RayRunner, ray_cluster

@@ -17,7 +17,7 @@ from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.errors import WorkspaceBusyError
 from pipelines.monitoring.days import event_days, export_folder, full_run_until
 from pipelines.monitoring.document import decide_retrain, judge_inputs, seen_times
-from pipelines.monitoring.run import FOLDER, LOCK, State, monitor
+from pipelines.monitoring.monitor import FOLDER, LOCK, State, monitor
 from pipelines.monitoring.vectors import vectors_of_bundle
 from pipelines.partitions.ingest import ingest
 from pipelines.publishing.released import Released

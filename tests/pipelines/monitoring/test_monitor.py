@@ -17,7 +17,7 @@ from pipelines.config.run import DataConfig, RunConfig
 from pipelines.engine.history import read_history
 from pipelines.inputs.opened_store import export_store
 from pipelines.monitoring.days import event_days
-from pipelines.monitoring.run import monitor, parse_moment
+from pipelines.monitoring.monitor import monitor, parse_moment
 from pipelines.presets.resolve import ONLINE_EVENTS
 from serving.online.events import Event
 from serving.online.sqlite_store import SqliteStore
@@ -153,7 +153,7 @@ def test_an_input_that_stops_is_late_and_no_reason_to_retrain(quiet):
 
 def test_a_long_past_is_measured_from_its_end_and_stays_where_it_began(tmp_path, monkeypatch):
     config = workspace_of(tmp_path / "shop", num_days=30)
-    monkeypatch.setattr("pipelines.monitoring.run.HISTORY_DAYS", 9)
+    monkeypatch.setattr("pipelines.monitoring.monitor.HISTORY_DAYS", 9)
     assert monitor(config, as_of(29)).document["num_days"] == 10
     later = monitor(config, as_of(30)).document
     assert (later["num_days"], later["measured_days"]) == (11, 1)

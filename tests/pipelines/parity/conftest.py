@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from features.point_in_time import FEATURES
 from pipelines.inputs.opened_store import opened
 from pipelines.parity.log import log_of_store
-from pipelines.parity.run import check_parity
+from pipelines.parity.recompute import check_parity
 from serving.bundle.manifest import publish
 from serving.settings import Settings
 from tests.serving.application import create_app

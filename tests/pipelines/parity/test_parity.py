@@ -17,7 +17,7 @@ from pipelines.cli.main import app
 from pipelines.engine.history import read_history
 from pipelines.parity.compare import STORE
 from pipelines.parity.log import log_of_store
-from pipelines.parity.run import check_parity
+from pipelines.parity.recompute import check_parity
 from serving.bundle.delta import NewItem, write_delta
 from serving.bundle.manifest import publish
 from serving.bundle.users import Users

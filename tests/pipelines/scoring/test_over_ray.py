@@ -14,7 +14,7 @@ import pytest
 from pipelines.engine.ray_cluster import SETTINGS
 from pipelines.scoring.job import ScoreRequest
 from pipelines.scoring.process import part_on_node
-from pipelines.scoring.run import score
+from pipelines.scoring.score import score
 from tests.serving.synthetic_bundle import SyntheticSize, write_synthetic_bundle
 
 SIZE = SyntheticSize(num_items=60, num_users=1_000, ranker=True)

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from pipelines.engine.artifacts import MANIFEST
 from pipelines.scoring.job import ScoreRequest, plan
 from pipelines.scoring.parts import make_part
-from pipelines.scoring.run import score
+from pipelines.scoring.score import score
 from serving.bundle.manifest import publish
 from serving.recommend import Recommender
 from serving.settings import Settings

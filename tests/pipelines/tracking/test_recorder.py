@@ -7,7 +7,7 @@ from pipelines.engine.artifacts import Manifest, begin, commit
 from pipelines.tracking.outbox import read_lines
 from pipelines.tracking.recorder import Recorder, collect_numbers
 from pipelines.tracking.tracking import open_outbox
-from pipelines.training.run import Curve
+from pipelines.training.train import Curve
 
 
 def planned(stage: str) -> Manifest:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.engine.run_log import RunLog
-from pipelines.training.run import Curve, read_records
+from pipelines.training.train import Curve, read_records
 
 
 def tell(curve: Curve, steps: list[int]) -> None:

@@ -12,7 +12,7 @@ from recsys.replay.experiment import PreparedData
 from recsys.replay.fits import Replay
 from recsys.replay.folder import SERVED, read_json
 from recsys.replay.measures import measure_replay
-from recsys.replay.run import describe_replay, run
+from recsys.replay.replay import describe_replay, run
 from recsys.replay.steps import SECONDS_PER_DAY, ReplayConfig
 from tests.recsys.replay.logs import prepared_of, walks
 

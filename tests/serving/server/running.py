@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 SERVE = (
-    "from serving.server.run import serve; from serving.settings import Settings; "
+    "from serving.server.serve import serve; from serving.settings import Settings; "
     "serve(Settings.from_environment())"
 )
 START_SECONDS = 90.0

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from serving.server.connections import Connection, Connections
-from serving.server.run import Server
+from serving.server.serve import Server
 from serving.settings import Settings
 from tests.serving.server.running import RunningServer
 
@@ -102,7 +102,7 @@ def listening(monkeypatch, tmp_path):
         monkeypatch.setattr(
             Connection, "table", Connections(Settings(bundles=tmp_path)), raising=False
         )
-        monkeypatch.setattr("serving.server.run.GRACE_SECONDS", grace_seconds)
+        monkeypatch.setattr("serving.server.serve.GRACE_SECONDS", grace_seconds)
         config = uvicorn.Config(
             answer, http=Connection, lifespan="off", log_config=None, timeout_graceful_shutdown=30
         )

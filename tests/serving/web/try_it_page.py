@@ -14,7 +14,7 @@ from tests.serving.synthetic_bundle import SyntheticSize
 
 SIZE = SyntheticSize(num_items=60, num_users=30)
 SERVE = """
-from serving.server.run import serve
+from serving.server.serve import serve
 from serving.settings import Settings
 serve(Settings.from_environment())
 """

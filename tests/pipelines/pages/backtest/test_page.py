@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from pipelines.backtest import run as command
+from pipelines.backtest import backtest as command
 from pipelines.cli.main import app
 from pipelines.pages.backtest import backtest_page, state_results
 from pipelines.pages.backtest_numbers import fit_seconds

@@ -22,8 +22,8 @@ from recsys.data.durable import locked, write_durably
 from recsys.replay.fits import Replay
 from recsys.replay.folder import FIRST, read_json
 from recsys.replay.measures import measure_replay, moment_text
-from recsys.replay.run import describe_replay
-from recsys.replay.run import run as run_replay
+from recsys.replay.replay import describe_replay
+from recsys.replay.replay import run as run_replay
 
 FOLDER = "backtest"
 DOCUMENT, PAGE = "backtest.json", "backtest.html"
