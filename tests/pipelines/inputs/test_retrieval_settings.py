@@ -8,5 +8,5 @@ from serving.surfaces import HOME
 
 def test_measured_lists_are_requested_like_those_of_the_home_page() -> None:
     settings = RetrievalSettings()
-    for name in ("num_candidates", "max_history", "beam_width"):
+    for name in ("num_candidates", "max_history"):
         assert getattr(settings, name) == getattr(HOME, name)
