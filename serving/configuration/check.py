@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.configuration.contradictions import demanded_values, list_variants, too_many_pins
+from serving.configuration.contradictions import list_variants
 from serving.configuration.file import ServingConfiguration
 from serving.configuration.rules import Rule
 from serving.filtering.expression import FilterError, parse
@@ -29,16 +29,10 @@ def unfit(
     Args:
         sources: Those that the bundle's profile has.
     """
-    for words, surface, _ in list_variants(configuration.surfaces, configuration.experiments):
+    for words, surface in list_variants(configuration.surfaces, configuration.experiments):
         yield from _unfit_surface(words, surface, bundle, sources)
     for rule in configuration.rules:
         yield from _unfit_rule(rule, bundle)
-
-    def values_of(rule: Rule, name: str) -> Collection[object]:
-        return _pinned_values(rule, name, bundle)
-
-    variants = list_variants(configuration.surfaces, configuration.experiments)
-    yield from too_many_pins(variants, configuration.rules, values_of)
 
 
 def _unfit_surface(
@@ -85,20 +79,3 @@ def _unfit_expression(words: str, text: str, bundle: Bundle) -> Iterator[str]:
             yield f"{words} holds for no item of bundle {bundle.version}: {text}"
     except FilterError as error:
         yield f"{words}: {text}: {error}"
-
-
-def _pinned_values(rule: Rule, name: str, bundle: Bundle) -> Collection[object]:
-    """Values of a property that any item of a pin has."""
-    demanded = demanded_values(rule, name)
-    if not rule.items:
-        return demanded
-    column = (
-        bundle.catalogue.categories if name == CATEGORY else bundle.properties.columns.get(name)
-    )
-    rows = [bundle.catalogue.row_of(item_id) for item_id in rule.items]
-    known = [row for row in rows if row is not None]
-    if column is None or not known:
-        return demanded
-    values = [column.value_of(row) for row in known]
-    sets = [set[object](one if isinstance(one, list) else [one]) - {None} for one in values]
-    return set.intersection(*sets)

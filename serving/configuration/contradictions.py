@@ -6,18 +6,11 @@ tells which items an expression has.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from serving.configuration.rules import Experiment, Rule, overlap
-from serving.filtering.expression import Membership, Relation
+from serving.configuration.rules import Experiment, Rule
 from serving.surfaces import Surface
-
-ValuesOf = Callable[[Rule, str], Collection[object]]
-"""Values of a property that every item of a rule has."""
-Variant = tuple[str, Surface, Experiment | None]
-"""A surface as it is or as an arm makes it, with words for which it is."""
 
 
 def contradictions(
@@ -45,7 +38,6 @@ def contradictions(
                 "at one time; choose another slot, or part their surfaces, users or times"
             )
     yield from (sentence for sentence, is_certain in clashes(rules) if is_certain)
-    yield from too_many_pins(list_variants(surfaces, experiments), rules, demanded_values)
 
 
 def clashes(rules: Sequence[Rule]) -> Iterator[tuple[str, bool]]:
@@ -83,57 +75,11 @@ def _complaint(one: Rule, other: Rule) -> str | None:
 
 def list_variants(
     surfaces: Mapping[str, Surface], experiments: Sequence[Experiment]
-) -> Iterator[Variant]:
-    """List the surfaces as they are and as each arm makes them."""
+) -> Iterator[tuple[str, Surface]]:
+    """List the surfaces as they are and as each arm makes them, with words for which it is."""
     for name, surface in surfaces.items():
-        yield f"surface {name!r}", surface, None
+        yield f"surface {name!r}", surface
         for experiment in experiments:
             for arm in experiment.arms if experiment.on(name) else ():
                 words = f"arm {arm.name!r} of experiment {experiment.name!r} on surface {name!r}"
-                yield words, arm.overrides.of(surface), experiment
-
-
-def too_many_pins(
-    variants: Iterable[Variant], rules: Sequence[Rule], values_of: ValuesOf
-) -> Iterator[str]:
-    """List pins in force together that show more items of one value than a cap allows."""
-    pins = [rule for rule in rules if rule.kind == "pin"]
-    for words, surface, experiment in variants:
-        for name, cap in surface.caps.items():
-            by_value: dict[object, list[Rule]] = defaultdict(list)
-            for rule in pins:
-                together = experiment is None or overlap(rule.span, experiment.span)
-                if rule.on(surface.name) and together:
-                    for value in values_of(rule, name):
-                        by_value[value].append(rule)
-            for value, sharing in by_value.items():
-                if found := _together(sharing, cap):
-                    named = " and ".join(repr(rule.name) for rule in found)
-                    yield (
-                        f"rules {named} pin {len(found)} items of {name} {value!r}, and "
-                        f"{words} has a cap of {cap}; raise the cap or pin fewer"
-                    )
-
-
-def _together(pins: Sequence[Rule], cap: int) -> list[Rule]:
-    """Find more pins than a cap that all hold for one request, if there are any."""
-    for first in pins:
-        begin = first.span[0]
-        found = [first]
-        for other in pins:
-            running = other.span[0] <= begin < other.span[1]
-            if other is not first and running and all(other.meets(one) for one in found):
-                found.append(other)
-                if len(found) > cap:
-                    return found
-    return []
-
-
-def demanded_values(rule: Rule, name: str) -> Collection[object]:
-    """Values of a property that a rule's expression demands: ``brand = 'x'`` and nothing else."""
-    root = None if rule.expression is None else rule.expression.root
-    if isinstance(root, Relation) and root.name == name and root.operator == "=":
-        return [root.value]
-    if isinstance(root, Membership) and root.name == name and len(root.values) == 1:
-        return root.values
-    return []
+                yield words, arm.overrides.of(surface)

@@ -82,13 +82,3 @@ def test_a_bundle_has_what_a_file_names_or_not(written, released):
     assert "the filter of surface 'own' holds for no item of bundle v1" in said
     assert "rule 'unknown' names items that bundle v1 does not have: no-such-item" in said
     assert "rule 'unknown': colour = 'red': character 1: items of bundle v1 have no" in said
-
-
-def test_pinned_items_of_one_category_are_counted_against_a_cap(written, released):
-    # Even items of the synthetic bundle share their categories.
-    pins = "\n".join(
-        f"[[rules]]\nname='p{n}'\nkind='pin'\nitems=['item-{2 * n}']\nslot={n}" for n in (1, 2, 3)
-    )
-    code, said = check(written(f"surfaces.home.caps.category = 1\n{pins}"), "-b", released)
-    assert code == 2
-    assert "surface 'home' has a cap of 1; raise the cap or pin fewer" in " ".join(said.split())

@@ -49,8 +49,6 @@ ONE, OTHER = (
     {"name": "other", "arms": arms(), "surfaces": ["home"]},
 )
 BACKWARDS = {"from": "2026-12-01T00:00:00Z", "until": "2026-11-01T00:00:00Z"}
-ACME = [rule(f"p{slot}", "pin", slot=slot, where="brand in ['acme']") for slot in (1, 2)]
-CAPPED = {"name": "e", "surfaces": ["cart"], "arms": arms(caps={"brand": 1})}
 KNOWN, ANONYMOUS = {"users": {"visitors": "known"}}, {"users": {"visitors": "anonymous"}}
 PRICE = {"where": "price < 5"}
 
@@ -73,11 +71,6 @@ PRICE = {"where": "price < 5"}
             "'up' and 'down': where price < 5 is boosted and buried",
         ),
         ([ONE_PIN, TWICE], {}, "'one' and 'other': item '1' is pinned twice on one surface"),
-        (
-            ACME,
-            {"experiments": [CAPPED]},
-            "arm 'new' of experiment 'e' on surface 'cart' has a cap of 1",
-        ),
         (
             [ONE_PIN | {"slot": 11}],
             {"home": {"k": 5, "max_k": 10}},
@@ -127,18 +120,6 @@ def test_pins_that_never_meet_may_have_one_slot(parted):
     here = {"surfaces": ["home"], "users": {"domains": ["books"]}, **tomllib.loads(NOVEMBER)}
     there = {**here, **parted}
     assert len(read(rule("a", "pin", ["1"], **here), rule("b", "pin", ["2"], **there)).rules) == 2
-
-
-def test_more_pins_of_one_value_than_a_cap():
-    pins = [rule(f"p{slot}", "pin", slot=slot, where="brand = 'acme'") for slot in (1, 2, 3)]
-    said = refused(*pins, home={"caps": {"brand": 2}})
-    assert "rules 'p1' and 'p2' and 'p3' pin 3 items of brand 'acme'" in said
-    assert "surface 'home' has a cap of 2" in said
-    assert read(*pins, home={"caps": {"brand": 3}}).rules
-    later = [*pins[:2], during(DECEMBER, pins[2])]
-    early = [during(NOVEMBER, pins[0]), *later[1:]]
-    assert "p3" in refused(*later, home={"caps": {"brand": 2}})
-    assert read(*early, home={"caps": {"brand": 2}}).rules
 
 
 def test_what_may_contradict_is_a_warning():
