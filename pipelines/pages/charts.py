@@ -328,23 +328,3 @@ def cost_chart(
     }
     bar = _layer("bar", color=color_of(0), height={"band": 0.72})
     return build_spec([bar], encoding, rows, {"step": 24})
-
-
-def heat_chart(rows: Sequence[Mark], colors: Mapping[str, str], *, x_title: str) -> Spec:
-    """Draw cells of ``label`` and ``column``; the largest ``value`` has the full colour."""
-    (color,) = colors.values()
-    most = max((row["value"] for row in rows), default=1.0) or 1.0
-    columns = list(dict.fromkeys(row["column"] for row in rows))
-    axis = {"labelAngle": 0, "orient": "top", "grid": False}
-    # A shade is the colour's opacity, so that it fits light and dark.
-    scale = {"domain": [0, most], "range": [0.04, 0.8]}
-    encoding = {
-        "x": _field("column", "nominal", title=x_title, scale={"domain": columns}, axis=axis),
-        "y": _labels(_names(rows)),
-        "tooltip": _field("note", "nominal"),
-    }
-    layers = [
-        _layer("rect", {"opacity": _field("value", scale=scale, legend=None)}, color=color),
-        _layer("text", {"text": _field("text", "nominal")}, color=INK, fontSize=11),
-    ]
-    return build_spec(layers, encoding, rows, {"step": 2 * LOW_ROW})

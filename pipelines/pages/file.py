@@ -8,21 +8,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from pipelines.pages.assets import CLIENT, STYLES, assets
-from pipelines.pages.document import Block, Page, Section, Words
-from pipelines.pages.encoding import encoded, for_script
+from pipelines.pages.document import Page
+from pipelines.pages.encoding import for_script
 from recsys.data.durable import write_durably
 
 SHELL = CLIENT / "shell.html"
 FIRST = "main.js"
 LATER = {"vega.js", "datatables.js"}
 """Modules loaded only for a page with a chart or a table."""
-MAX_BYTES = 5_000_000
 TABLE_EXPORTS = re.compile(r"export\{[^}]*?([\w$]+) as default[^}]*\};?")
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
 DYNAMIC = re.compile(r'import\("\./(\w+)\.js"\)')
@@ -43,46 +42,6 @@ class Document:
     name: str
     parameters: dict[str, tuple[str, ...]]
     page: Page
-
-
-def _leaves(blocks: Sequence[Block], page: int) -> Iterator[tuple[int, int, Block]]:
-    for block in blocks:
-        if isinstance(block, Section):
-            yield from _leaves(block.blocks, page)
-        else:
-            yield len(for_script(block)), page, block
-
-
-def _without(block: Block, dropped: set[int]) -> Block:
-    if isinstance(block, Section):
-        return replace(block, blocks=[_without(one, dropped) for one in block.blocks])
-    if id(block) not in dropped:
-        return block
-    title = getattr(block, "title", "") or "A part of this page"
-    line = f"{title}: left out, so that this file stays small; recsys dashboard shows it."
-    return Words(lines=[line], tone="note")
-
-
-def fitted(documents: Sequence[Document], most: int) -> list[Document]:
-    """Leave out the largest blocks until documents take at most ``most`` bytes."""
-    excess = len(for_script(documents)) - most
-    dropped: set[int] = set()
-    leaves = [
-        leaf for place, one in enumerate(documents) for leaf in _leaves(one.page.blocks, place)
-    ]
-    for size, _, block in sorted(leaves, key=lambda leaf: -leaf[0]):
-        if excess <= 0:
-            break
-        dropped.add(id(block))
-        # What is said instead takes its room too.
-        excess -= size - len(encoded(_without(block, dropped)))
-    return [
-        replace(
-            one,
-            page=replace(one.page, blocks=[_without(block, dropped) for block in one.page.blocks]),
-        )
-        for one in documents
-    ]
 
 
 # A page from file:// cannot import, so a module becomes a function that returns its exports. The
@@ -171,12 +130,7 @@ def html_of(documents: Sequence[Document], navigation: Sequence[Navigated], titl
         settings="SETTINGS",
         scripts="\n".join(f'<script type="module">{one}</script>' for one in code),
     )
-    room = MAX_BYTES - len(without.encode()) - 10_000
-    settings = {
-        "pages": navigation,
-        "acts": False,
-        "exported": fitted(documents, room),
-    }
+    settings = {"pages": navigation, "acts": False, "exported": documents}
     head, tail = without.split(">SETTINGS<")
     return f"{head}>{for_script(settings)}<{tail}"
 

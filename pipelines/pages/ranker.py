@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipelines.pages.charts import figure, heat_chart, numbers, percent, share_chart, shares, texts
+from pipelines.pages.charts import figure, numbers, percent, share_chart, shares, texts
 from pipelines.pages.document import Block, Chart, Section, Table, Tile, Tiles, Words
 from pipelines.pages.report_data import Document, routings_of
 
@@ -112,31 +112,7 @@ def routing_section(routing: Document, titles: Mapping[int, str] | None = None) 
         note=f"One layer of {count} experts, {routing['top_k']} of each candidate; measured on "
         f"{routing['num_candidates']:,} candidates of validation. A candidate's experts are the "
         "same for all tasks, which have heads of their own.",
-        blocks=[Tiles(tiles=tiles), _heat_chart(routing), _expert_table(routing, titles or {})],
-    )
-
-
-def _heat_chart(routing: Document) -> Chart:
-    """Draw which groups of candidates go to which experts."""
-    return figure(
-        heat_chart,
-        f"heat-{routing['trunk']}",
-        "Which candidates go to which experts",
-        "Each row sums to 100%: the share of the group's visits that each expert gets. Rows that "
-        "look alike are treated alike.",
-        [
-            *texts("candidates", "expert"),
-            *shares("share of visits"),
-            *texts("rounded"),
-            *numbers("times the expert's share"),
-        ],
-        [
-            (f"{grouping}: {name}", f"{place + 1}", share, f"{share:.0%}", round(over, 2))
-            for grouping, name, loads, times in group_loads(routing)
-            for place, (share, over) in enumerate(zip(loads, times, strict=True))
-        ],
-        "label column value text -",
-        x_title="expert",
+        blocks=[Tiles(tiles=tiles), _expert_table(routing, titles or {})],
     )
 
 

@@ -14,9 +14,6 @@ from pipelines.pages.document import (
     Block,
     Cell,
     Code,
-    Entry,
-    ItemList,
-    Lists,
     Origin,
     Page,
     Section,
@@ -26,7 +23,6 @@ from pipelines.pages.document import (
     Words,
     with_origins,
 )
-from pipelines.pages.examples import Example
 from pipelines.pages.figures import blend_figures, curve_figures, cutoffs, slice_figures
 from pipelines.pages.ranker import ranker_section, routing_section
 from pipelines.pages.report_data import ReportData, routings_of
@@ -131,12 +127,6 @@ def _sections(data: ReportData) -> Iterator[tuple[str, str, str, Sequence[Block 
         "of ties. If the two orders differ, metrics depend on how the file is sorted."
     )
     yield "ties", "Tied events", note, [_ties(data)]
-    note = (
-        "Users of the test split, chosen by rule: for each outcome, the user with the median "
-        "history length. Held-out items are marked as hits."
-    )
-    examples = [_example(data, place) for place in range(len(data.examples))]
-    yield "examples", "Examples", note, examples
     note = (
         "How the models' lists are merged into the served list. Learned weights are cross-fitted: "
         "each half of the validation users is measured with weights fitted on the other half."
@@ -257,38 +247,6 @@ def _ties(data: ReportData) -> Table | None:
         columns=columns,
         rows=rows,
     )
-
-
-def title_example(example: Example, models: Sequence[str]) -> str:
-    """Title an example by the models that found its held-out item."""
-    found = (
-        f"Only {model_label(example.found_by[0])} finds" if example.found_by else "No model finds"
-    )
-    if len(example.found_by) == len(models):
-        found = "Every model finds"
-    more = f" and {len(example.held_out) - 1} more" if len(example.held_out) > 1 else ""
-    return f"{found} it: {example.held_out[0][:80]}{more}"
-
-
-def _example(data: ReportData, place: int) -> Section:
-    example = data.examples[place]
-    lists = [
-        ItemList(
-            title="History, latest first",
-            note=f"{example.num_history:,} items before",
-            entries=[Entry(item_id=title, title=title) for title in example.history],
-        )
-    ]
-    for model, items in example.lists.items():
-        rank = example.ranks[model]
-        entries = [
-            Entry(item_id=title, title=title, mark="hit" if hit else "") for title, hit in items
-        ]
-        note = "not ranked" if rank is None else f"rank {rank:,}"
-        lists.append(ItemList(title=model_label(model), note=note, entries=entries))
-    title = title_example(example, data.models)
-    blocks = [Lists(key=f"lists-{place}", lists=lists)]
-    return Section(key=f"example-{place}", title=title, blocks=blocks)
 
 
 def _blend_tables(data: ReportData) -> Iterator[Block]:

@@ -1,6 +1,6 @@
 """The data of a report, read from the artefacts of a workspace.
 
-Only the examples are about single users, so the size does not depend on the number of users.
+Nothing is about single users, so the size does not depend on their number.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any, Literal
 from pipelines.engine.artifacts import read_json
 from pipelines.evaluation.analysis import Analysis, SplitAnalysis
 from pipelines.inputs.tensors import tie_orders
-from pipelines.pages.examples import Example, read_examples
 from pipelines.pages.wording import in_order
-from recsys.data.dataset import Sequences
 from recsys.evaluation.bootstrap import Interval
 from recsys.models.names import MODELS
 
@@ -92,7 +90,6 @@ class ReportData:
     excludes_history: bool = True
     features: Document = field(default_factory=dict)
     """report.json of build_features."""
-    examples: list[Example] = field(default_factory=list)
     provenance: Provenance = field(default_factory=Provenance)
 
     @property
@@ -198,7 +195,7 @@ def routings_of(ranker: Document | None) -> list[Document]:
 def read_measured(
     artefacts: Mapping[str, Path], title: str, orders: Sequence[str] | None = None
 ) -> ReportData:
-    """Read the measurements of models, without those of single users.
+    """Read the measurements of models.
 
     Args:
         artefacts: Directory of each stage that a report reads, by the stage's name.
@@ -238,17 +235,13 @@ def read_report_data(
     Args:
         artefacts: Directory of each stage that a report reads, by the stage's name.
     """
-    features, evaluation = artefacts["build_features"], artefacts["evaluate"]
+    features = artefacts["build_features"]
     measured = read_measured(artefacts, title, tie_orders(features))
-    sequences = Sequences.load(features / "sequences" / measured.order)
-    table = evaluation / f"per_user_{measured.order}_test.parquet"
-    items = features / "items.parquet"
     return replace(
         measured,
         num_items=read_json(features / "features.json")["num_item_rows"] - 1,
         split_kind=split_kind,
         excludes_history=excludes_history,
         features=read_json(features / "report.json"),
-        examples=read_examples(table, items, sequences, measured.models),
         provenance=provenance,
     )

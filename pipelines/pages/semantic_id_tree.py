@@ -69,11 +69,6 @@ class IdsView:
         parameters = {"run": self.run or "", "item": item_id}
         return Link(label=item_id, page="items", parameters=parameters)
 
-    def cell(self, prefix: str) -> Cell | LinkedCell:
-        """Write a prefix in a table."""
-        link = self.link(prefix)
-        return prefix if link is None else LinkedCell(text=prefix, link=link)
-
     def children(self, prefix: Prefix) -> list[Group]:
         return list_children(self.measured.table, self.measured.items, prefix)
 

@@ -15,10 +15,9 @@ from pipelines.pages.charts import counts, figure, line_chart, numbers, percent,
 from pipelines.pages.document import Block, Cell, Code, Page, Section, Table, Tile, Tiles, Words
 from pipelines.pages.file import write_page
 from pipelines.pages.report_data import thinned
-from pipelines.pages.semantic_id_tree import FILE_ITEMS, IdsView, item_section, tree_section
+from pipelines.pages.semantic_id_tree import IdsView, item_section, tree_section
 from pipelines.semantic_ids.measure import SAME_MEANING, Drift, IdsMeasurement, SemanticIdReport
 from pipelines.semantic_ids.store import SHORT
-from pipelines.semantic_ids.table import Group
 
 ENOUGH_USED = 0.95
 CROWDED = 10
@@ -320,7 +319,7 @@ def drift_section(view: IdsView) -> Section:
         return Section(key="versions", title="Changes since another version", blocks=[words])
     blocks: list[Block] = [Words(lines=_drift_words(drift))]
     if drift.kept is not None:
-        blocks += [_kept_table(drift), *_change_tables(view, drift)]
+        blocks.append(_kept_table(drift))
     return Section(
         key="versions",
         title=f"From version {drift.before[:SHORT]} to {drift.after[:SHORT]}",
@@ -369,53 +368,6 @@ def _kept_table(drift: Drift) -> Table:
         ],
         rows=[(level_name(level), own, up, *used) for level, (own, up, used) in enumerate(shared)],
     )
-
-
-def _change_tables(view: IdsView, drift: Drift) -> list[Block]:
-    def kind(group: Group) -> str:
-        return "" if group.purity is None else f"{group.category} ({group.purity:.0%})"
-
-    most = FILE_ITEMS if view.run is None else None
-    codes = Table(
-        key="changed",
-        title="First codes whose items changed most",
-        note="Overlap: items that have the code in both versions, over those that have it in "
-        "either; of the items with an ID in both.",
-        columns=[
-            *texts("code"),
-            *shares("overlap"),
-            *counts("items before", "items after"),
-            *texts("category before", "category after", "popular before", "popular after"),
-        ],
-        rows=[
-            (
-                *(view.cell(one.after.text), one.overlap),
-                *(one.before.num_items, one.after.num_items, kind(one.before), kind(one.after)),
-                *("; ".join(side.titles) for side in (one.before, one.after)),
-            )
-            for one in [code for code in drift.codes if code.overlap < 1][:most]
-        ],
-        page_length=10,
-    )
-    moved = Table(
-        key="moved",
-        title="Items that moved",
-        note="The most popular ones by the first level that differs; codes that stayed are in "
-        "brackets.",
-        columns=texts("item", "before", "after"),
-        rows=[
-            (title, marked_id(before, kept), marked_id(after, kept))
-            for title, before, after, kept in drift.moved
-        ],
-    )
-    return [one for one in (codes, moved) if one.rows]
-
-
-def marked_id(semantic_id: str, num_shared: int) -> str:
-    """Write an ID with its shared codes in brackets, such as ``[12-4]-7``."""
-    codes = semantic_id.split("-")
-    shared, rest = "-".join(codes[:num_shared]), "-".join(codes[num_shared:])
-    return "-".join(filter(None, [f"[{shared}]" if shared else "", rest]))
 
 
 def provenance_section(report: SemanticIdReport) -> Section:

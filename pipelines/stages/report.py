@@ -82,7 +82,7 @@ def report(context: StageContext) -> StageRows:
     )
     write_page(report_page(data), context.output / HTML)
     (context.output / NUMBERS).write_text(to_json(data.as_json()), encoding="utf-8")
-    return StageRows(rows_in=data.measured("test").num_targets, rows_out=len(data.examples))
+    return StageRows(rows_in=data.measured("test").num_targets, rows_out=len(data.models))
 
 
 def counts_all_looks(context: StageContext) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import numpy as np
 
@@ -38,7 +37,6 @@ from pipelines.pages.document import (
     Block,
     Cell,
     Chart,
-    Column,
     Link,
     Page,
     Section,
@@ -51,7 +49,6 @@ from recsys.evaluation.significance import holm
 
 KS = (1, 2, 3, 5, 10, 20, 50, 100)
 FAMILY = ("ndcg@10", "recall@10", "mrr@10", "ndcg@50", "recall@50")
-NUM_PERIODS = 12
 CONFIDENCE = 0.95
 LEVEL = 0.05
 MIN_USERS = 20
@@ -118,7 +115,6 @@ def build(context: Context, query: Query) -> Page:
             *metrics_blocks(shown),
             Section(key="by-k", title="By list length", blocks=[k_chart(shown)]),
             *([slices_section(shown, slicing)] if slicing else []),
-            Section(key="time", title="Over time", blocks=[time_block(shown)]),
             Section(key="beside", title="Beyond accuracy", blocks=[measures]),
             Words(lines=["Next:"], links=[summary, *pair_links(sides)]),
         ],
@@ -245,42 +241,6 @@ def k_chart(shown: Comparison) -> Chart:
         x_title="k, places of the list",
         y_title=label,
         x_values=KS,
-        origins=origins(shown.sides),
-    )
-
-
-def time_block(shown: Comparison) -> Block:
-    """Draw differences over the time of the queries, if there are times."""
-    blocks = shown.pairs.slicings.blocks(NUM_PERIODS)
-    if blocks is None:
-        words = "These queries have no times, or not all of them, so nothing is drawn over time."
-        return Words(lines=[words])
-    slicing, inside = blocks
-    rows: list[Row] = []
-    for name, found in shown.differences(slicing, shown.named):
-        ends = (found.difference, *interval(found, CONFIDENCE))
-        for code, times in enumerate(inside):
-            middle = int(times.mean()) if len(times) else 0
-            time = datetime.fromtimestamp(middle, UTC).isoformat()
-            rows.append((time, name, *(round(float(end[code]), 5) for end in ends)))
-    return figure(
-        line_chart,
-        "over-time",
-        f"Difference in {metric_label(shown.named)} over the time of the query",
-        f"{len(inside)} blocks of equally many queries, with 95% intervals over users. A "
-        "line that stays on one side of 0 shows that the difference is not that of one week.",
-        [
-            Column(label="time", format="time"),
-            *texts("side"),
-            *numbers("difference", "low", "high", format="signed"),
-        ],
-        rows,
-        "x series y low high",
-        colors=colors_of(shown.names[1:], first=1),
-        time=True,
-        from_zero=True,
-        x_title="time of the query (UTC)",
-        y_title="difference (above 0: better)",
         origins=origins(shown.sides),
     )
 

@@ -102,12 +102,6 @@ def test_models_of_one_run_are_compared(context: Context) -> None:
     assert {row[8] for row in table(page, "metrics").rows} == {"no difference shown"}
 
 
-def test_time_is_drawn_where_there_is_one(context: Context) -> None:
-    found = charts(compare(context, "plain", "better"))["over-time"]
-    assert len(found.rows) == 12
-    assert sum(float(str(row[2])) > 0 for row in found.rows) >= 11
-
-
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

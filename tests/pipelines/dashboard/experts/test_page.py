@@ -30,15 +30,6 @@ def test_a_dead_expert_is_said_first(experts_context: Context) -> None:
     assert (dead.value, dead.tone) == ("1", "bad")
 
 
-def test_the_heat_map_has_every_group_with_visits(experts_context: Context) -> None:
-    heat: Chart = block(build(experts_context, Query.of()), "heat-sparse")
-    assert ("domain: books", "1", 0.8, "80%", 1.6) in heat.rows
-    assert ("domain: films", "2", 0.5, "50%", 1.67) in heat.rows
-    # Nobody has more than 20 events, and the dead expert divides nothing by zero.
-    assert {row[0] for row in heat.rows} == {"domain: books", "domain: films", "activity: 0"}
-    assert ("domain: books", "4", 0.0, "0%", 0.0) in heat.rows
-
-
 def test_experts_are_named_by_their_groups_and_items(experts_context: Context) -> None:
     table: Table = block(build(experts_context, Query.of()), "experts-sparse")
     assert table.rows[0] == ("expert 1", 0.5, "books (1.6 times)", f"{HOSTILE} (90%)")

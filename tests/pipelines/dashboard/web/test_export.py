@@ -10,10 +10,8 @@ from pipelines.dashboard.context import Context, PageEntry
 from pipelines.dashboard.query import NotFoundError, Query
 from pipelines.dashboard.web import export
 from pipelines.dashboard.workspaces.run import Run
-from pipelines.pages import file
 from pipelines.pages.assets import assets
-from pipelines.pages.document import Page, Section, Table, Words
-from pipelines.pages.encoding import for_script
+from pipelines.pages.document import Page
 from pipelines.pages.file import FIRST, LATER, in_order, one_script
 from tests.pipelines.dashboard.browser import windows
 from tests.pipelines.dashboard.web.pages import HOSTILE, PAGES
@@ -68,29 +66,6 @@ def test_a_file_holds_the_queries_that_a_page_names(exported):
     assert long["source"] is None
     assert "first 200 of 2,000 rows" in long["note"]
     assert exported.stat().st_size < 2_000_000
-
-
-def test_the_largest_blocks_are_left_out_and_named():
-    small = Table(key="a", title="Small", note="", columns=[], rows=[["x" * 100]])
-    large = replace(small, key="b", title="Large", rows=[["x" * 10_000]])
-    page = Page(title="p", lead="", blocks=[small, Section(key="s", title="s", blocks=[large])])
-    documents = [file.Document(name="p", parameters={}, page=page)]
-    (kept,) = file.fitted(documents, 2_000)
-    assert kept.page.blocks[0] is small
-    (words,) = kept.page.blocks[1].blocks
-    assert isinstance(words, Words)
-    assert words.lines[0].startswith("Large: left out")
-    assert len(for_script([kept])) <= 2_000
-    assert file.fitted(documents, 20_000)[0].page.blocks[1].blocks[0] is large
-
-
-def test_a_whole_file_is_never_larger_than_it_may_be(exported, tmp_path, monkeypatch):
-    context = Context(stores=OneRun(tmp_path), exported=True)
-    most = exported.stat().st_size - 20_000
-    monkeypatch.setattr(file, "MAX_BYTES", most)
-    export.write(context, ENTRIES, [RUN], tmp_path / "run.html")
-    assert (tmp_path / "run.html").stat().st_size <= most
-    assert "left out, so that this file stays small" in (tmp_path / "run.html").read_text()
 
 
 def test_modules_become_one_script_in_an_order_that_works():
