@@ -1,9 +1,7 @@
 """Write the record of a served list, and for a share of the lists the inputs of their models.
 
-A parity check recomputes the inputs and names the first value that differs. They are several times
-as long as the rest of a record, so `ServingOptions.log_features_share` limits them.
-
-Axes: n items of the list, S sources, C candidates of the ranker, F features of a candidate.
+A parity check recomputes the inputs and names the first value that differs. Their share is
+`ServingOptions.log_features_share`.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from numpy.typing import NDArray
 
 from serving.online.records import record_document
 from serving.query import Query
-from serving.ranking import RankedItems
 from serving.recommend import Made, Recommender
 
 Rows = NDArray[np.int64]
@@ -44,7 +41,7 @@ def write_record(recommender: Recommender, made: Made) -> bytes:
         "shown": list(made.eligible.shown),
     }
     if is_kept(made.reply.request_id, recommender.options.log_features_share):
-        made_of["features"] = build_snapshot(made.query, arranged.ranked)
+        made_of["features"] = build_snapshot(made.query)
     return record_document(made.query.request, made.reply, made_of, _slots(made))
 
 
@@ -71,32 +68,11 @@ def _hash_history(rows: Rows, times: Rows | None) -> str:
     return hashlib.sha256(b"|".join(parts)).hexdigest()[:DIGITS]
 
 
-def build_snapshot(query: Query, ranked: RankedItems | None) -> Mapping[str, object]:
+def build_snapshot(query: Query) -> Mapping[str, object]:
     """Collect the inputs of a list.
 
-    Args:
-        ranked: The list as it is shown.
-
     Returns:
-        ``query`` with the row of each categorical feature, ``history`` with its length and digest,
-        and of each item ``ranks`` and ``parts`` [n, S] by ``sources``, and ``ranker`` [n, F], None
-        for an item after the ranked ones.
+        ``query`` with the row of each categorical feature, ``history`` with its length and digest.
     """
-    found: dict[str, object] = {
-        "query": dict(query.categorical),
-        "history": [len(query.history), _hash_history(query.history, query.times)],
-    }
-    if ranked is None:
-        return found
-    found["sources"] = list(ranked.sources)
-    found["ranks"] = ranked.ranks.tolist()
-    # Arrays of float32 are written with as many digits as they need.
-    found["parts"] = np.ascontiguousarray(ranked.contributions)
-    if ranked.scored is not None:
-        features = ranked.scored.features.numpy()
-        places = {row: place for place, row in enumerate(ranked.scored.item_rows.tolist())}
-        at = [places.get(row) for row in ranked.item_rows.tolist()]
-        found["ranker"] = [
-            None if place is None else np.ascontiguousarray(features[place]) for place in at
-        ]
-    return found
+    history = [len(query.history), _hash_history(query.history, query.times)]
+    return {"query": dict(query.categorical), "history": history}

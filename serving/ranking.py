@@ -19,7 +19,6 @@ from recsys.models.names import CONTENT, MODELS, POPULARITY, TWO_TOWER
 from recsys.retrieval.blend.one import MergedOne, fused_one
 from recsys.retrieval.blend.source_features import ABSENT, CONSTANT
 from serving.bundle.load import Bundle
-from serving.bundle.ranker import Scored
 from serving.items import ItemCards
 from serving.query import Query
 from serving.schemas import RecommendedItem
@@ -47,16 +46,11 @@ class RankedItems(NamedTuple):
     """[n, S] from 1 in each source's list, 0 where it does not have the item."""
     contributions: NDArray[np.float32]
     """[n, S] what each source added to the score; 0 where it does not have the item."""
-    scored: Scored | None = None
-    """The ranker's inputs, if one ordered the list."""
 
     @classmethod
-    def of_merged(
-        cls, merged: MergedOne, sources: tuple[str, ...], scored: Scored | None = None
-    ) -> RankedItems:
+    def of_merged(cls, merged: MergedOne, sources: tuple[str, ...]) -> RankedItems:
         """Take a merged list of these sources."""
-        parts = (merged.ranks, merged.contributions)
-        return cls(merged.item_rows, merged.scores, sources, *parts, scored)
+        return cls(merged.item_rows, merged.scores, sources, merged.ranks, merged.contributions)
 
     def at(self, item_rows: Rows, places: Rows) -> RankedItems:
         """Take items in another order.

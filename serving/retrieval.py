@@ -189,7 +189,7 @@ class Retrieval:
             return None, None, []
         try:
             counts, domain = self._bundle.item_counts, query.request.context.domain
-            found, scored = self._ranker.ranked(
+            found = self._ranker.ranked(
                 blended, query.history_tensor, query.categorical, counts, k, domain
             )
         except LateRankerError:
@@ -197,7 +197,7 @@ class Retrieval:
         except Exception:
             # Whatever went wrong, the blend's order can be served.
             return None, None, [self._failed("failed_stage", "ranker")]
-        return RankedItems.of_merged(found, tuple(blended), scored), self._ranker.version, []
+        return RankedItems.of_merged(found, tuple(blended)), self._ranker.version, []
 
 
 def _with_search(

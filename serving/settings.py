@@ -45,7 +45,7 @@ class ServingOptions:
     ranker_timeout_ms: float | None = None
     """Lists keep the blend's order where ranking takes longer, and say so; None waits for it."""
     log_features_share: float = 0.05
-    """Share of the kept lists whose records hold the features and every source's part too, which
+    """Share of the kept lists whose records hold what models read, which
     `recsys parity` compares (docs/decisions/parity.md); 0 keeps none, 1 those of every list."""
 
     def __post_init__(self) -> None:

@@ -21,11 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from recsys.data.batch import JaggedBatch
@@ -45,15 +43,6 @@ RANKER = "ranker"
 PROFILE: Profile = "fast"
 """Profile whose candidates it learned to order."""
 WEIGHTS = "ranker.safetensors"
-
-
-class Scored(NamedTuple):
-    """Inputs of a ranker."""
-
-    item_rows: NDArray[np.int64]
-    """[C]."""
-    features: Tensor
-    """[C, F], named by ``feature_names`` of the blend's sources."""
 
 
 class LateRankerError(Exception):
@@ -199,7 +188,7 @@ class CandidateRanker:
         item_counts: Tensor,
         k: int,
         domain: str | None = None,
-    ) -> tuple[MergedOne, Scored]:
+    ) -> MergedOne:
         """Merge lists and reorder their first places; the rest follows as it was.
 
         Args:
@@ -212,7 +201,7 @@ class CandidateRanker:
 
         Returns:
             At most k items, with each source's contribution to the blend. Scores are the ranker's;
-            items after the ranked places have the lowest of those. Also the ranker's inputs.
+            items after the ranked places have the lowest of those.
 
         Raises:
             LateRankerError: It does not finish in time.
@@ -239,7 +228,7 @@ class CandidateRanker:
         scores = score()
         if not math.isfinite(float(scores.sum())):
             raise ValueError("a score of the ranker is not finite")
-        return reranked(merged, scores, k), Scored(rows.numpy(), dense)
+        return reranked(merged, scores, k)
 
     def _features(self, item_counts: Tensor) -> OneQueryFeatures:
         """Prepare what requests share, once for each tensor of counts."""

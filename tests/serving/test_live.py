@@ -310,10 +310,3 @@ def test_features_of_a_record_are_what_the_list_was_made_of(bundle):
     features = record["features"]
     assert features["query"] == made.query.categorical
     assert features["history"][0] == len(made.query.history)
-    assert len(features["ranks"]) == len(features["parts"]) == len(record["items"]) == 6
-    leading = [
-        features["sources"][int(np.argmax(np.where(np.array(ranks) > 0, parts, -np.inf)))]
-        for ranks, parts in zip(features["ranks"], features["parts"], strict=True)
-    ]
-    assert leading == [item["source"] for item in record["items"]]
-    assert np.array_equal(np.float32(features["parts"]), made.arranged.ranked.contributions)

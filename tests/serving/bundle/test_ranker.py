@@ -255,7 +255,7 @@ def test_offline_reranking_has_the_served_order(recommender, bundle):
     }
     found = bundle.ranker.reranked(batch, query.features, bundle.item_counts)
     length = found.item_rows.shape[1]
-    served, _ = CandidateRanker(bundle.ranker).ranked(
+    served = CandidateRanker(bundle.ranker).ranked(
         lists, query.history_tensor, query.categorical, bundle.item_counts, length
     )
     present = found.item_rows[0] > 0
